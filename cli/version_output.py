@@ -114,7 +114,8 @@ def overlap_documents(overlaps: "Sequence[ExpertOverlap]") -> list[dict[str, Any
 def overlap_lines(overlaps: "Sequence[ExpertOverlap]") -> list[str]:
     """Return a line for each registered expert that routing can hardly separate from this one."""
     return [
-        f"{o.routing:.0%} overlap with {o.ref}: a router can hardly separate their tokens, so compose with one of them"
+        f"{o.routing:.0%} overlap of activations with {o.ref}: a linear router can hardly separate their tokens, so "
+        "compose with one of them"
         for o in overlaps
         if o.is_indistinct
     ]

@@ -82,7 +82,8 @@ def _print(prediction: "Preview") -> None:
     if prediction.overlap:
         click.echo()
         pairs = sorted(prediction.overlap.items(), key=lambda item: -item[1])
-        print_table(("overlap", "", ""), [(a, b, f"{share:.1%}") for (a, b), share in pairs])
+        name = "overlap of token counts" if prediction.by_tokens else "overlap of activations"
+        print_table((name, "", ""), [(a, b, f"{share:.1%}") for (a, b), share in pairs])
     for member in prediction.members:
         if member.drowned:
             print_line(f"{member.ref} is drowned out: {member.drowned}")

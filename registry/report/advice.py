@@ -82,19 +82,23 @@ def _sample(figures: ReportData) -> Iterator[Warned]:
     if evaluated is None or figures.row("composition") is None:
         return
     missing = [name for name in figures.experts if name not in evaluated.tokens]
+    wrong, mend = list[str](), ""
     if is_small(evaluated):
         least = min(evaluated.tokens.values())
         text = f"Few tokens: {sample(evaluated)}" + (
             f", the smallest of {least:,} tokens" if len(evaluated.tokens) > 1 else ""
         )
-        yield Warned(f"{text}; {FEW_MEANS}.", "Evaluate on more text.", evaluation_command(figures))
+        wrong.append(f"{text}; {FEW_MEANS}.")
+        mend = "Evaluate on more text."
     if has_domains(figures) and 0 < len(missing) < len(figures.experts):
         text = f"{len(missing)} of {len(figures.experts)} members are not evaluated on their own domains: "
         text = (
             text if len(missing) > 1 else f"One of {len(figures.experts)} members is not evaluated on its own domain: "
         )
-        mend = "Evaluate on text of every member's domain."
-        yield Warned(f"{text}{listed(missing)}.", mend, evaluation_command(figures))
+        mend = f"Evaluate on {'more text,' if wrong else 'text'} of every member's domain."
+        wrong.append(f"{text}{listed(missing)}.")
+    if wrong:  # the same command mends both
+        yield Warned(" ".join(wrong), mend, evaluation_command(figures))
 
 
 def _worse_than_average(figures: ReportData) -> Iterator[Warned]:
@@ -163,7 +167,9 @@ def _overlapping(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
         separated = all(measured.get(name, 0.0) >= 1 - CONFUSED for name in pair)
         if share < figures.indistinct or pair in warned or separated:
             continue
-        text = f"{first} and {second} overlap: {percent(100 * share, 0)} of their text cannot be told apart."
+        of = ("token counts", "texts") if figures.recipe.get("router") == CONTEXT else ("activations", "tokens")
+        alike = f"{percent(100 * share, 0)} of their {of[1]} cannot be told apart"
+        text = f"{first} and {second} overlap in {of[0]}: {alike}."
         yield Warned(text, *_separation(figures, first, second))
         warned.add(pair)
 

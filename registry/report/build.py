@@ -88,7 +88,7 @@ def build_report(
         active_experts=gathering.active_experts(digest),
         trainings=gathering.trainings(versions) if manifest.from_base is None else (),  # a base model's is not its own
         audits=tuple(map(_audit, workspace.catalog.audits(digest))),
-        lineage=gathering.lineage(digest, manifest, versions, list(records.values())),
+        lineage=gathering.lineage(digest, manifest, versions, list(records.values()), folder.name if folder else ""),
         training=gathering.training(document),
         from_base=manifest.from_base,
         mask_overlap=mask_overlap,
@@ -114,7 +114,7 @@ def _unmeasured(manifest: CompositionManifest, evaluated: Evaluated | None, prev
     stored = "no evaluation is stored" if evaluated is None else "the stored evaluation has none: evaluate again"
     if isinstance(manifest.recipe, Recipe):
         reason = f"routing is predicted from statistics: {stored}"
-        return () if preview is None else (reason, *(preview.notes if preview.by_tokens else ()))
+        return () if preview is None else (reason, preview.means, *(preview.notes if preview.by_tokens else ()))
     what = {"hetero": "a mixture of architectures", "simoe": "a SIMoE"}.get(to, "an ensemble")
     return (f"the weights of {what} are measured on text, never predicted: {stored}",)
 

@@ -108,6 +108,8 @@ class ScoreRow:
         score: domain → score.
         perplexity: domain → perplexity.
         average: mean score, if all domains have one.
+        interval: domain → low and high end of the score's 95 % interval, where it was recorded.
+        average_interval: the same of the average.
     """
 
     name: str
@@ -115,6 +117,8 @@ class ScoreRow:
     score: Mapping[str, float]
     perplexity: Mapping[str, float]
     average: float | None
+    interval: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    average_interval: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -46,7 +47,7 @@ _CHILDREN = 8
 """Maximum number of trained compositions in a lineage."""
 
 _DIGITS = 8
-"""Digits of a composition's digest in a lineage: as many as fit side by side on a phone."""
+"""Digits of a composition without a folder in a lineage: as many as fit side by side on a phone."""
 
 
 class Gathering:
@@ -193,8 +194,13 @@ class Gathering:
         manifest: CompositionManifest,
         versions: Mapping[str, VersionRecord],
         records: Sequence[CompositionRecord],
+        folder: str = "",
     ) -> tuple[Node, ...]:
-        """Return base models, members, the composition, the one it was trained from and those trained from it."""
+        """Return base models, members, the composition, the one it was trained from and those trained from it.
+
+        Compositions are called as on all pages: by their latest folder; `folder` is the name of this one's, if it was
+        found by that.
+        """
         bases = self._workspace.versions(kind="base")[:_BASES]
         nodes, ancestors_of = list[Node](), dict[str, tuple[str, ...]]()
         for name, known in ((name, one) for name, one in versions.items() if one.kind == "expert"):
@@ -211,15 +217,25 @@ class Gathering:
             label, caption = (version.ref, _caption(version)) if version else (member.name, member.digest[:12])
             nodes.append(Node(member.digest, label, "expert", ancestors_of.get(member.name, ()), caption))
         sources = list(dict.fromkeys(one.digest for one in manifest.versions))
+        names = {one.digest: Path(one.folders[-1]).name for one in records if one.folders}
+        own = folder or names.get(digest) or digest[:_DIGITS]
         parent = manifest.parent
         if parent:
-            nodes.append(Node(parent, parent[:_DIGITS], "composition", tuple(sources), "before training"))
-            nodes.append(Node(digest, digest[:_DIGITS], "trained", (parent,), "this composition, after training"))
+            told = f"{parent[:12]}, before training"
+            nodes.append(Node(parent, names.get(parent, parent[:_DIGITS]), "composition", tuple(sources), told))
+            told = f"{digest[:12]}, this composition, after training"
+            nodes.append(Node(digest, own, "trained", (parent,), told))
         else:
-            nodes.append(Node(digest, digest[:_DIGITS], "composition", tuple(sources), "this composition"))
+            nodes.append(Node(digest, own, "composition", tuple(sources), f"{digest[:12]}, this composition"))
         children = [record for record in records if record.document.get("parent") == digest]
         nodes += [
-            Node(child.digest, child.digest[:_DIGITS], "trained", (digest,), f"trained, {child.created_at[:10]}")
+            Node(
+                child.digest,
+                names.get(child.digest, child.digest[:_DIGITS]),
+                "trained",
+                (digest,),
+                f"{child.digest[:12]}, trained, {child.created_at[:10]}",
+            )
             for child in children[:_CHILDREN]
         ]
         return tuple(nodes)
@@ -240,7 +256,9 @@ def scores_of(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
         kind = kinds.get(row.name, "composition")
         for prefix in ("base", "expert"):
             kind = prefix if row.name.startswith(f"{prefix} ") else kind
-        scored.append(ScoreRow(row.name, kind, row.score, row.perplexity, row.average))
+        scored.append(
+            ScoreRow(row.name, kind, row.score, row.perplexity, row.average, row.interval, row.average_interval)
+        )
     order = ("composition", "oracle", "average", "base", "expert")
     return tuple(sorted(scored, key=lambda row: order.index(row.kind)))
 

@@ -50,7 +50,8 @@ def lineage_graph(figures: ReportData) -> Spec:
         "mark": {"type": "circle", "size": 260, "opacity": 1, "stroke": "var(--surface)", "strokeWidth": 3},
         "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
     }
-    text: Spec = {"type": "text", "dy": 21, "fontSize": 12, "limit": 130}
+    widest = f"min(130, width / {len(columns)})"  # so that names side by side do not touch on a phone
+    text: Spec = {"type": "text", "dy": 21, "fontSize": 12, "limit": {"expr": widest}}
     under = {
         "mark": {**text, "color": "var(--surface)", "stroke": "var(--surface)", "strokeWidth": 5},
         "encoding": {"x": x, "y": y, "text": {"field": "label"}},

@@ -8,12 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from registry.composition.context_routing.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.design import colour_class, stylesheet
 from registry.errors import RegError
+from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.report.charts import charts
 from registry.report.data import ReportData
 from registry.report.frame import Frame
-from registry.report.verdict import OVER_100, is_small, sample, score_text, spaced
+from registry.report.verdict import INTERVAL_MEANS, OVER_100, interval_text, is_small, sample, score_text, unbroken
 
 _FOLDER = Path(__file__).parent
 _SHARE = re.compile(r"(\b[0-9]+(?:\.[0-9]+)?) %")
@@ -42,9 +44,11 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
         "percent": _percent,
         "number": _number,
         "score": score_text,
+        "interval": interval_text,
         "short": _short,
         "sentence": _sentence,
         "emphasised": _emphasised,
+        "unbroken": unbroken,
         "typed": lambda command: frame.program + command.removeprefix("reg"),
     }
     specs = charts(figures)
@@ -58,6 +62,9 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
         sample=sample(evaluated) if evaluated else "",
         small=evaluated is not None and is_small(evaluated),
         over_100=OVER_100,
+        overlap_of_activations=OVERLAP_OF_ACTIVATIONS,
+        overlap_of_token_counts=OVERLAP_OF_TOKEN_COUNTS,
+        interval_means=INTERVAL_MEANS,
         places=set(specs),
         style=_trusted("\n".join((stylesheet("tokens"), stylesheet("base"), own_style))),
         data=_trusted(as_data(specs)),
@@ -102,7 +109,7 @@ def _hash(text: str) -> str:
 
 def _sentence(text: str) -> str:
     """Return a note with a capital and a full stop."""
-    text = spaced(text)
+    text = unbroken(text)
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
@@ -114,7 +121,7 @@ def _emphasised(text: str) -> Any:
 
 
 def _percent(value: float | int | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f} %"
+    return "–" if value is None else f"{100 * value:.{digits}f}\u00a0%"
 
 
 def _number(value: float | int | None, digits: int = 2) -> str:

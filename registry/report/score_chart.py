@@ -1,9 +1,10 @@
-"""Chart of scores by domain: the composition between averaged weights and perfect routing, and 100."""
+"""Chart of scores by domain: the composition, base model and averaged weights, perfect routing, and 100."""
 
 from typing import Any
 
 from registry.report.data import ReportData, ScoreRow
 from registry.report.theme import Spec, expert_colour, linear_axis, ticks
+from registry.report.verdict import interval_text
 
 ROW = 38
 """Height of a domain's row, in pixels."""
@@ -13,8 +14,8 @@ MEAN = "all domains"
 
 
 def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
-    """Return a dot for each domain's score, with the average and the oracle as marks beside it where they are known."""
-    references = [(kind, row) for kind in ("average", "oracle") if (row := figures.row(kind))]
+    """Return a dot for each domain's score with its interval; base model, average and oracle are marks beside it."""
+    references = [(kind, row) for kind in ("base", "average", "oracle") if (row := figures.row(kind))]
     domains = [*([MEAN] if len(own.score) > 1 and own.average is not None else []), *own.score]
     rows: list[dict[str, Any]] = []
     for domain in domains:
@@ -22,7 +23,10 @@ def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
         known = [value for value in values.values() if value is not None]
         colour = "var(--text)" if domain == MEAN else expert_colour(domain, figures.colours)
         rows.append({"domain": domain, "colour": colour, "low": min(known), "high": max(known), **values})
-    shown = [value for row in rows for value in (row["low"], row["high"])]
+        ends = own.average_interval if domain == MEAN else own.interval.get(domain)
+        if ends is not None:
+            rows[-1] |= {"from": ends[0], "to": ends[1], "interval": interval_text(ends)}
+    shown = [row[key] for row in rows for key in ("low", "high", "from", "to") if key in row]
     axis = ticks(min(*shown, 100.0), max(*shown, 100.0))
     x = linear_axis("own", "score", axis, tickSize=4)
     y = {
@@ -31,12 +35,18 @@ def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
         "sort": domains,
         "axis": {"title": None, "ticks": False, "domain": False, "labelPadding": 8},
     }
-    names = (("own", figures.kind), ("average", "averaged weights"), ("oracle", "perfect routing"))
+    names = (
+        ("own", figures.kind),
+        ("base", "base model"),
+        ("average", "averaged weights"),
+        ("oracle", "perfect routing"),
+    )
     tooltip = [{"field": "domain", "title": "domain"}] + [
         {"field": kind, "title": name, "format": ".1f"}
         for kind, name in names
         if kind == "own" or kind in dict(references)
     ]
+    tooltip += [{"field": "interval", "title": "95 % interval"}] if any("interval" in row for row in rows) else []
 
     def at(kind: str, mark: Spec) -> Spec:
         return {
@@ -54,6 +64,13 @@ def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
         "mark": {"type": "rule", "stroke": "var(--edge)", "strokeWidth": 2, "strokeCap": "round"},
         "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y},
     }
+    whisker = at("own", {"type": "rule", "strokeWidth": 7, "strokeCap": "butt", "opacity": 0.4})
+    whisker["transform"] = [{"filter": "isValid(datum.interval)"}]
+    whisker["encoding"] |= {
+        "x": {**x, "field": "from"},
+        "x2": {"field": "to"},
+        "color": {"field": "colour", "type": "nominal", "scale": None},
+    }
     shape = {"filled": False, "fill": "var(--surface)", "stroke": "var(--soft)", "strokeWidth": 2, "opacity": 1}
     dots = at("own", {"type": "circle", "size": 190, "opacity": 1, "stroke": "var(--surface)", "strokeWidth": 2})
     dots["encoding"]["color"] = {"field": "colour", "type": "nominal", "scale": None}
@@ -64,6 +81,8 @@ def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
         "layer": [
             hundred,
             span,
+            whisker,
+            at("base", {"type": "point", "shape": "square", "size": 60, **shape}),
             at("average", {"type": "point", "shape": "circle", "size": 70, **shape}),
             at("oracle", {"type": "point", "shape": "diamond", "size": 80, **shape}),
             dots,

@@ -21,7 +21,14 @@ OVER_100 = (
 )
 """Why scores over 100 are no mistake."""
 
+INTERVAL_MEANS = (
+    "The 95\u00a0% interval says how far a score could move on other text of the same kind, from 2,000 resamples of "
+    "its windows."
+)
+"""What an interval of a score means."""
+
 _PERCENT = re.compile(r"(?<=[0-9])%(?!\w)")
+_BREAKABLE = re.compile(r"(?<=[0-9]) %(?!\w)")
 
 PLACE = "DIR"
 """What commands name where a folder is to be chosen, or none is known."""
@@ -50,7 +57,9 @@ def verdict(figures: ReportData) -> Verdict:
     whose = "its experts" if set(scored) <= set(figures.experts) else "the domains' own experts"
     if len(scored) == 1:
         whose = f"its expert {scored[0]}" if scored[0] in figures.experts else f"expert {scored[0]}"
-    parts = [f"The {figures.kind} reaches {percent(mean)} of {whose} on {on}"]
+    known = own.average_interval is not None and own.average is not None
+    between = f" ({interval_text(own.average_interval)})" if known else ""
+    parts = [f"The {figures.kind} reaches {percent(mean)}{between} of {whose} on {on}"]
     if own.average is not None:
         average, oracle = figures.score_of("average"), figures.score_of("oracle")
         parts += [f"averaged weights reach {percent(average)}"] if average is not None else []
@@ -149,9 +158,19 @@ def spaced(text: str) -> str:
     return _PERCENT.sub(" %", text)
 
 
+def unbroken(text: str) -> str:
+    """Return a text for a page, where no line may end before a percent sign: `spaced`, with no-break spaces."""
+    return _BREAKABLE.sub("\u00a0%", spaced(text))
+
+
 def percent(score: float, digits: int = 1) -> str:
     """Return a share of 100 as sentences have it."""
     return f"{score_text(score, digits)} %"
+
+
+def interval_text(interval: Sequence[float] | None, digits: int = 1) -> str:
+    """Return an interval of a score as all pages have it: `95.9 to 97.2`; empty for None."""
+    return "" if interval is None else " to ".join(score_text(end, digits) for end in interval)
 
 
 def score_text(score: float | int | None, digits: int = 1) -> str:

@@ -22,7 +22,7 @@ BASE = RecipeField(
     "NAME[@V]",
     FIELDS["to"].outputs,
     label="Base model",
-    note="where the recipe needs one; the only one if empty",
+    note="where the recipe needs one; by default the only one",
     advanced=True,
 )
 """What the form asks for beside the fields of a recipe."""

@@ -18,10 +18,11 @@ from registry.report.advice import opted_out, worse_than_average
 from registry.report.data import Warned
 from registry.report.frame import Frame
 from registry.report.page import page as report_page
+from registry.report.verdict import unbroken
 from registry.ui.beside.side_by_side import address
 from registry.ui.choices import Choices
 from registry.ui.describing import EARLIER, Score, difference, expert_names, output, sentences
-from registry.ui.evaluating import TOKENS, WINDOWS, Refused, domains_of, folders_of, form_rows
+from registry.ui.evaluating import MORE_WINDOWS, TOKENS, WINDOWS, Refused, domains_of, folders_of, form_rows
 from registry.ui.site import Site, url
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord, EvaluationRecord
@@ -58,7 +59,7 @@ class Scores:
         at: the time of the evaluation.
         settings: the settings of the evaluation.
         score: the average scores, with the sample.
-        rows: one per domain: domain, perplexity, score, oracle's score, routing accuracy, tokens, label.
+        rows: one per domain: domain, perplexity, score, its interval, oracle's score, routing accuracy, tokens, label.
         load: expert → share of all tokens.
         layers: expert → its share by layer.
         plain: the average score of the averaged weights of exactly these experts, if that was measured.
@@ -84,6 +85,7 @@ class Scores:
                 "domain": domain,
                 "perplexity": figures["perplexity"].get(domain),
                 "score": figures["score"].get(domain),
+                "interval": figures.get("interval", {}).get(domain),
                 "oracle": oracle.get("score", {}).get(domain),
                 "accuracy": figures["overall_accuracy"].get(domain),
                 "tokens": text["tokens"],
@@ -215,6 +217,7 @@ def composition_page(
         average_is_better=None if better is None or gone else _typed(site, better),
         audits=registry.audits(record),
         data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
+        more_windows=MORE_WINDOWS,
         evaluation=evaluation,
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=EVENTS),
@@ -235,7 +238,7 @@ def _evaluation(
         "folders": folders,
         "folder": form.get("folder", folders[0]),
         "rows": form_rows(domains_of(record, known), form, jobs, site.index.get("labels", lambda: _labels(site))),
-        "windows": form.get("windows", WINDOWS),
+        "windows": form.get("windows", MORE_WINDOWS if scores and scores[0].score.is_small else WINDOWS),
         "usual": (WINDOWS, TOKENS),
         "place": Path.cwd(),
         "oracle": output(record.document) == "moe",
@@ -262,7 +265,8 @@ def _opted_out(site: Site, record: CompositionRecord, gone: Sequence[str]) -> Wa
 
 def _typed(site: Site, found: Warned) -> Warned:
     """Return a report's warning with its command as it is typed here."""
-    return replace(found, command=found.command and site.command_line() + found.command.removeprefix("reg"))
+    typed = found.command and site.command_line() + found.command.removeprefix("reg")
+    return replace(found, text=unbroken(found.text), mend=unbroken(found.mend), command=typed)
 
 
 def report(site: Site, request: Request) -> Response:

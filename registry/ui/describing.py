@@ -91,6 +91,7 @@ class Score:
         at: the time of the evaluation.
         tokens_of: domain → number of tokens scored.
         active: parameters that take part in one token; None if that was not recorded.
+        interval: the 95 % interval of the average, low and high; None if that was not recorded.
     """
 
     average: float | None
@@ -103,6 +104,7 @@ class Score:
     at: str
     tokens_of: Mapping[str, int]
     active: int | None
+    interval: Sequence[float] | None
 
     @classmethod
     def of(cls, evaluation: EvaluationRecord) -> "Score":
@@ -124,6 +126,7 @@ class Score:
             at,
             tokens,
             figures.get("active_parameters"),
+            figures.get("average_interval"),
         )
 
     @property

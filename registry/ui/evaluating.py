@@ -23,6 +23,9 @@ WINDOWS = TestSettings.windows
 TOKENS = WINDOWS * (TestSettings.seq_len - 1)
 """Tokens of these windows that are predicted: of each window all but the first."""
 
+MORE_WINDOWS = "96"
+"""Windows per domain where an evaluation had few tokens."""
+
 MOST_WINDOWS = 100_000
 
 _CORRECT = "correct it in the form"

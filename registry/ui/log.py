@@ -24,5 +24,6 @@ def log(site: Site, request: Request) -> Response:
         days=days,
         older=older,
         before=before,
+        opted_out_here=next((event.subject for event in events[:PAGE] if event.action in ("opt-out", "purge")), ""),
         attributed=any(event.actor for event in events[:PAGE]),
     )

@@ -16,10 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from registry.composition.context_routing.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.design import NEUTRAL, colour_class, expert_colours
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
+from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.registry import Registry
-from registry.report.verdict import FEW_MEANS, OVER_100, spaced
+from registry.report.verdict import FEW_MEANS, INTERVAL_MEANS, OVER_100, interval_text, unbroken
 from registry.ui.describing import title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
 from registry.ui.jobs import Jobs
@@ -73,7 +75,7 @@ class Site:
             lstrip_blocks=True,
         )
         self._templates.filters.update(FILTERS)
-        self._templates.filters["title"] = title
+        self._templates.filters.update(title=title, interval=interval_text)
         self._templates.globals.update(
             details=details,
             url=url,
@@ -82,8 +84,11 @@ class Site:
             titles=self._titles,
             opted_out=self.opted_out,
         )
+        self._templates.globals.update(
+            overlap_of_activations=OVERLAP_OF_ACTIVATIONS, overlap_of_token_counts=OVERLAP_OF_TOKEN_COUNTS
+        )
         self._templates.globals.update(prefixed=self.prefixed, next_step=self.next_step)
-        self._templates.globals.update(over_100=OVER_100, few_means=FEW_MEANS)
+        self._templates.globals.update(over_100=OVER_100, few_means=FEW_MEANS, interval_means=INTERVAL_MEANS)
 
     def page(self, make: "Page") -> Callable[[Request], Response]:
         """Return `make` as an endpoint whose errors become a page with a hint."""
@@ -160,7 +165,7 @@ class Site:
     def prefixed(self, text: str) -> str:
         """Return a text of the library with its commands on this registry: `run: reg --home DIR list`."""
         beginning = shlex.join(self.command)
-        return _COMMAND.sub(lambda found: f"{found['before']}{beginning} ", spaced(text))
+        return _COMMAND.sub(lambda found: f"{found['before']}{beginning} ", unbroken(text))
 
     def next_step(self, hint: str | None) -> tuple[str, str]:
         """Return the command that a hint says to run, else nothing, and the hint's other words."""

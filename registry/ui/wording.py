@@ -32,8 +32,8 @@ def size(nbytes: int | float) -> str:
 
 
 def percent(share: int | float | None) -> str:
-    """Format a share: `88.6 %`; empty for None."""
-    return "" if share is None else f"{100 * share:.1f} %"
+    """Format a share, with a no-break space: `88.6 %`; empty for None."""
+    return "" if share is None else f"{100 * share:.1f}\u00a0%"
 
 
 def figure(value: int | float | None) -> str:

@@ -38,7 +38,7 @@ def test_check_prints_what_there_is_to_know(home: Path, zoo: Zoo, bare: Path) ->
     assert len(said["overlap"]) == 5  # it carries statistics
     assert said["overlap"][0] == "100% with code@1"
     assert said["text"] == ["code.train.jsonl, of the statistics in the checkpoint"]
-    assert lines[-1].startswith("100% overlap with code@1: a router can hardly separate their tokens, so compose with")
+    assert lines[-1].startswith("100% overlap of activations with code@1: a linear router can hardly separate")
     without = run(home, "check", bare).stdout
     assert "not known: give its text with --data" in without
 

@@ -55,7 +55,7 @@ def test_options_win_over_a_file(filled: Registry, tmp_path: Path) -> None:
     assert documents[0]["versions"] == ["base@1", "base@1"]
 
 
-@pytest.mark.stride(3)
+@pytest.mark.stride(15)
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

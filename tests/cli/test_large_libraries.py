@@ -24,7 +24,9 @@ def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_only_our_lines_are_on_stderr(zoo: Zoo, tmp_path: Path) -> None:
+@pytest.mark.stride(3)
+@pytest.mark.parametrize("how", ["said", "quiet", "json"])
+def test_only_our_lines_are_on_stderr(zoo: Zoo, tmp_path: Path, how: str) -> None:
     """The checkpoint is one that transformers has something to say about: sampling options that greedy search drops."""
     model = tmp_path / "model"
     model.mkdir()
@@ -33,15 +35,17 @@ def test_only_our_lines_are_on_stderr(zoo: Zoo, tmp_path: Path) -> None:
     options = {"do_sample": False, "temperature": 0.5, "top_p": 0.5}
     (model / "generation_config.json").write_text(json.dumps(options))
     words = ["collect", "model", "--data", zoo.train["code"], "--tokens", 64, "--seq-len", 16, "--out"]
-    done = run(*words, "said", cwd=tmp_path)
-    first, following = done.stderr.splitlines()
-    assert (done.returncode, first) == (0, "loading torch …")
-    assert following.startswith("  next: copy said/statistics.safetensors")
-    quiet = run("--quiet", *words, "quiet", cwd=tmp_path)
-    assert (quiet.returncode, quiet.stderr) == (0, "")
-    as_json = run(*words, "json", "--json", cwd=tmp_path)
-    assert (as_json.returncode, as_json.stderr) == (0, "")
-    assert json.loads(as_json.stdout)["tokens"]["mlp_input"] > 0
+    before, after = ["--quiet"] * (how == "quiet"), ["--json"] * (how == "json")
+    done = run(*before, *words, how, *after, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    if how == "said":
+        first, following = done.stderr.splitlines()
+        assert first == "loading torch …"
+        assert following.startswith("  next: copy said/statistics.safetensors")
+    else:
+        assert done.stderr == ""
+    if how == "json":
+        assert json.loads(done.stdout)["tokens"]["mlp_input"] > 0
 
 
 def test_warnings_of_libraries_are_shown_on_request(tmp_path: Path) -> None:

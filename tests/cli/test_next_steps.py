@@ -150,7 +150,7 @@ def test_a_pushed_model_is_loaded_by_transformers() -> None:
 
 def test_experts_that_routing_cannot_separate_are_not_suggested_together(filled: Registry, zoo: Zoo) -> None:
     added = run(filled.home.path, "add-expert", "twin", zoo.experts["math"])
-    assert "100% overlap with math@1: a router can hardly separate their tokens" in added.stdout
+    assert "100% overlap of activations with math@1: a linear router can hardly separate their tokens" in added.stdout
     experts = shlex.split(following(added))[5].split(",")
     assert "twin" in experts
     assert len(experts) == 4

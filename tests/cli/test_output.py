@@ -90,6 +90,7 @@ MEANT = {
 }
 
 
+@pytest.mark.stride(8)
 @pytest.mark.parametrize("case", sorted(MEANT))
 def test_wrong_word_is_answered_with_the_nearest(
     filled: Registry, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,6 +127,7 @@ def on_terminal(words: list[str], **environment: str) -> str:
     return shown.decode()
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize(
     ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)], ids=str
 )

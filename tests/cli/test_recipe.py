@@ -101,6 +101,7 @@ def test_usage_errors(zoo: Zoo, tmp_path: Path, words: tuple[str, ...], message:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.stride(12)
 @pytest.mark.parametrize(
     ("words", "recipe"),
     [

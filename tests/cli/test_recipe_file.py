@@ -71,6 +71,7 @@ def test_the_file_is_composed(run: Run, filled: Registry, file: Path, tmp_path: 
     assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
 
 
+@pytest.mark.stride(8)
 @pytest.mark.parametrize(
     ("words", "experts", "recipe"),
     [

@@ -30,7 +30,7 @@ NOT_FOR_COMPOSING = (
 OWN = ("cli.commands.compose", "cli.recipe", "cli.options")
 
 
-@pytest.mark.stride(3)
+@pytest.mark.stride(9)
 @pytest.mark.parametrize(
     "words",
     [
@@ -173,7 +173,7 @@ def test_every_command_has_a_case() -> None:
     assert WRONG.keys() | WITHOUT_NAMES == COMMANDS.keys()
 
 
-@pytest.mark.stride(6)
+@pytest.mark.stride(25)
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [(command, *case) for command, cases in WRONG.items() for case in cases],
@@ -227,6 +227,7 @@ def test_paths_of_a_training_are_checked_without_torch(
     assert message in "\n".join(shown)
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(router="ridge")], ids=["context", "ridge"])
 def test_a_layer_that_is_not_there_is_refused_without_torch(filled: Registry, tmp_path: Path, recipe: Recipe) -> None:
     filled.compose(["code", "math"], tmp_path / "moe", recipe)

@@ -94,6 +94,6 @@ def _of_routing(plan: Plan) -> Iterator[PlanWarning]:
             yield PlanWarning(
                 (refs[a], refs[b]),
                 share,
-                f"{refs[a]} and {refs[b]} overlap: counts cannot tell {min(share, 1.0):.0%} of their texts apart",
-                "leave one out; if their overlap in reg show is small, --router ridge separates them",
+                f"{refs[a]} and {refs[b]} overlap in token counts: {min(share, 1.0):.0%} of their texts look alike",
+                "leave one out; if reg preview --router ridge shows a small overlap of activations, use that router",
             )

@@ -84,7 +84,8 @@ FIELDS: dict[str, RecipeField] = {
         RecipeField(
             "lead", FieldKind.TEXT, "For hetero: the member whose embedding and head all share.", "NAME", (HETERO,),
             unset="the member with the largest hidden size",
-            label="Lead", note="with hetero: the member whose embedding and head all share", advanced=True,
+            label="Lead", note="with hetero: the member whose embedding and head all share; by default the one with "
+            "the largest hidden size", advanced=True,
         ),
         RecipeField(
             "trunk", FieldKind.CHOICE,
@@ -194,7 +195,7 @@ FIELDS: dict[str, RecipeField] = {
             unset=f"1 with context and with hetero, else {TOP_K}; with ensemble all members",
             limits=Limits(1.0), noun="top-k",
             label="Experts per token",
-            note=f"if empty 1 with the context router and with hetero, else {TOP_K}; in an ensemble all",
+            note=f"by default 1 with the context router and with hetero, else {TOP_K}; in an ensemble all",
         ),
         RecipeField(
             "gating", FieldKind.CHOICE,
@@ -208,8 +209,8 @@ FIELDS: dict[str, RecipeField] = {
         RecipeField(
             "temperature", FieldKind.NUMBER, "Divides the router logits.", "X", _MIXED, default=0.05,
             default_with={ENSEMBLE: 1.0, "anchored": 1.0}, limits=Limits(0.0, above=True),
-            label="Temperature", note="divides the router’s logits; 0.05 if empty, with anchored and in an ensemble 1",
-            advanced=True,
+            label="Temperature", note="divides the router’s logits; by default 0.05, with anchored and in an ensemble "
+            "1", advanced=True,
         ),
         RecipeField(
             "weights", FieldKind.BY_MEMBER, "Members' weights in every sum over them.", "A=W,…", _ALL,
@@ -225,7 +226,7 @@ FIELDS: dict[str, RecipeField] = {
         RecipeField(
             "dtype", FieldKind.CHOICE, "bfloat16, float16 or float32: what the folder is written in.", "DTYPE", _EVERY,
             unset="the members' own", choices=WEIGHT_DTYPES,
-            label="Written in", note="the members’ own dtype if empty", advanced=True,
+            label="Written in", note="by default the members’ own dtype", advanced=True,
         ),
         RecipeField(
             "host", FieldKind.TEXT, "Architecture of the folder, where several fit: a model type, or remote-code.",

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from registry.errors import InvalidInputError, NotFoundError
+from registry.composition.manifest import CompositionManifest
+from registry.errors import InvalidInputError, NotFoundError, RegError
 from registry.output.place import may_exist
 from registry.report.verdict import PLACE
 from registry.ui.beside.same_text import Row, apart, best, found_in, mean_of, shared_rows, verdict
-from registry.ui.describing import Described, Score, changes, describe, latest, sentences, title
-from registry.ui.evaluating import domains_of
+from registry.ui.describing import Described, Score, changes, describe, expert_names, latest, sentences, title
+from registry.ui.evaluating import MORE_WINDOWS, domains_of
 from registry.ui.site import Site, url
-from registry.ui.wording import short
-from store.catalog import CompositionRecord
+from registry.ui.wording import compact, short, size
+from store.catalog import CompositionRecord, EvaluationRecord
 
 MOST = 4
 """Compositions side by side."""
@@ -30,6 +31,21 @@ _MOST_READ = 32
 
 
 @dataclass(frozen=True)
+class Size:
+    """The size of a composition; None where neither an evaluation nor a plan tells it.
+
+    Attributes:
+        parameters: all of them.
+        active: those that take part in one token.
+        nbytes: what is written.
+    """
+
+    parameters: int | None
+    active: int | None
+    nbytes: int | None
+
+
+@dataclass(frozen=True)
 class Column:
     """A composition beside others.
 
@@ -42,6 +58,7 @@ class Column:
         place: a folder of it that may be there; empty if there is none.
         score: of its latest evaluation; None if there is none.
         others: the address without it.
+        size: its size.
     """
 
     described: Described
@@ -52,6 +69,7 @@ class Column:
     place: str
     score: Score | None
     others: str
+    size: Size
 
 
 def side_by_side(site: Site, request: Request) -> Response:
@@ -63,7 +81,7 @@ def side_by_side(site: Site, request: Request) -> Response:
     names = _names(records)
     evaluations = [site.registry.evaluations(record) for record in records]
     experts = [[one["name"] for one in record.document["members"]] for record in records]
-    columns = [_column(site, records, at, names[at], latest(own)) for at, own in enumerate(evaluations)]
+    columns = [_column(site, records, at, names[at], own) for at, own in enumerate(evaluations)]
     found = [found_in(own, members) for own, members in zip(evaluations, experts, strict=True)]
     rows = shared_rows(found)
     mean = mean_of(rows)
@@ -74,6 +92,7 @@ def side_by_side(site: Site, request: Request) -> Response:
         "side_by_side.html",
         names={name for members in experts for name in members}.union(*found),
         columns=columns,
+        sizes=_sizes([column.size for column in columns]),
         unknown=unknown,
         most=MOST,
         offered=[one for one in reversed(everything) if one.digest not in chosen][:MOST_OFFERED],
@@ -123,8 +142,10 @@ def _names(records: Sequence[CompositionRecord]) -> list[str]:
     ]
 
 
-def _column(site: Site, records: Sequence[CompositionRecord], at: int, name: str, score: Score | None) -> Column:
-    record, gone = records[at], site.opted_out()
+def _column(
+    site: Site, records: Sequence[CompositionRecord], at: int, name: str, evaluations: Sequence[EvaluationRecord]
+) -> Column:
+    record, gone, score = records[at], site.opted_out(), latest(evaluations)
     return Column(
         describe(record, (), score),
         name,
@@ -134,7 +155,46 @@ def _column(site: Site, records: Sequence[CompositionRecord], at: int, name: str
         next((folder for folder in reversed(record.folders) if may_exist(folder)), ""),
         score,
         address([one for one in records if one is not record]),
+        _size(site, record, evaluations),
     )
+
+
+def _size(site: Site, record: CompositionRecord, evaluations: Sequence[EvaluationRecord]) -> Size:
+    """Return the size that the latest evaluation counted, else that of its plan, which reads no array."""
+    figures = evaluations[0].document["figures"] if evaluations else {}
+    planned = site.cache.get(("size", record.digest), lambda: _planned(site, record))
+    return Size(
+        figures.get("parameters") or planned.parameters,
+        figures.get("active_parameters") or planned.active,
+        planned.nbytes,
+    )
+
+
+def _sizes(found: Sequence[Size]) -> list[tuple[str, list[str]]]:
+    """Return the rows of the sizes: label, and a text for each composition, empty where it is not known."""
+    rows = [
+        ("Parameters", [one.parameters and compact(one.parameters) for one in found]),
+        ("Parameters per token", [one.active and compact(one.active) for one in found]),
+        ("Written", [one.nbytes and size(one.nbytes) for one in found]),
+    ]
+    return [(label, [text or "" for text in texts]) for label, texts in rows if any(texts)]
+
+
+def _planned(site: Site, record: CompositionRecord) -> Size:
+    """Return the size by the plan of a composition; nothing of one that was trained, or cannot be made again."""
+    try:
+        manifest = CompositionManifest.from_document(record.document, f"composition {short(record.digest)}")
+        experts, base = expert_names(record)
+        known = next(iter(base), None)
+        if manifest.from_base is not None:
+            plan = site.registry.plan((), manifest.recipe, base=known, from_base=manifest.from_base)
+        else:
+            plan = site.registry.plan(experts, manifest.recipe, base=known)
+    except RegError:
+        return Size(None, None, None)
+    if plan.digest != record.digest:
+        return Size(None, None, None)
+    return Size(plan.parameters, plan.active_parameters, plan.nbytes)
 
 
 def address(records: Sequence[CompositionRecord]) -> str:
@@ -153,5 +213,5 @@ def _command(site: Site, columns: Sequence[Column], rows: Sequence[Row]) -> str:
         for domain in domains_of(column.described.record, column.score.domains if column.score else ())
     )
     data = [word for domain in [*domains][:MOST_DOMAINS] or ["DOMAIN"] for word in ("--data", f"{domain}=FILE")]
-    more = ["--windows", "96"] if any(cell.is_small for row in rows for cell in row.read) else []
+    more = ["--windows", MORE_WINDOWS] if any(cell.is_small for row in rows for cell in row.read) else []
     return site.command_line("evaluate", *(column.place or PLACE for column in able), *more, *data)

@@ -105,7 +105,7 @@ def test_every_chart_is_drawn_in_light_and_dark(browser: Any, foretold: ReportDa
 
 def test_hostile_names_run_nothing(browser: Any, foretold: ReportData, tmp_path: Path) -> None:
     tab, said = opened(browser, page(hostile(foretold)), tmp_path)
-    tab.hover("[data-chart=scores] .layer_4_marks path")
+    tab.hover("[data-chart=scores] .layer_6_marks path")
     tab.wait_for_selector("#vg-tooltip-element.visible")
     assert "onerror=alert" in tab.inner_text("#vg-tooltip-element")
     assert tab.evaluate("document.images.length") == 0

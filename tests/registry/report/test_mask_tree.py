@@ -81,7 +81,7 @@ def test_report_has_the_tree_and_its_table(foretold: ReportData) -> None:
     assert 'data-chart="mask-tree" role="img" aria-label="Tree' in text
     for join in joins:
         assert f'<td class="text">{", ".join(join.first)}</td><td class="text">{", ".join(join.second)}</td>' in text
-        assert f'<td class="num">{100 * join.overlap:.1f} %</td>' in text
+        assert f'<td class="num">{100 * join.overlap:.1f}\u00a0%</td>' in text
     assert figures.document()["mask_joins"][0]["overlap"] == joins[0].overlap
     assert foretold.mask_joins == ()
     assert "mask-tree" not in charts(foretold)

@@ -98,10 +98,12 @@ def test_without_evaluation_routing_is_foretold(world: tuple[Registry, Path], fo
         ("base", "base@1"),
         ("expert", "code@1"),
         ("expert", "german@1"),
-        ("composition", plan.digest[:8]),
+        ("composition", "moe"),  # as pages call it: by its folder
     ]
     assert foretold.lineage[1].of == (foretold.lineage[0].id,)
-    assert foretold.notes[2:] == preview.notes
+    assert foretold.lineage[-1].told == f"{plan.digest[:12]}, this composition"
+    assert foretold.notes[2:] == (preview.means, *preview.notes)
+    assert "typically 5 points higher or lower" in preview.means
     assert "after 32 tokens" in preview.notes[0]
 
 
@@ -112,7 +114,7 @@ def test_ridge_routers_have_curves_of_their_strength(world: tuple[Registry, Path
     assert [curve.used for curve in figures.curves] == [0.01, 0.01]
     assert "curves" in charts(figures)
     assert "curves" in json.loads(Page(page(figures)).scripts[0])
-    assert len(figures.notes) == 2
+    assert len(figures.notes) == 3
 
 
 def test_stored_evaluation_and_data_give_the_same_figures(
@@ -190,7 +192,7 @@ def test_stored_audits_are_in_the_report(
     start = cells.index("german.train.jsonl")
     assert cells[start + 1 : start + 3] == ["2", str(second.extracted)]
     assert cells[start + 3 : start + 6] == [
-        f"{100 * second.rate:.1f} %",
+        f"{100 * second.rate:.1f}\u00a0%",
         f"{second.mean:.3f}",
         f"{max(second.similarity):.3f}",
     ]

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from registry import EnsembleRecipe, Recipe, Registry, TestSettings
+from registry.composition.context_routing.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
+from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.report import ReportData, page
 from registry.report.advice import advice
 from registry.report.charts import charts
-from registry.report.data import ActiveExperts, Evaluated, MemberFigures, RoutingData, ScoreRow
+from registry.report.data import ActiveExperts, Evaluated, MemberFigures, RoutingData, ScoreRow, Warned
+from registry.report.score_chart import MEAN, score_chart
 from registry.report.theme import linear_axis, ticks
-from registry.report.verdict import percent, score_text, verdict
+from registry.report.verdict import INTERVAL_MEANS, percent, score_text, unbroken, verdict
 from tests.conftest import Zoo
 
 SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3, device="cpu")
@@ -72,18 +75,33 @@ def test_the_verdict_names_the_sample_and_what_it_stands_between() -> None:
     assert "<strong>93.0\u00a0%</strong> of its experts" in page(replace(figures(), verdict=found))
 
 
+def test_the_verdict_and_the_chart_have_the_interval_of_the_score() -> None:
+    own = replace(scored("composition", 94, 92), interval={"code": [93, 95.04]}, average_interval=[92.25, 93.75])
+    known = figures(scores=(own, scored("oracle", 96, 95)))
+    found = verdict(known)
+    assert "reaches 93.0 % (92.3 to 93.8) of its experts" in found.text
+    rows = {row["domain"]: row for row in score_chart(known, own)["data"]["values"]}
+    assert (rows["code"]["from"], rows["code"]["to"], rows["code"]["interval"]) == (93, 95.04, "93.0 to 95.0")
+    assert (rows[MEAN]["from"], rows[MEAN]["to"]) == (92.25, 93.75)
+    assert "interval" not in rows["math"]
+    text = page(replace(known, verdict=found))
+    assert "92.3 to 93.8</td>" in text
+    assert INTERVAL_MEANS in text
+    assert INTERVAL_MEANS not in page(figures())
+
+
 def test_a_small_sample_of_one_domain_is_said_in_the_headline() -> None:
     few = figures(
         scores=(scored("composition", 94),), evaluated=Evaluated(None, {"code": 510}, {"code": "a"}), routing=None
     )
     assert verdict(few).text == "The mixture reaches 94.0 % of its expert code on 510 tokens of one domain, code."
-    small, missing = advice(few)
+    (small,) = advice(few)  # one command mends both
     assert small.text == (
-        "Few tokens: 510 tokens of one domain, code; "
-        "below 2,000 tokens of a domain, a difference of a point can be chance."
+        "Few tokens: 510 tokens of one domain, code; below 2,000 tokens of a domain, a difference of a point can be "
+        "chance. One of 2 members is not evaluated on its own domain: math."
     )
+    assert small.mend == "Evaluate on more text, of every member's domain."
     assert small.command == "reg evaluate moe --data code=FILE --data math=FILE --baselines --oracle"
-    assert missing.text == "One of 2 members is not evaluated on its own domain: math."
     text = page(replace(few, verdict=verdict(few), warnings=advice(few)))
     assert text.count("few tokens</span>") == 2  # beside the figure and the chart
     assert "few tokens</span>" not in page(figures())
@@ -142,7 +160,7 @@ def test_the_average_of_other_experts_is_not_that_of_the_members() -> None:
                 "to": "ensemble",
                 "recipe": {"routing": "perplexity"},
             },
-            "code and math overlap: 82 % of their text cannot be told apart.",
+            "code and math overlap in activations: 82 % of their tokens cannot be told apart.",
             "reg compose --experts code,math --to ensemble --routing posterior --out DIR",
         ),
         (
@@ -234,7 +252,7 @@ def test_labels_of_an_axis_are_its_ticks(low: float, high: float, share: bool, l
     assert drawn == labels
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(5)
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -308,5 +326,30 @@ def test_scores_are_rounded_as_charts_round_them() -> None:
 
 
 def test_the_overlap_says_how_it_was_found(foretold: ReportData) -> None:
-    assert "Overlap of experts (counts of tokens)" in page(foretold)
-    assert "Overlap of experts (linear router)" in page(replace(foretold, recipe={"router": "ridge"}))
+    for found, name, means in (
+        (foretold, "Overlap of token counts", OVERLAP_OF_TOKEN_COUNTS),
+        (replace(foretold, recipe={"router": "ridge"}), "Overlap of activations", OVERLAP_OF_ACTIVATIONS),
+    ):
+        text = page(found)
+        assert f'<h2 id="h-overlap">{name} ' in text
+        assert means in text
+    overlapping = {"overlap": (("code", "math", 0.82),), "routing": None, "scores": (), "evaluated": None}
+    (warning,) = advice(figures(**overlapping))
+    assert warning.text == "code and math overlap in token counts: 82 % of their texts cannot be told apart."
+
+
+def test_no_line_of_a_page_ends_before_a_percent_sign(foretold: ReportData) -> None:
+    assert unbroken("92% of code, 0 % and 93.3 %, but 5%d") == "92\u00a0% of code, 0\u00a0% and 93.3\u00a0%, but 5%d"
+    warned = replace(foretold, warnings=(Warned("it gets 9.5 % of 10%", "use 50 %"),), notes=("7.5% of it",))
+    text = page(warned).partition("<main")[2].partition("<script")[0]
+    assert "it gets 9.5\u00a0% of 10\u00a0%" in text
+    assert "7.5\u00a0% of it" in text
+    assert re.findall(r"[0-9] %", text) == []
+    assert "\u00a0" not in str(advice(figures(routing=routing(0.7, 0.9))))  # which --json prints
+
+
+def test_a_prediction_is_called_an_estimate(foretold: ReportData) -> None:
+    assert foretold.routing is not None
+    for measured in (False, True):
+        text = page(replace(foretold, routing=replace(foretold.routing, measured=measured)))
+        assert ("It is an estimate, not a bound" in text) != measured

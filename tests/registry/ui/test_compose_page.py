@@ -118,6 +118,8 @@ def test_the_preview_is_what_the_registry_predicts(filled: Registry, pages: Page
     for member in found.members:
         assert f"{100 * member.accuracy:.1f} %" in page.text
     assert f"{100 * found.accuracy:.1f} %" in page.text
+    assert found.means in page.text
+    assert "within 3 points of it" in found.means
     assert "no router" in pages.read("compose", "preview", e=["math", "law"], to="dense", status=400).text
 
 
@@ -128,5 +130,7 @@ def test_preview_of_context_routing_is_by_tokens_read(filled: Registry, pages: P
     assert "Accuracy by tokens read" in page.text
     assert "Weight in the solve" not in page.text
     assert found.notes[0] in page.text
+    assert found.means in page.text
+    assert "An estimate, not a bound" in found.means
     plan = filled.compose(["math", "code"], tmp_path / "moe")
     assert "context window" in pages.read("compositions", plan.digest).text

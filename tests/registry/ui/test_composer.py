@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry
-from registry.ui.choices import BASICS, CHOICES, GROUPS, WORDS
+from registry.composition.recipe.recipe_field_type import FieldKind
+from registry.ui.choices import BASICS, CHOICES, GROUPS, WORDS, default_text, select_values
 from registry.ui.composing import beside_latest, suggested_folder
 from registry.ui.site import url
 from tests.conftest import Zoo
@@ -35,6 +36,21 @@ def test_every_field_of_the_form_is_in_one_group() -> None:
     assert sorted(one.name for one in shown) == sorted(one.name for one in CHOICES)
     assert {one.name for one in BASICS} >= {"to", "trunk", "router"}
     assert tuple(WORDS) == CHOICES[0].choices
+
+
+def test_what_is_left_empty_is_called_the_same_everywhere(pages: Pages) -> None:
+    text = pages.ask("/compose").text
+    assert "if empty" not in text
+    assert "as the members</option>" not in text
+    for one in CHOICES:
+        if one.kind is FieldKind.SWITCH or default_text(one):
+            continue
+        begin = text.index(f'id="field-{one.name}"')
+        if select_values(one):
+            assert '<option value="" selected>by default</option>' in text[begin : text.index("</select>", begin)]
+        else:
+            assert 'placeholder="by default"' in text[begin : text.index(">", begin)]
+        assert "by default" in one.note, one.name
 
 
 def test_a_group_is_folded_until_one_of_its_fields_is_changed(filled: Registry) -> None:
@@ -118,7 +134,7 @@ def test_two_versions_of_one_expert_are_refused_with_a_choice(twice: Registry) -
             assert "--experts code@1,law@1,math@" in Page(pages.ask(address).text).text
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(6)
 @pytest.mark.parametrize(
     ("query", "label"),
     [

@@ -107,6 +107,31 @@ def test_the_result_is_shown_whole_and_stays_beside_the_form_where_it_fits(brows
         assert said == []
 
 
+@pytest.mark.parametrize("width", [1280, 1440])
+def test_accuracy_by_tokens_read_fits_beside_the_form(browser: "Browser", pages: Pages, width: int) -> None:
+    region = "document.querySelector('[aria-label=\"Accuracy by tokens read\"]')"
+    with tab(browser, **{**LIGHT, "viewport": {"width": width, "height": 900}}) as (_, page, said):
+        page.goto(f"{pages.address}/compose?e=code@1&e=german@1&e=math@1")
+        loaded(page)
+        page.locator("details > summary", has_text="Accuracy by tokens read").click()
+        widest = ("1", "2", "4", "8", "16", "32", "64", "128", "256")  # as of a model that reads as many
+        page.evaluate(
+            f"""counts => {{
+                for (const row of {region}.querySelectorAll("tr")) {{
+                    const last = row.lastElementChild;
+                    while (row.children.length <= counts.length) row.append(last.cloneNode());
+                    const text = count => row.closest("thead") ? count : "100";
+                    counts.forEach((count, at) => {{ row.children[at + 1].textContent = text(count); }});
+                }}
+            }}""",
+            widest,
+        )
+        assert page.evaluate(f"{region}.scrollWidth <= {region}.clientWidth")
+        page.evaluate(f"{region}.style.width = '12rem'")  # where it does not fit, a bar is drawn
+        assert page.evaluate(f"getComputedStyle({region}, '::-webkit-scrollbar').height") == "10px"
+        assert said == []
+
+
 def test_what_is_being_computed_does_not_fade(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         page.goto(f"{pages.address}/compose")
@@ -197,6 +222,7 @@ def test_a_job_fails_and_another_is_cancelled(browser: "Browser", pages: Pages, 
         assert said == []
 
 
+@pytest.mark.long
 def test_it_works_without_the_script(browser: "Browser", pages: Pages, tmp_path: Path) -> None:
     with tab(browser, **LIGHT, java_script_enabled=False) as (_, page, _said):
         enter(page, pages)

@@ -8,6 +8,7 @@ import pytest
 from registry import Recipe, Registry
 from registry.composition.compose import used_versions
 from registry.design import colour_class, expert_colours
+from registry.report.verdict import INTERVAL_MEANS
 from tests.pages import Page, Pages
 from tests.registry.ui.examples import composed, evaluation
 
@@ -61,6 +62,31 @@ def test_a_composition_shows_every_model_that_was_scored(filled: Registry, pages
         assert row in table, row
     assert "Averaged weights are better: 96.0 % against 89.6 %." in text
     assert "compose --experts code,math --to dense --trunk mean --out DIR" in text
+
+
+def test_a_score_has_its_interval(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    found = evaluation()
+    filled.catalog.record_evaluation(digest, "1" * 64, found)
+    assert "95 % interval" not in pages.read("compositions", digest).text
+    own = {"interval": {"code": [90.06, 92.04]}, "average_interval": [88.25, 90.5]}
+    filled.catalog.record_evaluation(digest, "1" * 64, found | {"figures": found["figures"] | own})
+    text = pages.read("compositions", digest).text
+    assert "89.6 88.3 to 90.5 95 % interval" in text
+    assert "code 91.3 90.1 to 92.0 95.5" in text
+    assert "math 88.0 – 90.0" in text
+    assert "Average 89.6 88.3 to 90.5 92.8" in text
+    assert " ".join(INTERVAL_MEANS.split()) in text
+
+
+def test_no_line_of_a_page_ends_before_a_percent_sign(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    averaged = {"perplexity": {"code": 4.75, "math": 5.5}, "score": {"code": 96, "math": 96}, "average": 96}
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluation() | {"plain_average": averaged})
+    for path in (f"/compositions/{digest}", "/versions/math@1/comparison", "/compose/preview?e=math&e=code"):
+        text = pages.ask(path).text
+        assert re.search(r"[0-9](\u00a0|&nbsp;)%", text), path
+        assert re.findall(r".{20}[0-9] %", text) == [], path
 
 
 def test_a_composition_shows_its_audits(filled: Registry, pages: Pages, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def digest(filled: Registry, tmp_path: Path) -> str:
     return filled.compose(["math", "code"], tmp_path / "moe", Recipe(router="ridge", trunk="mean")).digest
 
 
+@pytest.mark.long
 def test_the_form_evaluates_what_the_command_would(
     filled: Registry, pages: Pages, digest: str, zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -54,6 +55,20 @@ def test_the_form_evaluates_what_the_command_would(
     assert f"/compositions/{digest}/report" in page.links
     assert "The scores are with the composition and in its report" in page.text
     assert "Written to" not in page.text
+
+
+def test_more_text_is_asked_for_once(filled: Registry, pages: Pages, digest: str) -> None:
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
+    command = "reg evaluate"
+    read_only = pages.read("compositions", digest).text
+    assert "Few tokens" in read_only
+    assert read_only.count(command) == 1
+    assert "--windows 96" in read_only
+    shown = Page(pages.ask(f"/compositions/{digest}", headers=pages.cookie).text)
+    assert "Few tokens" in shown.text
+    assert command not in shown.text  # the form does it
+    assert "#evaluate" in shown.links
+    assert ("input", "value", "96") in shown.attributes
 
 
 @pytest.mark.stride(5)

@@ -44,6 +44,8 @@ RECIPES: list[Any] = [
     EnsembleRecipe(trunk="regmean"),
     EnsembleRecipe(mixing="logits", trunk="mean"),
 ]
+PARTS = 4
+"""Into which the recipes are parted: their pages, reports and comparisons are many."""
 
 
 def evaluated(folder: str) -> dict[str, Any]:
@@ -103,9 +105,11 @@ def recorded(registry: Registry, plan: Any, folder: str, **changes: Any) -> str:
     return str(digest)
 
 
-def test_every_method_has_its_pages(filled: Registry) -> None:
+@pytest.mark.stride(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_method_has_its_pages(filled: Registry, part: int) -> None:
     pytest.importorskip("vl_convert")
-    for number, recipe in enumerate(RECIPES):
+    for number, recipe in enumerate(RECIPES[part::PARTS]):
         plan = filled.plan(["math", "code"], recipe)
         digest = recorded(filled, plan, f"out-{number}")
         if number % 2:

@@ -113,7 +113,7 @@ def test_a_folder_is_suggested_that_is_free(pages: Pages, tmp_path: Path) -> Non
     assert out() == "code-math-3/"
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(9)
 @pytest.mark.parametrize(
     ("out", "told"),
     [
@@ -150,6 +150,7 @@ def test_nothing_is_overwritten(pages: Pages, tmp_path: Path, out: str, told: st
     assert files_of(work) == before
 
 
+@pytest.mark.stride(7)
 @pytest.mark.parametrize(
     ("form", "told"),
     [

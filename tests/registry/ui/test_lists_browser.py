@@ -50,6 +50,7 @@ def tab_to(page: "Tab", selector: str) -> None:
     raise AssertionError(f"Tab does not reach {selector}")
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
 def test_compositions_are_found_and_compared_by_keyboard(
     browser: "Browser", pages: Pages, filled: Registry, script: bool
@@ -87,6 +88,7 @@ def test_compositions_are_found_and_compared_by_keyboard(
         assert said == []
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("options", [LIGHT, PHONE], ids=["light", "phone"])
 def test_an_evaluation_is_started_by_keyboard_and_the_list_follows_it(
     browser: "Browser", pages: Pages, filled: Registry, tmp_path: Path, options: dict[str, Any]
@@ -96,7 +98,9 @@ def test_an_evaluation_is_started_by_keyboard_and_the_list_follows_it(
         enter(page, pages)
         page.goto(f"{pages.address}/compositions/{digest}")
         page.locator("summary", has_text="Score it on text").focus()
-        page.keyboard.press("Enter")
+        for is_open in (False, True):  # it is open, as few tokens were scored
+            page.keyboard.press("Enter")
+            page.wait_for_function(f"document.activeElement.parentElement.open === {str(is_open).lower()}")
         page.get_by_label("math", exact=True).focus()
         page.keyboard.type("math.txt")
         assert faults(page) == []

@@ -60,6 +60,7 @@ def test_a_hint_is_taken_apart_into_a_command_and_words(filled: Registry) -> Non
     assert site.next_step("the first makes one: reg --home /x add-base a B")[1].endswith(": reg --home /x add-base a B")
 
 
+@pytest.mark.stride(7)
 @pytest.mark.parametrize(
     ("path", "status", "told"),
     [

@@ -7,6 +7,7 @@ import pytest
 
 from registry import EnsembleRecipe, Recipe, Registry
 from registry.ui.beside.same_text import Measured, Text, found_in, mean_of, shared_rows, verdict
+from registry.ui.wording import compact, size
 from tests.pages import Page, Pages, served
 from tests.registry.ui.test_composition_list import scored
 from tests.registry.ui.test_every_kind import recorded
@@ -82,6 +83,34 @@ def test_the_better_one_on_the_same_text_is_said(filled: Registry, pages: Pages,
     assert "reg evaluate" not in text
     assert "few" not in text
     assert "On other text" not in text
+
+
+def test_compositions_have_their_sizes(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
+    def sizes(*names: str) -> str:
+        return compare(pages, made, *names).text.partition("Size")[2].partition("reg ui")[0]
+
+    zebra, mango = filled.plan(["code", "math"]), filled.plan(["code", "math", "law"], EnsembleRecipe())
+    text = sizes("zebra", "Mango")
+    assert f"Parameters {compact(zebra.parameters)} {compact(mango.parameters)}" in text
+    assert f"per token {compact(zebra.active_parameters)} {compact(mango.active_parameters)}" in text
+    assert f"Written {size(zebra.nbytes)} {size(mango.nbytes)}" in text
+    filled.opt_out("law")
+    text = sizes("zebra", "Mango")  # which cannot be planned any more
+    assert f"Parameters {compact(zebra.parameters)} – Parameters per token" in text
+    assert f"Written {size(zebra.nbytes)} –" in text
+    filled.opt_out("code")
+    assert "Written" not in compare(pages, made, "zebra", "Mango").text
+
+
+def test_sizes_are_planned_without_reading_an_array(
+    filled: Registry, pages: Pages, made: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an array was read")
+
+    for name in ("read", "sample"):
+        monkeypatch.setattr(type(filled.arrays), name, refuse)
+    assert "Written" in compare(pages, made, "zebra", "Mango").text
 
 
 def test_other_text_and_other_settings_stand_apart(filled: Registry, pages: Pages, made: dict[str, str]) -> None:

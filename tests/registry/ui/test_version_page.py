@@ -2,7 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from cli.main import main
 from registry import Registry
+from registry.composition.context_routing.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
+from registry.opt_out.receipt import read_receipt
+from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from tests.pages import Pages
 from tests.registry.ui.examples import composed, evaluation
 
@@ -27,7 +34,7 @@ def test_a_version_shows_what_it_is_and_was_used_for(filled: Registry, pages: Pa
     assert "same base" in part
     overlap, lineage = (pages.ask(f"/versions/math@1/comparison?part={name}").text for name in ("overlap", "lineage"))
     assert ("same base" in overlap, "same base" in lineage) == (False, True)
-    assert ("Overlap of text" in overlap, "Overlap of text" in lineage) == (True, False)
+    assert ("Overlap of activations" in overlap, "Overlap of activations" in lineage) == (True, False)
 
 
 def test_what_was_opted_out_says_so_and_nothing_of_it_stays(filled: Registry, pages: Pages, tmp_path: Path) -> None:
@@ -43,6 +50,26 @@ def test_what_was_opted_out_says_so_and_nothing_of_it_stays(filled: Registry, pa
     assert "nothing to compare" in pages.read("versions", "math@1", "comparison").text
     assert "cannot be made again" in pages.read("compositions", digest).text
     assert "was opted out" in pages.read("compose", e="math@1").text
+
+
+@pytest.mark.parametrize("purge", [False, True], ids=["withdrawn", "purged"])
+def test_an_opted_out_version_says_how_its_receipt_is_written_and_verified(
+    filled: Registry, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, purge: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "receipt verify" not in pages.read("versions", "math@1").text + pages.read("log").text
+    (withdrawn,) = filled.opt_out("math", purge=purge).versions
+    page, log = pages.read("versions", "math@1"), pages.read("log").text
+    assert f"It was opted out at {str(withdrawn.withdrawn_at)[:16].replace('T', ' ')} UTC" in page.text
+    assert "“opt-out” is when a version was withdrawn" in log
+    commands = [value for _, name, value in page.attributes if name == "data-copy" and value]
+    for words in ("opt-out math@1 --receipt receipt.json", "receipt verify receipt.json"):
+        assert f"reg {words}" in commands
+        assert f"reg {words}" in log
+        done = CliRunner().invoke(main, ["--home", str(filled.home.path), *words.split()], input="y\n")
+        assert done.exit_code == 0, done.output
+    assert "receipt confirmed" in done.stdout
+    assert bool(read_receipt(Path("receipt.json")).arrays) == purge
 
 
 def test_a_purge_is_not_held_up_by_pages(filled: Registry, pages: Pages) -> None:
@@ -101,8 +128,13 @@ def test_an_expert_and_a_base_model_say_what_opting_them_out_would_change(
 
 
 def test_overlaps_say_how_they_were_found(filled: Registry, pages: Pages) -> None:
-    assert "Overlap (linear router)" in pages.read("versions", "math@1", "comparison").text
-    assert "Overlap (counts of tokens)" in pages.read("compose", "preview", e=["math", "code"]).text
+    found = pages.read("versions", "math@1", "comparison").text
+    assert f"Overlap of activations. {OVERLAP_OF_ACTIVATIONS} 0 % means separate text" in found
+    found = pages.read("compose", "preview", e=["math", "code"]).text
+    assert f"Overlap of token counts {OVERLAP_OF_TOKEN_COUNTS}" in found
+    found = pages.read("compose", "preview", e=["math", "code"], router="ridge").text
+    assert f"Overlap of activations {OVERLAP_OF_ACTIVATIONS}" in found
+    assert "token counts" not in found
 
 
 def test_events_say_who_ran_the_command(filled: Registry, pages: Pages) -> None:
