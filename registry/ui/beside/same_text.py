@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import fsum
+from math import fsum, sqrt
 from typing import Any
 
-from registry.report.verdict import FEW_TOKENS, listed, score_text
+from registry.report.verdict import FEW_TOKENS, interval_text, listed, score_text
 from store.catalog import EvaluationRecord
 
 
@@ -42,6 +42,7 @@ class Measured:
         accuracy: share of the tokens that are routed to the domain's expert, if that was measured.
         oracle: score with perfect routing, if that was measured.
         plain: score of the averaged weights of exactly its experts, if that was measured.
+        interval: low and high end of the score's 95 % interval, if that was recorded.
     """
 
     text: Text
@@ -53,6 +54,7 @@ class Measured:
     accuracy: float | None
     oracle: float | None
     plain: float | None
+    interval: Sequence[float] | None = None
 
     @property
     def is_small(self) -> bool:
@@ -84,6 +86,7 @@ def found_in(evaluations: Sequence[EvaluationRecord], experts: Sequence[str]) ->
                     figures["overall_accuracy"].get(domain),
                     oracle.get(domain),
                     plain.get(domain) if set(plain) == set(experts) else None,
+                    figures.get("interval", {}).get(domain),
                 )
             )
     return found
@@ -157,6 +160,18 @@ class Mean:
     oracle: Sequence[float | None]
     plain: Sequence[float | None]
 
+    def interval(self, at: int) -> tuple[float, float] | None:
+        """Return the 95 % interval of a composition's mean; None if a domain has none.
+
+        Domains are different texts, so their errors are independent: half widths add as squares.
+        """
+        ends = [None if (cell := row.cells[at]) is None else cell.interval for row in self.rows]
+        mean = self.scores[at]
+        if mean is None or any(each is None for each in ends):
+            return None
+        half = sqrt(fsum(((each[1] - each[0]) / 2) ** 2 for each in ends if each is not None)) / len(ends)
+        return mean - half, mean + half
+
     @property
     def over(self) -> str:
         """The domains in words: `mean of 5 domains`, `on code`."""
@@ -217,7 +232,23 @@ def _by_score(names: Sequence[str], mean: Mean) -> str:
     text = f"{listed([names[at] for at in sorted(first)])} {better} on the same text: {scored[min(first)]} against"
     lost = [row.domain for row in mean.rows if (winners := best(row.scores())) and not first & winners]
     but = f"; on {listed(lost)} {'the other' if two else 'another'} is better" if lost else ""
-    return f"{text} {listed(rest)}, {mean.over}{but}."
+    return f"{text} {listed(rest)}, {mean.over}{but}.{_by_chance(names, mean)}"
+
+
+def _by_chance(names: Sequence[str], mean: Mean) -> str:
+    """Return whether the best one is ahead of the next by more than chance, where intervals are known."""
+    order = sorted(
+        (at for at, value in enumerate(mean.scores) if value is not None), key=lambda at: -(mean.scores[at] or 0)
+    )
+    first, second = order[:2]
+    best_ends, next_ends = mean.interval(first), mean.interval(second)
+    if best_ends is None or next_ends is None:
+        return ""
+    shown = f"{interval_text(best_ends)} and {interval_text(next_ends)}"
+    of_two = "" if len(order) == 2 else f" of {names[first]} and {names[second]}"
+    if best_ends[0] > next_ends[1]:
+        return f" The 95\u00a0% intervals{of_two}, {shown}, do not overlap: the difference is more than chance."
+    return f" The 95\u00a0% intervals{of_two}, {shown}, overlap: the difference may be chance."
 
 
 def _by_perplexity(names: Sequence[str], rows: Sequence[Row]) -> str:

@@ -1,5 +1,6 @@
 """Proves: compositions stand side by side, and only what was measured on the same text compares them."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,6 +84,22 @@ def test_the_better_one_on_the_same_text_is_said(filled: Registry, pages: Pages,
     assert "reg evaluate" not in text
     assert "few" not in text
     assert "On other text" not in text
+
+
+@pytest.mark.parametrize(
+    ("half", "said"), [(2.0, "do not overlap: the difference is more"), (9.0, "overlap: the difference may be")]
+)
+def test_the_verdict_says_whether_the_difference_may_be_chance(
+    filled: Registry, pages: Pages, made: dict[str, str], half: float, said: str
+) -> None:
+    for name, scores in (("zebra", {"code": 80.0, "math": 90.0}), ("apple", {"code": 95.0, "math": 89.0})):
+        ends = {"interval": {domain: [score - half, score + half] for domain, score in scores.items()}}
+        figures = scored("x", scores)["figures"] | ends | {"perplexity": dict.fromkeys(scores, 5.0)}
+        record(filled, made[name], scores, document={"figures": figures})
+    text = compare(pages, made, "zebra", "apple").text
+    width = half / math.sqrt(2)  # of the mean of two domains
+    apple, zebra = (f"{mean - width:.1f} to {mean + width:.1f}" for mean in (92.0, 85.0))
+    assert f"The 95 % intervals, {apple} and {zebra}, {said}" in text
 
 
 def test_compositions_have_their_sizes(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
