@@ -224,11 +224,9 @@ def perplexities_of(
     progress: Progress,
     *,
     tally: Tally | None = None,
-    expert_of: Mapping[str, int] | None = None,
-    losses: "Losses | None" = None,
 ) -> dict[str, float]:
     """Return the perplexity of a model on each domain (arguments and errors as `losses_of`)."""
-    by_domain = losses_of(model, windows, settings, progress, tally=tally, expert_of=expert_of, losses=losses)
+    by_domain = losses_of(model, windows, settings, progress, tally=tally)
     return {domain: loss.perplexity for domain, loss in by_domain.items()}
 
 
