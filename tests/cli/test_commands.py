@@ -347,7 +347,11 @@ def test_evaluate(ready: Run, zoo: Zoo, tmp_path: Path) -> None:
     assert table.splitlines()[1].startswith("base model base@1  ")
     assert "\naveraged weights  " in table
     assert "average " not in table  # a row of weights and a column of means, not one word for both
-    assert next(line for line in table.splitlines() if line.startswith("normalised")).split()[-1] == "mean"
+    assert next(line for line in table.splitlines() if line.startswith("normalised")).split()[-3:] == [
+        "mean",
+        "95%",
+        "interval",
+    ]
     (row,) = document(ready(*words, "--json"))
     assert row["name"] == "moe"
     assert set(row["perplexity"]) == {"code", "math"}
@@ -465,6 +469,7 @@ def test_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).output.startswith("reg, version 0.")
 
 
+@pytest.mark.long
 def test_db_copy(filled: Registry, tmp_path: Path, postgres_server: str) -> None:
     """The catalog goes to PostgreSQL and back; both work on, with the same arrays, and hide the password."""
     schemas = Schemas(postgres_server)
