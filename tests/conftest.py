@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import hypothesis
+import jaxtyping
 import pytest
 import torch
 import tqdm
@@ -47,6 +48,7 @@ if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 * 2**30:
 # A loaded machine is slow, not wrong.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
+hypothesis.settings.register_profile("sample", hypothesis.settings.get_profile("tests"), max_examples=25)
 
 # Its thread looks after bars that hardly move, and a warning of it would fail whatever test is running.
 tqdm.tqdm.monitor_interval = 0
@@ -96,7 +98,7 @@ ON_BOTH = (
     "registry/test_registry",
     "registry/test_workspace",
 )
-"""Tests that run once with the catalog in SQLite and once in PostgreSQL."""
+"""Tests that run with the catalog in SQLite and in PostgreSQL: of `make test` in one of them, half of them in each."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,6 +113,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Run every case of tests that are named; xdist hands the option to its workers."""
     named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     config.option.all_cases |= named or os.environ.get("REG_TEST_STRIDE") == "1"
+    if not config.option.all_cases:
+        hypothesis.settings.load_profile("sample")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -119,7 +123,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     about = any(f"/tests/{part}" in str(metafunc.definition.path) for part in ON_BOTH)
     if about and {"catalog_schemas", "registry", "filled"} & set(metafunc.fixturenames):
-        metafunc.parametrize("catalog_kind", KINDS, indirect=True)
+        kinds = KINDS if metafunc.config.option.all_cases else _kind(metafunc.definition.nodeid)
+        metafunc.parametrize("catalog_kind", kinds, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -132,6 +137,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         about_files = [item for item in items if item.get_closest_marker("sqlite")]
         config.hook.pytest_deselected(items=about_files)
         items[:] = [item for item in items if not item.get_closest_marker("sqlite")]
+
+
+def _kind(test: str) -> tuple[str, ...]:
+    """Return the database that a test on both runs on in `make test`."""
+    return (KINDS[zlib.crc32(test.encode()) % len(KINDS)],)
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
@@ -151,6 +161,13 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over what was imported: it stays."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check the shapes of annotations in every fourth test of `make test`: it takes a quarter of a training's time."""
+    is_checked = item.config.option.all_cases or zlib.crc32(item.nodeid.encode()) % 4 == 0
+    jaxtyping.config.update("jaxtyping_disable", not is_checked)
 
 
 @pytest.fixture(scope="session")
@@ -334,13 +351,29 @@ def arrays_url(s3: S3Server, _bucket: str) -> str:
     return f"s3://{_bucket}/{uuid.uuid4().hex}"
 
 
+@pytest.fixture(scope="session")
+def _prefix_of_three(_home_of_three: Path, s3_server: S3Server, _bucket: str) -> str:
+    """The prefix of the bucket below which the arrays of `_home_of_three` are."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_server.environment.items():
+            patch.setenv(name, value)
+        copy_arrays(_home_of_three / "arrays", f"s3://{_bucket}/three")
+    return "three"
+
+
 @pytest.fixture
-def filled_bucket(_home_of_three: Path, arrays_url: str, tmp_path: Path) -> Iterator[Registry]:
+def filled_url(s3: S3Server, _bucket: str, _prefix_of_three: str, arrays_url: str) -> str:
+    """The URL of a prefix of its own with the arrays of the base model and `THREE` experts."""
+    s3.copy(_bucket, _prefix_of_three, arrays_url.rpartition("/")[2])
+    return arrays_url
+
+
+@pytest.fixture
+def filled_bucket(_home_of_three: Path, filled_url: str, tmp_path: Path) -> Iterator[Registry]:
     """A registry of its own with the base model and `THREE` experts, whose arrays are in a bucket."""
     home = tmp_path / "home with a bucket"
     shutil.copytree(_home_of_three, home, ignore=lambda folder, _: ["arrays"] if Path(folder) == _home_of_three else [])
-    copy_arrays(_home_of_three / "arrays", arrays_url, home=home)
-    with Registry(home, arrays=arrays_url) as opened:
+    with Registry(home, arrays=filled_url) as opened:
         yield opened
 
 

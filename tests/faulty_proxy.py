@@ -83,7 +83,8 @@ def faulty_proxy(server: str, hang_seconds: float = 3.0) -> Iterator[FaultyProxy
             connection.close()
             if fault == "reset after":
                 return self.give_up()
-            headers = [(k, v) for k, v in answer.getheaders() if k.lower() not in ("content-length", "connection")]
+            own = ("content-length", "connection", "transfer-encoding")
+            headers = [(k, v) for k, v in answer.getheaders() if k.lower() not in own]
             length = int(answer.getheader("Content-Length") or 0) if self.command == "HEAD" else len(data)
             if fault == "flip" and data:
                 data = data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]

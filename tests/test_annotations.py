@@ -1,8 +1,9 @@
-"""Proves: the shapes that annotations give are checked wherever a test runs the code."""
+"""Proves: the shapes that annotations give are checked where tests run the code: in `make test`, in every fourth."""
 
 import re
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import TypeCheckError
@@ -20,6 +21,7 @@ def test_every_package_with_shapes_is_checked(pytestconfig: pytest.Config) -> No
             assert any(f"{name}.".startswith(f"{package}.") for package in checked), f"{name}: see pyproject.toml"
 
 
-def test_wrong_shape_is_refused() -> None:
+def test_wrong_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", False)
     with pytest.raises(TypeCheckError):
         lora_delta(torch.zeros(2, 3), torch.zeros(4, 5), 1.0)

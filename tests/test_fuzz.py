@@ -1,6 +1,6 @@
 """Proves: nothing that is fed to a parser shows a traceback, hangs, takes much memory or leaves a trace.
 
-A few dozen inputs here; `make trust` feeds thousands (`tests.fuzz`).
+A few dozen inputs here; `make trust` feeds thousands (`tests.fuzz`), and flips hundreds of bits (`tests.bitflips`).
 """
 
 import json
@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 INPUTS, FLIPS = 30, 6
@@ -35,6 +37,7 @@ def test_inputs_that_nobody_should_write_are_taken_or_refused() -> None:
     assert found["most_MB"] < 500
 
 
+@pytest.mark.long
 def test_flipped_bits_are_told_and_never_composed_of() -> None:
     found = figures("tests.bitflips", "--flips", str(FLIPS), "--seed", "1", "--subsets", "1")
     assert found["wrong"] == 0

@@ -1,4 +1,7 @@
-"""Proves: `make test` runs every n-th case of a test with a stride, at least one of each, and no long test."""
+"""Proves: `make test` runs every n-th case of a test with a stride, at least one of each, and no long test.
+
+Of tests on both databases, half of them run on each.
+"""
 
 import itertools
 from dataclasses import dataclass
@@ -6,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import _left_out
+from tests.conftest import _kind, _left_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,3 +45,9 @@ def test_long_tests_are_left_out_and_others_stay() -> None:
     long: Any = Item("a.py::test_long", (pytest.mark.long.mark,))
     other: Any = Item("a.py::test_other")
     assert _left_out([long, other]) == {long}
+
+
+def test_tests_on_both_databases_run_on_either() -> None:
+    kinds = [_kind(f"tests/store/test_catalog.py::test_{number}") for number in range(100)]
+    assert 30 < kinds.count(("sqlite",)) < 70
+    assert {*kinds} == {("sqlite",), ("postgresql",)}

@@ -67,6 +67,7 @@ def _hears_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_interrupted_pass_ends_with_130_and_leaves_no_half_output(zoo: Zoo, tmp_path: Path, as_json: bool) -> None:
     Registry(tmp_path / "home").close()

@@ -29,6 +29,7 @@ def run(home: Path, *words: str | Path, code: int = 0) -> Result:
     return result
 
 
+@pytest.mark.long
 def test_what_is_composed_is_evaluated_routed_and_reported(home: Path, zoo: Zoo, tmp_path: Path) -> None:
     for to in ("hetero", "ensemble"):
         options = ("compose", "--experts", "code,law,math", "--to", to)

@@ -227,6 +227,7 @@ def test_paths_of_a_training_are_checked_without_torch(
     assert message in "\n".join(shown)
 
 
+@pytest.mark.long
 @pytest.mark.stride(2)
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(router="ridge")], ids=["context", "ridge"])
 def test_a_layer_that_is_not_there_is_refused_without_torch(filled: Registry, tmp_path: Path, recipe: Recipe) -> None:

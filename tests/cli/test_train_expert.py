@@ -59,6 +59,7 @@ def test_a_training_that_spoiled_an_expert_says_how_to_withdraw_it(filled: Regis
     assert result.stderr.splitlines()[-1] == f"  next: reg --home {filled.home.path} opt-out worse@1"
 
 
+@pytest.mark.long
 def test_a_coordinated_expert_is_composed_with_the_public_one(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     def run(*words: object, code: int = 0) -> str:
         result = CliRunner().invoke(main, ["--home", str(filled.home.path), *map(str, words)])

@@ -28,6 +28,13 @@ def objects(s3: S3Server, url: str) -> dict[str, bytes]:
     return s3.objects(bucket, prefix)
 
 
+@pytest.fixture
+def one(registry: Registry, zoo: Zoo) -> Registry:
+    """A registry with one expert on a disk."""
+    registry.add_expert("code", zoo.experts["code"])
+    return registry
+
+
 @pytest.mark.stride(4)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.to}-{recipe.trunk}-{recipe.router}")
 def test_composed_folders_are_the_same_bytes(
@@ -136,8 +143,8 @@ def test_forgotten_arrays_are_refused(filled_bucket: Registry, zoo: Zoo) -> None
     assert not (home / "arrays").exists()
 
 
-def test_arrays_are_copied_there_and_back(filled: Registry, arrays_url: str, s3: S3Server, tmp_path: Path) -> None:
-    home, folder = filled.home.path, filled.home.arrays
+def test_arrays_are_copied_there_and_back(one: Registry, arrays_url: str, s3: S3Server, tmp_path: Path) -> None:
+    home, folder = one.home.path, one.home.arrays
     result = run("--home", home, "arrays", "copy", folder, arrays_url)
     assert result.exit_code == 0, result.output
     assert objects(s3, arrays_url) == files_of(folder)
@@ -146,13 +153,13 @@ def test_arrays_are_copied_there_and_back(filled: Registry, arrays_url: str, s3:
     assert run("--home", home, "verify", arrays=arrays_url).stdout.startswith("intact: ")
     back = run("--home", home, "--json", "arrays", "copy", arrays_url, tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(folder)
-    number = len(list(filled.arrays.digests()))
+    number = len(list(one.arrays.digests()))
     document = json.loads(back.stdout)
     assert (document["copied"], document["kept"], document["problems"]) == (number, 0, [])
 
 
-def test_interrupted_copy_goes_on(filled: Registry, arrays_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, write, left = filled.home.arrays, ObjectArrays._write, [7]
+def test_interrupted_copy_goes_on(one: Registry, arrays_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, write, left = one.home.arrays, ObjectArrays._write, [7]
 
     def dying(*args: object) -> None:
         left[0] -= 1
@@ -167,14 +174,14 @@ def test_interrupted_copy_goes_on(filled: Registry, arrays_url: str, monkeypatch
     there = list(open_arrays(arrays_url).digests())
     again = copy_arrays(folder, arrays_url)
     assert again.kept == len(there) == 7
-    assert again.copied + again.kept == len(list(filled.arrays.digests()))
+    assert again.copied + again.kept == len(list(one.arrays.digests()))
     assert again.problems == ()
     assert copy_arrays(folder, arrays_url).copied == 0
 
 
-def test_damaged_array_is_not_copied(filled: Registry, tmp_path: Path) -> None:
+def test_damaged_array_is_not_copied(one: Registry, tmp_path: Path) -> None:
     source = FolderArrays(tmp_path / "source")
-    copy_arrays(filled.home.arrays, source.root)
+    copy_arrays(one.home.arrays, source.root)
     digest = next(source.digests())
     chunk = next(source.path(digest).glob("c.*"))
     chunk.write_bytes(bytes(chunk.stat().st_size - 1) + b"\x01")
@@ -184,14 +191,14 @@ def test_damaged_array_is_not_copied(filled: Registry, tmp_path: Path) -> None:
     assert set(source.digests()) - set(FolderArrays(tmp_path / "target").digests()) == {digest}
 
 
-def test_copy_to_a_wrong_place_is_refused(filled: Registry, arrays_url: str, tmp_path: Path) -> None:
+def test_copy_to_a_wrong_place_is_refused(one: Registry, arrays_url: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="already"):
-        copy_arrays(filled.home.arrays, filled.home.arrays)
+        copy_arrays(one.home.arrays, one.home.arrays)
     with pytest.raises(NotFoundError, match="there are no arrays below"):
         copy_arrays(tmp_path / "nosuch", arrays_url)
     open_arrays(arrays_url).set_owner("0" * 32)
     with pytest.raises(ConflictError, match="belong to another catalog"):
-        copy_arrays(filled.home.arrays, arrays_url)
+        copy_arrays(one.home.arrays, arrays_url)
 
 
 def test_config_shows_where_arrays_and_copies_are(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_killed_with_the_catalog_in_postgresql() -> None:
     assert told["kills"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(faults.why_not() is not None, reason=str(faults.why_not()))
 def test_killed_with_arrays_in_a_bucket_and_the_catalog_in_postgresql() -> None:
     words = ["random", "--kills", 3, "--database", "postgresql", "--arrays", "s3"]

@@ -108,6 +108,7 @@ def test_others_purged_while_one_is_composed(
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("step", [0, 5])
 def test_version_purged_while_it_is_exported(filled: Registry, tmp_path: Path, step: int) -> None:
     with (
@@ -118,6 +119,7 @@ def test_version_purged_while_it_is_exported(filled: Registry, tmp_path: Path, s
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("step", [0, 20])
 def test_version_purged_while_all_is_verified(filled: Registry, step: int) -> None:
     with disturbed(filled.home.path, "verifying", step, purge) as registry:

@@ -294,6 +294,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.stride(12)
 @pytest.mark.parametrize("change", sorted(CHANGES))
 def test_chain_breaks_where_an_event_was_changed_or_removed(catalog: Catalog, change: str) -> None:
     version, _ = catalog.add_version(new())

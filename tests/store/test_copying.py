@@ -52,6 +52,7 @@ def content(url: str, folder: Path) -> tuple[object, ...]:
         return rows, dict(seals.now(session)), catalog.chain(), catalog.id, catalog.discrepancies(log=True)
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("target", BOTH)
 @pytest.mark.parametrize("source", BOTH)
 def test_copy_is_the_same_and_goes_on(places: dict[str, list[str]], tmp_path: Path, source: str, target: str) -> None:

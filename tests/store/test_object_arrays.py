@@ -203,6 +203,7 @@ open_arrays(sys.argv[1]).put(ArraySource.of(np.arange(100 * 7, dtype=np.float32)
 """
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("writes", [0, 1, 5, 11, 12])
 def test_killed_writer_leaves_what_the_next_completes(
     arrays_url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch, writes: int

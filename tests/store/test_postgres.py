@@ -339,6 +339,7 @@ def test_cluster_ends_with_the_process_that_owns_it() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize(
     ("change", "table"),
     [

@@ -42,7 +42,7 @@ def store(proxy: FaultyProxy, arrays_url: str, tmp_path: Path) -> ObjectArrays:
     return found
 
 
-@pytest.mark.stride(5)
+@pytest.mark.stride(10)
 @pytest.mark.parametrize("fault", [*PASSING, "hang"])
 @pytest.mark.parametrize("method", ["PUT", "GET"])
 def test_faults_that_pass_are_overcome(store: ObjectArrays, proxy: FaultyProxy, fault: Fault, method: str) -> None:
@@ -98,7 +98,7 @@ def test_no_wrong_byte_is_read(store: ObjectArrays, proxy: FaultyProxy, fault: F
     assert content(store.open(digest)) == content(SOURCE)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.stride(7)
 @pytest.mark.parametrize("fault", ["cut", "flip", "500", "slow down", "reset", "reset after", "hang"])
 def test_what_is_put_amid_faults_is_whole_or_an_error(
     store: ObjectArrays,

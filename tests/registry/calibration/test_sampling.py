@@ -109,6 +109,7 @@ def test_without_start_token_data_is_asked_for(tmp_path: Path, tokenizer: Any, r
     assert caught.value.hint == "give --data FILE"
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("known", ["bos", "eos", "eos list", "tokenizer"])
 def test_start_token_is_found_wherever_it_is_named(
     tmp_path: Path, tokenizer: Any, registry: Registry, known: str

@@ -20,7 +20,7 @@ from tests.models import logits
 IDS = torch.arange(1, 25).reshape(2, 12)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(8)
 @pytest.mark.parametrize(
     "recipe",
     [

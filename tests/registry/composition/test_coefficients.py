@@ -68,6 +68,7 @@ def test_equal_coefficients_are_a_scale(filled: Registry, tmp_path: Path) -> Non
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("to", ["dense", "moe"])
 def test_order_and_history_leave_no_trace(filled: Registry, zoo: Zoo, tmp_path: Path, to: str) -> None:
     recipe = Recipe(to=to, trunk="task-arithmetic", coefficients={"code": 1.3, "law": -0.4, "math": 0.1})

@@ -147,7 +147,7 @@ def assert_same(found: list[torch.Tensor], plan: Plan, ids: torch.Tensor, tie: f
         assert torch.equal(choices[clear], experts[clear]), (layer, int((choices != experts)[clear].sum()))
 
 
-@pytest.mark.stride(10)
+@pytest.mark.stride(17)
 @pytest.mark.parametrize("tau", WINDOWS)
 def test_every_layer_takes_the_expert_of_most_evidence(
     variant: Variant, tmp_path: Path, tokenizer: Any, tau: float
@@ -191,6 +191,7 @@ def test_an_mlp_too_narrow_to_compare_pairs_notices_what_is_for_an_expert(tmp_pa
     assert not torch.equal(late, soon)  # the test can fail: pairs change what is chosen
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("variant", ["llama", "mistral window", "qwen3", "olmo2", "smollm3"], indirect=True)
 def test_padding_is_no_evidence(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
     plan = variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
@@ -231,7 +232,7 @@ def test_a_cache_step_by_step_is_one_pass(variant: Variant, tmp_path: Path, toke
     assert apart[before_ties].max() < 1e-4 * whole.abs().max()
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("variant", ["llama", "qwen2 window by layer", "qwen3", "olmo2", "smollm3"], indirect=True)
 def test_a_left_padded_batch_generates_what_each_text_does(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
     variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
@@ -246,7 +247,7 @@ def test_a_left_padded_batch_generates_what_each_text_does(variant: Variant, tmp
         assert torch.equal(model.generate(alone, attention_mask=torch.ones_like(alone), **options)[0, length:], text)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(12)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "granite", "gemma", "olmo2", "smollm3"], indirect=True)
 def test_folders_in_16_bits_take_the_same_experts(variant: Variant, tmp_path: Path, tokenizer: Any, dtype: str) -> None:
@@ -270,6 +271,7 @@ def test_transformers_4_computes_the_same(
         )
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("variant", ["llama", "qwen2 in granitemoe", "qwen3", "smollm3"], indirect=True)
 def test_two_experts_a_token_are_those_of_most_evidence(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
     recipe = variant.recipe(router="context", context_window=16.0, top_k=2)

@@ -210,6 +210,7 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, text: str, line: 
     assert refused.value.hint
 
 
+@pytest.mark.stride(12)
 @pytest.mark.parametrize(
     ("given", "message"),
     [

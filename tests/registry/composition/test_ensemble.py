@@ -198,6 +198,7 @@ def test_text_is_the_same_with_and_without_a_cache(write: Write, routing: str) -
     assert torch.equal(model.generate(**prompt, **options), model.generate(**prompt, **options, use_cache=False))
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_a_cache_goes_on_where_it_stopped(write: Write, routing: str) -> None:
     _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)
@@ -220,6 +221,7 @@ def test_a_cache_goes_on_where_it_stopped(write: Write, routing: str) -> None:
     assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_padding_says_nothing(write: Write, routing: str) -> None:
     _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)
@@ -273,6 +275,7 @@ def test_what_members_share_is_stored_once(registry: Registry, tokenizer: Any, z
     assert torch.equal(mixed(load(tmp_path / "again")), mixed(model))
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

@@ -18,6 +18,7 @@ from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 
 
+@pytest.mark.stride(13)
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [

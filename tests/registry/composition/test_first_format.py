@@ -41,7 +41,7 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
 }
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(8)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_it_is_checked_and_reproduced(

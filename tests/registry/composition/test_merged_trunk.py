@@ -87,6 +87,7 @@ def test_forced_member_is_the_dense_model_of_that_trunk_and_its_mlps(
     assert not torch.equal(mixed(model), own[:, :, 0])
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("mixing", ["probabilities", "logits"])
 def test_mixtures_are_of_these_models(filled: Registry, zoo: Zoo, tmp_path: Path, mixing: str) -> None:
     models = by_hand(filled, zoo, tmp_path / "dense", "mean", weights={"law": 3.0})
@@ -169,7 +170,7 @@ def test_trunk_is_stored_once(filled: Registry, zoo: Zoo, tmp_path: Path) -> Non
     assert len({id(member.model.layers[0].mlp.up_proj.weight) for member in model.members}) == 3
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(8)
 @pytest.mark.parametrize("mixing", ["probabilities", "logits"])
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_every_kind_is_reproduced_and_loads(filled: Registry, tmp_path: Path, routing: str, mixing: str) -> None:

@@ -173,7 +173,7 @@ RECIPES = {
 REFITS = {"refit": Recipe(refine_mlp=True), "trunk refit": Recipe(refine_trunk=True)}
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_was_taken_once_is_not_taken_again(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -275,7 +275,7 @@ def test_model_that_a_crash_left_is_garbage(filled: Registry) -> None:
     assert [path.name for path in filled.home.work.iterdir()] == ["busy"]
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(6)
 @pytest.mark.parametrize("recipe", [*RECIPES.values(), *REFITS.values()], ids=[*RECIPES, *REFITS])
 def test_member_without_kept_tokens_is_refused(
     filled: Registry, bare: Path, zoo: Zoo, tmp_path: Path, recipe: Recipe

@@ -15,6 +15,7 @@ from tests.conftest import EXPERTS, Zoo, files_of
 from tests.models import SIZES, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(top_k=2), Recipe(router="ridge")], ids=["1", "2", "ridge"])
 def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_path: Path, recipe: Recipe) -> None:
     before = files_of(filled.home.path)

@@ -302,7 +302,7 @@ def test_every_method_has_a_recipe_file() -> None:
     assert {path.suffix for path in (DOCS / "recipes").iterdir()} == {".yaml"}
 
 
-@pytest.mark.stride(4)
+@pytest.mark.stride(16)
 @pytest.mark.parametrize("name", METHODS)
 def test_recipe_files_compose_as_their_methods_do(filled: Registry, name: str) -> None:
     path = DOCS / "recipes" / f"{name}.yaml"

@@ -28,7 +28,7 @@ def inodes(folder: Path) -> dict[str, int]:
     return {part: (folder / name).stat().st_ino for part, name in parts(folder).items()}
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(6)
 @pytest.mark.parametrize(
     ("changed", "kept"),
     [
@@ -54,7 +54,7 @@ def test_what_changes_is_written_anew(
     assert {path.stat().st_nlink for path in (tmp_path / "moe").iterdir()} == {1}
 
 
-@pytest.mark.stride(4)
+@pytest.mark.stride(12)
 @pytest.mark.parametrize(
     "changed",
     [
@@ -78,6 +78,7 @@ def test_context_routing_is_written_as_in_a_fresh_folder(
     assert files_of(tmp_path / "moe") == files_of(tmp_path / "fresh")
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize(
     ("changed", "rewritten"),
     [
@@ -142,6 +143,7 @@ def link(path: Path) -> None:
     path.symlink_to("other")
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("touch", [flip, flip_and_hide, exchange, link, Path.unlink])
 def test_touched_file_is_written_anew(filled: Registry, tmp_path: Path, touch: Any) -> None:
     recipe = Recipe(router="ridge", lam=1.0)

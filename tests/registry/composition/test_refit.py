@@ -51,6 +51,7 @@ REFITTED = (
 )
 
 
+@pytest.mark.stride(14)
 @pytest.mark.parametrize("name", RUN)
 def test_layer_by_layer_is_the_model(name: str, tmp_path: Path, tokenizer: Any) -> None:
     model = make_model(CASES[name].family, 101, **CASES[name].config)
@@ -134,7 +135,7 @@ def distances(pair: Pair, folder: Path) -> list[float]:
     return found
 
 
-@pytest.mark.stride(4)
+@pytest.mark.stride(9)
 def test_each_text_is_nearer_to_its_expert(pair: Pair) -> None:
     before = distances(pair, pair.compose("plain"))
     after = distances(pair, pair.compose("refitted", refine_mlp=True))
@@ -271,7 +272,7 @@ def mlps_of(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.stride(4)
+@pytest.mark.stride(9)
 def test_a_trunk_is_solved_alone(pair: Pair) -> None:
     """Linear maps of the trunk differ, and nothing else does but the routers."""
     plain, solved = pair.compose("plain"), pair.compose("solved", refine_trunk=True)
@@ -286,12 +287,14 @@ def test_a_trunk_is_solved_alone(pair: Pair) -> None:
             assert not torch.equal(weight, others[name]), name
 
 
+@pytest.mark.stride(9)
 def test_one_member_has_its_own_trunk(pair: Pair) -> None:
     solved, plain = pair.compose("one", ("code",), refine_trunk=True), weights_of(pair.compose("plain", ("code",)))
     for name, weight in weights_of(solved).items():
         assert name.endswith(ROUTERS) or torch.equal(weight, plain[name]), name
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize(("alpha", "router"), [(1.0, "ridge"), (0.5, "ridge"), (1.0, "random")])
 def test_a_trunk_solves_regmean_on_what_the_written_model_gives(
     filled: Registry, zoo: Zoo, tmp_path: Path, alpha: float, router: str

@@ -34,7 +34,7 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
 }
 
 
-@pytest.mark.stride(6)
+@pytest.mark.stride(13)
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_recipe_is_reproduced(filled: Registry, tmp_path: Path, name: str) -> None:
     plan = filled.compose(["math", "code"], tmp_path / "made", RECIPES[name])

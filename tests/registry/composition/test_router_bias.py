@@ -164,6 +164,7 @@ def test_a_folder_is_written_again_to_the_byte(filled: Registry, zoo: Zoo, tmp_p
     assert not has_our_code(tmp_path / "asked")
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_bias_joins_the_softmax_over_all_experts(filled: Registry, zoo: Zoo, tmp_path: Path, k: int) -> None:
     add_beside(filled, zoo, tmp_path, bias={"math.beside": [0.375, -0.125]})
@@ -212,6 +213,7 @@ def test_a_bias_trains_with_the_mlps(filled: Registry, zoo: Zoo, tmp_path: Path)
     assert filled.reproduce(tmp_path / "trained").is_same
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("family", ["gpt_neox", "qwen3", "gemma2", "olmo2"])
 def test_other_families_carry_one(registry: Registry, zoo: Zoo, tmp_path: Path, family: str) -> None:
     base = save_checkpoint(make_model(family, 100), tmp_path / "base", train_tokenizer())

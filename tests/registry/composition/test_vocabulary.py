@@ -80,6 +80,7 @@ CONTRADICTIONS = {
 }
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("case", sorted(CONTRADICTIONS))
 def test_contradicting_tokens_are_refused_with_the_first_named(filled: Registry, tmp_path: Path, case: str) -> None:
     first, second, message = CONTRADICTIONS[case]

@@ -142,6 +142,7 @@ def test_nodes_of_two_kinds_are_refused(
     assert [*tmp_path.glob("partial/*/slice-*")] == []
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_statistics_are_those_of_one_pass(
     zoo: Zoo, alone: bytes, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
@@ -175,6 +176,7 @@ def test_a_node_that_is_removed_in_the_middle_changes_nothing(
     assert "raylet" not in capfd.readouterr().out  # where results go
 
 
+@pytest.mark.long
 def test_a_killed_process_changes_nothing(
     zoo: Zoo, alone: bytes, two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +262,7 @@ def divide_in_task(shared: int, *, progress: Any) -> float:
     return 1 / shared
 
 
+@pytest.mark.long
 def test_self_sampled_text_is_that_of_one_process(two: Cluster, bare: Path, tmp_path: Path) -> None:
     settings = PassSettings(tokens=48, seq_len=16, batch_size=2)
     here, _ = collect_to(bare, tmp_path / "here", settings=settings)

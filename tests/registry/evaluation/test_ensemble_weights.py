@@ -164,7 +164,7 @@ def test_commands_print_what_was_measured(filled: Registry, zoo: Zoo, tmp_path: 
     assert figures.routing.load == row["load"]
     text = page(figures)
     assert "Weights by domain" in text
-    assert f'<td class="num">{100 * row["weights"]["code"]["math"][0]:.1f} %</td>' in text
+    assert f'<td class="num">{100 * row["weights"]["code"]["math"][0]:.1f}\u00a0%</td>' in text
 
 
 def test_report_without_an_evaluation_says_what_is_missing(filled: Registry, tmp_path: Path) -> None:

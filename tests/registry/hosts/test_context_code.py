@@ -79,7 +79,7 @@ def routed(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
     return routings[0].logits[0].view(*ids.shape, -1)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.stride(7)
 @pytest.mark.parametrize("name", REMOTE)
 def test_every_family_routes_by_the_mean_evidence_and_experts_compute_what_they_do_by_themselves(
     name: str, tmp_path: Path, shared: Shared
@@ -140,7 +140,7 @@ def test_padding_is_no_evidence(composed: Composed, side: str) -> None:
         assert bool((padded[:, :5] == 0).all())
 
 
-@pytest.mark.stride(4)
+@pytest.mark.stride(12)
 @pytest.mark.parametrize("cuts", [range(1, 48), (20, 21, 47), (40,)])
 def test_a_cache_gives_what_the_whole_text_does(composed: Composed, cuts: Any) -> None:
     moe = load(composed.folder)
@@ -188,6 +188,7 @@ def test_what_a_cache_does_its_evidence_does(composed: Composed) -> None:
         assert other.get_seq_length() == 30
 
 
+@pytest.mark.stride(4)
 def test_generation_is_that_of_each_text_alone_and_that_without_a_cache(composed: Composed) -> None:
     moe = load(composed.folder)
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -239,6 +240,7 @@ def test_what_cannot_be_routed_is_refused(composed: Composed) -> None:
         moe.activation_checkpointing_enable()
 
 
+@pytest.mark.stride(4)
 def test_evidence_stays_exact_and_is_not_trained(composed: Composed, tmp_path: Path) -> None:
     exact = evidence_of(composed.plan).float()
     for dtype in (torch.float32, torch.bfloat16, torch.float16):

@@ -78,7 +78,7 @@ def double(folder: Path) -> Any:
     return load(folder, torch.float64, experts_implementation="eager")
 
 
-@pytest.mark.stride(6)
+@pytest.mark.stride(22)
 def test_each_expert_computes_what_it_computes_without_the_layer(variant: Variant, tmp_path: Path) -> None:
     folders = pair(variant, tmp_path)
     shares_epsilon = variant.case.host == "flex_olmo"
@@ -93,6 +93,7 @@ def test_each_expert_computes_what_it_computes_without_the_layer(variant: Varian
     assert apart(plain, context) > SHARED * 10
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("name", EPSILON)
 def test_epsilon_is_scaled_for_the_width(name: str, tmp_path: Path, tokenizer: Any) -> None:
     with variant_of(EPSILON[name], tmp_path, tokenizer) as variant:
@@ -172,7 +173,7 @@ def test_config_names_the_layer(variant: Variant, tmp_path: Path) -> None:
     assert changed == {}
 
 
-@pytest.mark.stride(6)
+@pytest.mark.stride(22)
 def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path: Path) -> None:
     _, folder = pair(variant, tmp_path)
     with quiet_transformers():
@@ -181,7 +182,7 @@ def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path:
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.stride(6)
+@pytest.mark.stride(22)
 def test_layers_count_as_those_of_the_members(variant: Variant, tmp_path: Path) -> None:
     plain, context = map(load, pair(variant, tmp_path))
     assert [gate.layer for gate in gates(context)] == [gate.layer for gate in gates(plain)]
@@ -225,6 +226,7 @@ def test_reserved_channels_are_multiples_that_suit_the_size() -> None:
         assert reserved_channels(size, count, fast=fast) >= (3 * count + 2 if fast else 2 * count + 1)
 
 
+@pytest.mark.stride(8)
 @pytest.mark.parametrize(("dtype", "limit"), [("float16", 0.02), ("bfloat16", 0.2)])
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "olmo2", "granite"], indirect=True)
 def test_in_16_bits_norm_weights_are_rounded_once_more(

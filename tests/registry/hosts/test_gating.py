@@ -108,7 +108,7 @@ def test_transformers_4_reads_the_same_weights(
     assert torch.equal(transformers4.logits(tmp_path / "moe", IDS, "float32", tmp_path), found)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(7)
 def test_it_is_another_model_than_with_weights_that_add_up_to_1(variant: tuple[str, Variant], tmp_path: Path) -> None:
     name, made = variant
     for gating in ("softmax-topk", "topk-softmax"):
@@ -123,7 +123,7 @@ def test_it_is_another_model_than_with_weights_that_add_up_to_1(variant: tuple[s
     assert torch.allclose(logits["softmax-topk 3"], logits["topk-softmax 3"], rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.stride(17)
 @pytest.mark.parametrize(("k", "candidates"), [(1, 2), (1, 3), (2, 2), (2, 3), (3, 3)])
 def test_training_passes_the_weights_of_the_folder(
     variant: tuple[str, Variant], tmp_path: Path, k: int, candidates: int
@@ -144,7 +144,7 @@ def test_training_passes_the_weights_of_the_folder(
     assert all(bool(gate.weight.grad.abs().sum() > 0) for gate in gates(moe) if gate.weight.grad is not None)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(5)
 @pytest.mark.parametrize(
     ("case", "host", "hint"),
     [

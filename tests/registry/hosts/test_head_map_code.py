@@ -64,7 +64,7 @@ def mapped(model: Any, plan: Plan, expert: int, stream: Float[Tensor, "T H"]) ->
     return centred @ matrix.T + size * shift
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(7)
 @pytest.mark.parametrize("name", REMOTE)
 def test_the_last_norm_gets_the_mapped_stream(name: str, tmp_path: Path, shared: Shared) -> None:
     with shared_variant(name, tmp_path, shared) as variant:
@@ -79,7 +79,7 @@ def test_the_last_norm_gets_the_mapped_stream(name: str, tmp_path: Path, shared:
             assert float((streams[1] - streams[0] - expected).abs().max()) < EXACT * float(expected.abs().max())
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(7)
 @pytest.mark.parametrize("name", REMOTE)
 def test_maps_bring_logits_near_those_of_the_own_head(name: str, tmp_path: Path, shared: Shared) -> None:
     """On the streams of the shared model, by the mean square of what differs, less what all logits have in common."""
@@ -118,7 +118,7 @@ def test_several_maps_are_mixed_as_experts_are(name: str, tmp_path: Path, shared
     assert float((after - before - expected).abs().max()) < EXACT * float(expected.abs().max())
 
 
-@pytest.mark.stride(7)
+@pytest.mark.stride(14)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", REMOTE)
 def test_16_bits_hold_them(name: str, dtype: str, tmp_path: Path, shared: Shared) -> None:

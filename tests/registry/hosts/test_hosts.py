@@ -292,6 +292,7 @@ def check_exactness(variant: Variant, tmp_path: Path, dtype: str, transformers4:
         assert torch.equal(transformers4.logits(tmp_path / "moe", IDS, dtype, tmp_path), routed)
 
 
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("variant", MIXED, indirect=True)
 def test_two_experts_mix_by_softmax_of_the_router(variant: Variant, tmp_path: Path) -> None:
     recipe = variant.recipe(trunk="base", top_k=2, temperature=0.05)
@@ -316,7 +317,7 @@ def test_two_experts_mix_by_softmax_of_the_router(variant: Variant, tmp_path: Pa
         assert torch.allclose(moe(input_ids=IDS).logits, reference(input_ids=IDS).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.stride(6)
+@pytest.mark.stride(15)
 def test_folder_is_what_other_tools_read(variant: Variant, tmp_path: Path) -> None:
     plan = variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(top_k=2))
     config = json.loads((tmp_path / "moe" / "config.json").read_text())

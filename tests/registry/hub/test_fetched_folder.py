@@ -41,6 +41,7 @@ def into_cache(to: Path) -> Path:
     return Path(snapshot_download("org/moe", cache_dir=to))
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("fetch", [into_folder, into_cache])
 def test_every_command_takes_a_fetched_folder_as_the_composed_one(
     pushed: Registry, zoo: Zoo, tmp_path: Path, fetch: Callable[[Path], Path]

@@ -143,6 +143,7 @@ def test_the_card_says_what_the_registry_knows(registry: Registry, zoo: Zoo, hub
     assert "jin2022regmean" not in page
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize(
     ("licenses", "why"),
     [

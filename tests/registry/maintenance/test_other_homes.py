@@ -10,7 +10,7 @@ from sqlalchemy import event
 from registry import Recipe, Registry, maintenance
 from registry.io.work_dirs import resumable
 from store.arrays.object_arrays import ObjectArrays
-from store.catalog import VersionRecord
+from store.catalog import VersionRecord, copying
 from tests.catalogs import Schemas
 from tests.conftest import Zoo, files_of
 from tests.residue import own_windows, search
@@ -20,18 +20,18 @@ PASSED = Recipe(router="ridge", refine=1)
 
 
 @pytest.fixture
-def places(postgres_server: str, arrays_url: str) -> Iterator[dict[str, Any]]:
-    """The catalog and the arrays that all homes share."""
+def places(postgres_server: str, filled_url: str, _home_of_three: Path) -> Iterator[dict[str, Any]]:
+    """The catalog and the arrays that all homes share: the base model and three experts."""
     schemas = Schemas(postgres_server)
-    yield {"database": schemas.fresh(), "arrays": arrays_url}
+    database = schemas.fresh()
+    copying.copy(f"sqlite:///{_home_of_three / 'catalog.sqlite'}", database)
+    yield {"database": database, "arrays": filled_url}
     schemas.drop()
 
 
 @pytest.fixture
-def here(tmp_path: Path, zoo: Zoo, places: dict[str, Any]) -> Iterator[Registry]:
+def here(tmp_path: Path, places: dict[str, Any]) -> Iterator[Registry]:
     with Registry(tmp_path / "here", **places) as opened:
-        for name in ("code", "math", "law"):
-            opened.add_expert(name, zoo.experts[name])
         yield opened
 
 

@@ -25,7 +25,7 @@ def damage(registry: Registry, ref: str, name: str, kind: str) -> None:
         registry.arrays.delete(link.digest)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.stride(6)
 @pytest.mark.parametrize("what", sorted(NAMES))
 @pytest.mark.parametrize("kind", ["changed", "missing", "gone"])
 def test_adding_again_repairs(filled: Registry, zoo: Zoo, what: str, kind: str) -> None:

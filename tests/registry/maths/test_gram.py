@@ -266,6 +266,7 @@ print(has_int8("cpu"))
 """
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize(
     "isa", ["AVX2", "AVX512_CORE"] + (["", "SSE41"] if os.environ.get("REG_TEST_STRIDE") == "1" else [])
 )

@@ -257,7 +257,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.stride(5)
+@pytest.mark.stride(20)
 @pytest.mark.parametrize("case", sorted(CONTRADICTIONS))
 def test_what_contradicts_a_receipt_is_told(
     withdrawn: Registry, made: dict[str, Any], tmp_path: Path, case: str

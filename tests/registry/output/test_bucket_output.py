@@ -54,7 +54,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_folder, "SHARD_BYTES", 60_000)
 
 
-@pytest.mark.stride(8)
+@pytest.mark.stride(16)
 @pytest.mark.parametrize(
     ("experts", "recipe"),
     [
@@ -101,6 +101,7 @@ def test_uploads_in_parts_give_the_same_bytes(
     assert s3.uploads(name) == []
 
 
+@pytest.mark.stride(2)
 def test_composition_is_replaced_with_force_only(filled: Registry, prefix: Prefix, tmp_path: Path) -> None:
     filled.compose(["code", "math"], prefix.url)
     before = prefix.objects
@@ -113,6 +114,7 @@ def test_composition_is_replaced_with_force_only(filled: Registry, prefix: Prefi
     assert prefix.objects == files_of(tmp_path / "fresh")
 
 
+@pytest.mark.stride(2)
 def test_files_of_an_earlier_composition_disappear(
     filled: Registry, prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +147,7 @@ def test_objects_below_a_composition_are_never_deleted(filled: Registry, prefix:
     assert prefix.objects == before
 
 
+@pytest.mark.stride(2)
 @pytest.mark.usefixtures("several")
 def test_no_moment_shows_a_mix(filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every request of a replacement: composition.json, if there, lists the objects that are there."""
@@ -183,6 +186,7 @@ def test_no_moment_shows_a_mix(filled: Registry, prefix: Prefix, monkeypatch: py
     assert all(uploaded)
 
 
+@pytest.mark.stride(2)
 @pytest.mark.usefixtures("several")
 def test_failure_of_the_storage_is_resumed(
     filled: Registry, prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,6 +213,7 @@ def test_failure_of_the_storage_is_resumed(
     assert prefix.objects == files_of(tmp_path / "moe")
 
 
+@pytest.mark.stride(2)
 @pytest.mark.usefixtures("several")
 def test_damaged_shards_are_uploaded_again(filled: Registry, prefix: Prefix, tmp_path: Path) -> None:
     filled.compose(["code", "math"], prefix.url)
@@ -365,6 +370,7 @@ print(count)
 """
 
 
+@pytest.mark.stride(2)
 @pytest.mark.usefixtures("several")
 @pytest.mark.parametrize("force", [False, True])
 def test_process_killed_at_any_step_leaves_no_half_composition(
@@ -404,6 +410,7 @@ def test_process_killed_at_any_step_leaves_no_half_composition(
     assert s3.uploads(name) == []
 
 
+@pytest.mark.stride(2)
 def test_local_copy_is_checked(filled: Registry, prefix: Prefix, tmp_path: Path) -> None:
     filled.compose(["code", "math"], prefix.url)
     filled.compose(["code", "math"], tmp_path / "moe")

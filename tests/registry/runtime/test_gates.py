@@ -23,7 +23,7 @@ ONE_EACH = {case.host: name for name, case in EXACT.items() if not case.host.sta
 ALL = torch.arange(2)
 
 
-@pytest.mark.stride(4)
+@pytest.mark.stride(9)
 @pytest.mark.parametrize("host", sorted(ONE_EACH))
 def test_forced_expert_computes_what_it_does_by_itself(host: str, tmp_path: Path, shared: Shared) -> None:
     case = CASES[ONE_EACH[host]]

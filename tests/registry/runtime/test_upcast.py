@@ -28,7 +28,7 @@ WINDOWS = Calibration(
 )
 
 
-@pytest.mark.stride(5)
+@pytest.mark.stride(16)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_statistics_and_logits_equal_those_of_the_model_in_float32(

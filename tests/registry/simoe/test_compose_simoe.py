@@ -310,6 +310,7 @@ def test_experts_go_into_other_compositions(simoe: Registry, tmp_path: Path) -> 
         simoe.plan(NAMES)
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("family", ["gpt_neox", "gemma"])
 def test_other_families_run_as_they_were_trained(family: str, zoo: Zoo, tokenizer: Any, tmp_path: Path) -> None:
     base = save_checkpoint(make_model(family, 500), tmp_path / "base", tokenizer)

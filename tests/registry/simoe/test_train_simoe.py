@@ -223,6 +223,7 @@ def test_penalty_lowers_the_overlap_of_masks(zoo: Zoo, tmp_path: Path) -> None:
     assert found[1] < found[0] - 0.2
 
 
+@pytest.mark.long
 def test_same_seed_gives_the_same_bytes_and_another_begins_elsewhere(zoo: Zoo, tmp_path: Path) -> None:
     found = []
     for home in ("a", "b"):
@@ -236,6 +237,7 @@ def test_same_seed_gives_the_same_bytes_and_another_begins_elsewhere(zoo: Zoo, t
     assert not torch.equal(windows_of(zoo, one).training, windows_of(zoo, other).training)
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize(("at", "changes"), [(4, {}), (6, {"experts": 1, "accumulate": 2, "tokens": 6 * 4 * 32})])
 def test_an_interrupted_training_goes_on_to_the_same_bytes(
     zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, changes: dict[str, Any]
@@ -282,6 +284,7 @@ def interrupting(at: int | None, told: list[str]) -> Callable[..., Any]:
     return progress
 
 
+@pytest.mark.long
 def test_a_registration_that_was_interrupted_is_completed(
     zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,6 +202,7 @@ def whole(shared: Shared, zoo: Zoo) -> Whole:
     return shared.get("six steps of a soup", lambda root: whole_training(root, zoo))
 
 
+@pytest.mark.long
 def test_same_seed_gives_the_same_bytes_and_another_does_not(zoo: Zoo, whole: Whole, tmp_path: Path) -> None:
     backwards = dict(reversed(text_of(zoo).items()))
     found = []
@@ -257,6 +258,7 @@ def interrupting(at: int | None, told: list[str]) -> Callable[..., Any]:
     return progress
 
 
+@pytest.mark.long
 def test_a_registration_that_was_interrupted_is_completed(
     zoo: Zoo, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

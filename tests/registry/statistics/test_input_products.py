@@ -126,7 +126,7 @@ def test_compositions_keep_products_and_an_opt_out_deletes_them(filled: Registry
     assert files_of(tmp_path / "one") == files_of(tmp_path / "three")
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(5)
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -35,7 +35,7 @@ MODEL = Recipe(to="dense", trunk="task-arithmetic")
 def trained_home(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     """A home with a base model and experts that were trained on their domains."""
     root = tmp_path_factory.mktemp("fit")
-    settings = ExpertTraining(tokens=20_000, batch_size=8, seq_len=32, lr=3e-3, trunk="free", device="cpu")
+    settings = ExpertTraining(tokens=12_000, batch_size=8, seq_len=32, lr=3e-3, trunk="free", device="cpu")
     with Registry(root / "home") as registry:
         registry.add_base("base", save_checkpoint(make_model("llama", 100), root / "base", tokenizer))
         for name in DOMAINS:
@@ -85,6 +85,7 @@ def a_batch() -> tuple[Tensor, Tensor]:
     return ids, torch.arange(20)[None] < torch.tensor([20, 20, 11])[:, None]
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize(
     ("family", "config"),
     [("llama", {"tie_word_embeddings": False}), ("llama", {"tie_word_embeddings": True}), ("gpt_neox", {})],

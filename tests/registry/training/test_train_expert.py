@@ -53,6 +53,7 @@ def train(registry: Registry, zoo: Zoo, out: Path | None = None, **changes: Any)
     return registry.train_expert("fresh", "base", [zoo.train["code"]], settings, out=out)
 
 
+@pytest.mark.stride(4)
 @pytest.mark.parametrize("changes", [{}, {"mlp": "lora:2"}, {"trunk": "free"}, {"mlp": "lora:2", "trunk": "free"}])
 def test_what_is_frozen_is_the_base_models_to_the_byte(
     filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any]
@@ -101,7 +102,7 @@ def test_the_loss_falls_and_the_version_stores_how_it_was_trained(filled: Regist
     assert continued.document["training"]["base"] == member.content["weights"]
 
 
-@pytest.mark.stride(4)
+@pytest.mark.stride(9)
 @pytest.mark.parametrize("changes", [{}, {"mlp": "lora:2"}, {"accumulate": 2}])
 @pytest.mark.parametrize("at", [1, 4, 6])
 def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(
@@ -336,6 +337,7 @@ def test_what_was_not_trained_beside_the_same_expert_is_refused(filled: Registry
     assert random.names == ["base", "beside"]  # of rows that are drawn nothing needs to fit
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 100, (2**60).to_bytes(8, "little")])
 def test_rows_of_another_form_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path, damage: bytes) -> None:
     filled.train_expert("beside", "base", [zoo.train["law"]], settings_with(coordinate=True), out=tmp_path / "out")

@@ -89,6 +89,7 @@ def interrupting(at: int | None) -> Callable[..., Any]:
     return progress
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("what", ["mlps", "all"])
 def test_an_interrupted_training_ends_in_the_same_curve_and_bytes(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -170,6 +171,7 @@ def test_routers_alone_are_those_of_train_router(filled: Registry, moe: Path, zo
     assert filled.reproduce(tmp_path / "out").is_same
 
 
+@pytest.mark.long
 def test_an_opt_out_taints_what_was_trained(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: WritableHub
 ) -> None:

@@ -60,6 +60,7 @@ def test_routers_of_trained_copies_are(filled: Registry, moe: Path, zoo: Zoo, tm
     assert filled.reproduce(tmp_path / "twice").is_same
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize(("what", "named"), [("mlps", "the experts' MLPs and the routers"), ("all", "all weights")])
 def test_the_card_says_that_copies_were_trained(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, what: str, named: str

@@ -45,7 +45,7 @@ RECIPES: list[Any] = [
     EnsembleRecipe(mixing="logits", trunk="mean"),
 ]
 PARTS = 4
-"""Into which the recipes are parted: their pages, reports and comparisons are many."""
+"""Into which recipes and hosts are parted: their pages, reports and comparisons are many."""
 
 
 def evaluated(folder: str) -> dict[str, Any]:
@@ -119,9 +119,11 @@ def test_every_method_has_its_pages(filled: Registry, part: int) -> None:
         answer(pages, filled)
 
 
-def test_every_host_and_origin_has_its_page(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+@pytest.mark.stride(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_host_and_origin_has_its_page(filled: Registry, zoo: Zoo, tmp_path: Path, part: int) -> None:
     plan = filled.plan(["math", "code", "law"])
-    for host in HOSTS:
+    for host in HOSTS[part::PARTS]:
         recorded(filled, plan, f"on-{host}", host=host)
     filled.compose([], tmp_path / "copies", from_base=3)
     settings = MixtureTraining("all", tokens=128, batch_size=2, seq_len=32, lr=0.01, device="cpu")
@@ -165,6 +167,7 @@ def test_experts_of_a_simoe_have_their_pages(zoo: Zoo, tmp_path: Path) -> None:
             answer(pages, registry)
 
 
+@pytest.mark.long
 def test_names_of_100_characters_have_their_pages(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     assert len(LONG) == 100
     filled.add_expert(LONG, zoo.experts["law"], allow_unrelated=True, tags={"t" * 90: "v" * 200})

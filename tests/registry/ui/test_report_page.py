@@ -78,6 +78,7 @@ def test_the_theme_and_the_way_back_work_in_the_sandbox(filled: Registry, pages:
         browser.close()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_jobs_and_a_composer_that_may_start_them_are_reached_from_the_sandbox(filled: Registry, tmp_path: Path) -> None:
     started: Any = pytest.importorskip("playwright.sync_api").sync_playwright()

@@ -240,7 +240,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_members_with_the_shared_tables_are_their_dense_models(
     family: str, zoo: Zoo, tokenizer: Any, tmp_path: Path

@@ -40,6 +40,7 @@ def train(registry: Registry, folder: Path, out: Path, zoo: Zoo, what: str = "pr
     return registry.train(folder, out, data, MixtureTraining(what, **(TINY | changes)))
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_projectors_and_router_move_alone(registry: Registry, zoo: Zoo, tmp_path: Path, top_k: int) -> None:
     compose(registry, tmp_path / "start", top_k=top_k)
