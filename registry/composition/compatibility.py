@@ -354,6 +354,23 @@ def _tokenizer_conflict(first: Member, second: Member) -> str | None:
     return tokenizer_conflict(first.file("tokenizer.json"), second.file("tokenizer.json"))
 
 
+def equal_mlp_notes(members: Sequence[Member]) -> tuple[str, ...]:
+    """Return a remark on each group of members of equal MLPs: routing between them changes nothing.
+
+    Adapters of attention alone leave the MLPs of the base model as they are.
+    """
+    groups: dict[frozenset[tuple[str, str]], list[str]] = {}
+    for member in members:
+        mlps = frozenset((link.name, link.digest) for link in member.arrays if link.role == "mlp")
+        groups.setdefault(mlps, []).append(member.name)
+    return tuple(
+        f"the MLPs of {', '.join(names[:-1])} and {names[-1]} are equal, so routing between them changes nothing; they "
+        "differ only in what is merged into the trunk. --to ensemble keeps them apart"
+        for names in groups.values()
+        if len(names) > 1
+    )
+
+
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 """Files that may have a chat template; transformers prefers the first."""
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from registry.composition.compatibility import check_statistics, common_dtype, make_subset, template_notes
+from registry.composition.compatibility import (
+    check_statistics,
+    common_dtype,
+    equal_mlp_notes,
+    make_subset,
+    template_notes,
+)
 from registry.composition.pass_memory import pass_bytes, rendered_elements
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import SHARED, SOFTMAX_TOPK, TOPK_SOFTMAX
@@ -123,8 +129,8 @@ class Plan:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the result for its user."""
-        templates = template_notes(self.members, self.lead)
-        return (*self.translation.notes, *([EQUAL_COPIES] if self.from_base else []), *templates)
+        equal = [EQUAL_COPIES] if self.from_base else equal_mlp_notes(self.members)
+        return (*self.translation.notes, *equal, *template_notes(self.members, self.lead))
 
     @property
     def names(self) -> list[str]:

@@ -50,6 +50,11 @@ class Candidate:
     samples: WeightSamples
     relations: tuple[Relation, ...]
 
+    @property
+    def mlps(self) -> tuple[str, ...]:
+        """Names of the tensors of its MLPs."""
+        return tuple(self.checkpoint.family.mlp_shapes(self.checkpoint.architecture))
+
 
 def _check_order(name: str, checkpoint: str, kind: str) -> None:
     """Check that name and checkpoint are not the wrong way round."""

@@ -6,7 +6,7 @@ from registry.checkpoint import hash_checkpoint
 from registry.families.sites import MLP_INPUT
 from registry.registration.candidate import Candidate
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, registered_experts, summarise
-from registry.registration.lineage import Relation
+from registry.registration.lineage import Relation, equal_mlps
 from registry.statistics.collect import carried_statistics, collect, text_calibration
 from registry.workspace import Workspace
 
@@ -19,7 +19,7 @@ class Check:
         label: name of the checkpoint.
         family: its `model_type`.
         hosts: the hosts that carry it, by their names in `--host`, the preferred one first.
-        notes: limitations of a composition in the preferred host.
+        notes: limitations of a composition in the preferred host, and of what a mixture would keep of it.
         dtype: the dtype that most weights have.
         parameters: number of weights.
         tokens: number of tokens in its tokenizer's vocabulary; None without a tokenizer.json.
@@ -61,7 +61,7 @@ def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
         label=checkpoint.label,
         family=checkpoint.family.model_type,
         hosts=tuple(hosts),
-        notes=next(iter(hosts.values())).notes,
+        notes=(*next(iter(hosts.values())).notes, *equal_mlps(candidate.relations, candidate.mlps)),
         dtype=checkpoint.dtype,
         parameters=checkpoint.parameters,
         tokens=hashed.tokens,

@@ -37,6 +37,9 @@ COMPARING = 4
 UNRELATED = 0.9
 """Median distance from which two models have no common ancestor; independent weights have 1."""
 
+_SHOWN = 3
+"""Maximum number of versions in a remark."""
+
 Verdict = Literal["same weights", "same base", "unrelated"]
 Sampler = Callable[[str, "npt.NDArray[np.int64]"], Block]
 
@@ -240,6 +243,24 @@ def check_related(label: str, relations: Iterable[Relation]) -> None:
             f"model stay below {UNRELATED})",
             "register the base model that it comes from (reg add-base NAME CKPT), or add --allow-unrelated",
         )
+
+
+def equal_mlps(relations: Iterable[Relation], mlps: Iterable[str]) -> tuple[str, ...]:
+    """Return a remark if a checkpoint has the MLPs of registered versions of its base model, but other weights.
+
+    Adapters of attention alone leave MLPs as they are.
+
+    Args:
+        relations: its distances to registered versions.
+        mlps: names of the tensors of its MLPs.
+    """
+    names = tuple(mlps)
+    refs = [one.ref for one in relations if one.verdict == "same base" and not any(map(one.distances.get, names))]
+    if not refs:
+        return ()
+    shown = ", ".join(refs[:_SHOWN]) + (f" and {len(refs) - _SHOWN} more" if len(refs) > _SHOWN else "")
+    text = f"its MLPs equal those of {shown}: a mixture routes between MLPs, and all else, where this one differs, is"
+    return (f"{text} merged into one trunk; --to ensemble keeps it whole",)
 
 
 def _distance(name: str, first: WeightSamples, second: WeightSamples) -> float:

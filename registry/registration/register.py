@@ -21,7 +21,7 @@ from registry.io.torch_blocks import to_block
 from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, registered_experts, summarise
-from registry.registration.lineage import Relation
+from registry.registration.lineage import Relation, equal_mlps
 from registry.registration.lineage_index import LineageIndex
 from registry.registration.summary_store import summary_store
 from registry.statistics.collect import carried_statistics, collect, text_calibration
@@ -224,6 +224,8 @@ def _with_relations(workspace: Workspace, candidate: Candidate, registration: Re
     version = registration.version
     if registration.added:
         _remark_difference(workspace, version, candidate.relations)
+        for text in equal_mlps(candidate.relations, candidate.mlps) if version.kind == "expert" else ():
+            remark(workspace.progress, text)
     try:
         newest = workspace.resolve(version.name).ref
     except ConflictError:  # it was opted out meanwhile
