@@ -3,13 +3,13 @@
 import json
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import count as count_from
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from cli.option_groups import typed_words
+from registry.io.fresh import fresh
 
 if TYPE_CHECKING:
     from registry.registration.expert_overlap import ExpertOverlap
@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 _MOST = 4
 """Maximum number of experts or domains in a line."""
 _OUTPUT_FORMS = ("as_json", "as_csv", "as_markdown")
-
-
-def fresh(name: str) -> str:
-    """Return a path that does not exist yet: `moe/`, or `moe-2/` where there is one."""
-    stem, dot, ending = name.rstrip("/").partition(".")
-    slash = "/" if name.endswith("/") else ""
-    return next(
-        path + slash
-        for number in count_from(1)
-        if not Path(path := stem + ("" if number == 1 else f"-{number}") + dot + ending).exists()
-    )
 
 
 def composing(experts: Iterable[str], *options: str) -> list[str]:

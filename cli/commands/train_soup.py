@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from cli.next_steps import fresh
 from cli.option_groups import TRAINING, GroupedCommand
 from cli.options import Integer, annotations
 from cli.output import as_json, done, next_step, note, print_json, short
@@ -16,6 +15,7 @@ from cli.training_options import training_options, weight_products
 from cli.version_output import version_document
 from registry.composition.trained.trained_parts import trained_tokens
 from registry.io.display import few
+from registry.io.fresh import fresh
 
 
 def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, list[Path]]:

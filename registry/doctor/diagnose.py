@@ -28,6 +28,7 @@ from registry.doctor.value_checks import check_head, check_values
 from registry.doctor.vocabulary_checks import check_chat_template, check_special_tokens, check_vocabulary
 from registry.errors import RegError, first_line, is_foreign
 from registry.io.display import printable
+from registry.io.fresh import fresh
 from registry.progress import Progress, silent
 from registry.workspace import PathLike, Workspace
 
@@ -196,7 +197,7 @@ def _again(examined: ExaminedFolder) -> str | None:
     if errors:
         return examined.again
     if examined.evaluations:
-        return f"reg report {examined.quoted} --out report.html"
+        return f"reg report {examined.quoted} --out {fresh('report.html')}"
     domains = list(examined.perplexity)[:_DOMAINS] if examined.members else []
     text = " ".join(f"--data {domain}=FILE" for domain in domains) or "--data DOMAIN=FILE"
     return f"reg evaluate {examined.quoted} {text}"

@@ -469,7 +469,6 @@ def test_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).output.startswith("reg, version 0.")
 
 
-@pytest.mark.long
 def test_db_copy(filled: Registry, tmp_path: Path, postgres_server: str) -> None:
     """The catalog goes to PostgreSQL and back; both work on, with the same arrays, and hide the password."""
     schemas = Schemas(postgres_server)

@@ -49,11 +49,16 @@ def test_a_registry_knows_the_members_and_their_text(ward: Ward, ward_registry: 
     assert diagnosis.next == f"reg evaluate {ward.folders['moe']} --data code=FILE --data math=FILE"
 
 
-def test_what_was_evaluated_is_reported_next(ward: Ward, ward_registry: Path) -> None:
+def test_what_was_evaluated_is_reported_next(
+    ward: Ward, ward_registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = ward.folders["moe"]
+    monkeypatch.chdir(tmp_path)
     with Registry(ward_registry) as registry:
         registry.evaluate([folder], ward.data, TestSettings(windows=2, seq_len=16))
         assert registry.doctor(folder, quick=True).next == f"reg report {folder} --out report.html"
+        Path("report.html").touch()
+        assert registry.doctor(folder, quick=True).next == f"reg report {folder} --out report-2.html"
 
 
 def test_scores_of_test_text_are_said_in_place_of_a_comparison_on_little_text(ward: Ward, ward_registry: Path) -> None:

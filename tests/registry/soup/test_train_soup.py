@@ -202,7 +202,6 @@ def whole(shared: Shared, zoo: Zoo) -> Whole:
     return shared.get("six steps of a soup", lambda root: whole_training(root, zoo))
 
 
-@pytest.mark.long
 def test_same_seed_gives_the_same_bytes_and_another_does_not(zoo: Zoo, whole: Whole, tmp_path: Path) -> None:
     backwards = dict(reversed(text_of(zoo).items()))
     found = []

@@ -171,7 +171,6 @@ def test_routers_alone_are_those_of_train_router(filled: Registry, moe: Path, zo
     assert filled.reproduce(tmp_path / "out").is_same
 
 
-@pytest.mark.long
 def test_an_opt_out_taints_what_was_trained(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: WritableHub
 ) -> None:

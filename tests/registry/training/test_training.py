@@ -91,7 +91,6 @@ def test_training_lowers_the_loss_that_it_tells(filled: Registry, moe: Path, zoo
     assert further.before == done.after  # what was told is what the folder does
 
 
-@pytest.mark.long
 @pytest.mark.stride(3)
 @pytest.mark.parametrize("at", [0, 4, 6])
 def test_interrupted_training_goes_on_to_the_same_bytes(

@@ -145,7 +145,6 @@ def test_what_is_being_computed_does_not_fade(browser: "Browser", pages: Pages) 
         assert said == []
 
 
-@pytest.mark.long
 def test_a_change_that_mends_is_applied_by_its_button(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         page.goto(f"{pages.address}/compose?e=code@1&e=law@1&e=math@1&router=ridge")
@@ -206,7 +205,6 @@ def test_a_job_is_started_and_followed_to_its_end(
         assert said == []
 
 
-@pytest.mark.long
 def test_a_job_fails_and_another_is_cancelled(browser: "Browser", pages: Pages, tmp_path: Path) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         enter(page, pages)

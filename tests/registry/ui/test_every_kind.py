@@ -167,7 +167,6 @@ def test_experts_of_a_simoe_have_their_pages(zoo: Zoo, tmp_path: Path) -> None:
             answer(pages, registry)
 
 
-@pytest.mark.long
 def test_names_of_100_characters_have_their_pages(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     assert len(LONG) == 100
     filled.add_expert(LONG, zoo.experts["law"], allow_unrelated=True, tags={"t" * 90: "v" * 200})

@@ -328,7 +328,6 @@ def test_a_job_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -
     assert jobs.get(job.id).state == "cancelled"
 
 
-@pytest.mark.long
 @pytest.mark.stride(3)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_job_ends_with_the_server_and_leaves_nothing(
