@@ -67,10 +67,11 @@ def _closing(result: "DemoResult") -> list[str]:
         lines.append(f"The mixture reaches {ours:.0f} % of its experts; their averaged weights reach {plain:.0f} %.")
     orders, (whole, without) = count(len(result.orders), "order"), [short(one) for one in result.compositions.values()]
     if result.holds:
-        lines.append(
-            f"Bit for bit, every file compared: all {orders} of registering gave one folder, of composition {whole}, "
-            f"and opting {result.withdrawn} out gave that of a registry which never held it, of composition {without}."
-        )
+        lines += [
+            "Bit for bit, every file compared:",
+            f"  all {orders} of registering gave one folder, composition {whole};",
+            f"  opting {result.withdrawn} out gave the folder of a registry that never held it, composition {without}.",
+        ]
     else:
         lines.append("NOT bit for bit: SHA-256 over every byte of each composed folder:")
         lines += [f"  {digest}  registered in the order {', '.join(order)}" for order, digest in result.orders.items()]

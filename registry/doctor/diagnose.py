@@ -28,7 +28,7 @@ from registry.doctor.value_checks import check_head, check_values
 from registry.doctor.vocabulary_checks import check_chat_template, check_special_tokens, check_vocabulary
 from registry.errors import RegError, first_line, is_foreign
 from registry.io.display import printable
-from registry.io.fresh import fresh
+from registry.output.fresh import fresh
 from registry.progress import Progress, silent
 from registry.workspace import PathLike, Workspace
 

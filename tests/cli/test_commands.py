@@ -432,8 +432,8 @@ def test_demo_prints_tables_and_promises(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(demo, "run_demo", lambda *_, **__: result)
     invoked = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
     assert invoked.exit_code == 0
-    assert f"all 2 orders of registering gave one folder, of composition {'4' * 12}, and opting math" in invoked.stdout
-    assert f"a registry which never held it, of composition {'5' * 12}." in invoked.stdout
+    assert f"  all 2 orders of registering gave one folder, composition {'4' * 12};\n  opting math" in invoked.stdout
+    assert f"a registry that never held it, composition {'5' * 12}." in invoked.stdout
     found = json.loads(CliRunner().invoke(main, ["demo", "--json"]).stdout)
     assert found["orders"] == {"a,b": "1", "b,a": "1"}
     broken = DemoResult(tmp_path, ("code",), rows, {("a", "b"): "1", ("b", "a"): "3"}, "2", "2", "math", made)

@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli.main import main
-from cli.next_steps import fresh, loading
+from cli.next_steps import loading
 from registry import Registry
+from registry.output.fresh import fresh
 from tests.conftest import Zoo
 from tests.test_docs import parse
 

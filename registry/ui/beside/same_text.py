@@ -203,6 +203,9 @@ def _means(lines: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [fsum(column) / len(column) if len(column) == len(lines) else None for column in columns]
 
 
+NOT_COMPARED = "Nothing compares them: no two were evaluated on the same text with the same settings."
+
+
 def best(values: Sequence[float | None], *, least: bool = False, digits: int = 1) -> set[int]:
     """Return which values are best as they are shown; none if there are not two, or all are alike."""
     shown = {at: float(score_text(value, digits)) for at, value in enumerate(values) if value is not None}
@@ -217,7 +220,7 @@ def verdict(names: Sequence[str], rows: Sequence[Row], mean: Mean | None) -> str
         return _by_score(names, mean)
     if rows:
         return _by_perplexity(names, rows)
-    return "Nothing compares them: no two were evaluated on the same text with the same settings."
+    return f"{NOT_COMPARED} Evaluate them on the same files, with the same number and length of windows."
 
 
 def _by_score(names: Sequence[str], mean: Mean) -> str:
@@ -282,5 +285,5 @@ def _why(text: Text, rivals: Sequence[tuple[str, Text]]) -> str:
     if text.seq_len != other.seq_len:
         parts.append(f"windows of {text.seq_len:,} tokens, not {other.seq_len:,}")
     elif text.digest != other.digest:
-        parts.append("other text or another tokenizer")
+        parts.append("other text, another number of windows, or another tokenizer")
     return f"unlike {name}: {'; '.join(parts)}"

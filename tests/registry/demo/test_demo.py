@@ -156,14 +156,15 @@ def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, tmp
         assert registry.plan(["code", "english", "math"]).digest == whole
         pair = registry.plan(["code", "english"]).digest
     assert demo_result.compositions == {"code,english,math": whole, "code,english": pair}
-    proof = (
-        f"Bit for bit, every file compared: all 6 orders of registering gave one folder, of composition {whole[:12]}, "
-        f"and opting math out gave that of a registry which never held it, of composition {pair[:12]}."
-    )
+    proof = [
+        "Bit for bit, every file compared:",
+        f"  all 6 orders of registering gave one folder, composition {whole[:12]};",
+        f"  opting math out gave the folder of a registry that never held it, composition {pair[:12]}.",
+    ]
     closing = lines.index("next:")
-    assert lines[closing - 3 : closing] == [
+    assert lines[closing - 5 : closing] == [
         f"The mixture reaches {moe:.0f} % of its experts; their averaged weights reach {plain:.0f} %.",
-        proof,
+        *proof,
         "",
     ]
     commands = [shlex.split(line) for line in lines[closing + 1 :]]

@@ -133,7 +133,7 @@ def test_sizes_are_planned_without_reading_an_array(
 def test_other_text_and_other_settings_stand_apart(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
     record(filled, made["zebra"], {"code": 80.0, "math": 90.0})
     for changes, why in (
-        ({"digest": "1" * 64}, "unlike zebra: other text or another tokenizer"),
+        ({"digest": "1" * 64}, "unlike zebra: other text, another number of windows, or another tokenizer"),
         ({"digest": "1" * 64, "seq_len": 64}, "unlike zebra: windows of 64 tokens, not 32"),
         ({"dtype": "bfloat16"}, "unlike zebra: computed in bfloat16, not float32"),
     ):
