@@ -129,7 +129,7 @@ class Plan:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the result for its user."""
-        equal = [EQUAL_COPIES] if self.from_base else equal_mlp_notes(self.members)
+        equal = [EQUAL_COPIES] if self.from_base else equal_mlp_notes(self.members) if self.recipe.to == "moe" else []
         return (*self.translation.notes, *equal, *template_notes(self.members, self.lead))
 
     @property
