@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from registry.checkpoint import Checkpoint
 from registry.errors import DamagedError, IncompatibleError
+from registry.io.display import few
 from registry.io.limits import HEADER_BYTES, HEADER_VALUES
 from registry.io.strict_json import parse_json
 from registry.progress import Progress, remark
@@ -36,9 +37,6 @@ COMPARING = 4
 
 UNRELATED = 0.9
 """Median distance from which two models have no common ancestor; independent weights have 1."""
-
-_SHOWN = 3
-"""Maximum number of versions in a remark."""
 
 Verdict = Literal["same weights", "same base", "unrelated"]
 Sampler = Callable[[str, "npt.NDArray[np.int64]"], Block]
@@ -258,8 +256,9 @@ def equal_mlps(relations: Iterable[Relation], mlps: Iterable[str]) -> tuple[str,
     refs = [one.ref for one in relations if one.verdict == "same base" and not any(map(one.distances.get, names))]
     if not refs:
         return ()
-    shown = ", ".join(refs[:_SHOWN]) + (f" and {len(refs) - _SHOWN} more" if len(refs) > _SHOWN else "")
-    text = f"its MLPs equal those of {shown}: a mixture routes between MLPs, and all else, where this one differs, is"
+    text = (
+        f"its MLPs equal those of {few(refs)}: a mixture routes between MLPs, and all else, where this one differs, is"
+    )
     return (f"{text} merged into one trunk; --to ensemble keeps it whole",)
 
 
