@@ -197,7 +197,7 @@ def pushed_expert(ref: str) -> Case:
     return Case(write, NOTHING)
 
 
-LATER_FIGURES = {"accuracy_by_tokens", "experts_per_token", "weights"}
+LATER_FIGURES = {"accuracy_by_tokens", "average_interval", "experts_per_token", "interval", "weights"}
 """Figures of a row that are not in the record, as it was made on machines before them."""
 
 
