@@ -10,7 +10,7 @@ import sqlite3
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -330,13 +330,7 @@ def _make_home(home: Path, zoo: Zoo, experts: tuple[str, ...]) -> Path:
 @pytest.fixture
 def filled(_filled_home: Path, tmp_path: Path) -> Iterator[Registry]:
     """A registry of its own with the base model and the five experts."""
-    if _IN_A_BUCKET:
-        shutil.copytree(_filled_home, tmp_path / "home", ignore=shutil.ignore_patterns("arrays"))
-        copy_arrays(_filled_home / "arrays", Home.locate(tmp_path / "home").arrays_place)
-        with Registry(tmp_path / "home") as opened:
-            yield opened
-        return
-    with Registry(copy_home(_filled_home, tmp_path / "home")) as opened:
+    with opened_copy(_filled_home, tmp_path / "home") as opened:
         yield opened
 
 
@@ -419,6 +413,18 @@ def copy_home(home: Path, to: Path) -> Path:
     COPIES[to] = home
     _link(home / "arrays", to / "arrays")
     return to
+
+
+@contextmanager
+def opened_copy(home: Path, to: Path) -> Iterator[Registry]:
+    """Open a copy of a closed registry that was made `in_files`; where tests run in a bucket, its arrays go there."""
+    if _IN_A_BUCKET:
+        shutil.copytree(home, to, ignore=shutil.ignore_patterns("arrays"))
+        copy_arrays(home / "arrays", Home.locate(to).arrays_place)
+    else:
+        copy_home(home, to)
+    with Registry(to) as opened:
+        yield opened
 
 
 def _link(folder: Path, to: Path) -> None:

@@ -62,9 +62,13 @@ def _closing(result: "DemoResult") -> list[str]:
     """Return the result in two sentences, and the guarantees that were seen to hold in a third."""
     average = {row.name: row.average for row in result.rows}
     ours, plain = average.get("moe"), average.get("average")
+    base = next((value for name, value in average.items() if name.startswith("base ")), None)
     lines = []
-    if ours is not None and plain is not None:
-        lines.append(f"The mixture reaches {ours:.0f} % of its experts; their averaged weights reach {plain:.0f} %.")
+    if ours is not None and plain is not None and base is not None:
+        lines.append(
+            f"The mixture reaches {ours:.0f} % of its experts; averaged weights reach {plain:.0f} %, the base model "
+            f"{base:.0f} %."
+        )
     orders, (whole, without) = count(len(result.orders), "order"), [short(one) for one in result.compositions.values()]
     if result.holds:
         lines += [

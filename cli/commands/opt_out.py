@@ -196,4 +196,4 @@ def _heirs(shares: Mapping[str, float]) -> str:
     """Return in words where the text of a version would go in a mixture without it."""
     named = sorted(shares.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {share:.0%}" for name, share in named if share >= _LEAST_SHARE)
-    return f"      composed again without it, its tokens would go to {text} (predicted from counts)"
+    return f"      composed again without it, its tokens would go to {text} (predicted from counts of tokens)"

@@ -187,7 +187,7 @@ class _Table:
             elif any(member.architecture != members[0].architecture for member in members):
                 remark(self._progress, "no row for the average: the experts' architectures differ")
             else:
-                measure("average", "average", members)
+                measure("average", "averaged weights", members)
         rows = [self._scored(row, losses) for row, losses in measured]  # all own losses are known now
         self._average = next((row for row in rows if row.name == "average"), None)
         self._single = tuple(row for row in rows if row is not self._average)
@@ -270,7 +270,8 @@ class _Table:
         if missing := [domain for domain in benchmark.windows if domain not in known]:
             remark(self._progress, f"no oracle routing of {', '.join(missing)} in {model.name}: not among its members")
         numbers = {domain: experts.index(domain) for domain in known}
-        return self._row(name, benchmark.losses_of(model, known, expert_of=numbers), model)
+        named = replace(model, name=f"{model.name} with perfect routing")  # its progress is a step of its own
+        return self._row(name, benchmark.losses_of(named, known, expert_of=numbers), model)
 
     def _relative_time(self, model: Model, composed: Mapping[str, str]) -> float | None:
         benchmark = self._benchmark

@@ -120,6 +120,12 @@ class ScoreRow:
     interval: Mapping[str, Sequence[float]] = field(default_factory=dict)
     average_interval: Sequence[float] | None = None
 
+    @property
+    def title(self) -> str:
+        """Its name on pages: `averaged weights`, `base model base@1`."""
+        of_base = f"base model {self.name.removeprefix('base ')}" if self.kind == "base" else self.name
+        return {"average": "averaged weights", "oracle": "perfect routing"}.get(self.kind, of_base)
+
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -330,6 +336,11 @@ class ReportData:
         """Return the average score of `row`."""
         row = self.row(kind)
         return None if row is None else row.average
+
+    def interval_of(self, kind: str) -> Sequence[float] | None:
+        """Return the interval of the average score of `row`."""
+        row = self.row(kind)
+        return None if row is None else row.average_interval
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document of the report: everything but colours."""

@@ -65,7 +65,44 @@ def verdict(figures: ReportData) -> Verdict:
         parts += [f"averaged weights reach {percent(average)}"] if average is not None else []
         parts += [f"perfect routing would reach {percent(oracle)}"] if oracle is not None else []
     left = [domain for domain in own.perplexity if domain not in own.score]
-    return Verdict("; ".join(parts) + "." + (f" {_unscored(left)}" if left else ""))
+    said = ["; ".join(parts) + ".", chance(own.average_interval, figures.interval_of("average"), f"the {figures.kind}")]
+    return Verdict(" ".join(filter(None, [*said, _unscored(left) if left else ""])))
+
+
+def chance(own: Sequence[float] | None, plain: Sequence[float] | None, name: str) -> str:
+    """Return whether a composition and its averaged weights differ by more than chance.
+
+    Args:
+        own: the 95 % interval of the composition's average score; None if it is not known.
+        plain: that of the averaged weights.
+        name: what the composition is called.
+
+    Returns:
+        A sentence; empty if one of the intervals is not known.
+    """
+    return by_chance([own, plain], f" of {name} and of averaged weights")
+
+
+def by_chance(intervals: Sequence[Sequence[float] | None], of: str = "") -> str:
+    """Return whether two scores differ by more than chance, by their 95 % intervals: one sentence.
+
+    Two intervals that do not overlap differ by more than chance; two that do may still differ: they are of the same
+    windows, and the test is a cautious one.
+
+    Args:
+        intervals: low and high ends of both; None where they are not known.
+        of: whose they are, in words that begin with a space.
+
+    Returns:
+        The sentence; empty if one of the intervals is not known.
+    """
+    first, second = intervals
+    if first is None or second is None:
+        return ""
+    shown = f"{interval_text(first)} and {interval_text(second)}"
+    apart = first[0] > second[1] or second[0] > first[1]
+    meant = "do not overlap: the difference is more than chance" if apart else "overlap: the difference may be chance"
+    return f"The 95\u00a0% intervals{of}, {shown}, {meant}."
 
 
 def sample(evaluated: Evaluated) -> str:

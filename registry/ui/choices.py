@@ -14,6 +14,7 @@ from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, MOE, obs
 from registry.errors import InvalidInputError
 from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
+from registry.ui.describing import ROUTER_WORDS, ROUTING_WORDS
 
 BASE = RecipeField(
     "base",
@@ -22,7 +23,7 @@ BASE = RecipeField(
     "NAME[@V]",
     FIELDS["to"].outputs,
     label="Base model",
-    note="where the recipe needs one; by default the only one",
+    note="the model that the experts were trained from, where the recipe needs it; by default the only one",
     advanced=True,
 )
 """What the form asks for beside the fields of a recipe."""
@@ -38,6 +39,24 @@ WORDS = {
     "simoe": "experts of a SIMoE",
 }
 """Output → its words in the form."""
+
+TRUNK_CHOICES = {
+    "regmean": "nearest to what each expert computes",
+    "mean": "the average",
+    "base": "those of the base model",
+    "ties": "base model, plus large changes that agree in sign",
+    "dare": "base model, plus a random part of the changes",
+    "task-arithmetic": "base model, plus the scaled sum of the changes",
+}
+"""Trunk method → the weights that it gives, in the form."""
+
+OPTIONS: dict[str, Mapping[str, str]] = {
+    "to": WORDS,
+    "routing": {method: f"{words} ({method})" for method, words in ROUTING_WORDS.items()},
+    "trunk": {method: f"{method}: {words}" for method, words in TRUNK_CHOICES.items()},
+    "router": {method: f"{method}: {words}" for method, words in ROUTER_WORDS.items()},
+}
+"""Field → its values in words."""
 
 _BASICS = ("to", "routing", "trunk", "router", "top_k")
 _ADVANCED = {

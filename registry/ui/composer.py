@@ -15,9 +15,8 @@ from registry import composition
 from registry.composition import Preview, Recipe
 from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.errors import InvalidInputError, RegError
-from registry.ui.choices import BASICS, GROUPS, WORDS, default_text, select_values
+from registry.ui.choices import BASICS, GROUPS, OPTIONS, default_text, select_values
 from registry.ui.composing import Composing, beside_latest, check_new_folder, suggested_folder
-from registry.ui.describing import ROUTING_WORDS
 from registry.ui.remedies import Remedy, for_error, for_preview
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
@@ -85,8 +84,7 @@ def composer(site: Site, request: Request) -> Response:
         default_text=default_text,
         select_values=select_values,
         switch=FieldKind.SWITCH,
-        words=WORDS,
-        routing_words=ROUTING_WORDS,
+        words=OPTIONS,
         folder=Path.cwd(),
         result=None
         if part == "experts" or not composing.refs

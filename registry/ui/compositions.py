@@ -18,7 +18,7 @@ from registry.report.advice import opted_out, worse_than_average
 from registry.report.data import Warned
 from registry.report.frame import Frame
 from registry.report.page import page as report_page
-from registry.report.verdict import unbroken
+from registry.report.verdict import chance, unbroken
 from registry.ui.beside.side_by_side import address
 from registry.ui.choices import Choices
 from registry.ui.describing import EARLIER, Score, difference, expert_names, output, sentences
@@ -63,6 +63,7 @@ class Scores:
         load: expert → share of all tokens.
         layers: expert → its share by layer.
         plain: the average score of the averaged weights of exactly these experts, if that was measured.
+        chance: whether the composition and these differ by more than chance, in a sentence, if intervals are known.
         models: every model that was scored on this text, this composition first.
     """
 
@@ -73,6 +74,7 @@ class Scores:
     load: Mapping[str, float]
     layers: Mapping[str, Sequence[float]]
     plain: float | None
+    chance: str
     models: Sequence["Model"]
 
     @classmethod
@@ -103,6 +105,7 @@ class Scores:
             figures["overall_load"],
             figures.get("load") or {},
             plain["average"] if averaged else None,
+            chance(figures.get("average_interval"), plain.get("average_interval") if averaged else None, "this one"),
             _models(document, averaged=averaged),
         )
 

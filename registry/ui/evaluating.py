@@ -12,6 +12,7 @@ from starlette.datastructures import QueryParams
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
 from registry.ui.composing import MOST_PATH
+from registry.ui.wording import counted
 from store.catalog import CompositionRecord
 
 MOST_DOMAINS = 64
@@ -29,6 +30,9 @@ MORE_WINDOWS = "96"
 MOST_WINDOWS = 100_000
 
 _CORRECT = "correct it in the form"
+_MOST_IN_TITLE = 6
+_MORE = {"--baselines": "with baselines", "--oracle": "with perfect routing"}
+"""Option → its words in the title of a job."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class FormRow:
 
     Attributes:
         domain: its name; empty where it is to be typed.
-        file: the file of its text, as it was typed.
+        file: the file of its text, as it was typed; at first the one that its latest evaluation scored, if known.
         known: files that earlier jobs scored, the latest first.
         label: the name of the file of the latest evaluation of the domain; empty if there is none.
     """
@@ -63,20 +67,47 @@ def form_rows(
 
     Args:
         domains: the domains that it offers.
-        form: what was typed; empty at first.
+        form: what was typed; empty at first, where files that are known are filled in.
         jobs: the words of jobs after `reg`, the latest first.
         labels: domain → name of the file of its latest evaluation.
     """
-    known: dict[str, dict[str, None]] = {}
-    for words in jobs:
-        data = [after for word, after in pairwise(words) if word == "--data"]
-        for domain, _, file in (one.partition("=") for one in data if words[0] == "evaluate"):
-            known.setdefault(domain, {})[file] = None
+    known = known_files(jobs)
     typed = list(zip(form.getlist("domain"), form.getlist("file"), strict=False))
-    files = {domain: file for domain, file in typed if domain in domains}
+    files = {domain: known[domain][0] for domain in domains if domain in known and not typed}
+    files |= {domain: file for domain, file in typed if domain in domains}
     other = next(((domain, file) for domain, file in typed if domain not in domains), ("", ""))
     rows = [(domain, files.get(domain, "")) for domain in domains] + [other]
-    return [FormRow(domain, file, tuple(known.get(domain, ())), labels.get(domain, "")) for domain, file in rows]
+    return [FormRow(domain, file, known.get(domain, ()), labels.get(domain, "")) for domain, file in rows]
+
+
+def known_files(jobs: Iterable[Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Return domain → files of its text that jobs scored, the latest first, each once (`jobs` as in `form_rows`)."""
+    known: dict[str, dict[str, None]] = {}
+    for words in jobs:
+        for domain, file in _data(words):
+            known.setdefault(domain, {})[file] = None
+    return {domain: tuple(files) for domain, files in known.items()}
+
+
+def evaluated_on(words: Sequence[str]) -> str:
+    """Return what tells an evaluation from others of its composition: `on code, math (96 windows a domain)`."""
+    domains = listed_briefly([domain for domain, _ in _data(words)])
+    windows = int(next((after for word, after in pairwise(words) if word == "--windows"), WINDOWS))
+    size = f"{counted(windows, 'window')} a domain"
+    more = [text for option, text in _MORE.items() if option in words]
+    return f"on {domains} ({', '.join([size, *more])})"
+
+
+def listed_briefly(names: Sequence[str]) -> str:
+    """Return names for a title, of many the first ones and how many others there are."""
+    left = len(names) - _MOST_IN_TITLE
+    return ", ".join(names if left <= 0 else [*names[: _MOST_IN_TITLE - 1], f"{left + 1} more"])
+
+
+def _data(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return domain and file of each text of an evaluation; nothing of another command."""
+    data = [after for word, after in pairwise(words) if word == "--data" and words[0] == "evaluate"]
+    return [(domain, file) for domain, _, file in (one.partition("=") for one in data)]
 
 
 def domains_of(record: CompositionRecord, evaluated: Sequence[str]) -> list[str]:

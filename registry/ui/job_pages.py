@@ -17,14 +17,12 @@ from registry.ui.composer import suggested
 from registry.ui.composing import Composing, check_new_folder
 from registry.ui.compositions import composition_page, requested
 from registry.ui.describing import title
-from registry.ui.evaluating import Refused, evaluating
+from registry.ui.evaluating import Refused, evaluated_on, evaluating, listed_briefly
 from registry.ui.guard import RefusedError
 from registry.ui.jobs import Job, Jobs
 from registry.ui.site import Page, Site, url
 
 MOST_FORM_BYTES, MOST_FORM_FIELDS = 1 << 16, 600
-
-_MOST_IN_TITLE = 6
 
 TakeForm = Callable[[Site, Request, QueryParams], Response]
 """Does what a checked form asks for."""
@@ -60,7 +58,7 @@ def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
         return composition_page(site, request, record, Refused(form, error))
     back = url("compositions", record.digest)
     assert site.jobs is not None
-    return _see(site.jobs.add(f"Evaluate {title(record)}", words, back=back, out=""))
+    return _see(site.jobs.add(f"Evaluate {title(record)} {evaluated_on(words)}", words, back=back, out=""))
 
 
 def cancel(site: Site, request: Request, form: QueryParams) -> Response:
@@ -118,11 +116,7 @@ def _jobs(site: Site, request: Request) -> Jobs:
 
 
 def _title(plan: AnyPlan) -> str:
-    refs = [member.version.ref for member in plan.members]
-    shown = (
-        refs if len(refs) <= _MOST_IN_TITLE else [*refs[: _MOST_IN_TITLE - 1], f"{len(refs) - _MOST_IN_TITLE + 1} more"]
-    )
-    return f"Compose {', '.join(shown)}"
+    return f"Compose {listed_briefly([member.version.ref for member in plan.members])}"
 
 
 def _see(job: Job) -> Response:

@@ -104,7 +104,7 @@ class Job:
     def finishing(self) -> bool:
         """Return whether all bytes are written, and its command, which says no more, only registers them."""
         written = any(step.label in _WRITING for step in self.steps)
-        return self.state == RUNNING and written and all(step.share == 1.0 for step in self.steps)
+        return bool(self.out) and self.state == RUNNING and written and all(step.share == 1.0 for step in self.steps)
 
     @property
     def seconds(self) -> int:

@@ -31,7 +31,7 @@ of old English prose 0.45 (0.64), Spanish and Portuguese 0.42 (0.29), two kinds 
 
 OVERLAP_OF_TOKEN_COUNTS = (
     f"The share of two experts’ texts that the context router cannot tell apart by their token counts, after {TYPICAL} "
-    "tokens."
+    "tokens, in this set of members."
 )
 """What this overlap tells, for people; that of activations is another (`expert_overlap`)."""
 

@@ -59,14 +59,16 @@ FIELDS: dict[str, RecipeField] = {
             "embedding and before one head; simoe, experts of reg train-simoe as they were trained (these three load "
             "with trust_remote_code=True).",
             "OUTPUT", _EVERY, default=MOE, choices=_EVERY, noun="output",
-            label="Make", note="a sparse mixture, one dense model, an ensemble of whole models, bodies of several "
-            "architectures between one embedding and one head, or experts of a SIMoE together",
+            label="Make",
+            note="sparse mixture: each token goes through a few experts; dense: all weights merged into one model; "
+            "ensemble: all members run, and their predictions are mixed; hetero: members of several architectures "
+            "share one embedding and head; SIMoE: experts that were trained together",
         ),
         RecipeField(
             "routing", FieldKind.CHOICE, "For an ensemble: posterior, perplexity, prompt-perplexity or task-vector.",
             "METHOD", (ENSEMBLE,), default="posterior",
             choices=("posterior", "perplexity", PROMPT_PERPLEXITY, "task-vector"), noun="routing method",
-            label="Routing", note="where the weights of an ensemble come from",
+            label="Routing", note="how an ensemble weighs its members",
         ),
         RecipeField(
             "routing_tokens", FieldKind.WHOLE,
@@ -79,13 +81,13 @@ FIELDS: dict[str, RecipeField] = {
             "mixing", FieldKind.CHOICE,
             "For an ensemble: probabilities, or logits, whose weighted sum goes through the softmax.", "HOW",
             (ENSEMBLE,), default="probabilities", choices=("probabilities", LOGITS),
-            label="Mixing", note="of an ensemble: the weighted sum of probabilities, or of logits", advanced=True,
+            label="Mixing", note="whether an ensemble adds up its members’ probabilities or logits", advanced=True,
         ),
         RecipeField(
             "lead", FieldKind.TEXT, "For hetero: the member whose embedding and head all share.", "NAME", (HETERO,),
             unset="the member with the largest hidden size",
-            label="Lead", note="with hetero: the member whose embedding and head all share; by default the one with "
-            "the largest hidden size", advanced=True,
+            label="Lead", note="the member whose embedding and head all share; by default the one with the largest "
+            "hidden size", advanced=True,
         ),
         RecipeField(
             "trunk", FieldKind.CHOICE,
@@ -93,8 +95,8 @@ FIELDS: dict[str, RecipeField] = {
             "one trunk and keep their MLPs.", "METHOD",
             _ALL, default="regmean", default_with={ENSEMBLE: None}, unset="each member's own",
             choices=("regmean", "mean", "base", "ties", "dare", "task-arithmetic"), noun="trunk method",
-            label="Trunk", note="how the weights outside the MLPs are combined; by default regmean, in an ensemble "
-            "not at all",
+            label="Trunk", note="combines the experts’ weights outside the MLPs, for a dense model all weights; by "
+            "default regmean, in an ensemble not at all",
         ),
         RecipeField(
             "alpha", FieldKind.NUMBER, "For regmean: the share of the off-diagonal entries that stays.", "X", _ALL,
@@ -120,39 +122,44 @@ FIELDS: dict[str, RecipeField] = {
         RecipeField(
             "combine", FieldKind.CHOICE, "For ties and dare: the mean or the sum of task vectors.", "HOW", _ALL,
             only_with={"trunk": ("ties", "dare")}, default=MEAN, choices=(MEAN, SUM),
-            label="Task vectors", note="their mean or their sum; with ties and dare", advanced=True,
+            label="Task vectors", advanced=True,
+            note="whether ties and dare average the experts’ changes from the base model or add them up",
         ),
         RecipeField(
             "router", FieldKind.CHOICE, "Router method: context, ridge, domain-embedding, anchored or random.",
             "METHOD", _MIXTURES, default="context",
             choices=("context", "ridge", "domain-embedding", "anchored", "random"), noun="router method",
-            label="Router", note="how each layer’s gate is made",
+            label="Router", note="decides which experts a token goes to; this is how it is made",
         ),
         RecipeField(
             "context_window", FieldKind.NUMBER,
             "For context: how far back evidence counts, in tokens; 0 for the whole text so far.", "TOKENS", _MIXTURES,
             only_with={"router": ("context",)}, default=CONTEXT_WINDOW, limits=Limits(0.0, 1e6), noun="context-window",
-            label="Context window", note="tokens; with the context router", advanced=True,
+            label="Context window", advanced=True,
+            note="about how many tokens back the context router looks; 0: the whole text so far",
         ),
         RecipeField(
             "vocabulary", FieldKind.CHOICE,
             "For context: shared, one head for all experts; mapped, a layer more that brings it near the expert's own.",
             "HOW", _MIXTURES, only_with={"router": ("context",)}, default=MAPPED, choices=(SHARED, MAPPED),
-            label="Vocabulary", note="mapped: near each expert’s own head; with the context router", advanced=True,
+            label="Vocabulary", advanced=True,
+            note="mapped: a layer brings the shared head near each expert’s own; shared: one head as it is",
         ),
         RecipeField(
             "lam", FieldKind.NUMBER,
             "Ridge strength, with hetero relative; auto: for each layer the one with the least held-out error, from "
             "statistics alone.", "X|auto", _RIDGE,
             only_with={"router": ("ridge", "domain-embedding")}, default=0.01, limits=Limits(0.0),
-            auto=True, label="Ridge strength", note="a number, or auto: the one with the least held-out error",
+            auto=True, label="Ridge strength",
+            note="how much the router’s least squares is damped; auto: what has the least held-out error",
             advanced=True,
         ),
         RecipeField(
             "normalize", FieldKind.SWITCH,
             "Give router columns unit length, as the DUME paper does, or leave them as they are solved.", "",
             _MIXTURES, only_with={"router": ("ridge", "domain-embedding", "random")}, default=False,
-            label="Unit router columns", note="as in the DUME paper", advanced=True,
+            label="Unit router columns", advanced=True,
+            note="gives the router equally long columns for all experts, as the DUME paper does",
         ),
         RecipeField(
             "bias", FieldKind.BY_MEMBER,
@@ -173,18 +180,21 @@ FIELDS: dict[str, RecipeField] = {
             "refine", FieldKind.WHOLE,
             "Passes of the kept calibration tokens through the composed model, from which the routers are solved.",
             "N", _MIXTURES, default=0, limits=Limits(0.0, float(MOST_PASSES)),
-            label="Refining passes", note="of kept tokens through the composed model", advanced=True,
+            label="Refining passes", advanced=True,
+            note="how often kept calibration tokens pass the composed model, to solve its routers on them",
         ),
         RecipeField(
             "refine_mlp", FieldKind.SWITCH,
             "Refit the trunk's linear maps and each expert's down projection on the same tokens.", "", _MIXTURES,
-            default=False, label="Refit MLPs", note="and linear maps, on kept tokens", advanced=True,
+            default=False, label="Refit MLPs", advanced=True,
+            note="fits the experts’ down projections and the trunk to kept calibration tokens",
         ),
         RecipeField(
             "refine_trunk", FieldKind.SWITCH,
             "Solve the trunk again, layer by layer, on what the composed model gives its linear maps for the same "
             "tokens; MLPs stay as they are.", "", _MIXTURES,
-            default=False, label="Solve the trunk again", note="on kept tokens, MLPs as they are", advanced=True,
+            default=False, label="Solve the trunk again", advanced=True,
+            note="on kept calibration tokens in the composed model; MLPs stay as they are",
         ),
         RecipeField(
             "device", FieldKind.TEXT, "A torch device for passes.", "DEVICE", _MIXTURES,
@@ -195,7 +205,8 @@ FIELDS: dict[str, RecipeField] = {
             unset=f"1 with context and with hetero, else {TOP_K}; with ensemble all members",
             limits=Limits(1.0), noun="top-k",
             label="Experts per token",
-            note=f"by default 1 with the context router and with hetero, else {TOP_K}; in an ensemble all",
+            note=f"how many experts each token goes to; by default 1 with the context router and with hetero, else "
+            f"{TOP_K}; in an ensemble all",
         ),
         RecipeField(
             "gating", FieldKind.CHOICE,
@@ -203,14 +214,15 @@ FIELDS: dict[str, RecipeField] = {
             "softmax-topk, softmax over all experts' logits, the largest as they are.", "HOW", _MIXTURES,
             only_with={"router": ("ridge", "domain-embedding", "anchored", "random")}, default=TOPK_SOFTMAX,
             choices=(TOPK_SOFTMAX, SOFTMAX_TOPK),
-            label="Gating", note="softmax-topk: weights need not add up to 1; not with the context router",
+            label="Gating",
+            note="how a token’s experts are weighted: with topk-softmax adding up to 1, with softmax-topk less",
             advanced=True,
         ),
         RecipeField(
             "temperature", FieldKind.NUMBER, "Divides the router logits.", "X", _MIXED, default=0.05,
             default_with={ENSEMBLE: 1.0, "anchored": 1.0}, limits=Limits(0.0, above=True),
-            label="Temperature", note="divides the router’s logits; by default 0.05, with anchored and in an ensemble "
-            "1", advanced=True,
+            label="Temperature", note="the lower, the more the best expert counts; by default 0.05, with anchored and "
+            "in an ensemble 1", advanced=True,
         ),
         RecipeField(
             "weights", FieldKind.BY_MEMBER, "Members' weights in every sum over them.", "A=W,…", _ALL,
@@ -221,12 +233,12 @@ FIELDS: dict[str, RecipeField] = {
             "balance", FieldKind.CHOICE,
             "none, or tokens: divide each member's statistics by its share of the tokens.", "HOW", _TRUNKS,
             default="none", choices=("none", "tokens"),
-            label="Balance", note="tokens: members with more text count no more than others", advanced=True,
+            label="Balance", note="none: members with more text count more; tokens: all count the same", advanced=True,
         ),
         RecipeField(
             "dtype", FieldKind.CHOICE, "bfloat16, float16 or float32: what the folder is written in.", "DTYPE", _EVERY,
             unset="the members' own", choices=WEIGHT_DTYPES,
-            label="Written in", note="by default the members’ own dtype", advanced=True,
+            label="Written in", note="the number format of the weights; by default the members’ own", advanced=True,
         ),
         RecipeField(
             "host", FieldKind.TEXT, "Architecture of the folder, where several fit: a model type, or remote-code.",
@@ -236,7 +248,8 @@ FIELDS: dict[str, RecipeField] = {
             "remote_code", FieldKind.SWITCH,
             "Write a modelling file into the folder, which carries any family; it loads with trust_remote_code=True.",
             "", _MIXTURES, default=False, stands_for=("host", "remote-code"),
-            label="Modelling file", note="carries any family; loads with trust_remote_code", advanced=True,
+            label="Modelling file", advanced=True,
+            note="writes code that fits any model family; it loads with trust_remote_code",
         ),
     )
 }  # fmt: skip

@@ -1,12 +1,12 @@
 """Scores of several compositions on the same text: what compares, which is better, and what has to stand apart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import fsum, sqrt
 from typing import Any
 
-from registry.report.verdict import FEW_TOKENS, interval_text, listed, score_text
+from registry.report.verdict import FEW_TOKENS, by_chance, listed, score_text
 from store.catalog import EvaluationRecord
 
 
@@ -214,10 +214,19 @@ def best(values: Sequence[float | None], *, least: bool = False, digits: int = 1
     return found if len(shown) > len(found) else set()
 
 
-def verdict(names: Sequence[str], rows: Sequence[Row], mean: Mean | None) -> str:
-    """Return which composition is better on the same text, in one sentence."""
+def verdict(
+    names: Sequence[str], rows: Sequence[Row], mean: Mean | None, experts: Sequence[Collection[str]] = ()
+) -> str:
+    """Return which composition is better on the same text, and what that does not cover.
+
+    Args:
+        names: of the compositions.
+        rows: domains of which several read the same text.
+        mean: scores that compare; None if there are none.
+        experts: names of the experts of each composition.
+    """
     if mean is not None:
-        return _by_score(names, mean)
+        return _by_score(names, mean) + _not_covered(names, mean, experts)
     if rows:
         return _by_perplexity(names, rows)
     return f"{NOT_COMPARED} Evaluate them on the same files, with the same number and length of windows."
@@ -238,20 +247,30 @@ def _by_score(names: Sequence[str], mean: Mean) -> str:
     return f"{text} {listed(rest)}, {mean.over}{but}.{_by_chance(names, mean)}"
 
 
+def _not_covered(names: Sequence[str], mean: Mean, experts: Sequence[Collection[str]]) -> str:
+    """Return which experts of others the best one lacks, if their domains are not among those that are compared."""
+    winners = best(mean.scores)
+    if len(winners) != 1 or not experts:
+        return ""
+    first, compared = min(winners), {row.domain for row in mean.rows}
+    others = (expert for at, score in enumerate(mean.scores) if score is not None for expert in experts[at])
+    lacking = [expert for expert in dict.fromkeys(others) if expert not in {*experts[first], *compared}]
+    if not lacking:
+        return ""
+    if len(lacking) == 1:
+        return f" {names[first]} lacks the expert {lacking[0]}, and its domain is not compared."
+    return f" {names[first]} lacks the experts {listed(lacking)}, and their domains are not compared."
+
+
 def _by_chance(names: Sequence[str], mean: Mean) -> str:
     """Return whether the best one is ahead of the next by more than chance, where intervals are known."""
     order = sorted(
         (at for at, value in enumerate(mean.scores) if value is not None), key=lambda at: -(mean.scores[at] or 0)
     )
     first, second = order[:2]
-    best_ends, next_ends = mean.interval(first), mean.interval(second)
-    if best_ends is None or next_ends is None:
-        return ""
-    shown = f"{interval_text(best_ends)} and {interval_text(next_ends)}"
     of_two = "" if len(order) == 2 else f" of {names[first]} and {names[second]}"
-    if best_ends[0] > next_ends[1]:
-        return f" The 95\u00a0% intervals{of_two}, {shown}, do not overlap: the difference is more than chance."
-    return f" The 95\u00a0% intervals{of_two}, {shown}, overlap: the difference may be chance."
+    said = by_chance([mean.interval(first), mean.interval(second)], of_two)
+    return f" {said}" if said else ""
 
 
 def _by_perplexity(names: Sequence[str], rows: Sequence[Row]) -> str:

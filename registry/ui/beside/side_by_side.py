@@ -1,6 +1,6 @@
 """The page that shows two to four compositions side by side, and which of them is better on the same text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -10,9 +10,9 @@ from registry.composition.manifest import CompositionManifest
 from registry.errors import InvalidInputError, NotFoundError, RegError
 from registry.output.place import may_exist
 from registry.report.verdict import PLACE
-from registry.ui.beside.same_text import Row, apart, best, found_in, mean_of, shared_rows, verdict
+from registry.ui.beside.same_text import Mean, apart, best, found_in, mean_of, shared_rows, verdict
 from registry.ui.describing import Described, Score, changes, describe, expert_names, latest, sentences, title
-from registry.ui.evaluating import MORE_WINDOWS, domains_of
+from registry.ui.evaluating import MORE_WINDOWS, domains_of, folders_of, known_files
 from registry.ui.site import Site, url
 from registry.ui.wording import compact, short, size
 from store.catalog import CompositionRecord, EvaluationRecord
@@ -57,6 +57,7 @@ class Column:
         gone: its opted-out members.
         place: a folder of it that may be there; empty if there is none.
         score: of its latest evaluation; None if there is none.
+        windows: windows per domain of that evaluation; 0 if there is none.
         others: the address without it.
         size: its size.
     """
@@ -68,6 +69,7 @@ class Column:
     gone: Sequence[str]
     place: str
     score: Score | None
+    windows: int
     others: str
     size: Size
 
@@ -85,6 +87,10 @@ def side_by_side(site: Site, request: Request) -> Response:
     found = [found_in(own, members) for own, members in zip(evaluations, experts, strict=True)]
     rows = shared_rows(found)
     mean = mean_of(rows)
+    small = any(cell.is_small for row in rows for cell in row.read)
+    may_write = site.may_write(request)
+    jobs = site.jobs.all() if may_write and site.jobs is not None else []
+    lacking = _lacking(columns, mean, small=small) if may_write else []
     everything = site.registry.compositions()
     chosen = {record.digest for record in records}
     return site.render(
@@ -96,14 +102,17 @@ def side_by_side(site: Site, request: Request) -> Response:
         unknown=unknown,
         most=MOST,
         offered=[one for one in reversed(everything) if one.digest not in chosen][:MOST_OFFERED],
-        verdict=verdict(names, rows, mean) if len(columns) > 1 else None,
+        verdict=verdict(names, rows, mean, experts) if len(columns) > 1 else None,
         rows=rows,
         routed=[row for row in rows if any(value is not None for value in row.of("accuracy"))],
         mean=mean,
         best=best,
-        small=any(cell.is_small for row in rows for cell in row.read),
+        small=small,
         apart=apart(found, rows, names),
-        command_line=_command(site, columns, rows),
+        command_line=_command(site, columns, known_files(job.words for job in jobs), small=small),
+        more_windows=MORE_WINDOWS,
+        to_evaluate=[column for column in lacking if folders_of(column.described.record)],
+        like=None if small else _newest([column for column in columns if column not in lacking]),
         lacking=[names[at] for at, score in enumerate(mean.scores) if score is None] if mean else [],
     )
 
@@ -154,6 +163,7 @@ def _column(
         [ref for ref in record.members if ref in gone],
         next((folder for folder in reversed(record.folders) if may_exist(folder)), ""),
         score,
+        evaluations[0].document["settings"]["windows"] if evaluations else 0,
         address([one for one in records if one is not record]),
         _size(site, record, evaluations),
     )
@@ -202,8 +212,37 @@ def address(records: Sequence[CompositionRecord]) -> str:
     return url("compositions", "compare", c=[short(record.digest) for record in records])
 
 
-def _command(site: Site, columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    """Return the command that evaluates them on the same text; empty if fewer than two can be evaluated."""
+def _newest(columns: Sequence[Column]) -> Column | None:
+    """Return the column that was evaluated last; None if none was."""
+    scored = [(column.score.at, at) for at, column in enumerate(columns) if column.score is not None]
+    return columns[max(scored)[1]] if scored else None
+
+
+def _lacking(columns: Sequence[Column], mean: Mean | None, *, small: bool) -> list[Column]:
+    """Return the columns to evaluate again, so that all are scored on the same text.
+
+    These are all where few tokens were scored, else those that lack a mean score. Without one, they are all but the
+    one that was evaluated last.
+    """
+    if small:
+        lacking = list(columns)
+    elif mean is not None:
+        lacking = [column for column, score in zip(columns, mean.scores, strict=True) if score is None]
+    else:
+        last = _newest(columns)
+        lacking = [column for column in columns if column is not last]
+    return [column for column in lacking if not column.gone]
+
+
+def _command(site: Site, columns: Sequence[Column], known: Mapping[str, Sequence[str]], *, small: bool) -> str:
+    """Return the command that evaluates them on the same text; empty if fewer than two can be evaluated.
+
+    Args:
+        site: the pages.
+        columns: the compositions.
+        known: domain → files of its text, the latest first; `FILE` stands for that of another domain.
+        small: more windows are scored.
+    """
     able = [column for column in columns if not column.gone]
     if len(able) < 2:
         return ""
@@ -212,6 +251,7 @@ def _command(site: Site, columns: Sequence[Column], rows: Sequence[Row]) -> str:
         for column in able
         for domain in domains_of(column.described.record, column.score.domains if column.score else ())
     )
-    data = [word for domain in [*domains][:MOST_DOMAINS] or ["DOMAIN"] for word in ("--data", f"{domain}=FILE")]
-    more = ["--windows", MORE_WINDOWS] if any(cell.is_small for row in rows for cell in row.read) else []
+    named = {domain: known.get(domain, ["FILE"])[0] for domain in [*domains][:MOST_DOMAINS] or ["DOMAIN"]}
+    data = [word for domain, file in named.items() for word in ("--data", f"{domain}={file}")]
+    more = ["--windows", MORE_WINDOWS] if small else []
     return site.command_line("evaluate", *(column.place or PLACE for column in able), *more, *data)

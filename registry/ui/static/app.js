@@ -75,5 +75,12 @@ function themes(button) {
   tell();
 }
 
+function unfold() {
+  const fold = document.getElementById(location.hash.slice(1))?.parentElement.querySelector(":scope > details");
+  if (fold) fold.open = true;
+}
+
+addEventListener("hashchange", unfold);
+unfold();
 prepare(document);
 for (const button of document.querySelectorAll("[data-theme-switch]")) themes(button);

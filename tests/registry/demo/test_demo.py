@@ -150,7 +150,7 @@ def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, tmp
     demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
     lines = CliRunner().invoke(main, ["demo", "--out", str(demo)]).stdout.splitlines()
     average = {row.name: row.average for row in demo_result.rows}
-    moe, plain = average["moe"], average["average"]
+    moe, plain, base = average["moe"], average["average"], average["base base@1"]
     whole = ComposedFolder.read(demo / "moe").digest
     with Registry(demo / "registry") as registry:
         assert registry.plan(["code", "english", "math"]).digest == whole
@@ -162,11 +162,8 @@ def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, tmp
         f"  opting math out gave the folder of a registry that never held it, composition {pair[:12]}.",
     ]
     closing = lines.index("next:")
-    assert lines[closing - 5 : closing] == [
-        f"The mixture reaches {moe:.0f} % of its experts; their averaged weights reach {plain:.0f} %.",
-        *proof,
-        "",
-    ]
+    reached = f"averaged weights reach {plain:.0f} %, the base model {base:.0f} %."
+    assert lines[closing - 5 : closing] == [f"The mixture reaches {moe:.0f} % of its experts; {reached}", *proof, ""]
     commands = [shlex.split(line) for line in lines[closing + 1 :]]
     assert commands[0] == ["export", f"REG_HOME={demo / 'registry'}"]
     assert len(commands) == 3

@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from registry.calibration import Calibration
 from registry.evaluation import scoring
 from registry.evaluation.scoring import Model, Tally, relative_time
 from registry.io.model_folder import MARKER
+from registry.progress import Advance
 from registry.runtime.gates import RoutingRecord, force_expert, gates
 from registry.runtime.loading import load_model
 from tests.conftest import Zoo
@@ -82,6 +85,23 @@ def test_oracle_of_one_expert_is_what_its_place_computes(filled: Registry, zoo: 
     rows = {r.name: r for r in filled.evaluate([tmp_path / "moe", tmp_path / "alone"], data, SETTINGS, oracle=True)}
     assert rows["moe oracle"].perplexity == rows["alone"].perplexity
     assert rows["moe"].perplexity != rows["alone"].perplexity
+
+
+def test_every_pass_over_the_text_has_its_own_progress(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    filled.compose(["code", "math"], tmp_path / "moe")
+    said: list[str] = []
+
+    @contextmanager
+    def listening(label: str, total: int, unit: str) -> Iterator[Advance]:
+        said.extend([label] if unit == "window" else [])
+        yield lambda amount: None
+
+    filled.progress = listening
+    data = {name: [zoo.test[name]] for name in ("code", "math")}
+    filled.evaluate([tmp_path / "moe"], data, SETTINGS, oracle=True, baselines=True)
+    assert said[-2:] == ["evaluating moe", "evaluating moe with perfect routing"]
+    assert "evaluating averaged weights" in said
+    assert len(set(said)) == len(said) == 6
 
 
 def test_native_and_remote_code_route_alike(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:

@@ -284,12 +284,13 @@ def test_refusals(world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path) -> Non
     (made, *_) = registry.compositions()
     with pytest.raises(CheckpointError, match="no folder to evaluate"):
         registry.report(made.digest, {"code": [zoo.test["code"]]})
-    write_page(tmp_path / "report.html", "one", replace=False)
+    (out := tmp_path / "out").mkdir()
+    write_page(out / "report.html", "one", replace=False)
     with pytest.raises(OutputError, match="exists"):
-        write_page(tmp_path / "report.html", "two", replace=False)
-    write_page(tmp_path / "report.html", "two", replace=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    assert (tmp_path / "report.html").read_text() == "two"
+        write_page(out / "report.html", "two", replace=False)
+    write_page(out / "report.html", "two", replace=True)
+    assert [path.name for path in out.iterdir()] == ["report.html"]
+    assert (out / "report.html").read_text() == "two"
 
 
 def test_command(world: tuple[Registry, Path], tmp_path: Path) -> None:

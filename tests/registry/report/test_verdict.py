@@ -90,6 +90,31 @@ def test_the_verdict_and_the_chart_have_the_interval_of_the_score() -> None:
     assert INTERVAL_MEANS not in page(figures())
 
 
+@pytest.mark.parametrize(
+    ("plain", "meant"),
+    [
+        ([78.0, 81.0], "78.0 to 81.0, do not overlap: the difference is more than chance."),
+        ([91.0, 92.5], "91.0 to 92.5, overlap: the difference may be chance."),
+        ([94.0, 95.0], "94.0 to 95.0, do not overlap: the difference is more than chance."),
+    ],
+)
+def test_the_verdict_says_whether_averaged_weights_differ_by_more_than_chance(plain: list[float], meant: str) -> None:
+    own = replace(scored("composition", 94, 92), average_interval=[92.25, 93.75])
+    average = replace(scored("average", 80, 79), average_interval=plain)
+    found = verdict(figures(scores=(own, average)))
+    said = "The 95\u00a0% intervals of the mixture and of averaged weights, 92.3 to 93.8 and "
+    assert found.text.endswith(said + meant)
+    assert "intervals of" not in verdict(figures(scores=(own, scored("average", 80, 79)))).text
+
+
+def test_a_table_of_scores_has_the_words_of_the_pages() -> None:
+    base = replace(scored("base", 70, 60), name="base base@1")
+    text = page(figures(scores=(scored("composition", 94, 92), scored("oracle", 96, 95), scored("average", 80), base)))
+    for words in ("perfect routing", "averaged weights", "base model base@1"):
+        assert text.count(f'<th scope="row">{words}</th>') == 2
+    assert '<th scope="row">oracle</th>' not in text
+
+
 def test_a_small_sample_of_one_domain_is_said_in_the_headline() -> None:
     few = figures(
         scores=(scored("composition", 94),), evaluated=Evaluated(None, {"code": 510}, {"code": "a"}), routing=None

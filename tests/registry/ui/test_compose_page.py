@@ -119,6 +119,7 @@ def test_the_preview_is_what_the_registry_predicts(filled: Registry, pages: Page
         assert f"{100 * member.accuracy:.1f} %" in page.text
     assert f"{100 * found.accuracy:.1f} %" in page.text
     assert found.means in page.text
+    assert page.text.count("It says where tokens go, not how good the model is") == 1
     assert "within 3 points of it" in found.means
     assert "no router" in pages.read("compose", "preview", e=["math", "law"], to="dense", status=400).text
 

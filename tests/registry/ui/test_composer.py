@@ -7,7 +7,7 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.composition.recipe.recipe_field_type import FieldKind
-from registry.ui.choices import BASICS, CHOICES, GROUPS, WORDS, default_text, select_values
+from registry.ui.choices import BASICS, CHOICES, GROUPS, OPTIONS, WORDS, default_text, select_values
 from registry.ui.composing import beside_latest, suggested_folder
 from registry.ui.site import url
 from tests.conftest import Zoo
@@ -51,6 +51,19 @@ def test_what_is_left_empty_is_called_the_same_everywhere(pages: Pages) -> None:
         else:
             assert 'placeholder="by default"' in text[begin : text.index(">", begin)]
         assert "by default" in one.note, one.name
+
+
+def test_choices_say_in_plain_words_what_they_do(pages: Pages) -> None:
+    text = pages.ask("/compose").text
+    assert all(set(OPTIONS[one.name]) == set(one.choices) for one in CHOICES if one.name in OPTIONS)
+    for option in ("anchored: routers trained with the experts", "regmean: nearest to what each expert computes"):
+        assert f">{option}</option>" in text
+    shown = Page(text).text
+    assert "combines the experts’ weights outside the MLPs" in shown
+    assert "decides which experts a token goes to" in shown
+    assert "hetero: members of several architectures share one embedding and head" in shown
+    assert '<p class="help unseen"' not in text
+    assert len({one.note for one in CHOICES}) == len(CHOICES)
 
 
 def test_a_group_is_folded_until_one_of_its_fields_is_changed(filled: Registry) -> None:

@@ -77,6 +77,15 @@ def test_a_score_has_its_interval(filled: Registry, pages: Pages, tmp_path: Path
     assert "math 88.0 – 90.0" in text
     assert "Average 89.6 88.3 to 90.5 92.8" in text
     assert " ".join(INTERVAL_MEANS.split()) in text
+    assert "averaged weights," not in text
+    averaged = {"score": {"code": 80, "math": 81}, "average": 80.5, "average_interval": [79.0, 81.5]}
+    filled.catalog.record_evaluation(
+        digest, "1" * 64, found | {"figures": found["figures"] | own, "plain_average": averaged}
+    )
+    assert (
+        "The 95 % intervals of this one and of averaged weights, 88.3 to 90.5 and 79.0 to 81.5, do not overlap: "
+        "the difference is more than chance."
+    ) in pages.read("compositions", digest).text
 
 
 def test_no_line_of_a_page_ends_before_a_percent_sign(filled: Registry, pages: Pages, tmp_path: Path) -> None:

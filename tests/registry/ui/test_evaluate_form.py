@@ -1,12 +1,15 @@
 """Proves: the form on a composition's page runs the command that it says, and starts nothing that it cannot check."""
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from registry import Recipe, Registry
+from registry.ui.jobs import Step
 from tests.conftest import Zoo
 from tests.pages import Page, Pages, served
 from tests.registry.ui.examples import evaluation
@@ -44,6 +47,9 @@ def test_the_form_evaluates_what_the_command_would(
     assert pages.jobs is not None
     job = ended(pages.jobs, pages.jobs.get(answer.headers["location"].removeprefix("/jobs/")))
     assert (job.state, job.error) == ("done", None)
+    assert job.title == "Evaluate moe on math (2 windows a domain, with perfect routing)"
+    steps = [step.label for step in job.steps if step.label.startswith("evaluating moe")]
+    assert steps == ["evaluating moe", "evaluating moe with perfect routing"]
     data = f"math={zoo.test['math']}"
     assert job.words == ("evaluate", str(tmp_path / "moe"), "--data", data, "--windows", "2", "--oracle")
     (stored,) = filled.evaluations(filled.compositions(digest)[0])
@@ -135,13 +141,40 @@ def test_the_form_offers_files_of_earlier_evaluations(
         "The latest evaluation of math scored the file named some.jsonl : give its path, since only names are recorded"
         in text()
     )
-    (tmp_path / "work" / "text.txt").write_text(TEXT)
-    pages.send(f"/compositions/{digest}/evaluation", folder=str(tmp_path / "moe"), domain="math", file="text.txt")
+    form: dict[str, Any] = {"folder": str(tmp_path / "moe"), "domain": "math"}
+    for name in ("old.txt", "text.txt"):
+        (tmp_path / "work" / name).write_text(TEXT)
+        pages.send(f"/compositions/{digest}/evaluation", **form, file=name)
     shown = pages.ask(f"/compositions/{digest}", headers=pages.cookie).text
-    assert '<option value="text.txt"></option></datalist>' in shown
+    assert '<option value="text.txt"></option><option value="old.txt"></option></datalist>' in shown
     assert "The latest evaluation of math scored text.txt ." in Page(shown).text
+    assert files_in(shown) == ["", "text.txt", ""]  # of code, math and another domain: ready for more windows
+    refused = pages.send(f"/compositions/{digest}/evaluation", **form, file="").text
+    assert files_in(refused) == ["", "", ""]  # what was emptied stays so
     assert pages.jobs is not None
-    ended(pages.jobs, pages.jobs.all()[0])
+    for job in pages.jobs.all():
+        ended(pages.jobs, job)
+
+
+def files_in(shown: str) -> list[str]:
+    """Return what the form's fields of files hold."""
+    return re.findall(r'<input type="text" name="file" value="([^"]*)"', shown)
+
+
+def test_evaluations_of_one_composition_are_evaluated_on(pages: Pages, digest: str, tmp_path: Path) -> None:
+    (tmp_path / "work" / "text.txt").write_text(TEXT)
+    form: dict[str, Any] = {"folder": str(tmp_path / "moe"), "file": "text.txt"}
+    pages.send(f"/compositions/{digest}/evaluation", **form, domain="math", windows="96", oracle="1")
+    many = {"domain": [f"d{number}" for number in range(8)], "file": ["text.txt"] * 8}
+    pages.send(f"/compositions/{digest}/evaluation", **form | many, baselines="1")
+    text = Page(pages.ask("/jobs", headers=pages.cookie).text).text
+    assert "Evaluate moe on math (96 windows a domain, with perfect routing)" in text
+    assert "Evaluate moe on d0, d1, d2, d3, d4, 3 more (48 windows a domain, with baselines)" in text
+    assert pages.jobs is not None
+    for job in pages.jobs.all():
+        assert f"asked for at {job.created:%Y-%m-%d %H:%M} UTC" in text
+        assert not replace(job, state="running", steps=(Step("writing", 9, 9, "B"),)).finishing  # it goes on to score
+        pages.jobs.cancel(job.id)
 
 
 def test_only_the_browser_that_may_start_work_has_the_form(pages: Pages, digest: str, tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def test_an_evaluation_is_started_by_keyboard_and_the_list_follows_it(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.keyboard.press("Enter")
         page.wait_for_url("**/jobs/*")
-        assert page.locator("h1").inner_text() == "Evaluate moe"
+        title = "Evaluate moe on math (96 windows a domain, with baselines, with perfect routing)"
+        assert page.locator("h1").inner_text() == title
         assert "--data math=math.txt" in page.locator(".job > .command code").inner_text()
         page.goto(f"{pages.address}/jobs")
         page.get_by_text("1 job going on").wait_for()
@@ -115,7 +116,7 @@ def test_an_evaluation_is_started_by_keyboard_and_the_list_follows_it(
         (tmp_path / "go").touch()
         page.get_by_text("Nothing is going on").wait_for()  # without being loaded again
         assert page.locator("[data-job-status]").inner_text() == "0 jobs going on."
-        assert page.evaluate("document.activeElement.textContent") == "Evaluate moe"  # it keeps its focus
+        assert page.evaluate("document.activeElement.textContent") == title  # it keeps its focus
         assert page.locator("[data-follow]").count() == 0
         assert faults(page) == []
         assert said == []

@@ -11,6 +11,7 @@ from sqlalchemy import update
 
 from registry import Registry
 from registry.composition.recipe import Recipe
+from store.catalog import schema
 from store.catalog.tables import Event
 from tests.pages import served
 from tests.registry.ui.examples import composed
@@ -34,10 +35,12 @@ def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> N
     assert page.links.count(f"/compositions/{first}") == 4  # made lately, best, and for what two experts get
     code = page.text[page.text.index(" code@1 ") : page.text.index(" german@1 ")]
     assert "in 2 compositions" in code
-    handled = (
-        "In first , evaluated on the most domains (89.6 on 2,468 tokens of 2 domains: test.jsonl ), it gets of each"
-    )
-    assert f"{handled} domain’s tokens: code 75 % math 50 %" in code
+    assert "In first , 89.6 on 2,468 tokens of 2 domains : code 75 % math 50 %" in code
+    assert ("p", "title", "test text: test.jsonl") in page.attributes
+    said = "A bar is the part of a domain’s tokens that goes to the expert"
+    assert page.text.count(said) == 1
+    assert page.text.count("evaluated on the most domains") == 1  # not on every card
+    assert page.text.index("Experts and base models") < page.text.index(said) < page.text.index(" code@1 ")
     assert page.links.count(f"/compositions/{second}") == 1
     assert "Made lately" not in narrowed.text
     assert "Health" not in narrowed.text
@@ -56,7 +59,7 @@ def test_what_an_expert_gets_is_from_the_best_evaluation_with_it(filled: Registr
     with served(filled) as pages:
         text = pages.read().text
     code = text[text.index(" code@1 ") : text.index(" german@1 ")]
-    assert "In good , evaluated on the most domains (90.0 on 2,468 tokens of 2 domains: test.jsonl )" in code
+    assert "In good , 90.0 on 2,468 tokens of 2 domains :" in code
     assert "code 90 %" in code
 
 
@@ -88,7 +91,10 @@ def test_home_says_what_of_opted_out_experts_is_left(filled: Registry, tmp_path:
 
 def test_home_says_that_the_log_was_changed(filled: Registry) -> None:
     with served(filled) as pages:
-        assert "the log is intact: 6 events" in pages.read().text
+        text = pages.read().text
+        assert "the log is intact: 6 events" in text
+        assert schema.HEAD not in text
+        assert "A bar is" not in text  # there is none
     with filled.catalog.engine.execution_options(writing=True).begin() as connection:
         connection.execute(update(Event).where(Event.id == 3).values(action="nothing"))
     with served(filled) as pages:
@@ -176,6 +182,16 @@ def test_best_scores_compare_within_the_same_domains_alone(filled: Registry) -> 
     assert "“few tokens”: below 2,000 tokens of a domain, a difference of a point can be chance" in best
     assert "A score can exceed 100: " in best
     assert "dense model · regmean" in rows
+
+
+def test_few_tokens_are_explained_where_they_are_marked(filled: Registry) -> None:
+    digest = recorded(filled, filled.plan(["code", "math"]), "/somewhere/moe")
+    for asked, tokens, marks in (("1", 2_000, 0), ("2", 1_999, 2)):  # the badge, and what it means
+        filled.catalog.record_evaluation(digest, asked * 64, of_tokens(tokens))
+        with served(filled) as pages:
+            text = pages.read().text
+        assert "Best scores" in text
+        assert text.count("few tokens") == marks
 
 
 @pytest.mark.parametrize("members", [("code", "math"), ("code", "law")])

@@ -1,13 +1,16 @@
 """Proves: compositions stand side by side, and only what was measured on the same text compares them."""
 
 import math
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from registry import EnsembleRecipe, Recipe, Registry
 from registry.ui.beside.same_text import Measured, Text, found_in, mean_of, shared_rows, verdict
+from registry.ui.site import url
 from registry.ui.wording import compact, size
 from tests.pages import Page, Pages, served
 from tests.registry.ui.test_composition_list import scored
@@ -158,6 +161,66 @@ def test_few_tokens_and_missing_scores_get_the_command(filled: Registry, pages: 
     assert "reg evaluate DIR DIR DIR --windows 96 --data code=FILE --data math=FILE --data law=FILE" in text
 
 
+def test_the_form_that_evaluates_what_lacks_is_linked(filled: Registry, tmp_path: Path) -> None:
+    plans = {
+        "zebra": filled.plan(["code", "math"]),
+        "apple": filled.plan(["code", "math"], Recipe(router="ridge")),
+        "Mango": filled.plan(["code", "math", "law"], EnsembleRecipe()),
+    }
+    made = {name: recorded(filled, plan, str(tmp_path / name)) for name, plan in plans.items()}
+    for name in made:
+        (tmp_path / name).mkdir()
+    job = ["evaluate", str(tmp_path / "apple"), "--data", "code=a b.txt", "--windows", "4"]
+
+    def shown(pages: Pages, *names: str) -> Page:
+        where = url("compositions", "compare", c=[made[name] for name in names])
+        assert "#evaluate" not in pages.ask(where).text
+        assert "a b.txt" not in pages.ask(where).text  # only who may start jobs learns of their files
+        return Page(pages.ask(where, headers=pages.cookie).text)
+
+    def linked(page: Page) -> list[str]:
+        return [name for name, digest in made.items() if f"/compositions/{digest}#evaluate" in page.links]
+
+    with served(filled, may_write=True, program=(sys.executable, "-c", "")) as pages:
+        assert linked(shown(pages, "zebra", "apple")) == ["zebra", "apple"]  # neither has a score
+        record(filled, made["zebra"], {"code": 80.0, "math": 90.0})
+        record(filled, made["apple"], {"code": 95.0}, digest="1" * 64)
+        assert pages.jobs is not None
+        pages.jobs.add("Evaluate apple", job, back="/", out="")
+        page = shown(pages, "zebra", "apple")
+        assert linked(page) == ["zebra"]
+        assert "evaluate zebra on the same files as apple, with 4 windows a domain: Evaluate zebra" in page.text
+        assert f"reg evaluate {tmp_path}/zebra {tmp_path}/apple --data 'code=a b.txt' --data math=FILE" in page.text
+        record(filled, made["apple"], {"code": 95.0}, asked="2")
+        assert linked(shown(pages, "zebra", "apple")) == []  # they compare
+        page = shown(pages, "zebra", "apple", "Mango")
+        assert linked(page) == ["Mango"]
+        assert "evaluate Mango on the same files as apple" in page.text
+        record(filled, made["zebra"], {"code": 80.0}, asked="3", tokens=1999, digest="2" * 64)
+        record(filled, made["apple"], {"code": 95.0}, asked="3", tokens=1999, digest="2" * 64)
+        (tmp_path / "apple").rmdir()
+        page = shown(pages, "zebra", "apple")
+        assert "few tokens" not in page.text  # the larger text compares them too
+        filled.opt_out("law")
+        assert "#evaluate" not in "".join(shown(pages, "zebra", "Mango").links)
+
+
+def test_all_are_evaluated_on_more_text_where_few_tokens_were_scored(filled: Registry, tmp_path: Path) -> None:
+    recipes = {"zebra": Recipe(), "apple": Recipe(router="ridge")}
+    made = {
+        name: recorded(filled, filled.plan(["code", "math"], recipe), str(tmp_path / name))
+        for name, recipe in recipes.items()
+    }
+    for name, digest in made.items():
+        (tmp_path / name).mkdir()
+        record(filled, digest, {"code": 80.0}, tokens=1999)
+    with served(filled, may_write=True) as pages:
+        where = url("compositions", "compare", c=list(made.values()))
+        page = Page(pages.ask(where, headers=pages.cookie).text)
+    assert "more of the same text, evaluate zebra, apple on the same files, with 96 windows a domain:" in page.text
+    assert {f"/compositions/{digest}#evaluate" for digest in made.values()} <= set(page.links)
+
+
 def test_scores_against_other_versions_of_an_expert_do_not_compare(
     filled: Registry, pages: Pages, made: dict[str, str]
 ) -> None:
@@ -231,6 +294,12 @@ def test_means_are_over_the_domains_of_as_many_as_possible() -> None:
     assert mean is not None
     assert mean.scores == [50.0, 60.0, 55.0]
     assert verdict("xyz", rows, mean) == "y is best on the same text: 60.0 against 50.0 of x and 55.0 of z, on a."
+    experts = ["ab", "ac", "ab"]
+    assert verdict("xyz", rows, mean, experts).endswith("y lacks the expert b, and its domain is not compared.")
+    assert "lacks" not in verdict("xyz", rows, mean, ["a", "ab", "a"])
+    assert verdict("xyz", rows, mean, ["bad", "ac", "da"]).endswith(
+        "y lacks the experts b and d, and their domains are not compared."
+    )
     rows = shared_rows([found(a=("1", None)), found(a=("1", None))])
     assert mean_of(rows) is None
     assert (
