@@ -73,4 +73,8 @@ def check(
     print_table(("checkpoint", report.label), rows)
     for line in overlap_lines(report.overlaps or ()):
         print_line(line)
-    next_step(["add-expert", "NAME", *typed_words(click.get_current_context())])
+    same = [one.ref for one in report.relations if one.kind == "expert" and one.verdict == "same weights"]
+    if same and not data:  # with text it may be registered again, to take other statistics
+        next_step(["show", same[0]])
+    else:
+        next_step(["add-expert", "NAME", *typed_words(click.get_current_context())])
