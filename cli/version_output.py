@@ -96,7 +96,8 @@ def relation_lines(relations: "Sequence[Relation]") -> list[str]:
     """Return distances to registered versions, one line for each verdict: `same base as base@1 (distance 0.054)`."""
     lines = []
     for verdict, word in (("same weights", "as"), ("same base", "as"), ("unrelated", "to")):
-        refs = [f"{r.ref} ({r.distance:.3f})" for r in relations if r.verdict == verdict]
+        found = [r for r in relations if r.verdict == verdict]
+        refs = [f"{r.ref} ({'' if at else 'distance '}{r.distance:.3f})" for at, r in enumerate(found)]
         more = f" and {len(refs) - _SHOWN} more" if len(refs) > _SHOWN else ""
         if refs:
             lines.append(f"{verdict} {word} {', '.join(refs[:_SHOWN])}{more}")

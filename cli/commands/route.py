@@ -92,7 +92,7 @@ def route(
         if not is_quiet():
             click.echo("  ".join(_legend(routed, layer, coloured)), color=coloured)
     if routed.is_alike:
-        note(f"all {routed.layers} layers with experts send each token to the same one")
+        note(f"all {routed.layers} layers with experts agree on the expert of each token")
     next_step(reporting(folder))
 
 

@@ -11,6 +11,7 @@ from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_m
 from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_OWN_PASSES, FROM_ROWS
 from registry.errors import IncompatibleError, InvalidInputError, RegError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
+from registry.io.display import few
 from registry.io.strict_json import json_object
 from registry.maths.router import COUNTS, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
@@ -364,7 +365,7 @@ def equal_mlp_notes(members: Sequence[Member]) -> tuple[str, ...]:
         mlps = frozenset((link.name, link.digest) for link in member.arrays if link.role == "mlp")
         groups.setdefault(mlps, []).append(member.name)
     return tuple(
-        f"the MLPs of {', '.join(names[:-1])} and {names[-1]} are equal, so routing between them changes nothing; they "
+        f"the MLPs of {few(names)} are equal, so routing between them changes nothing; they "
         "differ only in what is merged into the trunk. --to ensemble keeps them apart"
         for names in groups.values()
         if len(names) > 1

@@ -77,7 +77,8 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
         own = {domain: fmean(found[domain]) for domain, found in routing.items() if domain in found}
         shares = ", ".join(f"{domain} {share:.0%}" for domain, share in own.items())
         on = _FROM[exam.texts.source] + (_BLURRED if exam.texts.source == "sampled" else "")
-        each = f"; of its own domain's tokens each gets: {shares}, on {on}" if own else ""
+        comma = "," if _BLURRED in on else ""
+        each = f"; on {on}{comma} each gets of its own domain's tokens: {shares}" if own else ""
         yield passed(f"every router uses its experts{each}")
 
 

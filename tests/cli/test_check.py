@@ -32,8 +32,8 @@ def test_check_prints_what_there_is_to_know(home: Path, zoo: Zoo, bare: Path) ->
     assert said["family"] == ["llama, float32, 39,072 parameters"]
     assert said["hosts"] == ["mixtral, remote-code"]
     assert said["tokenizer"] == ["320 tokens"]
-    assert said["weights"][0] == "same weights as code@1 (0.000)"
-    assert said["weights"][1].startswith("same base as base@1 (0.")
+    assert said["weights"][0] == "same weights as code@1 (distance 0.000)"
+    assert said["weights"][1].startswith("same base as base@1 (distance 0.")
     assert said["weights"][1].endswith("and 1 more")
     assert len(said["overlap"]) == 5  # it carries statistics
     assert said["overlap"][0] == "100% with code@1"
@@ -71,7 +71,7 @@ def test_show_has_the_distances(home: Path) -> None:
     shown = run(home, "show", "code").stdout.splitlines()
     distances = [line.split(maxsplit=1)[1] for line in shown if line.startswith("weights")]
     assert len(distances) == 1
-    assert re.match(r"same base as base@1 \(0\.\d{3}\), .* and 1 more$", distances[0])
+    assert re.match(r"same base as base@1 \(distance 0\.\d{3}\), .* and 1 more$", distances[0])
     found = json.loads(run(home, "show", "code", "--json").stdout)["relations"]
     assert found[0]["ref"] == "base@1"
 

@@ -56,7 +56,7 @@ def test_a_version_is_shown_without_torch(filled: Registry) -> None:
     """Its distances to others are told from samples of weights, which numpy reads."""
     *shown, last = loaded(filled.home.path, ["show", "code"], ("torch", "transformers", "zarr", "huggingface_hub"))
     assert last == "loaded []"
-    assert any("same base as base@1 (0." in line for line in shown)
+    assert any("same base as base@1 (distance 0." in line for line in shown)
 
 
 WRONG: dict[str, list[tuple[str, str]]] = {

@@ -43,7 +43,7 @@ def test_a_checkpoint_of_its_base_models_mlps_is_remarked_on(
 
 
 def test_a_plan_names_members_that_routing_cannot_tell_apart(registry_of_adapters: Registry) -> None:
-    note = "the MLPs of first and second are equal, so routing between them changes nothing"
+    note = "the MLPs of first, second are equal, so routing between them changes nothing"
     notes = registry_of_adapters.plan(["first", "math", "second"], Recipe()).notes
     assert [one for one in notes if one.startswith(note)]
     for names, recipe in ((["first", "math"], Recipe()), (["first", "second"], EnsembleRecipe())):

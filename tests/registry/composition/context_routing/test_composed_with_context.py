@@ -40,7 +40,7 @@ def test_route_says_once_that_layers_agree(filled: Registry, moe: Path) -> None:
     assert (routed.layers, routed.is_alike) == (2, True)
     assert all(weights == {token.experts[0]: 1.0} for token in routed.tokens for weights in token.weights)
     result = run(filled, "route", moe, text, "--every-layer")
-    assert result.stderr.count("all 2 layers with experts send each token to the same one") == 1
+    assert result.stderr.count("all 2 layers with experts agree on the expert of each token") == 1
     assert "layer 0" not in result.stdout
     assert result.stdout == run(filled, "route", moe, text).stdout
 
