@@ -153,12 +153,16 @@ class Compositions(Transactions):
 
     @staticmethod
     def _delete_evaluations(session: Session, versions: Sequence[VersionRecord]) -> list[str]:
-        """Delete evaluations of compositions made from `versions` or compared with one of them; return their groups."""
-        made_from = select(CompositionMember.composition_digest).where(
-            CompositionMember.version_id.in_([version.id for version in versions])
-        )
+        """Delete evaluations of compositions made from `versions` or compared with one of them; return their groups.
+
+        A version of the same content that stays keeps the evaluations that compare with it.
+        """
+        ids = [version.id for version in versions]
+        made_from = select(CompositionMember.composition_digest).where(CompositionMember.version_id.in_(ids))
         affected = set(session.scalars(made_from))
         digests = {version.digest for version in versions}
+        alike = select(Version.digest).where(Version.digest.in_(digests), Version.id.not_in(ids))
+        digests -= set(session.scalars(alike.where(Version.state != "purged")))
         groups = []
         for row in session.scalars(select(Evaluation)).all():
             document = read_document(row.document, "an evaluation")

@@ -232,6 +232,20 @@ def test_catalog_keeps_name_number_digests_and_times(lived_in: Registry) -> None
     assert version.content["weights"] not in str(rows)
 
 
+def test_scores_against_another_version_of_the_same_content_stay(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    digest = filled.compose(["code", "german"], tmp_path / "moe").digest
+    twin = filled.add_expert("twin", zoo.experts["math"]).version
+    assert twin.digest == filled.resolve("math").digest
+    document = {"experts": {"math": twin.digest}, "figures": {}, "data": {}}
+    filled.catalog.record_evaluation(digest, "1" * 64, document)
+    filled.opt_out("twin", purge=True)
+    assert [one.composition for one in filled.catalog.evaluations(digest)] == [digest]
+    filled.opt_out("math")
+    filled.opt_out("math@1", purge=True)
+    assert filled.catalog.evaluations(digest) == []
+    assert filled.verify().problems == ()
+
+
 def test_what_another_version_needs_stays_and_the_rest_goes(zoo: Zoo, bare: Path, tmp_path: Path) -> None:
     with Registry(tmp_path / "home") as registry:
         registry.add_expert("code", zoo.experts["code"])
