@@ -207,7 +207,7 @@ def _made(registry: Registry) -> Made:
         evaluations = registry.evaluations(record)
         earlier = records[: len(records) - 1 - number][-RECENT:] if number < LATELY else ()
         described.append(describe(record, earlier, latest(evaluations)))
-        for evaluation in evaluations:
+        for evaluation in evaluations[:1]:  # the one that all pages show of it
             routing = evaluation.document["figures"].get("routing") or {}
             _add_handled(handled, record, Score.of(evaluation), routing)
     return Made(len(records), described[:LATELY], _rankings(described), handled, uses)

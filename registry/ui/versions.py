@@ -72,6 +72,7 @@ def version(site: Site, request: Request) -> Response:
         versions=list(reversed(versions_of(registry.catalog, record.name))),
         uses=uses,
         total=len(compositions),
+        alike=_alike(site, record),
         folders=[(folder, may_exist(folder)) for folder in dict.fromkeys(written)][:USES],
         pushes=registry.catalog.pushes({record.ref, *(made.digest for made in compositions)}),
         commands=_commands(record, others),
@@ -80,13 +81,19 @@ def version(site: Site, request: Request) -> Response:
     )
 
 
+def _alike(site: Site, version: VersionRecord) -> list[str]:
+    """Return the other versions that store the same content: a purge deletes nothing that they need."""
+    stored = (one for one in site.registry.versions(everything=True) if one.state != "purged")
+    return [one.ref for one in stored if one.digest == version.digest and one.ref != version.ref]
+
+
 def _commands(version: VersionRecord, others: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     """Return what can be done with a version: each action with the words of its command."""
     ref = version.ref
     if version.state == "purged":
         return [("See what happened to it", ("log", version.name))]
     if version.state == "withdrawn":
-        return [("Delete its content", ("opt-out", ref, "--purge"))]
+        return [("Delete its content, with a receipt", ("opt-out", ref, "--purge", "--receipt", "receipt.json"))]
     of_expert = [
         ("Compose it with another one", ("compose", "--experts", f"{ref},{(*others, 'OTHER')[0]}", "--out", "moe/")),
         ("Push it to the Hub", ("push-expert", ref, "ORG/NAME")),

@@ -79,7 +79,7 @@ def test_the_better_one_on_the_same_text_is_said(filled: Registry, pages: Pages,
         "apple is better on the same text: 92.0 against 85.0, mean of 2 domains; on math the other is better." in text
     )
     assert "Unlike zebra : router ridge" in text
-    assert "code 80.0 best 95.0 math best 90.0 89.0 Mean 85.0 best 92.0 averaged weights 75.0 –" in text
+    assert "code 80.0 best 95.0 math best 90.0 89.0 Mean 85.0 best 92.0 averaged weights of its experts 75.0 –" in text
     assert "code 6.25 best 5.26" in text
     assert "Routing accuracy share of a domain’s tokens that go to its expert code 75.0 % 75.0 %" in text
     assert "code 5,000 5,000" in text

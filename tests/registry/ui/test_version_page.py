@@ -10,6 +10,7 @@ from registry import Registry
 from registry.composition.context_routing.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.opt_out.receipt import read_receipt
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
+from tests.conftest import Zoo
 from tests.pages import Pages
 from tests.registry.ui.examples import composed, evaluation
 
@@ -50,6 +51,22 @@ def test_what_was_opted_out_says_so_and_nothing_of_it_stays(filled: Registry, pa
     assert "nothing to compare" in pages.read("versions", "math@1", "comparison").text
     assert "cannot be made again" in pages.read("compositions", digest).text
     assert "was opted out" in pages.read("compose", e="math@1").text
+
+
+def test_a_version_names_others_of_the_same_content(filled: Registry, pages: Pages, zoo: Zoo, tmp_path: Path) -> None:
+    filled.add_expert("twin", zoo.experts["math"])
+    composed(filled, tmp_path / "moe", "twin", "code")
+    (tmp_path / "moe").mkdir(exist_ok=True)
+    assert "The same content is also registered as math@1 :" in pages.read("versions", "twin@1").text
+    assert "The same content" not in pages.read("versions", "code@1").text
+    filled.opt_out("twin")
+    left = pages.read("versions", "twin@1").text
+    assert "Its content is still stored: reg opt-out --purge deletes it." in left
+    assert f"These folders may still contain it: {tmp_path / 'moe'}" in left
+    filled.opt_out("twin@1", purge=True)
+    gone = pages.read("versions", "twin@1").text
+    assert "The same content is still stored as math@1 : a purge deletes no bytes that another version needs." in gone
+    assert "Its content is still stored:" not in gone
 
 
 @pytest.mark.parametrize("purge", [False, True], ids=["withdrawn", "purged"])
