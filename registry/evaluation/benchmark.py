@@ -15,6 +15,7 @@ from registry.evaluation.intervals import DomainLoss
 from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Losses, Model, Tally, losses_of, open_model
 from registry.evaluation.text import conflict, predicted, shortened, test_windows
+from registry.io.display import few
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import composed_of, write_files
 from registry.io.work_dirs import temporary_folder
@@ -168,6 +169,9 @@ def make_benchmark(
         if first.folder is None:
             write_files(temporary, first.files)
         windows = test_windows(data, first.folder or temporary, settings)
+    counts = {domain: len(text.ids) for domain, text in windows.items()}
+    if short := [f"{domain} has {count}" for domain, count in counts.items() if count < settings.windows]:
+        remark(progress, f"the text is too short for {settings.windows} windows a domain: {few(short)}")
     largest = max(int(calibration.ids.max()) for calibration in windows.values())
     for member in comparable:
         if largest >= member.architecture.vocab_size:

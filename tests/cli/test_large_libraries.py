@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -67,16 +69,12 @@ def _hears_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.stride(2)
-@pytest.mark.parametrize("as_json", [False, True])
-def test_interrupted_pass_ends_with_130_and_leaves_no_half_output(zoo: Zoo, tmp_path: Path, as_json: bool) -> None:
-    Registry(tmp_path / "home").close()
-    words = ["--home", "home", "add-expert", "code", zoo.experts["code"], "--data", zoo.train["code"]]
-    words += ["--tokens", 5_000_000, "--seq-len", 16, "--batch-size", 1, *(["--json"] if as_json else [])]
+def _interrupt(words: Sequence[str], folder: Path) -> tuple[int, str, str]:
+    """Run a command, interrupt it once its pass runs, and return its exit code, stdout and stderr."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
-        [*REG, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        env=environment, preexec_fn=_hears_interrupts,
+        [*REG, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment,
+        preexec_fn=_hears_interrupts,
     ) as process:  # fmt: skip
         mapped = Path(f"/proc/{process.pid}/maps")
         deadline = time.monotonic() + 120
@@ -85,7 +83,22 @@ def test_interrupted_pass_ends_with_130_and_leaves_no_half_output(zoo: Zoo, tmp_
         time.sleep(4)  # torch is imported, and the pass runs
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130, stderr
+    return process.returncode, stdout, stderr
+
+
+@pytest.mark.stride(2)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_interrupted_pass_ends_with_130_and_leaves_no_half_output(zoo: Zoo, tmp_path: Path, as_json: bool) -> None:
+    Registry(tmp_path / "home").close()
+    words = ["--home", "home", "add-expert", "code", zoo.experts["code"], "--data", zoo.train["code"]]
+    words += ["--tokens", 5_000_000, "--seq-len", 16, "--batch-size", 1, *(["--json"] if as_json else [])]
+    for _ in range(3):
+        code, stdout, stderr = _interrupt([*map(str, words)], tmp_path)
+        if "Exception ignored in" not in stderr:  # Python drops an interrupt that comes while it deletes an object
+            break
+        shutil.rmtree(tmp_path / "home")
+        Registry(tmp_path / "home").close()
+    assert code == 130, stderr
     assert stdout == ""
     following = "run it again; it goes on where it stopped"
     if as_json:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -102,6 +103,21 @@ def test_every_pass_over_the_text_has_its_own_progress(filled: Registry, zoo: Zo
     assert said[-2:] == ["evaluating moe", "evaluating moe with perfect routing"]
     assert "evaluating averaged weights" in said
     assert len(set(said)) == len(said) == 6
+
+
+def test_a_text_of_fewer_windows_is_remarked_on(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled.compose(["code", "math"], tmp_path / "moe")
+    remarks: list[str] = []
+    monkeypatch.setattr("registry.evaluation.benchmark.remark", lambda progress, text: remarks.append(text))
+    data = {name: [zoo.test[name]] for name in ("code", "math")}
+    filled.evaluate([tmp_path / "moe"], data, SETTINGS)
+    assert [text for text in remarks if "too short" in text] == []
+    many = replace(SETTINGS, windows=5000)
+    (row,) = filled.evaluate([tmp_path / "moe"], data, many)
+    (said,) = [text for text in remarks if "too short" in text]
+    assert re.fullmatch(r"the text is too short for 5000 windows a domain: code has \d+, math has \d+", said)
 
 
 def test_native_and_remote_code_route_alike(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
