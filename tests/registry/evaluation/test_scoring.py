@@ -115,7 +115,7 @@ def test_a_text_of_fewer_windows_is_remarked_on(
     filled.evaluate([tmp_path / "moe"], data, SETTINGS)
     assert [text for text in remarks if "too short" in text] == []
     many = replace(SETTINGS, windows=5000)
-    (row,) = filled.evaluate([tmp_path / "moe"], data, many)
+    filled.evaluate([tmp_path / "moe"], data, many)
     (said,) = [text for text in remarks if "too short" in text]
     assert re.fullmatch(r"the text is too short for 5000 windows a domain: code has \d+, math has \d+", said)
 
