@@ -73,30 +73,30 @@ def chance(own: Sequence[float] | None, plain: Sequence[float] | None, name: str
     """Return whether a composition and its averaged weights differ by more than chance.
 
     Args:
-        own: the 95 % interval of the composition's average score; None if it is not known.
+        own: low and high end of the 95 % interval of the composition's average score; None if they are not known.
         plain: that of the averaged weights.
         name: what the composition is called.
 
     Returns:
         A sentence; empty if one of the intervals is not known.
     """
-    return by_chance([own, plain], f" of {name} and of averaged weights")
+    return by_chance(own, plain, f" of {name} and of averaged weights")
 
 
-def by_chance(intervals: Sequence[Sequence[float] | None], of: str = "") -> str:
+def by_chance(first: Sequence[float] | None, second: Sequence[float] | None, of: str = "") -> str:
     """Return whether two scores differ by more than chance, by their 95 % intervals: one sentence.
 
     Two intervals that do not overlap differ by more than chance; two that do may still differ: they are of the same
     windows, and the test is a cautious one.
 
     Args:
-        intervals: low and high ends of both; None where they are not known.
+        first: low and high end of one, of scores out of 100; None if they are not known.
+        second: those of the other.
         of: whose they are, in words that begin with a space.
 
     Returns:
         The sentence; empty if one of the intervals is not known.
     """
-    first, second = intervals
     if first is None or second is None:
         return ""
     shown = f"{interval_text(first)} and {interval_text(second)}"

@@ -83,8 +83,16 @@ def version(site: Site, request: Request) -> Response:
 
 def _alike(site: Site, version: VersionRecord) -> list[str]:
     """Return the other versions that store the same content: a purge deletes nothing that they need."""
-    stored = (one for one in site.registry.versions(everything=True) if one.state != "purged")
-    return [one.ref for one in stored if one.digest == version.digest and one.ref != version.ref]
+
+    def find() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for one in site.registry.versions(everything=True):
+            if one.state != "purged":
+                found.setdefault(one.digest, []).append(one.ref)
+        return found
+
+    refs = site.index.get("contents", find).get(version.digest, [])
+    return [ref for ref in refs if ref != version.ref]
 
 
 def _commands(version: VersionRecord, others: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:

@@ -269,7 +269,7 @@ def _by_chance(names: Sequence[str], mean: Mean) -> str:
     )
     first, second = order[:2]
     of_two = "" if len(order) == 2 else f" of {names[first]} and {names[second]}"
-    said = by_chance([mean.interval(first), mean.interval(second)], of_two)
+    said = by_chance(mean.interval(first), mean.interval(second), of_two)
     return f" {said}" if said else ""
 
 

@@ -30,6 +30,6 @@ def world(_world: Path, tmp_path: Path) -> Iterator[tuple[Registry, Path]]:
 
 
 @pytest.fixture(scope="session")
-def foretold(_world: Path, tmp_path_factory: pytest.TempPathFactory) -> ReportData:
-    with opened_copy(_world / "home", tmp_path_factory.mktemp("foretold") / "home") as registry:
+def predicted(_world: Path, tmp_path_factory: pytest.TempPathFactory) -> ReportData:
+    with opened_copy(_world / "home", tmp_path_factory.mktemp("predicted") / "home") as registry:
         return registry.report(_world / "moe")

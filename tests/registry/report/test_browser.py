@@ -75,8 +75,8 @@ def wait_for_charts(tab: Any) -> None:
     raise AssertionError("a chart was not drawn")
 
 
-def test_every_chart_is_drawn_in_light_and_dark(browser: Any, foretold: ReportData, tmp_path: Path) -> None:
-    tab, said = opened(browser, page(foretold), tmp_path, color_scheme="light")
+def test_every_chart_is_drawn_in_light_and_dark(browser: Any, predicted: ReportData, tmp_path: Path) -> None:
+    tab, said = opened(browser, page(predicted), tmp_path, color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
     cell = "getComputedStyle(document.querySelector('[data-chart=load] .mark-rect path')).fill"
     light = tab.evaluate(ground), tab.evaluate(cell)
@@ -103,8 +103,8 @@ def test_every_chart_is_drawn_in_light_and_dark(browser: Any, foretold: ReportDa
     tab.close()
 
 
-def test_hostile_names_run_nothing(browser: Any, foretold: ReportData, tmp_path: Path) -> None:
-    tab, said = opened(browser, page(hostile(foretold)), tmp_path)
+def test_hostile_names_run_nothing(browser: Any, predicted: ReportData, tmp_path: Path) -> None:
+    tab, said = opened(browser, page(hostile(predicted)), tmp_path)
     tab.hover("[data-chart=scores] .layer_6_marks path")
     tab.wait_for_selector("#vg-tooltip-element.visible")
     assert "onerror=alert" in tab.inner_text("#vg-tooltip-element")

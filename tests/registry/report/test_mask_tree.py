@@ -72,10 +72,10 @@ def test_lines_of_a_tree_do_not_cross_and_stand_at_their_overlaps() -> None:
     assert len(lines) == 3 * len(joins)
 
 
-def test_report_has_the_tree_and_its_table(foretold: ReportData) -> None:
+def test_report_has_the_tree_and_its_table(predicted: ReportData) -> None:
     members = tuple(MemberFigures(name, None, name, None, None) for name in NAMES)
     joins = mask_joins(NAMES, overlaps(0))
-    figures = replace(foretold, members=members, mask_overlap=overlaps(0), mask_joins=joins)
+    figures = replace(predicted, members=members, mask_overlap=overlaps(0), mask_joins=joins)
     assert charts(figures)["mask-tree"]["height"] > 0
     text = page(figures)
     assert 'data-chart="mask-tree" role="img" aria-label="Tree' in text
@@ -83,9 +83,9 @@ def test_report_has_the_tree_and_its_table(foretold: ReportData) -> None:
         assert f'<td class="text">{", ".join(join.first)}</td><td class="text">{", ".join(join.second)}</td>' in text
         assert f'<td class="num">{100 * join.overlap:.1f}\u00a0%</td>' in text
     assert figures.document()["mask_joins"][0]["overlap"] == joins[0].overlap
-    assert foretold.mask_joins == ()
-    assert "mask-tree" not in charts(foretold)
-    assert "Tree of masks" not in page(foretold)
+    assert predicted.mask_joins == ()
+    assert "mask-tree" not in charts(predicted)
+    assert "Tree of masks" not in page(predicted)
 
 
 def test_report_needs_no_scipy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,26 +83,26 @@ def hostile(figures: ReportData) -> ReportData:
     )
 
 
-def test_without_evaluation_routing_is_foretold(world: tuple[Registry, Path], foretold: ReportData) -> None:
+def test_without_evaluation_routing_is_predicted(world: tuple[Registry, Path], predicted: ReportData) -> None:
     registry, _ = world
     plan = registry.plan(["code", "german"])
-    assert (foretold.name, foretold.digest, foretold.experts) == ("moe", plan.digest, ("code", "german"))
-    assert (foretold.parameters, foretold.active_parameters) == (plan.parameters, plan.active_parameters)
-    assert foretold.routing is not None
-    assert not foretold.routing.measured
+    assert (predicted.name, predicted.digest, predicted.experts) == ("moe", plan.digest, ("code", "german"))
+    assert (predicted.parameters, predicted.active_parameters) == (plan.parameters, plan.active_parameters)
+    assert predicted.routing is not None
+    assert not predicted.routing.measured
     preview = registry.preview(["code", "german"])
-    assert list(foretold.routing.accuracy.values()) == [member.accuracy for member in preview.members]
-    assert foretold.curves == ()  # no ridge strength
-    assert foretold.scores == ()
-    assert [(node.kind, node.label) for node in foretold.lineage] == [
+    assert list(predicted.routing.accuracy.values()) == [member.accuracy for member in preview.members]
+    assert predicted.curves == ()  # no ridge strength
+    assert predicted.scores == ()
+    assert [(node.kind, node.label) for node in predicted.lineage] == [
         ("base", "base@1"),
         ("expert", "code@1"),
         ("expert", "german@1"),
         ("composition", "moe"),  # as pages call it: by its folder
     ]
-    assert foretold.lineage[1].of == (foretold.lineage[0].id,)
-    assert foretold.lineage[-1].told == f"{plan.digest[:12]}, this composition"
-    assert foretold.notes[2:] == (preview.means, *preview.notes)
+    assert predicted.lineage[1].of == (predicted.lineage[0].id,)
+    assert predicted.lineage[-1].told == f"{plan.digest[:12]}, this composition"
+    assert predicted.notes[2:] == (preview.means, *preview.notes)
     assert "typically 5 points higher or lower" in preview.means
     assert "after 32 tokens" in preview.notes[0]
 
@@ -139,10 +139,10 @@ def test_stored_evaluation_and_data_give_the_same_figures(
 
 
 def test_active_experts_are_those_of_the_latest_evaluation_that_has_them(
-    world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path, foretold: ReportData
+    world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path, predicted: ReportData
 ) -> None:
     registry, _ = world
-    assert foretold.active_experts == ()
+    assert predicted.active_experts == ()
     registry.compose(["code", "german"], tmp_path / "active", Recipe(trunk="base"))
     data = {name: [zoo.test[name]] for name in ("code", "german")}
     _, *rows = registry.evaluate([tmp_path / "active"], data, SETTINGS, active_experts="all")
@@ -172,11 +172,11 @@ def test_active_experts_are_those_of_the_latest_evaluation_that_has_them(
 
 
 def test_stored_audits_are_in_the_report(
-    world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path, foretold: ReportData
+    world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path, predicted: ReportData
 ) -> None:
     registry, _ = world
-    assert foretold.audits == ()
-    assert 'id="h-extraction"' not in page(foretold)
+    assert predicted.audits == ()
+    assert 'id="h-extraction"' not in page(predicted)
     registry.compose(["code", "german"], tmp_path / "audited", Recipe(trunk="mean"))
     settings = ExtractionSettings(documents=2, prefix=8, continued=4, samples=2, device="cpu")
     (first,) = registry.audit_extraction([tmp_path / "audited"], [zoo.test["code"]], settings)
@@ -211,9 +211,9 @@ def test_long_loss_curves_are_means_of_as_many(count: int, points: int) -> None:
     assert training.at[-1] <= record.steps
 
 
-def test_page_needs_nothing_and_runs_only_its_own_code(foretold: ReportData) -> None:
-    text = page(foretold)
-    assert page(foretold) == text
+def test_page_needs_nothing_and_runs_only_its_own_code(predicted: ReportData) -> None:
+    text = page(predicted)
+    assert page(predicted) == text
     found = Page(text)
     assert not [tag for tag, given in found.tags for name in ("src", "href", "srcset") if name in given]
     (policy,) = [given["content"] for tag, given in found.tags if given.get("http-equiv")]
@@ -227,13 +227,15 @@ def test_page_needs_nothing_and_runs_only_its_own_code(foretold: ReportData) -> 
         assert base64.b64encode(hashlib.sha256(body.encode()).digest()).decode() in policy
     specs = json.loads(found.scripts[0])
     assert (
-        set(specs) == set(charts(foretold)) == {given["data-chart"] for _, given in found.tags if "data-chart" in given}
+        set(specs)
+        == set(charts(predicted))
+        == {given["data-chart"] for _, given in found.tags if "data-chart" in given}
     )
     assert len(text) < 1_500_000
 
 
-def test_hostile_names_stay_text(foretold: ReportData) -> None:
-    figures = hostile(foretold)
+def test_hostile_names_stay_text(predicted: ReportData) -> None:
+    figures = hostile(predicted)
     found = Page(page(figures))
     assert not [tag for tag, given in found.tags if tag == "img" or any(name.startswith("on") for name in given)]
     assert "".join(found.text).count(HOSTILE) > 8
@@ -243,12 +245,12 @@ def test_hostile_names_stay_text(foretold: ReportData) -> None:
     assert "55433" not in "".join(found.text)  # long enough not to be in a digest
 
 
-def test_every_expert_has_the_colour_that_it_has_everywhere(foretold: ReportData) -> None:
-    assert foretold.colours == expert_colours(["code", "german"])
-    text = json.dumps(charts(foretold))
-    assert set(re.findall(r"var\(--e([0-9]+)\)", text)) == {str(number) for number in foretold.colours.values()}
+def test_every_expert_has_the_colour_that_it_has_everywhere(predicted: ReportData) -> None:
+    assert predicted.colours == expert_colours(["code", "german"])
+    text = json.dumps(charts(predicted))
+    assert set(re.findall(r"var\(--e([0-9]+)\)", text)) == {str(number) for number in predicted.colours.values()}
     assert re.search(r"#[0-9a-f]{6}", text) is None
-    assert f'<span class="dot e{foretold.colours["code"]}"' in page(foretold)
+    assert f'<span class="dot e{predicted.colours["code"]}"' in page(predicted)
 
 
 def test_what_is_not_here_is_left_out_and_noted(world: tuple[Registry, Path], tmp_path: Path) -> None:

@@ -350,10 +350,10 @@ def test_scores_are_rounded_as_charts_round_them() -> None:
     assert percent(91.25) == "91.3 %"
 
 
-def test_the_overlap_says_how_it_was_found(foretold: ReportData) -> None:
+def test_the_overlap_says_how_it_was_found(predicted: ReportData) -> None:
     for found, name, means in (
-        (foretold, "Overlap of token counts", OVERLAP_OF_TOKEN_COUNTS),
-        (replace(foretold, recipe={"router": "ridge"}), "Overlap of activations", OVERLAP_OF_ACTIVATIONS),
+        (predicted, "Overlap of token counts", OVERLAP_OF_TOKEN_COUNTS),
+        (replace(predicted, recipe={"router": "ridge"}), "Overlap of activations", OVERLAP_OF_ACTIVATIONS),
     ):
         text = page(found)
         assert f'<h2 id="h-overlap">{name} ' in text
@@ -363,9 +363,9 @@ def test_the_overlap_says_how_it_was_found(foretold: ReportData) -> None:
     assert warning.text == "code and math overlap in token counts: 82 % of their texts cannot be told apart."
 
 
-def test_no_line_of_a_page_ends_before_a_percent_sign(foretold: ReportData) -> None:
+def test_no_line_of_a_page_ends_before_a_percent_sign(predicted: ReportData) -> None:
     assert unbroken("92% of code, 0 % and 93.3 %, but 5%d") == "92\u00a0% of code, 0\u00a0% and 93.3\u00a0%, but 5%d"
-    warned = replace(foretold, warnings=(Warned("it gets 9.5 % of 10%", "use 50 %"),), notes=("7.5% of it",))
+    warned = replace(predicted, warnings=(Warned("it gets 9.5 % of 10%", "use 50 %"),), notes=("7.5% of it",))
     text = page(warned).partition("<main")[2].partition("<script")[0]
     assert "it gets 9.5\u00a0% of 10\u00a0%" in text
     assert "7.5\u00a0% of it" in text
@@ -373,8 +373,8 @@ def test_no_line_of_a_page_ends_before_a_percent_sign(foretold: ReportData) -> N
     assert "\u00a0" not in str(advice(figures(routing=routing(0.7, 0.9))))  # which --json prints
 
 
-def test_a_prediction_is_called_an_estimate(foretold: ReportData) -> None:
-    assert foretold.routing is not None
+def test_a_prediction_is_called_an_estimate(predicted: ReportData) -> None:
+    assert predicted.routing is not None
     for measured in (False, True):
-        text = page(replace(foretold, routing=replace(foretold.routing, measured=measured)))
+        text = page(replace(predicted, routing=replace(predicted.routing, measured=measured)))
         assert ("It is an estimate, not a bound" in text) != measured

@@ -161,7 +161,7 @@ def files_in(shown: str) -> list[str]:
     return re.findall(r'<input type="text" name="file" value="([^"]*)"', shown)
 
 
-def test_evaluations_of_one_composition_are_evaluated_on(pages: Pages, digest: str, tmp_path: Path) -> None:
+def test_evaluations_of_one_composition_say_what_they_evaluate(pages: Pages, digest: str, tmp_path: Path) -> None:
     (tmp_path / "work" / "text.txt").write_text(TEXT)
     form: dict[str, Any] = {"folder": str(tmp_path / "moe"), "file": "text.txt"}
     pages.send(f"/compositions/{digest}/evaluation", **form, domain="math", windows="96", oracle="1")
