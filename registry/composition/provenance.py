@@ -30,7 +30,7 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
             return [origin(plan, replace(tensor, made=inner)), widened.axis, widened.scale, widened.tail]
         case EvidenceEmbedding(inner=inner) as embedding if not plan.recipe.refits:
             own = origin(plan, replace(tensor, made=inner))  # of the base model alone, perhaps; evidence is of members
-            return [trunk_digest(plan), own, embedding.experts, embedding.size, embedding.epsilon]
+            return [trunk_digest(plan), own, embedding.experts, embedding.size, embedding.constant, embedding.epsilon]
         case HeadMap() as maps if not plan.recipe.refits:
             # The shared head, its norm and the embedding are of the trunk; the experts' own are those of its members.
             of_maps = maps.experts, maps.projection, maps.rank, maps.levels, maps.channel, maps.unit_power

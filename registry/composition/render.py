@@ -141,11 +141,11 @@ def _evidence(source: TensorSource, embedding: EvidenceEmbedding, dtype: torch.d
         rows = combined.double()  # (r, H)
         wide = torch.zeros((len(rows), embedding.shape[-1]), dtype=torch.float64)
         wide[:, :hidden] = rows
-        size = torch.full((len(rows), 1), embedding.size, dtype=torch.float64)
+        unit = torch.ones((len(rows), 1), dtype=torch.float64)  # ρ
         if embedding.epsilon is not None:
-            size *= (rows.square().sum(dim=1, keepdim=True) / hidden + embedding.epsilon).sqrt()
-        wide[:, hidden : hidden + experts] = evidence[start : start + len(rows)] * size
-        wide[:, hidden + experts] = size[:, 0]
+            unit = (rows.square().sum(dim=1, keepdim=True) / hidden + embedding.epsilon).sqrt()
+        wide[:, hidden : hidden + experts] = evidence[start : start + len(rows)] * (unit * embedding.size)
+        wide[:, hidden + experts] = unit[:, 0] * embedding.constant
         start += len(rows)
         yield to_block(wide.to(dtype))
 

@@ -5,7 +5,7 @@ with head maps, see `head_map`), which computes the same function of the same st
 the recent text:
 
     reserved channels   H + e               a · ρ_v · ℓ_e(v)    evidence of the token, from the embedding (V, H′)
-                        H + E               a · ρ_v             a constant once a norm has divided by ρ_v
+                        H + E               c · ρ_v             a constant once a norm has divided by ρ_v
                         H + E + 1 + e       s · m_e             its mean over the text so far, from the context layer
                         H + 2E + 1 + e      s · f_e             its mean over the last few tokens
                         H + 3E + 1          s                   a constant beside the means, for thresholds
@@ -19,7 +19,7 @@ Everything else ignores the reserved channels: zero columns in what reads the st
 norm over H′ channels divides by √(Σx²/H′ + ε′), so its weights times √(H/H′) and ε′ = ε H/H′ give the old values; the
 reserved channels add about 1e-6 to the mean square, near the rounding of float32.
 
-*Sizes.* a and s are small powers of two times the row's own size (ρ_v, its mean in s), so that norms do not see them
+*Sizes.* a, c and s are small powers of two times the row's own size (ρ_v, its mean in s), so that norms do not see them
 and float16 holds them; κ is within float16. At one expert per token sizes do not matter at all, only their order.
 """
 
@@ -28,13 +28,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.context_mlp import ALARM, LEVEL, STEEP, ContextMlp, compares
+from registry.hosts.context_mlp import ALARM, LEVEL, STEEP, UP, ContextMlp, compares
 from registry.hosts.head_map import STEADY, HeadMapLayer, MapChannels
 from registry.hosts.host import LAYERS, ContextAttention, Host
 from registry.hosts.tensors import Constant, Entries, EvidenceEmbedding, Experts, Made, Trunk, Widened
 
-EVIDENCE = 2.0**-10
-"""a: size of a nat of evidence beside the embedding's row."""
+_EVIDENCE = 2.0**-10
+"""Least size of a nat of evidence beside the embedding's row."""
+
+_CONSTANT = 2.0**-7
+"""Size of the constant beside the row, in a stream of 256 channels."""
 
 MEAN = 2.0**-10
 """s: size of a nat of mean evidence beside the embedding's mean row."""
@@ -45,11 +48,24 @@ SHARPNESS = 2.0**15 * 0.05
 CONTEXT_LAYERS = "context_layers"
 """Key of config.json: the numbers of the added layers, which hold no member's MLPs."""
 
-_LEAST, _MOST = 8, 64
-"""Reserved channels come in multiples of a power of two from the one to the other, up to H / 64."""
+_STEPS = ((4096, 64), (1024, 32), (0, 8))
+"""(H, step): from H channels on, reserved channels come in multiples of a step."""
 
-_GAIN = 2.0**5
-"""What a norm before the MLP multiplies the fast mean by, so that the activation bends within 1e-3 nats."""
+_GAIN = 2.0**4
+"""What a norm before the MLP multiplies the fast mean by, so that the activation bends within 2e-3 nats."""
+
+_VALUE = 2.0**-8
+"""Size of a nat in the values of the context layer, where a norm leads attention.
+
+The smaller it is, the larger the output projection is: a quarter of an embedding's row here, so that the float16 scales
+of blocks of 4 to 8 bits hold it.
+"""
+
+_READ = 2.0**-8
+"""What that norm makes of the constant: a 32nd of the largest number that is read with it, for products in 8 bits."""
+
+_UNIT = 2.0**-10
+"""What up rows make of the constant where no norm leads the MLP."""
 
 _GATED = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 """Activations that are nearly max(0, z) for a large z."""
@@ -204,7 +220,7 @@ class ContextLayout:
             tuple(self._mean(e) for e in everyone),
             tuple(self._fast_mean(e) for e in everyone),
             self._level,
-            (self._constant, 1.0 if self._kind.norm_after else 1 / EVIDENCE),
+            (self._constant, _UNIT / self._constant_size if self._kind.norm_after else UP),
             self._down_size,
         )
         return mlp.projection(name, shape, down=self._is_down(tensor))
@@ -240,7 +256,8 @@ class ContextLayout:
             if not self._kind.norm_after:
                 multiplier = float(self._inner.options.get("embedding_multiplier", 1.0))
                 epsilon = float(self._inner.options["rms_norm_eps"]) / multiplier**2
-            return EvidenceEmbedding(tensor, tuple(shape), self._experts, EVIDENCE, epsilon)
+            sizes = evidence_size(self._hidden), self._constant_size
+            return EvidenceEmbedding(tensor, tuple(shape), self._experts, *sizes, epsilon)
         if not name.endswith("norm.weight"):
             return Widened(tensor, tuple(shape), axis)
         read = name.endswith("post_attention_layernorm.weight") and not self._kind.norm_after  # by routers
@@ -273,7 +290,8 @@ class ContextLayout:
                     return norm([], 1.0)
                 gained = norm(fast[:-1], self._shrink * _GAIN).entries
                 level = ((self._level,), self._shrink * _GAIN * LEVEL)
-                return Entries(shape, (*gained, level, ((self._constant,), self._shrink)))
+                constant = ((self._constant,), self._shrink * _READ / self._constant_size)
+                return Entries(shape, (*gained, level, constant))
             case "post_feedforward_layernorm.weight":
                 return norm(means if fast else [], ALARM * MEAN / _SOFT, 1)
             case "self_attn.q_proj.weight":
@@ -294,17 +312,19 @@ class ContextLayout:
     def _values(self) -> tuple[tuple[tuple[int, int], float], ...]:
         """Return the entries of v: in each head of keys the evidence, and after it the constant."""
         size = self._inner.head_dim
-        channels = [*(self._evidence(e) for e in range(self._experts)), self._constant]
+        nat, constant = self._value / evidence_size(self._hidden), self._value / self._constant_size
+        channels = [*((self._evidence(e), nat) for e in range(self._experts)), (self._constant, constant)]
         return tuple(
-            ((key * size + place, channel), 1 / EVIDENCE)
+            ((key * size + place, channel), weight)
             for key in dict.fromkeys(head.key for head in self._heads)
-            for place, channel in enumerate(channels)
+            for place, (channel, weight) in enumerate(channels)
         )
 
     def _output(self, shape: tuple[int, ...]) -> Entries:
         """Return o: one head gives the means, another one the fast means and their level."""
         size, everyone = self._inner.head_dim, range(self._experts)
-        scale = 1.0 if self._kind.norm_after else MEAN / float(self._inner.options.get("residual_multiplier", 1.0))
+        multiplier = float(self._inner.options.get("residual_multiplier", 1.0))
+        scale = 1.0 if self._kind.norm_after else MEAN / self._value / multiplier
         places = [((self._mean(e), self._heads[0].query * size + e), scale) for e in everyone]
         if self._fast:
             first = self._heads[1].query * size
@@ -315,17 +335,23 @@ class ContextLayout:
         return Entries(shape, tuple(places), 0 if self._kind.norm_after else 1)
 
     @property
+    def _value(self) -> float:
+        """Size of a nat of evidence in the values."""
+        return 1.0 if self._kind.norm_after else _VALUE
+
+    @property
     def _down_size(self) -> float:
         """The MLP's output per unit of its inner size: `ALARM` nats for each nat above the threshold."""
         if self._kind.norm_after:
-            return _SOFT * math.sqrt(self.architecture.options["rms_norm_eps"]) / (STEEP * _GAIN * MEAN * EVIDENCE)
-        return ALARM / (STEEP * _GAIN) / float(self._inner.options.get("residual_multiplier", 1.0))
+            return _SOFT * math.sqrt(self.architecture.options["rms_norm_eps"]) / (STEEP * _GAIN * MEAN * _UNIT)
+        inner = STEEP * _GAIN * _READ * UP
+        return ALARM / inner / float(self._inner.options.get("residual_multiplier", 1.0))
 
     def _rotary(self, heads: Iterable[tuple[int, tuple[float, ...]]]) -> tuple[tuple[tuple[int, int], float], ...]:
         """Return the entries of q or k that make heads' constants from the constant channel."""
         size = self._inner.head_dim
         return tuple(
-            ((head * size + pair, self._constant), value / EVIDENCE)
+            ((head * size + pair, self._constant), value / self._constant_size)
             for head, constants in heads
             for pair, value in enumerate(constants)
             if value
@@ -350,6 +376,10 @@ class ContextLayout:
     def _constant(self) -> int:
         return self._hidden + self._experts
 
+    @property
+    def _constant_size(self) -> float:
+        return constant_size(self._hidden)
+
     def _mean(self, expert: int) -> int:
         return self._hidden + self._experts + 1 + expert
 
@@ -367,18 +397,29 @@ class ContextLayout:
     @property
     def _map_channels(self) -> MapChannels:
         steady = self._constant if self._kind.norm_after else self._steady
-        return MapChannels(self.hidden_size, steady, EVIDENCE, tuple(self._mean(e) for e in range(self._experts)))
+        return MapChannels(
+            self.hidden_size, steady, self._constant_size, tuple(self._mean(e) for e in range(self._experts))
+        )
 
 
 def reserved_channels(hidden_size: int, experts: int, *, fast: bool, maps: bool = False) -> int:
     """Return W: 2E + 1, or 3E + 2 with a fast window, and one more with head maps, rounded up.
 
-    It is a multiple of a power of two, 64 in large models, that adds at most H / 64 more than is needed.
+    It is a multiple of 64 from 4,096 channels on, of 32 from 1,024 on, so that blocks of 32 numbers divide rows of the
+    stream, and else of 8.
     """
-    step = _LEAST
-    while step < _MOST and step * 2 <= hidden_size // 64:
-        step *= 2
+    step = next(step for least, step in _STEPS if hidden_size >= least)
     return -(-((3 * experts + 2 if fast else 2 * experts + 1) + maps) // step) * step
+
+
+def constant_size(hidden_size: int) -> float:
+    """Return c, a power of two that grows with √H: it adds at most 2^-22 to the mean square of a row."""
+    return _CONSTANT * 2.0 ** math.floor(math.log2(hidden_size / 256) / 2)
+
+
+def evidence_size(hidden_size: int) -> float:
+    """Return a, an eighth of c where that is more than 2^-10: a block of 8 bits holds the constant and the evidence."""
+    return max(_EVIDENCE, constant_size(hidden_size) / 8)
 
 
 def _heads(kind: ContextAttention, architecture: Architecture, windows: ContextWindows) -> list[_Head]:

@@ -23,6 +23,13 @@ STEEP = 2.0**15
 LEVEL = 8.0
 """What a norm before the MLP multiplies the constant by, beside the fast mean: thresholds stay within float16."""
 
+UP = 2.0**-3
+"""What up rows multiply the constant by, where a norm leads the MLP.
+
+The smaller it is, the larger down weights are: an eighth of an embedding's row here, so that the float16 scales of
+blocks of 4 to 8 bits hold them. Much less, and a scale shared with gate rows would lose it.
+"""
+
 _Places = list[tuple[tuple[int, ...], float]]
 _Thresholds = list[tuple[tuple[int, ...], tuple[int, int], float]]
 

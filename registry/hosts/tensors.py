@@ -102,13 +102,15 @@ class Widened:
 class EvidenceEmbedding:
     """The embedding with each token's evidence in reserved channels after its row (V, H).
 
-    Channel H + e holds `size` · ρ · ℓ_e, channel H + E holds `size` · ρ, the others 0; see `registry.hosts.context`.
+    Channel H + e holds `size` · ρ · ℓ_e, channel H + E holds `constant` · ρ, the others 0
+    (`registry.hosts.context`).
 
     Attributes:
         inner: the embedding.
         shape: the widened shape, (V, H′).
         experts: E.
         size: a, the size of evidence beside the row.
+        constant: the size of the constant beside the row.
         epsilon: of the norm that reads it, so that ρ = √(row's mean square + epsilon); None where none does, ρ = 1.
     """
 
@@ -116,6 +118,7 @@ class EvidenceEmbedding:
     shape: tuple[int, ...]
     experts: int
     size: float
+    constant: float
     epsilon: float | None
 
 

@@ -403,3 +403,32 @@ def test_blocks_of_rows_add_up_to_the_same_bytes(
     variant.registry.compose(EXPERTS, tmp_path / "cut", recipe)
     assert cut
     assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
+
+
+def in_blocks_of_8_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor rounded as in q8_0 of GGUF: blocks of 32 numbers of a row, 8 bits each, and a float16 scale."""
+    rows = tensor.double().flatten(0, -2)
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % 32)).view(len(rows), -1, 32)
+    scale = (padded.abs().amax(-1, keepdim=True) / 127).half().double()
+    rounded = torch.where(scale > 0, (padded / scale).round().clamp(-127, 127) * scale, 0.0)
+    return rounded.flatten(1)[:, : rows.shape[-1]].view(tensor.shape)
+
+
+@pytest.mark.stride(4)
+def test_blocks_of_8_bits_keep_what_the_added_layer_computes_with(variant: Variant, tmp_path: Path) -> None:
+    """float16 holds the scales of blocks, which are 0 below 3e-8, with embeddings as small as those of large models."""
+    recipe = variant.recipe(router="context", trunk="mean", context_window=16.0)
+    variant.registry.compose(EXPERTS, tmp_path / "moe", recipe)
+    written = {name: w for file in (tmp_path / "moe").glob("*.safetensors") for name, w in load_file(file).items()}
+    row = float(written["model.embed_tokens.weight"][:, :64].double().square().mean().sqrt())
+    outputs = (
+        () if variant.case.host == "flex_olmo" else ("o_proj.weight", "down_proj.weight", "down_proj", "w2.weight")
+    )
+    compared = set()
+    for name, weight in written.items():
+        if weight.dim() > 1 and name.startswith("model.layers.0.") and weight.any():
+            own = weight.double() * (0.003 / row if name.endswith((*outputs, "output_linear.weight")) else 1.0)
+            lost = (in_blocks_of_8_bits(own) - own).abs().amax(-1)
+            assert (lost <= 0.2 * own.abs().amax(-1)).all(), name
+            compared.add(name)
+    assert {"model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.v_proj.weight"} <= compared

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from registry.errors import UnsupportedFamilyError
-from registry.hosts.context import CONTEXT_LAYERS, reserved_channels
+from registry.hosts.context import CONTEXT_LAYERS, constant_size, evidence_size, reserved_channels
 from registry.runtime.gates import force_expert, gates
 from registry.runtime.loading import quiet_transformers
 from tests.conftest import Shared
@@ -213,14 +213,7 @@ def test_more_experts_than_a_head_has_channels_are_refused(tmp_path: Path, token
 
 
 def test_reserved_channels_are_multiples_that_suit_the_size() -> None:
-    assert [reserved_channels(size, 2, fast=True) for size in (32, 512, 1024, 2048, 4096, 16384)] == [
-        8,
-        8,
-        16,
-        32,
-        64,
-        64,
-    ]
+    assert [reserved_channels(size, 2, fast=True) for size in (32, 1023, 1024, 4095, 4096)] == [8, 8, 32, 32, 64]
     assert [reserved_channels(4096, count, fast=False) for count in (2, 31, 32, 64)] == [64, 64, 128, 192]
     for size, fast, count in itertools.product((16, 640, 896, 2560, 5120), (False, True), range(2, 70)):
         assert reserved_channels(size, count, fast=fast) >= (3 * count + 2 if fast else 2 * count + 1)
@@ -235,3 +228,12 @@ def test_in_16_bits_norm_weights_are_rounded_once_more(
     """Evaluated in float64, so that the difference is that of the weights: 2^-9 of them in bfloat16."""
     found = apart(*map(double, pair(variant, tmp_path, dtype=dtype)))
     assert found < limit
+
+
+def test_blocks_of_8_bits_hold_the_constant_of_small_embeddings() -> None:
+    """A row of a token that every expert uses alike has the constant alone; this is the scale of its block."""
+    for hidden, row in ((256, 0.005), (1024, 0.003), (4096, 0.002)):
+        scale = torch.tensor(constant_size(hidden) * row / 127)
+        assert float(scale.half()) == pytest.approx(float(scale), rel=0.1)
+        assert evidence_size(hidden) * 8 >= constant_size(hidden)  # evidence of 8 nats is no smaller
+        assert (evidence_size(hidden) ** 2 * 64 + constant_size(hidden) ** 2) / hidden <= 2.0**-20
