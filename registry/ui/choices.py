@@ -40,12 +40,15 @@ WORDS = {
 }
 """Output → its words in the form."""
 
+_STAYS = f"{FIELDS['density'].default:.0%}".replace("%", "\u00a0%")
+"""Share of the changes that ties and dare keep; the form has no field for it."""
+
 TRUNK_CHOICES = {
     "regmean": "nearest to what each expert computes",
     "mean": "the average",
     "base": "those of the base model",
-    "ties": "base model, plus large changes that agree in sign",
-    "dare": "base model, plus a random part of the changes",
+    "ties": f"base model, plus the largest {_STAYS} of changes of each tensor, where they agree in sign",
+    "dare": f"base model, plus a random {_STAYS} of the changes",
     "task-arithmetic": "base model, plus the scaled sum of the changes",
 }
 """Trunk method → the weights that it gives, in the form."""

@@ -14,6 +14,7 @@ from registry.composition.recipe.recipe_fields import MOE
 from registry.errors import InvalidInputError
 from registry.io.model_folder import check_output
 from registry.ui.choices import Choices
+from registry.ui.jobs import COMPOSING, Phase
 from registry.ui.site import Site, url
 from store.catalog import CompositionRecord
 from store.object_store import is_url
@@ -76,6 +77,20 @@ class Composing:
     def having(self, **texts: str) -> Composing:
         """Return the same with other texts of some fields."""
         return replace(self, choices=Choices({**self.choices.texts, **texts}))
+
+
+def phases_of_composing(plan: composition.AnyPlan, out: str) -> list[Phase]:
+    """Return what the command of a composition into `out` does."""
+    recipe, found = plan.recipe, list[Phase]()
+    into = f"composing into {out}"
+    if isinstance(recipe, composition.Recipe) and recipe.to == MOE:
+        if recipe.refits:
+            found.append(Phase("refitting", "refitting to the experts’ kept text", sure=True))
+        if recipe.retakes:
+            found.append(Phase("collecting", "collecting statistics of the experts’ kept text, where none are cached"))
+        if recipe.retakes and recipe.refine > 1:
+            into = f"composing, between passes into a temporary folder, at last into {out}"
+    return [*found, Phase(COMPOSING, into, sure=True)]
 
 
 def beside_latest(records: Sequence[CompositionRecord]) -> Path | None:

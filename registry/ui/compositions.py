@@ -19,7 +19,7 @@ from registry.report.data import Warned
 from registry.report.frame import Frame
 from registry.report.page import page as report_page
 from registry.report.verdict import chance, unbroken
-from registry.ui.beside.side_by_side import address
+from registry.ui.beside.side_by_side import address, compared
 from registry.ui.choices import Choices
 from registry.ui.describing import EARLIER, Score, difference, expert_names, output, sentences
 from registry.ui.evaluating import MORE_WINDOWS, TOKENS, WINDOWS, Refused, domains_of, folders_of, form_rows
@@ -222,6 +222,7 @@ def composition_page(
         data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
         more_windows=MORE_WINDOWS,
         evaluation=evaluation,
+        compared=compared(refused.form if refused else request.query_params),
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=EVENTS),
     )

@@ -269,6 +269,11 @@ def stated(document: Mapping[str, Any]) -> dict[str, str]:
     return found | ({"weights": plain(weights)} if any(weight != 1 for weight in weights.values()) else {}) | {"to": to}
 
 
+def set_in_recipe(document: Mapping[str, Any]) -> str:
+    """Return the fields of a composition's recipe that are not at their defaults: `router ridge`, `default recipe`."""
+    return "; ".join(words for _, words in _fields_changed(stated(document), {"to": MOE})) or "default recipe"
+
+
 def difference(
     record: CompositionRecord,
     earlier: Sequence[CompositionRecord],

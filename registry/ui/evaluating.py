@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +13,7 @@ from starlette.datastructures import QueryParams
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
 from registry.ui.composing import MOST_PATH
+from registry.ui.jobs import Phase
 from registry.ui.wording import counted
 from store.catalog import CompositionRecord
 
@@ -31,7 +33,8 @@ MOST_WINDOWS = 100_000
 
 _CORRECT = "correct it in the form"
 _MOST_IN_TITLE = 6
-_MORE = {"--baselines": "with baselines", "--oracle": "with perfect routing"}
+_PERFECT = "with perfect routing"
+_MORE = {"--baselines": "with baselines", "--oracle": _PERFECT}
 """Option → its words in the title of a job."""
 
 
@@ -96,6 +99,20 @@ def evaluated_on(words: Sequence[str]) -> str:
     size = f"{counted(windows, 'window')} a domain"
     more = [text for option, text in _MORE.items() if option in words]
     return f"on {domains} ({', '.join([size, *more])})"
+
+
+def phases_of_evaluating(words: Sequence[str]) -> list[Phase]:
+    """Return what the command of an evaluation does; which models there are to score, it finds out itself."""
+    name = Path(words[1]).name
+    domains = "|".join(re.escape(domain) for domain, _ in _data(words))
+    baselines, oracle = "--baselines" in words, "--oracle" in words
+    return [
+        *([Phase("evaluating .+@[0-9]+", "evaluating base models")] if baselines else []),
+        Phase(f"evaluating ({domains})@[0-9]+", "evaluating each domain’s own expert"),
+        *([Phase("evaluating averaged weights", "evaluating averaged weights")] if baselines else []),
+        Phase(re.escape(f"evaluating {name}"), f"evaluating {name}"),
+        *([Phase(re.escape(f"evaluating {name} {_PERFECT}"), f"evaluating {name} {_PERFECT}")] if oracle else []),
+    ]
 
 
 def listed_briefly(names: Sequence[str]) -> str:

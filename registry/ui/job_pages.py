@@ -13,11 +13,12 @@ from starlette.responses import RedirectResponse, Response
 
 from registry.composition import AnyPlan
 from registry.errors import InvalidInputError
+from registry.ui.beside.side_by_side import compared
 from registry.ui.composer import suggested
-from registry.ui.composing import Composing, check_new_folder
+from registry.ui.composing import Composing, check_new_folder, phases_of_composing
 from registry.ui.compositions import composition_page, requested
-from registry.ui.describing import title
-from registry.ui.evaluating import Refused, evaluated_on, evaluating, listed_briefly
+from registry.ui.describing import set_in_recipe, title
+from registry.ui.evaluating import Refused, evaluated_on, evaluating, listed_briefly, phases_of_evaluating
 from registry.ui.guard import RefusedError
 from registry.ui.jobs import Job, Jobs
 from registry.ui.site import Page, Site, url
@@ -45,8 +46,8 @@ def start(site: Site, request: Request, form: QueryParams) -> Response:
     planned = composing.plan(site)
     out = check_new_folder(composing.out or suggested(site, composing, planned))
     words = composing.words(planned, out)
-    added = _jobs(site, request).add(_title(planned), words, back=composing.address, out=out)
-    return _see(added)
+    phases = phases_of_composing(planned, out)
+    return _see(_jobs(site, request).add(_title(planned), words, back=composing.address, out=out, phases=phases))
 
 
 def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
@@ -56,9 +57,11 @@ def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
         words = evaluating(record, form)
     except InvalidInputError as error:
         return composition_page(site, request, record, Refused(form, error))
-    back = url("compositions", record.digest)
-    assert site.jobs is not None
-    return _see(site.jobs.add(f"Evaluate {title(record)} {evaluated_on(words)}", words, back=back, out=""))
+    asked, digests = f"Evaluate {title(record)} {evaluated_on(words)}", compared(form)
+    back = url("compositions", record.digest, c=digests)
+    beside = url("compositions", "compare", c=digests) if digests else ""
+    phases = phases_of_evaluating(words)
+    return _see(_jobs(site, request).add(asked, words, back=back, out="", beside=beside, phases=phases))
 
 
 def cancel(site: Site, request: Request, form: QueryParams) -> Response:
@@ -116,7 +119,8 @@ def _jobs(site: Site, request: Request) -> Jobs:
 
 
 def _title(plan: AnyPlan) -> str:
-    return f"Compose {listed_briefly([member.version.ref for member in plan.members])}"
+    refs = listed_briefly([member.version.ref for member in plan.members])
+    return f"Compose {refs} ({set_in_recipe(plan.document)})"
 
 
 def _see(job: Job) -> Response:

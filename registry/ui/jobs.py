@@ -38,8 +38,11 @@ CANCEL_SECONDS = 60
 CLOSE_SECONDS = 10
 """The same when the server ends."""
 
-_WRITING = ("composing", "writing")
-"""Labels of the steps that write the folder."""
+COMPOSING = "composing"
+"""Label of the step that writes the composed folder."""
+
+_CALLED = {"writing": "writing the model that the next step reads, into a temporary folder"}
+"""Label of a step that says too little → its words."""
 
 _PROGRESS = re.compile(r"progress: (.{1,200}) ([0-9]{1,18})/([0-9]{1,18}) (\S{1,40})")
 
@@ -60,6 +63,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A part of a command, known before it runs.
+
+    Attributes:
+        pattern: matches the labels of its steps, as a regular expression; as a rule the label itself.
+        words: what it does.
+        sure: it is one step, and takes place; else the command decides.
+    """
+
+    pattern: str
+    words: str
+    sure: bool = False
+
+
+@dataclass(frozen=True)
 class Job:
     """A job as it is at one moment.
 
@@ -69,6 +87,8 @@ class Job:
         words: the command's words after `reg`.
         back: the address of the form that started it.
         out: the folder that it writes; empty if it writes none.
+        beside: the address of the comparison that it was asked for on; empty if it was another page.
+        phases: what its command does, in its order.
         state: waiting, running, cancelling, done, failed or cancelled.
         created: when it was asked for.
         started: when its command was started.
@@ -85,6 +105,8 @@ class Job:
     words: tuple[str, ...]
     back: str
     out: str
+    beside: str = ""
+    phases: tuple[Phase, ...] = ()
     state: str = WAITING
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
     started: datetime | None = None
@@ -103,13 +125,36 @@ class Job:
     @property
     def finishing(self) -> bool:
         """Return whether all bytes are written, and its command, which says no more, only registers them."""
-        written = any(step.label in _WRITING for step in self.steps)
+        written = any(step.label == COMPOSING for step in self.steps)
         return bool(self.out) and self.state == RUNNING and written and all(step.share == 1.0 for step in self.steps)
 
     @property
     def seconds(self) -> int:
         """Seconds that its command has run."""
         return 0 if self.started is None else round(((self.ended or datetime.now(UTC)) - self.started).total_seconds())
+
+    @property
+    def number(self) -> str:
+        """The step that it is in, and of how many: `step 1 of 2`; empty where that is not known before."""
+        known = self._begun and all(phase.sure for phase in self.phases)
+        return f"step {self._begun} of {len(self.phases)}" if known else ""
+
+    @property
+    def to_come(self) -> list[str]:
+        """The phases that follow, in words."""
+        return [phase.words for phase in self.phases[self._begun :]]
+
+    def called(self, step: Step) -> str:
+        """Return what one of its steps does, in words."""
+        words = {phase.pattern: phase.words for phase in self.phases}
+        return words.get(step.label) or _CALLED.get(step.label, step.label)
+
+    @property
+    def _begun(self) -> int:
+        """The number of the last phase that has begun, from 1; 0 if none has."""
+        labels = [step.label for step in self.steps]
+        begun = [any(re.fullmatch(phase.pattern, label) for label in labels) for phase in self.phases]
+        return max((number for number, has in enumerate(begun, 1) if has), default=0)
 
 
 class Jobs:
@@ -130,8 +175,17 @@ class Jobs:
         self._changed = threading.Condition()
         self._worker: threading.Thread | None = None
 
-    def add(self, title: str, words: Sequence[str], *, back: str, out: str) -> Job:
-        """Queue a command.
+    def add(
+        self,
+        title: str,
+        words: Sequence[str],
+        *,
+        back: str,
+        out: str,
+        beside: str = "",
+        phases: Sequence[Phase] = (),
+    ) -> Job:
+        """Queue a command (arguments as the attributes of `Job`).
 
         Raises:
             ConflictError: too many jobs are waiting, or one of them writes the same folder.
@@ -145,7 +199,7 @@ class Jobs:
                 raise ConflictError(f"{MOST_WAITING} jobs are waiting already", "wait until one of them has ended")
             if out and any(job.out and os.path.abspath(job.out) == os.path.abspath(out) for job in waiting):  # noqa: PTH100  # no link is followed
                 raise ConflictError(f"another job is going to write {out}", "choose another output folder")
-            job = Job(secrets.token_hex(6), title, tuple(words), back, out)
+            job = Job(secrets.token_hex(6), title, tuple(words), back, out, beside, tuple(phases))
             self._jobs[job.id] = job
             ended = [one.id for one in self._jobs.values() if not one.goes_on]
             for old in ended[: max(0, len(ended) - MOST_KEPT)]:

@@ -173,6 +173,11 @@ class Mean:
         return mean - half, mean + half
 
     @property
+    def intervals(self) -> list[tuple[float, float] | None]:
+        """The 95 % interval of every composition's mean."""
+        return [self.interval(at) for at in range(len(self.scores))]
+
+    @property
     def over(self) -> str:
         """The domains in words: `mean of 5 domains`, `on code`."""
         return f"mean of {len(self.rows)} domains" if len(self.rows) > 1 else f"on {self.rows[0].domain}"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -98,6 +99,7 @@ def side_by_side(site: Site, request: Request) -> Response:
         "side_by_side.html",
         names={name for members in experts for name in members}.union(*found),
         columns=columns,
+        compared=[short(record.digest) for record in records],
         sizes=_sizes([column.size for column in columns]),
         unknown=unknown,
         most=MOST,
@@ -108,6 +110,7 @@ def side_by_side(site: Site, request: Request) -> Response:
         mean=mean,
         best=best,
         small=small,
+        with_intervals=any(cell.interval for row in rows for cell in row.read),
         apart=apart(found, rows, names),
         command_line=_command(site, columns, known_files(job.words for job in jobs), small=small),
         more_windows=MORE_WINDOWS,
@@ -210,6 +213,11 @@ def _planned(site: Site, record: CompositionRecord) -> Size:
 def address(records: Sequence[CompositionRecord]) -> str:
     """Return the address of compositions side by side."""
     return url("compositions", "compare", c=[short(record.digest) for record in records])
+
+
+def compared(query: QueryParams) -> list[str]:
+    """Return the digests of the compositions side by side on the page that a query or a form comes from, if any."""
+    return query.getlist("c")[:MOST]
 
 
 def _newest(columns: Sequence[Column]) -> Column | None:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from cli.main import main
 from registry import ExpertTraining, Recipe, Registry
 from registry.composition.compose import used_versions
+from registry.composition.recipe.recipe_fields import FIELDS
 from registry.ui.choices import Choices
 from registry.ui.site import url
 from registry.ui.wording import size
@@ -83,6 +84,13 @@ def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages)
     offered = Page(pages.ask("/compose?e=math&q=cod&part=experts").text)
     values = [value for tag, name, value in offered.attributes if (tag, name) == ("input", "value")]
     assert values == ["math@1", "code@1"]  # who is ticked stays
+
+
+def test_the_trunks_that_drop_changes_say_how_many_stay(pages: Pages) -> None:
+    stays = FIELDS["density"].default
+    text = pages.read("compose").text.replace(" %", "%")
+    assert f"ties: base model, plus the largest {stays:.0%} of changes of each tensor, where they agree in sign" in text
+    assert f"dare: base model, plus a random {stays:.0%} of the changes" in text
 
 
 def test_the_composer_offers_the_base_model_where_it_can_be_an_expert(filled: Registry, pages: Pages, zoo: Zoo) -> None:

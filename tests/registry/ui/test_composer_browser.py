@@ -195,7 +195,7 @@ def test_a_job_is_started_and_followed_to_its_end(
         (tmp_path / "go").touch()
         page.get_by_role("link", name="Open the composition").wait_for()
         assert page.locator("[data-job-status]").inner_text() == "The job is done."
-        assert page.title() == "Compose code@1, math@1: done · reg"
+        assert page.title() == "Compose code@1, math@1 (default recipe): done · reg"
         assert page.get_by_role("link", name="Open the composition, and evaluate it").is_visible()
         assert faults(page) == []
         page.goto(f"{pages.address}/jobs")

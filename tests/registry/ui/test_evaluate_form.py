@@ -1,6 +1,7 @@
 """Proves: the form on a composition's page runs the command that it says, and starts nothing that it cannot check."""
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry
-from registry.ui.jobs import Step
+from registry.ui.evaluating import phases_of_evaluating
+from registry.ui.jobs import Job, Step
+from registry.ui.site import url
 from tests.conftest import Zoo
 from tests.pages import Page, Pages, served
 from tests.registry.ui.examples import evaluation
@@ -50,6 +53,8 @@ def test_the_form_evaluates_what_the_command_would(
     assert job.title == "Evaluate moe on math (2 windows a domain, with perfect routing)"
     steps = [step.label for step in job.steps if step.label.startswith("evaluating moe")]
     assert steps == ["evaluating moe", "evaluating moe with perfect routing"]
+    assert job.phases
+    assert job.to_come == []
     data = f"math={zoo.test['math']}"
     assert job.words == ("evaluate", str(tmp_path / "moe"), "--data", data, "--windows", "2", "--oracle")
     (stored,) = filled.evaluations(filled.compositions(digest)[0])
@@ -175,6 +180,60 @@ def test_evaluations_of_one_composition_say_what_they_evaluate(pages: Pages, dig
         assert f"asked for at {job.created:%Y-%m-%d %H:%M} UTC" in text
         assert not replace(job, state="running", steps=(Step("writing", 9, 9, "B"),)).finishing  # it goes on to score
         pages.jobs.cancel(job.id)
+
+
+def test_a_job_of_a_comparison_leads_back_to_it(filled: Registry, digest: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    form: dict[str, Any] = {"folder": str(tmp_path / "moe"), "domain": "math", "file": str(tmp_path / "text.txt")}
+    together = [digest[:12], "<b>"]
+    comparison, own = url("compositions", "compare", c=together), url("compositions", digest, c=together)
+    action = f"/compositions/{digest}/evaluation"
+
+    with served(filled, may_write=True, program=(sys.executable, "-c", "")) as pages:
+
+        def done(**form: Any) -> Page:
+            where = pages.send(action, **form).headers["location"]
+            assert pages.jobs is not None
+            assert ended(pages.jobs, pages.jobs.get(where.removeprefix("/jobs/"))).state == "done"
+            return Page(pages.ask(where, headers=pages.cookie).text)
+
+        shown = Page(pages.ask(own, headers=pages.cookie).text)
+        assert comparison in shown.links
+        refused = Page(pages.send(action, **form | {"file": ""}, c=together).text)
+        for page in (shown, refused):
+            assert set(together) <= {value for tag, name, value in page.attributes if (tag, name) == ("input", "value")}
+        page = done(**form, c=together)
+        assert "Back to the comparison Open the report" in page.text
+        assert {comparison, own, f"/compositions/{digest}/report"} <= set(page.links)
+        page = done(**form)
+        assert "Back to the comparison" not in page.text
+        assert f"/compositions/{digest}" in page.links
+
+
+def test_the_job_of_an_evaluation_says_what_it_scores_next() -> None:
+    words = ("evaluate", "/x/moe", "--data", "a+b=x", "--data", "math=y", "--baselines", "--oracle")
+    job = Job("a", "a", words, "/", "", phases=tuple(phases_of_evaluating(words)), state="running")
+    of_moe = ["evaluating moe", "evaluating moe with perfect routing"]
+    averaged = ["evaluating averaged weights", *of_moe]
+    own = "evaluating each domain’s own expert"
+    writing = Step("writing", 1, 9, "B")
+    assert job.called(writing) == "writing the model that the next step reads, into a temporary folder"
+    steps = [writing]
+    assert replace(job, steps=(writing,)).to_come == ["evaluating base models", own, *averaged]
+    for label, to_come in (
+        ("base@1", [own, *averaged]),
+        ("a+b@2", averaged),
+        ("math@1", averaged),
+        ("averaged weights", of_moe),
+        ("moe", of_moe[1:]),
+        ("moe with perfect routing", []),
+    ):
+        steps.append(Step(f"evaluating {label}", 1, 2, "window"))
+        after = replace(job, steps=tuple(steps))
+        assert after.to_come == to_come, label
+        assert after.called(steps[-1]) == f"evaluating {label}"
+        assert after.number == ""  # how many experts there are is not known before
+    assert [phase.words for phase in phases_of_evaluating(words[:6])] == [own, "evaluating moe"]
 
 
 def test_only_the_browser_that_may_start_work_has_the_form(pages: Pages, digest: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import textwrap
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,9 +18,11 @@ from typing import Any
 
 import pytest
 
-from registry import Recipe, Registry
+from registry import EnsembleRecipe, Recipe, Registry
+from registry.composition import AnyRecipe
 from registry.errors import ConflictError, InvalidInputError, NotFoundError
 from registry.ui import Jobs
+from registry.ui.composing import phases_of_composing
 from registry.ui.jobs import MOST_KEPT, MOST_LINES, MOST_WAITING, Job, Step
 from registry.ui.site import Site, url
 from tests.conftest import files_of
@@ -86,7 +89,7 @@ def test_the_page_composes_what_the_command_would(filled: Registry, pages: Pages
     page = Page(pages.ask(where, headers=pages.cookie).text)
     assert f"/compositions/{expected.digest}" in page.links
     assert "http-equiv" not in pages.ask(where, headers=pages.cookie).text  # it does not reload any more
-    assert "done" in Page(pages.ask("/jobs", headers=pages.cookie).text).text
+    assert "Compose code@1, math@1 (router ridge) done" in Page(pages.ask("/jobs", headers=pages.cookie).text).text
     assert "moe" in pages.ask(f"/compositions/{expected.digest}").text
 
 
@@ -196,8 +199,10 @@ def test_a_running_job_is_followed_and_cancelled(filled: Registry, tmp_path: Pat
         second = pages.send("/jobs", e="code", out=str(tmp_path / "b")).headers["location"]
         waits_for(lambda: "writing" in pages.ask(first, headers=pages.cookie).text)
         text = pages.ask(first, headers=pages.cookie).text
+        assert "Compose math@1 (default recipe) running for" in Page(text).text
+        assert "writing the model that the next step reads, into a temporary folder 1 of 4 layers" in Page(text).text
+        assert f"To come: composing into {tmp_path / 'a'}." in Page(text).text
         assert '<noscript><meta http-equiv="refresh" content="3"></noscript>' in text
-        assert "1 of 4 layers" in Page(text).text
         assert "a remark" in text
         assert "\x1b" not in text
         assert "waiting after 1 other" in Page(pages.ask(second, headers=pages.cookie).text).text
@@ -271,10 +276,11 @@ def test_a_job_that_has_written_all_says_that_it_finishes(filled: Registry, tmp_
     with served(filled, may_write=True, program=program) as pages:
         where = pages.send("/jobs", e="math", out=str(tmp_path / "a")).headers["location"]
         text = waits_for(
-            lambda: "composing" in (text := Page(pages.ask(where, headers=pages.cookie).text).text) and text
+            lambda: "finishing" in (text := Page(pages.ask(where, headers=pages.cookie).text).text) and text
         )
-        assert "9 B of 9 B 100.0 % finishing" in text
-        assert re.search(r"running for [0-9]{1,2} s ", text)
+        assert f"composing into {tmp_path / 'a'} 9 B of 9 B 100.0 % finishing" in text
+        assert re.search(r"running for [0-9]{1,2} s step 1 of 1 ", text)
+        assert "To come" not in text
         pages.send(f"{where}/cancel")
     job = Job("a", "a", (), "/", "a", state="running", steps=(Step("solving", 2, 2, "layer"),))
     assert not job.finishing
@@ -284,6 +290,56 @@ def test_a_job_that_has_written_all_says_that_it_finishes(filled: Registry, tmp_
     long = replace(job, started=begin, ended=begin + timedelta(seconds=125))
     template = Site(filled)._templates.from_string('{% import "job_macros.html" as j %}{{ j.time(job) }}')
     assert template.render(job=long) == "2:05 min"
+
+
+def test_steps_are_numbered_where_their_number_is_known(filled: Registry) -> None:
+    def job(*steps: str, **recipe: Any) -> Job:
+        phases = phases_of_composing(filled.plan(["math", "code"], Recipe(**recipe)), "moe/")
+        done = tuple(Step(label, 1, 2, "layer") for label in steps)
+        return Job("a", "a", (), "/", "moe/", phases=tuple(phases), steps=done)
+
+    into, kept = "composing into moe/", "experts’ kept text"
+    assert (job().number, job().to_come) == ("", [into])
+    assert (job("composing").number, job("composing").to_come) == ("step 1 of 1", [])
+    refit = job("refitting", refine_mlp=True)
+    assert (refit.number, refit.to_come) == ("step 1 of 2", [into])
+    assert refit.called(refit.steps[0]) == f"refitting to the {kept}"
+    assert job("refitting", "composing", refine_mlp=True).number == "step 2 of 2"
+    again = job("collecting", router="ridge", refine=1)
+    assert (again.number, again.to_come) == ("", [into])  # what is cached is not collected
+    assert again.called(again.steps[0]) == f"collecting statistics of the {kept}, where none are cached"
+    (last,) = job("collecting", router="ridge", refine=2).to_come
+    assert last == "composing, between passes into a temporary folder, at last into moe/"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(refine_mlp=True),
+        Recipe(router="ridge", refine=1),
+        Recipe(router="domain-embedding"),
+        Recipe(to="dense", trunk="ties"),
+        EnsembleRecipe(),
+        EnsembleRecipe(routing="task-vector", trunk="ties"),
+    ],
+    ids=str,
+)
+def test_a_composition_goes_through_the_steps_that_its_job_names(
+    filled: Registry, tmp_path: Path, recipe: AnyRecipe
+) -> None:
+    labels: dict[str, None] = {}
+
+    @contextmanager
+    def heard(label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        labels.update({label: None} if unit else {})
+        yield lambda amount: None
+
+    filled.progress = heard
+    plan = filled.compose(["math", "code"], tmp_path / "moe", recipe)
+    phases = phases_of_composing(plan, "moe/")
+    known = [phase.pattern for phase in phases if phase.sure or phase.pattern in labels]
+    assert [label for label in labels if label != "writing"] == known
 
 
 def test_what_a_command_says_is_bounded() -> None:

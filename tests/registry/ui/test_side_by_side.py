@@ -105,6 +105,22 @@ def test_the_verdict_says_whether_the_difference_may_be_chance(
     assert f"The 95 % intervals, {apple} and {zebra}, {said}" in text
 
 
+def test_scores_of_domains_have_their_intervals(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
+    scores = {"code": 80.0, "math": 90.0}
+    record(filled, made["apple"], scores)
+    assert "interval" not in compare(pages, made, "zebra", "apple").text
+    ends = {"interval": {"code": [78.5, 81.25], "math": [89.0, 91.0], "law": [40.0, 60.0]}}
+    figures = scored("x", scores | {"law": 50.0})["figures"] | ends
+    figures |= {"perplexity": dict.fromkeys(ends["interval"], 5.0)}
+    record(filled, made["zebra"], scores | {"law": 50.0}, document={"figures": figures})
+    text = compare(pages, made, "zebra", "apple").text
+    assert "100 is each domain’s own expert; with the 95 % interval code 80.0 78.5 to 81.3 80.0" in text
+    assert "math 90.0 89.0 to 91.0 90.0 Mean 85.0 84.1 to 85.9 85.0" in text
+    assert "The 95 % interval says how far a score could move on other text" in text
+    assert "Score 95 % interval Perplexity" in text.partition("On other text")[2]
+    assert "zebra law 50.0 40.0 to 60.0 5.00" in text
+
+
 def test_compositions_have_their_sizes(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
     def sizes(*names: str) -> str:
         return compare(pages, made, *names).text.partition("Size")[2].partition("reg ui")[0]
@@ -179,7 +195,8 @@ def test_the_form_that_evaluates_what_lacks_is_linked(filled: Registry, tmp_path
         return Page(pages.ask(where, headers=pages.cookie).text)
 
     def linked(page: Page) -> list[str]:
-        return [name for name, digest in made.items() if f"/compositions/{digest}#evaluate" in page.links]
+        forms = [link.partition("?")[0] for link in page.links if link.endswith("#evaluate")]
+        return [name for name, digest in made.items() if f"/compositions/{digest}" in forms]
 
     with served(filled, may_write=True, program=(sys.executable, "-c", "")) as pages:
         assert linked(shown(pages, "zebra", "apple")) == ["zebra", "apple"]  # neither has a score
@@ -218,7 +235,8 @@ def test_all_are_evaluated_on_more_text_where_few_tokens_were_scored(filled: Reg
         where = url("compositions", "compare", c=list(made.values()))
         page = Page(pages.ask(where, headers=pages.cookie).text)
     assert "more of the same text, evaluate zebra, apple on the same files, with 96 windows a domain:" in page.text
-    assert {f"/compositions/{digest}#evaluate" for digest in made.values()} <= set(page.links)
+    both = [digest[:12] for digest in made.values()]
+    assert {f"{url('compositions', digest, c=both)}#evaluate" for digest in made.values()} <= set(page.links)
 
 
 def test_scores_against_other_versions_of_an_expert_do_not_compare(

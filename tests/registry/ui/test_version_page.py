@@ -79,6 +79,8 @@ def test_an_opted_out_version_says_how_its_receipt_is_written_and_verified(
     page, log = pages.read("versions", "math@1"), pages.read("log").text
     assert f"It was opted out at {str(withdrawn.withdrawn_at)[:16].replace('T', ' ')} UTC" in page.text
     assert "“opt-out” is when a version was withdrawn" in log
+    assert "It proves what the registry holds and what a folder is made of, not that nobody made a copy." in page.text
+    assert "It is kept only in the file that you name: the registry has no list of receipts." in page.text
     commands = [value for _, name, value in page.attributes if name == "data-copy" and value]
     for words in ("opt-out math@1 --receipt receipt.json", "receipt verify receipt.json"):
         assert f"reg {words}" in commands
