@@ -76,10 +76,10 @@ def _of_expert(rates: Rates) -> str:
             _billions(shape.weights),
             _bytes(weight_bytes(shape)),
             _bytes(WEIGHT_BYTES * shape.mlp),
-            f"{len(shape.grams()):,}",
+            f"{len(shape.grams()) + shape.layers:,}",
             _bytes(sums),
             _bytes(sums * rates.compressed),
-            _bytes(SUM_BYTES * shape.sums("router", folds=1) * rates.compressed),
+            _bytes(SUM_BYTES * shape.sums("router") * rates.compressed),
         ]
 
     header = ["expert", "weights", "bytes", "of MLPs", "Grams", "packed int64", "on disk", "on disk, `--sites router`"]

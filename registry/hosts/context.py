@@ -20,7 +20,9 @@ norm over H′ channels divides by √(Σx²/H′ + ε′), so its weights times
 reserved channels add about 1e-6 to the mean square, near the rounding of float32.
 
 *Sizes.* a, c and s are small powers of two times the row's own size (ρ_v, its mean in s), so that norms do not see them
-and float16 holds them; κ is within float16. At one expert per token sizes do not matter at all, only their order.
+and float16 holds them; κ is within float16. What the added layer computes with is so shared between its projections
+that quantizers hold it: blocks of 8 to 3 bits with a float16 scale, or float8 with one scale a tensor. At one
+expert per token the sizes of means do not matter at all, only their order.
 """
 
 import math
