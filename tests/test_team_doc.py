@@ -65,7 +65,7 @@ def test_the_set_up_is_ten_commands() -> None:
     first, second, _ = commands()
     assert len(first + second) == 10
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (asked,) = re.findall(r"pip install 'expert-registry\[(.*)\]'", first[0])
+    (asked,) = re.findall(r"pip install .* -e '\.\[(.*)\]'", first[0])
     assert set(asked.split(",")) <= set(extras)
 
 
