@@ -20,6 +20,9 @@ _OWN = ("mlp", "calibration", "trained")
 """Roles of arrays that belong to one expert, or to compositions with it; a trunk or tokenizer may be of others."""
 
 _COPY = "use the receipt as reg opt-out wrote it, and the registry that it belongs to"
+_SINCE = (
+    "if that is newer, and the version was withdrawn again, write a new receipt: reg opt-out VERSION --receipt FILE"
+)
 """The remedy if receipt and registry do not match."""
 
 
@@ -158,13 +161,13 @@ def _compositions(workspace: Workspace, check: ReceiptCheck, withdrawn: list[Ver
     records = {composition.digest: composition for composition in workspace.catalog.compositions(withdrawn)}
     affected = {composition.digest: composition for composition in check.receipt.compositions}
     for digest in sorted({*records} - {*affected}):
-        check.add(f"composition {digest[:12]} was made from withdrawn versions, and is not in the receipt")
+        check.add(f"composition {digest[:12]} was made from withdrawn versions, and is not in the receipt", _SINCE)
     for digest, composition in affected.items():
         if digest not in records:
             check.add(f"composition {digest[:12]} was not made from withdrawn versions")
             continue
         if unlisted := sorted(set(records[digest].folders) - set(composition.folders)):
-            check.add(f"composition {digest[:12]} was written to {unlisted[0]}, which is not in the receipt")
+            check.add(f"composition {digest[:12]} was written to {unlisted[0]}, which is not in the receipt", _SINCE)
         _recomposed(workspace, check, composition, records[digest])
 
 
@@ -172,7 +175,9 @@ def _pushes(workspace: Workspace, check: ReceiptCheck, withdrawn: list[VersionRe
     known = workspace.catalog.pushes(pushable(withdrawn, workspace.catalog.compositions(withdrawn)))
     for push in known:
         if push not in check.receipt.pushes:
-            check.add(f"withdrawn versions were pushed to {push.repo}, {push.revision}, which is not in the receipt")
+            check.add(
+                f"withdrawn versions were pushed to {push.repo}, {push.revision}, which is not in the receipt", _SINCE
+            )
 
 
 def _recomposed(workspace: Workspace, check: ReceiptCheck, affected: Affected, record: CompositionRecord) -> None:

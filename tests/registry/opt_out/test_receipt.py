@@ -113,6 +113,15 @@ def test_receipt_holds_and_goes_on_holding(withdrawn: Registry, made: dict[str, 
     assert files_of(tmp_path / "others") == before
 
 
+def test_after_another_withdrawal_the_remedy_is_another_receipt(withdrawn: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    withdrawn.add_expert("math", zoo.experts["math"])
+    withdrawn.compose(["math", "code"], tmp_path / "since", EnsembleRecipe(routing="task-vector"))
+    withdrawn.opt_out("math", purge=True)
+    check = withdrawn.verify_receipt(tmp_path / "receipt.json")
+    assert check.problems
+    assert all("write a new receipt: reg opt-out VERSION --receipt FILE" in remedy for remedy in check.remedies)
+
+
 def test_without_purge_a_receipt_tells_of_the_withdrawal(filled: Registry, tmp_path: Path) -> None:
     filled.opt_out("math", receipt=tmp_path / "first.json")
     first = json.loads((tmp_path / "first.json").read_bytes())
