@@ -35,7 +35,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
     metavar="DOMAIN=FILE",
     callback=domain_files,
     help="Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
-    "sampled; where there is none, a few built-in passages]",
+    "sampled; else a few built-in passages]",
 )
 @click.option("--quick", is_flag=True, help="Read files and weights, and run nothing.")
 @click.option("--every-check", is_flag=True, help="Print a line for each check that was skipped too.")
