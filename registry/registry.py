@@ -870,7 +870,7 @@ class Registry:
     ) -> report_.ReportData:
         """Return the figures of a composition's report; `registry.report.page` renders them as HTML.
 
-        Routing and scores are measured on `data`, else taken from the stored evaluation with the most domains; else
+        Routing and scores are measured on `data`, else taken from the widest stored evaluation; else
         routing is predicted from statistics (`preview`). A figure that is not available is left out, and noted.
 
         Args:

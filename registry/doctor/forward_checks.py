@@ -10,6 +10,7 @@ from registry.doctor.examination import Examination
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.errors import RegError
 from registry.evaluation.scoring import perplexities_of
+from registry.evaluation.stored import widest
 from registry.io.display import few
 
 _ALL = 0.95
@@ -166,7 +167,8 @@ def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iter
 
 
 def _stored(exam: Examination) -> Iterator[Finding]:
-    for record in exam.folder.evaluations[:1]:
+    record = widest(exam.folder.evaluations)
+    if record is not None:
         scores = record.document.get("figures", {}).get("score", {})
         if isinstance(scores, dict) and scores:
             shown = ", ".join(f"{domain} {score:.1f}" for domain, score in scores.items())

@@ -265,10 +265,10 @@ class _Table:
         known = {domain: windows for domain, windows in benchmark.windows.items() if domain in experts}
         if not model.routers or not known:
             reason = "no domain is a member of it" if model.routers else "it is not a mixture"
-            remark(self._progress, f"no oracle row for {model.name}: {reason}")
+            remark(self._progress, f"no row with perfect routing for {model.name}: {reason}")
             return None
         if missing := [domain for domain in benchmark.windows if domain not in known]:
-            remark(self._progress, f"no oracle routing of {', '.join(missing)} in {model.name}: not among its members")
+            remark(self._progress, f"no perfect routing of {', '.join(missing)} in {model.name}: not among its members")
         numbers = {domain: experts.index(domain) for domain in known}
         named = replace(model, name=f"{model.name} with perfect routing")  # its progress is a step of its own
         return self._row(name, benchmark.losses_of(named, known, expert_of=numbers), model)

@@ -55,7 +55,7 @@ def metadata(
         sources: the members and their locations.
         languages: the languages of all members.
         license_id: a license that overrides the members' licenses.
-        evaluation: the latest evaluation of the model.
+        evaluation: the widest evaluation of the model.
     """
     from huggingface_hub import ModelCardData
 

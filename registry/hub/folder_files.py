@@ -6,6 +6,7 @@ from registry.composition.cards.licenses import roll_up
 from registry.composition.cards.pushed import CARD, license_of, with_additions
 from registry.composition.integrity import ComposedFolder
 from registry.errors import CheckpointError, InvalidInputError
+from registry.evaluation.stored import widest
 from registry.hub.card_additions import languages_of, metadata, page, source_of
 from registry.hub.target import ConflictReason, Outgoing
 from registry.io.model_folder import MARKER
@@ -41,7 +42,7 @@ def outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_
         remark(
             workspace.progress, f"not all members of {folder} are registered here, so its card omits their locations"
         )
-    evaluation = next(iter(workspace.catalog.evaluations(composed.digest)), None)
+    evaluation = widest(workspace.catalog.evaluations(composed.digest))
     sources = [source_of(workspace.catalog, version) for version in versions]
     outgoing_files = {path: Outgoing(folder / path, sha256) for path, sha256 in _sha256(composed, workspace).items()}
     outgoing_files[MARKER] = Outgoing.of((folder / MARKER).read_bytes())

@@ -20,6 +20,7 @@ from registry.composition.tensor_source import StoredSource
 from registry.composition.trained.trained_parts import NAMED, trained_part
 from registry.errors import RegError
 from registry.evaluation import Row
+from registry.evaluation.stored import widest
 from registry.member import load_member
 from registry.names.resolve import by_digest
 from registry.registration.expert_overlap import compared_layers
@@ -36,7 +37,7 @@ from registry.report.data import (
 )
 from registry.report.mask_tree import mask_joins
 from registry.workspace import Workspace
-from store.catalog import CompositionRecord, VersionRecord
+from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
 
 MaskOverlap = tuple[str, str, float]
 
@@ -80,16 +81,16 @@ class Gathering:
         return versions
 
     def stored(self, digest: str) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
-        """Return the stored evaluation with the most domains; the latest of several."""
+        """Return the widest stored evaluation."""
         evaluations = self._workspace.catalog.evaluations(digest)
-        if not evaluations:
+        chosen = widest(evaluations)
+        if chosen is None:
             self.notes.append("there are no scores: no evaluation of this composition is stored here")
             return [], (), None
-        chosen = max(evaluations, key=lambda record: (len(record.document["data"]), record.evaluated_at))
         if chosen is not evaluations[0]:
             self.notes.append(
-                f"the scores are those of the evaluation with the most domains, {len(chosen.document['data'])}; the "
-                f"latest one has {len(evaluations[0].document['data'])}"
+                f"the scores are those of the evaluation on the most text, {_text_of(chosen)}; the latest one has "
+                f"{_text_of(evaluations[0])}"
             )
         document = chosen.document
         rows = [Row.from_document(document[key]) for key in ("figures", "oracle", "plain_average") if document.get(key)]
@@ -246,6 +247,12 @@ class Gathering:
         index = LineageIndex(self._workspace)
         related = index.relations(index.weights(version), bases)
         return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
+
+
+def _text_of(evaluation: EvaluationRecord) -> str:
+    """Return the size of an evaluation's text in words: `12,288 tokens of 5 domains`."""
+    tokens = [text["tokens"] for text in evaluation.document["data"].values()]
+    return f"{sum(tokens):,} tokens of {len(tokens)} domain{'s' if len(tokens) != 1 else ''}"
 
 
 def scores_of(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:

@@ -1,5 +1,6 @@
 """The list of compositions: searched, narrowed and sorted by the address, in pages."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -8,9 +9,10 @@ from starlette.responses import Response
 
 from registry.errors import NotFoundError
 from registry.registry import Registry
-from registry.ui.describing import EARLIER, Described, Score, describe, difference, kind, sentences, title
+from registry.ui.describing import EARLIER, Described, describe, difference, kind, sentences, title
+from registry.ui.scores import Score, widest_first
 from registry.ui.site import Paging, Site, url, whole
-from store.catalog import CompositionRecord
+from store.catalog import CompositionRecord, EvaluationRecord
 
 PAGE = 25
 """Compositions per page."""
@@ -70,12 +72,13 @@ def compositions(site: Site, request: Request) -> Response:
     scores = site.index.get("scores", lambda: _scores(registry))
     everything = registry.compositions()
     before = {record.digest: at for at, record in enumerate(everything)}
-    found = _ordered(_matching(site, everything, wanted, scores), wanted, scores)
+    shown = _shown(scores, wanted.domain)
+    found = _ordered(_matching(site, everything, wanted, shown), wanted, shown)
     paging = Paging.of(whole(request, "page", 1), len(found), PAGE, wanted.address)
 
     def described(record: CompositionRecord) -> Described:
         earlier = everything[: before[record.digest]][-EARLIER:] if record.digest in before else ()
-        return describe(record, earlier, _score(scores, record, wanted.domain))
+        return describe(record, earlier, shown.get(record.digest))
 
     lines = [described(record) for record in found[paging.offset : paging.offset + PAGE]]
     domains = sorted({domain for each in scores.values() for score in each for domain in score.domains})
@@ -90,35 +93,52 @@ def compositions(site: Site, request: Request) -> Response:
         domains=list(dict.fromkeys([*domains[:MOST_DOMAINS], *([wanted.domain] if wanted.domain else [])])),
         any_made=bool(everything),
         comparable=len(everything) > 1,
-        mixed=None if wanted.domain else _mixed([score for one in found if (score := _score(scores, one, ""))]),
+        mixed=_mixed([shown[one.digest] for one in found if one.digest in shown], wanted.domain),
     )
 
 
 def _scores(registry: Registry) -> dict[str, list[Score]]:
-    """Return digest → the scores of each evaluation, latest first."""
-    found: dict[str, list[Score]] = {}
+    """Return digest → the scores of each evaluation, first those of the widest."""
+    found: dict[str, list[EvaluationRecord]] = {}
     for evaluation in registry.catalog.evaluations():
-        found.setdefault(evaluation.composition, []).append(Score.of(evaluation))
-    return found
+        found.setdefault(evaluation.composition, []).append(evaluation)
+    return {digest: [Score.of(one) for one in widest_first(evaluations)] for digest, evaluations in found.items()}
 
 
-def _score(scores: Mapping[str, Sequence[Score]], record: CompositionRecord, domain: str) -> Score | None:
-    """Return the latest scores of a composition, or the latest with a domain."""
-    return next((one for one in scores.get(record.digest, ()) if not domain or domain in one.domains), None)
+def _shown(scores: Mapping[str, Sequence[Score]], domain: str) -> dict[str, Score]:
+    """Return digest → the scores that the list shows.
+
+    Without a domain they are those of the widest evaluation. With one, they are those on the text of the domain that
+    most compositions were scored on, as far as possible; of several, on most of its tokens, and the latest.
+    """
+    if not domain:
+        return {digest: each[0] for digest, each in scores.items()}
+    with_it = {digest: found for digest, each in scores.items() if (found := [s for s in each if domain in s.domains])}
+    readers = Counter(text for each in with_it.values() for text in {one.reads(domain) for one in each})
+    return {
+        digest: max(each, key=lambda one: (readers[one.reads(domain)], one.tokens_of[domain], one.at))
+        for digest, each in with_it.items()
+    }
 
 
-def _mixed(scores: Sequence[Score]) -> str | None:
-    """Return how many domains averages are over, in words, where these differ; else None."""
-    over = {frozenset(one.domains) for one in scores if one.average is not None}
+def _mixed(scores: Sequence[Score], domain: str) -> str | None:
+    """Return what differs between the texts that scores are on, in words; None where all compare."""
+    if domain:
+        of_it = {one.reads(domain) for one in scores if domain in one.by_domain}
+        return f"other text or another expert of {domain}" if len(of_it) > 1 else None
+    averages = [one for one in scores if one.average is not None]
+    over = {frozenset(one.domains) for one in averages}
     least, most = (pick(map(len, over), default=0) for pick in (min, max))
-    return None if len(over) < 2 else f"{least} to {most} domains" if least < most else f"{most} other domains"
+    if len(over) > 1:
+        return f"{least} to {most} domains" if least < most else f"{most} other domains"
+    return "the same domains, but not the same text" if len({one.reads() for one in averages}) > 1 else None
 
 
 def _matching(
     site: Site,
     everything: Sequence[CompositionRecord],
     wanted: Wanted,
-    scores: Mapping[str, Sequence[Score]],
+    shown: Mapping[str, Score],
 ) -> list[CompositionRecord]:
     found, gone = list(everything), site.opted_out()
     if wanted.of:
@@ -132,7 +152,7 @@ def _matching(
         found = [record for record in found if _has(record, words, texts.get(record.digest, ""), gone)]
     if wanted.gone:
         found = [record for record in found if not gone.isdisjoint(record.members)]
-    return [record for record in found if not wanted.domain or _score(scores, record, wanted.domain) is not None]
+    return [record for record in found if not wanted.domain or record.digest in shown]
 
 
 def _texts(everything: Sequence[CompositionRecord]) -> dict[str, str]:
@@ -153,9 +173,7 @@ def _has(record: CompositionRecord, words: Sequence[str], text: str, gone: Set[s
     return all(word in text or record.digest.startswith(word) for word in words)
 
 
-def _ordered(
-    found: Sequence[CompositionRecord], wanted: Wanted, scores: Mapping[str, Sequence[Score]]
-) -> list[CompositionRecord]:
+def _ordered(found: Sequence[CompositionRecord], wanted: Wanted, shown: Mapping[str, Score]) -> list[CompositionRecord]:
     """Return compositions in the order that is asked for; of equal ones, and without a score, the latest first."""
     newest = list(reversed(found))
     if wanted.sort == "name":
@@ -163,7 +181,7 @@ def _ordered(
     if wanted.sort == "score":
 
         def worth(record: CompositionRecord) -> float:
-            score = _score(scores, record, wanted.domain)
+            score = shown.get(record.digest)
             value = None if score is None else score.by_domain.get(wanted.domain) if wanted.domain else score.average
             return float("-inf") if value is None else value
 

@@ -11,7 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from registry.errors import NotFoundError
+from registry.errors import NotFoundError, RegError
 from registry.names.resolve import ALL_STATES, resolve
 from registry.output.place import may_exist
 from registry.report.advice import opted_out, worse_than_average
@@ -20,9 +20,19 @@ from registry.report.frame import Frame
 from registry.report.page import page as report_page
 from registry.report.verdict import chance, unbroken
 from registry.ui.beside.side_by_side import address, compared
-from registry.ui.choices import Choices
-from registry.ui.describing import EARLIER, Score, difference, expert_names, output, sentences
-from registry.ui.evaluating import MORE_WINDOWS, TOKENS, WINDOWS, Refused, domains_of, folders_of, form_rows
+from registry.ui.composer.choices import Choices
+from registry.ui.describing import EARLIER, difference, expert_names, output, sentences
+from registry.ui.evaluating import (
+    MORE_WINDOWS,
+    MOST_DOMAINS,
+    TOKENS,
+    WINDOWS,
+    Refused,
+    domains_of,
+    folders_of,
+    form_rows,
+)
+from registry.ui.scores import Score, score_of, widest_first
 from registry.ui.site import Site, url
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord, EvaluationRecord
@@ -185,11 +195,17 @@ def composition_page(
     earlier = [one for one in everything[-EARLIER:] if one.created_at < record.created_at]
     differs = difference(record, earlier)
     names = [one["name"] for one in record.document["members"]]
-    scores = [Scores.of(evaluation, names) for evaluation in registry.evaluations(record)]
+    scores = [Scores.of(evaluation, names) for evaluation in widest_first(registry.evaluations(record))]
     gone = [version.ref for version in versions if version.state != "active"]
-    latest = scores[0] if scores else None
-    better = worse_than_average(latest.score.average, latest.plain, output(record.document), names) if latest else None
-    evaluation = _evaluation(site, record, scores, refused) if site.may_write(request) and not gone else None
+    shown = scores[0] if scores else None
+    better = worse_than_average(shown.score.average, shown.plain, output(record.document), names) if shown else None
+    beside = compared(refused.form if refused else request.query_params)
+    evaluation = None
+    if site.may_write(request) and not gone:
+        windows = [("windows", text) for text in request.query_params.getlist("windows")[:1]]
+        evaluation = _evaluation(site, record, scores, beside, refused.form if refused else QueryParams(windows))
+        if evaluation is not None and refused is not None:
+            evaluation["error"] = sentence(refused.error.message), refused.error.hint
     if refused is not None and evaluation is None:
         raise refused.error
     return site.render(
@@ -216,39 +232,58 @@ def composition_page(
         folders=[(folder, may_exist(folder)) for folder in record.folders],
         pushes=catalog.pushes({record.digest}),
         scores=scores,
-        latest=latest,
+        shown=shown,
         average_is_better=None if better is None or gone else _typed(site, better),
         audits=registry.audits(record),
         data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
         more_windows=MORE_WINDOWS,
         evaluation=evaluation,
-        compared=compared(refused.form if refused else request.query_params),
+        compared=beside,
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=EVENTS),
     )
 
 
 def _evaluation(
-    site: Site, record: CompositionRecord, scores: Sequence[Scores], refused: Refused | None
+    site: Site, record: CompositionRecord, scores: Sequence[Scores], beside: Sequence[str], form: QueryParams
 ) -> dict[str, Any] | None:
-    """Return what the form that evaluates a composition shows; None if no folder of it is there."""
+    """Return what the form that evaluates a composition shows; None if no folder of it is there.
+
+    Args:
+        site: the pages.
+        record: the composition.
+        scores: its evaluations, first the one whose score is shown.
+        beside: digests of compositions that it is compared with: their domains are offered too.
+        form: what was typed; before that, at most a number of windows.
+    """
     folders = folders_of(record)
-    known = [row["domain"] for row in scores[0].rows] if scores else []
     if not folders:
         return None
-    form = refused.form if refused else QueryParams()
+    domains = dict.fromkeys(domains_of(record, [row["domain"] for row in scores[0].rows] if scores else []))
+    for digest in beside:
+        domains |= dict.fromkeys(_domains_beside(site, digest))
     jobs = [job.words for job in site.jobs.all()] if site.jobs else []
     return {
         "folders": folders,
         "folder": form.get("folder", folders[0]),
-        "rows": form_rows(domains_of(record, known), form, jobs, site.index.get("labels", lambda: _labels(site))),
+        "rows": form_rows([*domains][:MOST_DOMAINS], form, jobs, site.index.get("labels", lambda: _labels(site))),
         "windows": form.get("windows", MORE_WINDOWS if scores and scores[0].score.is_small else WINDOWS),
         "usual": (WINDOWS, TOKENS),
         "place": Path.cwd(),
         "oracle": output(record.document) == "moe",
-        "ticked": [name for name in ("baselines", "oracle") if refused is None or form.get(name) == "1"],
-        "error": (sentence(refused.error.message), refused.error.hint) if refused else None,
+        "ticked": [name for name in ("baselines", "oracle") if "folder" not in form or form.get(name) == "1"],
+        "error": None,
     }
+
+
+def _domains_beside(site: Site, digest: str) -> list[str]:
+    """Return the domains of a composition that another one is compared with; none if there is no such composition."""
+    try:
+        record = site.registry.composition(digest)
+    except RegError:
+        return []
+    score = None if record is None else score_of(site.registry.evaluations(record))
+    return [] if record is None else domains_of(record, () if score is None else score.domains)
 
 
 def _labels(site: Site) -> dict[str, str]:

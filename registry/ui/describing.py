@@ -17,9 +17,9 @@ from registry.composition.recipe.recipe_fields import (
     TRUNK_OPTIONS,
     default,
 )
-from registry.report.verdict import FEW_TOKENS
+from registry.ui.scores import Score
 from registry.ui.wording import counted, plain
-from store.catalog import CompositionRecord, EvaluationRecord
+from store.catalog import CompositionRecord
 
 TRUNK_WORDS = {
     "regmean": "shared weights merged by RegMean",
@@ -77,74 +77,6 @@ UNSTATED = ("to", "weights", TRUNK_OPTIONS, "computed", "fit", "bias", "coeffici
 
 
 @dataclass(frozen=True)
-class Score:
-    """The scores of one evaluation.
-
-    Attributes:
-        average: average score over the domains; None if none of them has its own expert.
-        oracle: the same with each domain's tokens sent to its own expert, if that was measured.
-        tokens: number of tokens scored.
-        fewest: number of tokens of the domain with the fewest.
-        domains: names of the domains.
-        by_domain: domain → score, where it has its own expert.
-        labels: labels of their texts, each once.
-        at: the time of the evaluation.
-        tokens_of: domain → number of tokens scored.
-        active: parameters that take part in one token; None if that was not recorded.
-        interval: the 95 % interval of the average, low and high; None if that was not recorded.
-    """
-
-    average: float | None
-    oracle: float | None
-    tokens: int
-    fewest: int
-    domains: Sequence[str]
-    by_domain: Mapping[str, float]
-    labels: Sequence[str]
-    at: str
-    tokens_of: Mapping[str, int]
-    active: int | None
-    interval: Sequence[float] | None
-
-    @classmethod
-    def of(cls, evaluation: EvaluationRecord) -> "Score":
-        """Return the scores of an evaluation."""
-        document = evaluation.document
-        data = document["data"]
-        oracle = (document["oracle"] or {}).get("average")
-        tokens = {domain: text["tokens"] for domain, text in data.items()}
-        labels = tuple(dict.fromkeys(text["label"] for text in data.values()))
-        figures, at = document["figures"], evaluation.evaluated_at
-        return cls(
-            figures["average"],
-            oracle,
-            sum(tokens.values()),
-            min(tokens.values()),
-            tuple(data),
-            figures["score"],
-            labels,
-            at,
-            tokens,
-            figures.get("active_parameters"),
-            figures.get("average_interval"),
-        )
-
-    @property
-    def sample(self) -> str:
-        """The sample in words: `12,288 tokens of 5 domains`."""
-        return f"{counted(self.tokens, 'token')} of {counted(len(self.domains), 'domain')}"
-
-    @property
-    def is_small(self) -> bool:
-        """True if some domain has so few tokens that small differences can be chance."""
-        return self.fewest < FEW_TOKENS
-
-    def is_small_on(self, domain: str) -> bool:
-        """Tell whether a domain has so few tokens."""
-        return self.tokens_of[domain] < FEW_TOKENS
-
-
-@dataclass(frozen=True)
 class Described:
     """A composition for a list.
 
@@ -156,7 +88,7 @@ class Described:
         copies: number of its experts, where they are copies of its base model.
         kind: what it is, in a few words.
         difference: how it differs from an earlier one, if it resembles one.
-        score: its scores, as a rule the latest.
+        score: its scores, as a rule those of its widest evaluation.
     """
 
     record: CompositionRecord
@@ -303,11 +235,6 @@ def difference(
 def changes(record: CompositionRecord, other: CompositionRecord) -> list[str]:
     """Return every difference of a composition from another one, however many, each as a few words."""
     return _changed(record, other, {})[1]
-
-
-def latest(evaluations: Sequence[EvaluationRecord]) -> Score | None:
-    """Return the scores of the first of some evaluations, which are sorted latest first; None if there is none."""
-    return Score.of(evaluations[0]) if evaluations else None
 
 
 def describe(record: CompositionRecord, earlier: Sequence[CompositionRecord], score: Score | None) -> Described:

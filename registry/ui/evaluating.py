@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
-from registry.ui.composing import MOST_PATH
+from registry.ui.composer.composing import MOST_PATH
 from registry.ui.jobs import Phase
 from registry.ui.wording import counted
 from store.catalog import CompositionRecord
@@ -77,8 +77,12 @@ def form_rows(
     known = known_files(jobs)
     typed = list(zip(form.getlist("domain"), form.getlist("file"), strict=False))
     files = {domain: known[domain][0] for domain in domains if domain in known and not typed}
-    files |= {domain: file for domain, file in typed if domain in domains}
-    other = next(((domain, file) for domain, file in typed if domain not in domains), ("", ""))
+    other = "", ""
+    for domain, file in typed:
+        if domain in domains and domain not in files:
+            files[domain] = file
+        elif not other[1]:  # of a domain that has a row already, too: the form is shown as it was typed
+            other = domain, file
     rows = [(domain, files.get(domain, "")) for domain in domains] + [other]
     return [FormRow(domain, file, known.get(domain, ()), labels.get(domain, "")) for domain, file in rows]
 
@@ -149,8 +153,8 @@ def evaluating(record: CompositionRecord, form: QueryParams) -> list[str]:
             `baselines` and `oracle`, each 1 or absent.
 
     Raises:
-        InvalidInputError: the folder is not one of the composition's, a file is not there, no file is given, or the
-            number of windows is not from 1 to `MOST_WINDOWS`.
+        InvalidInputError: the folder is not one of the composition's, a file is not there, no file or two files of one
+            domain are given, or the number of windows is not from 1 to `MOST_WINDOWS`.
     """
     folder = form.get("folder", "")
     if folder not in folders_of(record):
@@ -159,6 +163,12 @@ def evaluating(record: CompositionRecord, form: QueryParams) -> list[str]:
         )
     rows = zip(form.getlist("domain"), form.getlist("file"), strict=False)
     given = [(domain.strip(), file.strip()) for domain, file in rows if file.strip()]
+    for at, (domain, file) in enumerate(given):
+        if earlier := next((other for name, other in given[:at] if name == domain), None):
+            raise InvalidInputError(
+                f"the domain {domain} is given two files: {earlier} and {file}",
+                "keep one, or give the other one a domain of its own",
+            )
     if not given:
         raise InvalidInputError("no file of test text is given", "give one for at least one domain in the form")
     words = ["evaluate", str(Path(folder).absolute())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
@@ -14,8 +14,8 @@ from starlette.responses import RedirectResponse, Response
 from registry.composition import AnyPlan
 from registry.errors import InvalidInputError
 from registry.ui.beside.side_by_side import compared
-from registry.ui.composer import suggested
-from registry.ui.composing import Composing, check_new_folder, phases_of_composing
+from registry.ui.composer.compose_page import suggested
+from registry.ui.composer.composing import Composing, check_new_folder, phases_of_composing
 from registry.ui.compositions import composition_page, requested
 from registry.ui.describing import set_in_recipe, title
 from registry.ui.evaluating import Refused, evaluated_on, evaluating, listed_briefly, phases_of_evaluating
@@ -37,7 +37,21 @@ def jobs(site: Site, request: Request) -> Response:
 def job(site: Site, request: Request) -> Response:
     """Return one job: a page that follows it, or the part that the script asks for."""
     found = _jobs(site, request).get(request.path_params["job"])
-    return site.render(request, "job.html", job=found, ahead=_jobs(site, request).ahead_of(found), folder=Path.cwd())
+    return site.render(
+        request,
+        "job.html",
+        job=found,
+        ahead=_jobs(site, request).ahead_of(found),
+        folder=Path.cwd(),
+        another=_another(found),
+    )
+
+
+def _another(job: Job) -> str:
+    """Return the address of the form that started a job without the folder, which is written now."""
+    path, _, query = job.back.partition("?")
+    pairs = [(name, value) for name, value in parse_qsl(query) if name != "out"]
+    return f"{path}?{urlencode(pairs)}" if pairs else path
 
 
 def start(site: Site, request: Request, form: QueryParams) -> Response:

@@ -1,7 +1,7 @@
 """The first page: what the registry holds, what was made lately, the best scores, and the registry's health."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
 from typing import Any, cast
@@ -9,9 +9,11 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from registry.evaluation.stored import widest
 from registry.output.place import may_exist
 from registry.registry import Registry
-from registry.ui.describing import Described, Score, describe, latest
+from registry.ui.describing import Described, describe
+from registry.ui.scores import Score
 from registry.ui.site import Paging, Site, url, whole
 from registry.ui.wording import counted
 from store.catalog import CompositionRecord, VersionRecord
@@ -89,10 +91,17 @@ class Check:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The compositions with the best average scores over the same domains, best first."""
+    """The compositions with the best average scores on the same text, best first.
+
+    Attributes:
+        domains: the domains of the text.
+        best: the best, each with its score there.
+        elsewhere: number of compositions that were scored on other text of the same domains alone.
+    """
 
     domains: Sequence[str]
     best: Sequence[Described]
+    elsewhere: int
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ class Made:
     Attributes:
         number: the number of all compositions.
         lately: the latest.
-        rankings: best average scores among the latest `RECENT`, those over most domains first.
+        rankings: best average scores on the same text among the latest `RECENT`, those over most domains first.
         handled: version → what it gets in the best evaluation with it.
         uses: version → number of compositions made from it.
     """
@@ -202,26 +211,41 @@ def _made(registry: Registry) -> Made:
         for ref in record.members:
             uses[ref] = uses.get(ref, 0) + 1
     handled: dict[str, Handled] = {}
-    described = []
+    described, scored = [], []
     for number, record in enumerate(reversed(records[-RECENT:])):
         evaluations = registry.evaluations(record)
         earlier = records[: len(records) - 1 - number][-RECENT:] if number < LATELY else ()
-        described.append(describe(record, earlier, latest(evaluations)))
-        for evaluation in evaluations[:1]:  # the one that all pages show of it
-            routing = evaluation.document["figures"].get("routing") or {}
-            _add_handled(handled, record, Score.of(evaluation), routing)
-    return Made(len(records), described[:LATELY], _rankings(described), handled, uses)
+        shown = widest(evaluations)
+        described.append(describe(record, earlier, None if shown is None else Score.of(shown)))
+        scored += [(Score.of(one), described[-1]) for one in evaluations]
+        if shown is not None:
+            _add_handled(handled, record, Score.of(shown), shown.document["figures"].get("routing") or {})
+    return Made(len(records), described[:LATELY], _rankings(scored), handled, uses)
 
 
-def _rankings(described: Sequence[Described]) -> list[Ranking]:
-    """Return the best scores by domains: averages over other domains do not compare."""
-    scored: dict[tuple[str, ...], list[tuple[float, Described]]] = {}
-    for one in described:
-        if one.score is not None and one.score.average is not None:
-            scored.setdefault(tuple(sorted(one.score.domains)), []).append((one.score.average, one))
-    ordered = sorted(scored.items(), key=lambda group: -len(group[0]))[:RANKINGS]
-    best = [sorted(group, key=lambda pair: -pair[0])[:BEST] for _, group in ordered]
-    return [Ranking(domains, [one for _, one in group]) for (domains, _), group in zip(ordered, best, strict=True)]
+def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[Ranking]:
+    """Return the best scores by text: averages on other text do not compare.
+
+    Of several texts of the same domains it is that of most compositions, then of most tokens.
+
+    Args:
+        scored: the scores of each evaluation with its composition, of one composition the latest first.
+    """
+    by_domains: dict[tuple[str, ...], dict[Hashable, dict[str, tuple[float, Described]]]] = {}
+    tokens: dict[Hashable, int] = {}
+    for score, one in scored:
+        if score.average is not None:
+            text = score.reads()
+            same = by_domains.setdefault(tuple(sorted(score.domains)), {}).setdefault(text, {})
+            same.setdefault(one.record.digest, (score.average, replace(one, score=score)))
+            tokens[text] = score.tokens
+    rankings = []
+    for domains, texts in sorted(by_domains.items(), key=lambda group: -len(group[0]))[:RANKINGS]:
+        read_most = max(texts, key=lambda each: (len(texts[each]), tokens[each]))
+        ordered = sorted(texts[read_most].values(), key=lambda pair: -pair[0])
+        elsewhere = len(set().union(*texts.values())) - len(ordered)
+        rankings.append(Ranking(domains, [one for _, one in ordered[:BEST]], elsewhere))
+    return rankings
 
 
 def _add_handled(

@@ -1,7 +1,7 @@
 """The pages of experts and base models: one version, and its comparison with others."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -11,7 +11,8 @@ from registry.names.resolve import ALL_STATES, resolve, versions_of
 from registry.opt_out.shared_training import trained_together
 from registry.output.place import may_exist
 from registry.ui.comparing import MOST, MOST_RELATED, compare
-from registry.ui.describing import describe, latest
+from registry.ui.describing import describe
+from registry.ui.scores import score_of
 from registry.ui.site import PART, Site, url
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
 from store.catalog.records import Role, StatisticsRecord
@@ -53,7 +54,7 @@ def version(site: Site, request: Request) -> Response:
         count, nbytes = sizes.get(link.role, (0, 0))
         sizes[link.role] = count + 1, nbytes + link.nbytes
     compositions = list(reversed(registry.catalog.compositions([record])))
-    uses = [describe(made, (), latest(registry.evaluations(made))) for made in compositions[:USES]]
+    uses = [describe(made, (), score_of(registry.evaluations(made))) for made in compositions[:USES]]
     written = [folder for made in compositions for folder in made.folders]
     others = [version.name for version in registry.versions(kind="expert", limit=OTHERS) if version.name != record.name]
     return site.render(
@@ -201,10 +202,10 @@ class Text:
 
 @dataclass(frozen=True)
 class OwnScore:
-    """The perplexity of an expert on a text of its domain, as an evaluation of a composition measured it.
+    """The perplexity of an expert on a text of its domain, as evaluations of compositions measured it.
 
     Attributes:
-        record: the composition.
+        record: the composition that was best on the text.
         label: the text.
         tokens: number of tokens scored.
         perplexity: the expert's own.
@@ -255,8 +256,9 @@ def _own(
             }
             own, at = score * composed / 100, evaluation.evaluated_at
             key = text["digest"], str(document["settings"])
-            if key not in found or (bases and not found[key].bases):
-                found[key] = OwnScore(record, text["label"], text["tokens"], own, composed, bases, at)
+            one = OwnScore(record, text["label"], text["tokens"], own, composed, bases, at)
+            best = min(found.get(key, one), one, key=lambda each: each.composed)  # of equal ones the first, the latest
+            found[key] = replace(best, bases={**(found[key].bases if key in found else {}), **bases})
     return sorted(found.values(), key=lambda one: one.at, reverse=True)
 
 

@@ -7,25 +7,16 @@ from math import fsum, sqrt
 from typing import Any
 
 from registry.report.verdict import FEW_TOKENS, by_chance, listed, score_text
+from registry.ui.scores import Text
 from store.catalog import EvaluationRecord
 
 
 @dataclass(frozen=True)
-class Text:
-    """The text of a domain, and how it was read: figures on equal ones compare.
+class Average:
+    """The 95 % interval, low and high, of the average score over exactly these domains; None if not recorded."""
 
-    The number of windows is part of the digest. The batch size and the device change what is computed by no more than
-    rounding.
-
-    Attributes:
-        digest: of its tokens.
-        seq_len: tokens in a window.
-        dtype: the dtype that the models computed in.
-    """
-
-    digest: str
-    seq_len: int
-    dtype: str
+    domains: frozenset[str]
+    interval: tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +34,7 @@ class Measured:
         oracle: score with perfect routing, if that was measured.
         plain: score of the averaged weights of exactly its experts, if that was measured.
         interval: low and high end of the score's 95 % interval, if that was recorded.
+        average: of the evaluation that it is part of.
     """
 
     text: Text
@@ -55,6 +47,7 @@ class Measured:
     oracle: float | None
     plain: float | None
     interval: Sequence[float] | None = None
+    average: Average | None = None
 
     @property
     def is_small(self) -> bool:
@@ -71,13 +64,14 @@ def found_in(evaluations: Sequence[EvaluationRecord], experts: Sequence[str]) ->
     found: dict[str, list[Measured]] = {}
     for evaluation in evaluations:
         document = evaluation.document
-        figures, settings = document["figures"], document["settings"]
+        figures = document["figures"]
         oracle = (document["oracle"] or {}).get("score", {})
         plain = (document.get("plain_average") or {}).get("score", {})
+        average = Average(frozenset(document["data"]), tuple(figures.get("average_interval") or ()) or None)
         for domain, data in document["data"].items():
             found.setdefault(domain, []).append(
                 Measured(
-                    Text(data["digest"], settings["seq_len"], settings["dtype"]),
+                    Text.of(document, domain),
                     data["label"],
                     data["tokens"],
                     (document.get("experts") or {}).get(domain),
@@ -87,6 +81,7 @@ def found_in(evaluations: Sequence[EvaluationRecord], experts: Sequence[str]) ->
                     oracle.get(domain),
                     plain.get(domain) if set(plain) == set(experts) else None,
                     figures.get("interval", {}).get(domain),
+                    average,
                 )
             )
     return found
@@ -163,10 +158,15 @@ class Mean:
     def interval(self, at: int) -> tuple[float, float] | None:
         """Return the 95 % interval of a composition's mean; None if a domain has none.
 
-        Domains are different texts, so their errors are independent: half widths add as squares.
+        Where one evaluation scored exactly these domains, it is the one recorded. Elsewhere half widths add as
+        squares: domains are different texts, so their errors are independent.
         """
-        ends = [None if (cell := row.cells[at]) is None else cell.interval for row in self.rows]
-        mean = self.scores[at]
+        mean, cells = self.scores[at], [row.cells[at] for row in self.rows]
+        averages = {cell.average for cell in cells if cell is not None}
+        for one in averages if len(averages) == 1 else ():
+            if one is not None and one.interval and one.domains == {row.domain for row in self.rows}:
+                return one.interval[0], one.interval[1]
+        ends = [None if cell is None else cell.interval for cell in cells]
         if mean is None or any(each is None for each in ends):
             return None
         half = sqrt(fsum(((each[1] - each[0]) / 2) ** 2 for each in ends if each is not None)) / len(ends)
@@ -220,18 +220,23 @@ def best(values: Sequence[float | None], *, least: bool = False, digits: int = 1
 
 
 def verdict(
-    names: Sequence[str], rows: Sequence[Row], mean: Mean | None, experts: Sequence[Collection[str]] = ()
+    names: Sequence[str],
+    found: Sequence[Found],
+    rows: Sequence[Row],
+    mean: Mean | None,
+    experts: Sequence[Collection[str]] = (),
 ) -> str:
     """Return which composition is better on the same text, and what that does not cover.
 
     Args:
         names: of the compositions.
+        found: what the evaluations of each found.
         rows: domains of which several read the same text.
         mean: scores that compare; None if there are none.
         experts: names of the experts of each composition.
     """
     if mean is not None:
-        return _by_score(names, mean) + _not_covered(names, mean, experts)
+        return _by_score(names, mean) + _not_covered(names, found, mean, experts)
     if rows:
         return _by_perplexity(names, rows)
     return f"{NOT_COMPARED} Evaluate them on the same files, with the same number and length of windows."
@@ -252,19 +257,37 @@ def _by_score(names: Sequence[str], mean: Mean) -> str:
     return f"{text} {listed(rest)}, {mean.over}{but}.{_by_chance(names, mean)}"
 
 
-def _not_covered(names: Sequence[str], mean: Mean, experts: Sequence[Collection[str]]) -> str:
-    """Return which experts of others the best one lacks, if their domains are not among those that are compared."""
-    winners = best(mean.scores)
-    if len(winners) != 1 or not experts:
-        return ""
+def uncovered(mean: Mean | None, experts: Sequence[Collection[str]]) -> list[str]:
+    """Return the experts that the best composition lacks and others have, if their domains are not compared.
+
+    Args:
+        mean: scores that compare; None if there are none.
+        experts: names of the experts of each composition.
+    """
+    winners = best(mean.scores) if mean is not None else set()
+    if mean is None or len(winners) != 1 or not experts:
+        return []
     first, compared = min(winners), {row.domain for row in mean.rows}
     others = (expert for at, score in enumerate(mean.scores) if score is not None for expert in experts[at])
-    lacking = [expert for expert in dict.fromkeys(others) if expert not in {*experts[first], *compared}]
+    return [expert for expert in dict.fromkeys(others) if expert not in {*experts[first], *compared}]
+
+
+def _not_covered(names: Sequence[str], found: Sequence[Found], mean: Mean, experts: Sequence[Collection[str]]) -> str:
+    """Return which experts the best composition lacks, and which of them were scored on these domains."""
+    lacking = uncovered(mean, experts)
     if not lacking:
         return ""
-    if len(lacking) == 1:
-        return f" {names[first]} lacks the expert {lacking[0]}, and its domain is not compared."
-    return f" {names[first]} lacks the experts {listed(lacking)}, and their domains are not compared."
+    scored = [f"on {domain} {_readers(names, [domain in one for one in found])}" for domain in lacking]
+    plural = "s" if len(lacking) > 1 else ""
+    return f" {names[min(best(mean.scores))]} lacks the expert{plural} {listed(lacking)} (scored {', '.join(scored)})."
+
+
+def _readers(names: Sequence[str], read: Sequence[bool]) -> str:
+    """Return which compositions read a domain of which none compares."""
+    readers = [name for name, has in zip(names, read, strict=True) if has]
+    if not readers:
+        return "none"
+    return f"{readers[0]} alone" if len(readers) == 1 else f"{listed(readers)}, but not the same text"
 
 
 def _by_chance(names: Sequence[str], mean: Mean) -> str:

@@ -9,11 +9,13 @@ from starlette.responses import Response
 
 from registry.composition.manifest import CompositionManifest
 from registry.errors import InvalidInputError, NotFoundError, RegError
+from registry.evaluation.stored import widest
 from registry.output.place import may_exist
 from registry.report.verdict import PLACE
-from registry.ui.beside.same_text import Mean, apart, best, found_in, mean_of, shared_rows, verdict
-from registry.ui.describing import Described, Score, changes, describe, expert_names, latest, sentences, title
+from registry.ui.beside.same_text import Found, Mean, apart, best, found_in, mean_of, shared_rows, uncovered, verdict
+from registry.ui.describing import Described, changes, describe, expert_names, sentences, title
 from registry.ui.evaluating import MORE_WINDOWS, domains_of, folders_of, known_files
+from registry.ui.scores import Score
 from registry.ui.site import Site, url
 from registry.ui.wording import compact, short, size
 from store.catalog import CompositionRecord, EvaluationRecord
@@ -57,7 +59,7 @@ class Column:
         changes: differences from the first composition, each as a few words.
         gone: its opted-out members.
         place: a folder of it that may be there; empty if there is none.
-        score: of its latest evaluation; None if there is none.
+        score: of its widest evaluation; None if there is none.
         windows: windows per domain of that evaluation; 0 if there is none.
         others: the address without it.
         size: its size.
@@ -91,7 +93,8 @@ def side_by_side(site: Site, request: Request) -> Response:
     small = any(cell.is_small for row in rows for cell in row.read)
     may_write = site.may_write(request)
     jobs = site.jobs.all() if may_write and site.jobs is not None else []
-    lacking = _lacking(columns, mean, small=small) if may_write else []
+    left = uncovered(mean, experts)
+    lacking = _lacking(columns, found, mean, left, small=small) if may_write else []
     everything = site.registry.compositions()
     chosen = {record.digest for record in records}
     return site.render(
@@ -104,7 +107,7 @@ def side_by_side(site: Site, request: Request) -> Response:
         unknown=unknown,
         most=MOST,
         offered=[one for one in reversed(everything) if one.digest not in chosen][:MOST_OFFERED],
-        verdict=verdict(names, rows, mean, experts) if len(columns) > 1 else None,
+        verdict=verdict(names, found, rows, mean, experts) if len(columns) > 1 else None,
         rows=rows,
         routed=[row for row in rows if any(value is not None for value in row.of("accuracy"))],
         mean=mean,
@@ -116,6 +119,7 @@ def side_by_side(site: Site, request: Request) -> Response:
         more_windows=MORE_WINDOWS,
         to_evaluate=[column for column in lacking if folders_of(column.described.record)],
         like=None if small else _newest([column for column in columns if column not in lacking]),
+        uncovered=left,
         lacking=[names[at] for at, score in enumerate(mean.scores) if score is None] if mean else [],
     )
 
@@ -157,7 +161,8 @@ def _names(records: Sequence[CompositionRecord]) -> list[str]:
 def _column(
     site: Site, records: Sequence[CompositionRecord], at: int, name: str, evaluations: Sequence[EvaluationRecord]
 ) -> Column:
-    record, gone, score = records[at], site.opted_out(), latest(evaluations)
+    record, gone, shown = records[at], site.opted_out(), widest(evaluations)
+    score = None if shown is None else Score.of(shown)
     return Column(
         describe(record, (), score),
         name,
@@ -166,7 +171,7 @@ def _column(
         [ref for ref in record.members if ref in gone],
         next((folder for folder in reversed(record.folders) if may_exist(folder)), ""),
         score,
-        evaluations[0].document["settings"]["windows"] if evaluations else 0,
+        0 if shown is None else shown.document["settings"]["windows"],
         address([one for one in records if one is not record]),
         _size(site, record, evaluations),
     )
@@ -226,14 +231,24 @@ def _newest(columns: Sequence[Column]) -> Column | None:
     return columns[max(scored)[1]] if scored else None
 
 
-def _lacking(columns: Sequence[Column], mean: Mean | None, *, small: bool) -> list[Column]:
+def _lacking(
+    columns: Sequence[Column], found: Sequence[Found], mean: Mean | None, left: Sequence[str], *, small: bool
+) -> list[Column]:
     """Return the columns to evaluate again, so that all are scored on the same text.
 
-    These are all where few tokens were scored, else those that lack a mean score. Without one, they are all but the
-    one that was evaluated last.
+    These are all where few tokens were scored, else those that lack a mean score or one on a domain of `left`, the
+    domains of experts that are not compared; all, where none or several on other text were scored on it. Without a
+    mean, they are all but the one that was evaluated last.
     """
     if small:
         lacking = list(columns)
+    elif mean is not None and left:
+        alone = {domain: sum(domain in one for one in found) == 1 for domain in left}
+        lacking = [
+            column
+            for column, one, score in zip(columns, found, mean.scores, strict=True)
+            if score is None or any(domain not in one or not alone[domain] for domain in left)
+        ]
     elif mean is not None:
         lacking = [column for column, score in zip(columns, mean.scores, strict=True) if score is None]
     else:

@@ -13,7 +13,7 @@ from registry.errors import IncompatibleError
 from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.opt_out.receipt import read_receipt
-from registry.ui.choices import Choices
+from registry.ui.composer.choices import Choices
 from tests.conftest import Zoo, files_of
 from tests.models import logits
 

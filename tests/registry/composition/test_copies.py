@@ -18,7 +18,7 @@ from registry.errors import CalibrationError, CheckpointError, ConflictError, In
 from registry.maths.router.random import random
 from registry.opt_out.receipt import read_receipt
 from registry.report.build import build_report
-from registry.ui.choices import Choices
+from registry.ui.composer.choices import Choices
 from tests.conftest import Zoo, files_of
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
 from tests.registry.composition.test_base_members import IDS

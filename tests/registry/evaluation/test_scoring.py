@@ -191,7 +191,7 @@ def test_speed_is_measured_where_asked(
     assert row.relative_time is None
     assert said == [
         "no relative time for moe: none of its experts is registered for a domain",
-        "no oracle row for moe: no domain is a member of it",
+        "no row with perfect routing for moe: no domain is a member of it",
     ]
 
 

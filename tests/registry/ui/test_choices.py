@@ -7,7 +7,7 @@ import click
 from cli.main import main
 from registry import EnsembleRecipe, Recipe, Registry
 from registry.composition.recipe.recipe_field_type import FieldKind
-from registry.ui.choices import CHOICES, Choices, select_values
+from registry.ui.composer.choices import CHOICES, Choices, select_values
 from store.catalog import Catalog
 from tests.store.test_catalog import new
 

@@ -11,7 +11,7 @@ from cli.main import main
 from registry import ExpertTraining, Recipe, Registry
 from registry.composition.compose import used_versions
 from registry.composition.recipe.recipe_fields import FIELDS
-from registry.ui.choices import Choices
+from registry.ui.composer.choices import Choices
 from registry.ui.site import url
 from registry.ui.wording import size
 from tests.conftest import Zoo

@@ -7,8 +7,8 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.composition.recipe.recipe_field_type import FieldKind
-from registry.ui.choices import BASICS, CHOICES, GROUPS, OPTIONS, WORDS, default_text, select_values
-from registry.ui.composing import beside_latest, suggested_folder
+from registry.ui.composer.choices import BASICS, CHOICES, GROUPS, OPTIONS, WORDS, default_text, select_values
+from registry.ui.composer.composing import beside_latest, suggested_folder
 from registry.ui.site import url
 from tests.conftest import Zoo
 from tests.pages import Page, Pages, served
@@ -192,7 +192,7 @@ def test_what_routes_badly_has_changes_with_which_it_routes_better(filled: Regis
 
 
 def test_what_takes_long_to_predict_is_not_predicted_again(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("registry.ui.remedies.SECONDS", -1.0)
+    monkeypatch.setattr("registry.ui.composer.remedies.SECONDS", -1.0)
     with served(filled) as pages:
         assert (
             "What would mend it" not in pages.read("compose", "preview", e=["math", "law", "code"], router="ridge").text

@@ -63,6 +63,38 @@ def test_compositions_are_sorted(pages: Pages, made: dict[str, str]) -> None:
     assert "do not compare" not in text
 
 
+def test_scores_of_a_domain_are_on_the_text_that_most_were_scored_on(
+    filled: Registry, pages: Pages, made: dict[str, str]
+) -> None:
+    found = scored("zebra", {"code": 99.0}, tokens=90_000)
+    found["data"]["code"]["digest"] = "1" * 64
+    filled.catalog.record_evaluation(made["zebra"], "2" * 64, found)  # apple was not scored on it
+    assert names(pages, made, sort="score", domain="code") == ["apple", "zebra"]
+    text = pages.read("compositions", sort="score", domain="code").text
+    assert "80.0 on 5,000 tokens of code" in text
+    assert "do not all compare" not in text
+    found = scored("plum", {"code": 97.0})
+    found["data"]["code"]["digest"] = "2" * 64
+    filled.catalog.record_evaluation(made["plum"], "1" * 64, found)
+    assert names(pages, made, sort="score", domain="code") == ["plum", "apple", "zebra"]
+    text = pages.read("compositions", sort="score", domain="code").text
+    assert "not all on the same text (other text or another expert of code), so they do not all compare" in text
+
+
+def test_averages_on_other_text_of_the_same_domains_do_not_compare(
+    filled: Registry, pages: Pages, made: dict[str, str]
+) -> None:
+    def text() -> str:
+        return pages.read("compositions", of="law", q="math").text  # Mango and plum
+
+    found = scored("plum", {"math": 97.0})
+    filled.catalog.record_evaluation(made["plum"], "1" * 64, found)
+    assert "do not compare" not in text()
+    found["data"]["math"]["digest"] = "2" * 64
+    filled.catalog.record_evaluation(made["plum"], "1" * 64, found)
+    assert "(the same domains, but not the same text), so they do not compare" in text()
+
+
 def test_compositions_are_searched_and_narrowed(pages: Pages, made: dict[str, str]) -> None:
     assert names(pages, made, of="law") == names(pages, made, of="law@1") == ["plum", "Mango", "apple"]
     assert names(pages, made, of="nobody") == []

@@ -11,6 +11,7 @@ from registry.design import colour_class, expert_colours
 from registry.report.verdict import INTERVAL_MEANS
 from tests.pages import Page, Pages
 from tests.registry.ui.examples import composed, evaluation
+from tests.registry.ui.test_every_kind import evaluated
 
 
 def test_a_composition_shows_recipe_members_and_scores(filled: Registry, pages: Pages, tmp_path: Path) -> None:
@@ -62,6 +63,31 @@ def test_a_composition_shows_every_model_that_was_scored(filled: Registry, pages
         assert row in table, row
     assert "Averaged weights are better: 96.0 % against 89.6 %." in text
     assert "compose --experts code,math --to dense --trunk mean --out DIR" in text
+
+
+def test_a_quick_look_does_not_displace_the_score_on_more_text(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluated("moe"))
+    said = "89.6 on 2,468 tokens of 2 domains"
+    assert "evaluations" not in pages.read("compositions", digest).text
+    look = evaluated("moe")
+    look["data"] = {"code": look["data"]["code"] | {"digest": "1" * 64, "tokens": 9_999}}
+    look["figures"] = look["figures"] | {"average": 42.0}
+    filled.catalog.record_evaluation(digest, "2" * 64, look)
+    page = pages.read("compositions", digest)
+    assert "Score 89.6" in page.text
+    assert (
+        "2,468 tokens of 2 domains, just now ; of 2 evaluations, the one of the most domains and tokens ( all )"
+        in page.text
+    )
+    assert "42.0 on 9,999 tokens of 1 domain" in page.text  # folded
+    assert said in pages.read("compositions").text
+    assert said in pages.read().text
+    assert said in pages.read("versions", "math@1").text
+    report = filled.report(digest)
+    assert report.score_of("composition") == 89.625
+    chosen = "2,468 tokens of 2 domains; the latest one has 9,999 tokens of 1 domain"
+    assert any(chosen in note for note in report.notes)
 
 
 def test_a_score_has_its_interval(filled: Registry, pages: Pages, tmp_path: Path) -> None:

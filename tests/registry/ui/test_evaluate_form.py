@@ -132,6 +132,24 @@ def test_a_refused_form_keeps_what_was_chosen(pages: Pages, digest: str, tmp_pat
     assert page.text.index("The file of math is not there") < page.text.index("Score it on text")
 
 
+def test_a_domain_has_one_file(pages: Pages, digest: str, tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in ("some.txt", "more.txt")]
+    for file in files:
+        Path(file).write_text("text")
+    form: dict[str, Any] = {
+        "folder": str(tmp_path / "moe"),
+        "domain": ["math", "code", "math"],
+        "file": [files[0], "", files[1]],
+    }
+    answer = pages.send(f"/compositions/{digest}/evaluation", **form)
+    page = Page(answer.text)
+    assert answer.status == 400
+    assert f"The domain math is given two files: {files[0]} and {files[1]}" in page.text
+    assert set(files) <= {value for _, name, value in page.attributes if name == "value"}
+    assert pages.jobs is not None
+    assert list(pages.jobs.all()) == []
+
+
 def test_the_form_offers_files_of_earlier_evaluations(
     filled: Registry, pages: Pages, digest: str, tmp_path: Path
 ) -> None:

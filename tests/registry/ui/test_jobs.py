@@ -22,7 +22,7 @@ from registry import EnsembleRecipe, Recipe, Registry
 from registry.composition import AnyRecipe
 from registry.errors import ConflictError, InvalidInputError, NotFoundError
 from registry.ui import Jobs
-from registry.ui.composing import phases_of_composing
+from registry.ui.composer.composing import phases_of_composing
 from registry.ui.jobs import MOST_KEPT, MOST_LINES, MOST_WAITING, Job, Step
 from registry.ui.site import Site, url
 from tests.conftest import files_of
@@ -201,7 +201,7 @@ def test_a_running_job_is_followed_and_cancelled(filled: Registry, tmp_path: Pat
         text = pages.ask(first, headers=pages.cookie).text
         assert "Compose math@1 (default recipe) running for" in Page(text).text
         assert "writing the model that the next step reads, into a temporary folder 1 of 4 layers" in Page(text).text
-        assert f"To come: composing into {tmp_path / 'a'}." in Page(text).text
+        assert f"Still to come, as far as needed: composing into {tmp_path / 'a'}." in Page(text).text
         assert '<noscript><meta http-equiv="refresh" content="3"></noscript>' in text
         assert "a remark" in text
         assert "\x1b" not in text
@@ -280,7 +280,7 @@ def test_a_job_that_has_written_all_says_that_it_finishes(filled: Registry, tmp_
         )
         assert f"composing into {tmp_path / 'a'} 9 B of 9 B 100.0 % finishing" in text
         assert re.search(r"running for [0-9]{1,2} s step 1 of 1 ", text)
-        assert "To come" not in text
+        assert "to come" not in text
         pages.send(f"{where}/cancel")
     job = Job("a", "a", (), "/", "a", state="running", steps=(Step("solving", 2, 2, "layer"),))
     assert not job.finishing

@@ -187,9 +187,41 @@ def test_best_scores_compare_within_the_same_domains_alone(filled: Registry) -> 
     assert "dense model · regmean" in rows
 
 
+def test_best_scores_are_on_the_text_that_most_compositions_were_scored_on(filled: Registry) -> None:
+    made = {
+        name: recorded(filled, filled.plan(["code", "math"], recipe), f"/somewhere/{name}")
+        for name, recipe in {"good": Recipe(), "fair": Recipe(top_k=2), "apart": Recipe(router="ridge")}.items()
+    }
+
+    def record(name: str, asked: str, average: float, digest: str, *domains: str, tokens: int = 5_000) -> None:
+        found = evaluated(name)
+        found["data"] = {one: {"digest": digest * 64, "label": "x", "tokens": tokens} for one in domains}
+        found["figures"] = found["figures"] | {"average": average}
+        filled.catalog.record_evaluation(made[name], asked * 64, found)
+
+    def best() -> str:
+        with served(filled) as pages:
+            text = pages.read().text
+        return text[text.index("Best scores") : text.index("100 is each")]
+
+    record("good", "1", 95.0, "0", "code", "math")
+    record("fair", "1", 85.0, "0", "code", "math")
+    record("apart", "1", 99.0, "1", "code", "math", tokens=90_000)
+    record("good", "2", 70.0, "2", "code", tokens=90_000)  # later, of one domain: the score of two stays
+    two = best().partition("over 1 domain: code")[0]
+    assert two.index("good 95.0") < two.index("fair 85.0")
+    assert "apart" not in two
+    assert "1 composition scored on other text of these domains" in two
+    assert "over 1 domain: code good 70.0" in best()
+    record("apart", "2", 90.0, "0", "code", "math")
+    two = best()
+    assert two.index("good 95.0") < two.index("apart 90.0") < two.index("fair 85.0")
+    assert "on other text" not in two
+
+
 def test_few_tokens_are_explained_where_they_are_marked(filled: Registry) -> None:
     digest = recorded(filled, filled.plan(["code", "math"]), "/somewhere/moe")
-    for asked, tokens, marks in (("1", 2_000, 0), ("2", 1_999, 2)):  # the badge, and what it means
+    for asked, tokens, marks in (("1", 1_999, 2), ("2", 2_000, 0)):  # the badge, and what it means
         filled.catalog.record_evaluation(digest, asked * 64, of_tokens(tokens))
         with served(filled) as pages:
             text = pages.read().text

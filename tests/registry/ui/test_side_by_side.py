@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from registry import EnsembleRecipe, Recipe, Registry
-from registry.ui.beside.same_text import Measured, Text, found_in, mean_of, shared_rows, verdict
+from registry.ui.beside.same_text import Measured, found_in, mean_of, shared_rows, verdict
+from registry.ui.scores import Text
 from registry.ui.site import url
 from registry.ui.wording import compact, size
 from tests.pages import Page, Pages, served
@@ -222,6 +223,48 @@ def test_the_form_that_evaluates_what_lacks_is_linked(filled: Registry, tmp_path
         assert "#evaluate" not in "".join(shown(pages, "zebra", "Mango").links)
 
 
+def test_what_the_better_one_lacks_can_be_scored_from_the_comparison(filled: Registry, tmp_path: Path) -> None:
+    plans = {"two": filled.plan(["code", "math"]), "three": filled.plan(["code", "math", "law"])}
+    made = {name: recorded(filled, plan, str(tmp_path / name)) for name, plan in plans.items()}
+    for name in made:
+        (tmp_path / name).mkdir()
+    record(filled, made["two"], {"code": 90.0, "math": 95.0})
+    record(filled, made["three"], {"code": 80.0, "math": 90.0})
+    settings = {"windows": 24, "seq_len": 32, "batch_size": 4, "device": None, "dtype": "float32"}
+    with_law = {"code": 80.0, "math": 90.0, "law": 50.0}
+    where = url("compositions", "compare", c=list(made.values()))
+    with served(filled, may_write=True) as pages:
+
+        def read(address: str) -> Page:
+            return Page(pages.ask(address, headers=pages.cookie).text)
+
+        def typed(page: Page) -> set[str | None]:
+            return {value for tag, name, value in page.attributes if (tag, name) == ("input", "value")}
+
+        assert "two lacks the expert law (scored on law none)." in read(where).text
+        assert "evaluate two, three on the same files:" in read(where).text
+        record(filled, made["three"], with_law, asked="2", document={"settings": settings})
+        page = read(where)
+        assert "two lacks the expert law (scored on law three alone)." in page.text
+        assert "evaluate two on the same files as three, with 24 windows a domain: Evaluate two" in page.text
+        form = next(link for link in page.links if link.endswith("#evaluate"))
+        assert {"code", "math", "law", "24"} <= typed(read(form.partition("#")[0]))  # law is not among its members
+        assert "law" not in typed(read(f"/compositions/{made['two']}"))
+        record(filled, made["two"], with_law, asked="2", document={"settings": settings})
+        assert "lacks" not in read(where).text
+
+
+def test_a_mean_has_the_interval_that_its_composition_has(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
+    scores = {"code": 80.0, "math": 90.0}
+    for name, low in (("zebra", 83.25), ("apple", 83.5)):
+        ends = {"interval": {"code": [78.0, 82.0], "math": [88.0, 92.0]}, "average_interval": [low, 86.75]}
+        figures = scored("x", scores)["figures"] | ends | {"perplexity": dict.fromkeys(scores, 5.0)}
+        record(filled, made[name], scores, document={"figures": figures})
+    text = compare(pages, made, "zebra", "apple").text
+    assert "Mean 85.0 83.3 to 86.8 85.0 83.5 to 86.8" in text
+    assert "83.3 to 86.8" in pages.read("compositions", made["zebra"]).text
+
+
 def test_all_are_evaluated_on_more_text_where_few_tokens_were_scored(filled: Registry, tmp_path: Path) -> None:
     recipes = {"zebra": Recipe(), "apple": Recipe(router="ridge")}
     made = {
@@ -311,15 +354,23 @@ def test_means_are_over_the_domains_of_as_many_as_possible() -> None:
     mean = mean_of(rows)
     assert mean is not None
     assert mean.scores == [50.0, 60.0, 55.0]
-    assert verdict("xyz", rows, mean) == "y is best on the same text: 60.0 against 50.0 of x and 55.0 of z, on a."
-    experts = ["ab", "ac", "ab"]
-    assert verdict("xyz", rows, mean, experts).endswith("y lacks the expert b, and its domain is not compared.")
-    assert "lacks" not in verdict("xyz", rows, mean, ["a", "ab", "a"])
-    assert verdict("xyz", rows, mean, ["bad", "ac", "da"]).endswith(
-        "y lacks the experts b and d, and their domains are not compared."
+    assert (
+        verdict("xyz", three, rows, mean) == "y is best on the same text: 60.0 against 50.0 of x and 55.0 of z, on a."
     )
-    rows = shared_rows([found(a=("1", None)), found(a=("1", None))])
+    experts = ["ab", "ac", "ab"]
+    lacks = "y lacks the expert b (scored on b x and y, but not the same text)."
+    assert verdict("xyz", [three[0], found(a=("1", 60.0), b=("2", 10.0)), three[2]], rows, mean, experts).endswith(
+        lacks
+    )
+    assert "lacks" not in verdict("xyz", three, rows, mean, ["a", "ab", "a"])
+    three[1].pop("b")
+    assert verdict("xyz", three, rows, mean, ["bad", "ac", "da"]).endswith(
+        "y lacks the experts b and d (scored on b x alone, on d none)."
+    )
+    two = [found(a=("1", None)), found(a=("1", None))]
+    rows = shared_rows(two)
     assert mean_of(rows) is None
     assert (
-        verdict("xy", rows, None) == "By perplexity none of them is better on all of the same text. No scores compare."
+        verdict("xy", two, rows, None)
+        == "By perplexity none of them is better on all of the same text. No scores compare."
     )

@@ -13,7 +13,7 @@ from registry import composition
 from registry.composition.recipe.recipe_fields import MOE
 from registry.errors import InvalidInputError
 from registry.io.model_folder import check_output
-from registry.ui.choices import Choices
+from registry.ui.composer.choices import Choices
 from registry.ui.jobs import COMPOSING, Phase
 from registry.ui.site import Site, url
 from store.catalog import CompositionRecord

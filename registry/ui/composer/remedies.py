@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from registry.composition import Preview, Recipe
 from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, HETERO, MOE, SIMOE
 from registry.errors import RegError
-from registry.ui.choices import CHOICES, default_text
-from registry.ui.composing import Composing
+from registry.ui.composer.choices import CHOICES, default_text
+from registry.ui.composer.composing import Composing
 from registry.ui.site import Site
 
 MOST = 3

@@ -63,8 +63,8 @@ OPTIONS: dict[str, Mapping[str, str]] = {
 
 _BASICS = ("to", "routing", "trunk", "router", "top_k")
 _ADVANCED = {
-    "Trunk": ("combine", "balance", "base"),
-    "Router": ("context_window", "vocabulary", "lam", "normalize", "gating", "temperature", "mixing"),
+    "Trunk options": ("combine", "balance", "base"),
+    "Router options": ("context_window", "vocabulary", "lam", "normalize", "gating", "temperature", "mixing"),
     "Refinement": ("refine", "refine_mlp", "refine_trunk"),
     "Output": ("lead", "dtype", "remote_code"),
 }

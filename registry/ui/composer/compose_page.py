@@ -15,9 +15,9 @@ from registry import composition
 from registry.composition import Preview, Recipe
 from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.errors import InvalidInputError, RegError
-from registry.ui.choices import BASICS, GROUPS, OPTIONS, default_text, select_values
-from registry.ui.composing import Composing, beside_latest, check_new_folder, suggested_folder
-from registry.ui.remedies import Remedy, for_error, for_preview
+from registry.ui.composer.choices import BASICS, GROUPS, OPTIONS, default_text, select_values
+from registry.ui.composer.composing import Composing, beside_latest, check_new_folder, suggested_folder
+from registry.ui.composer.remedies import Remedy, for_error, for_preview
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
 from store.catalog.records import Kind
