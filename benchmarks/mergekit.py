@@ -55,6 +55,7 @@ CLAIMS = (
     "peak memory of one mixture against mergekit-moe",
     "a fourth expert, registered and composed, against mergekit-moe of four",
 )
+DEFAULT = "one mixture by the default recipe against mergekit-moe"
 QUALITY = "perplexity against mergekit-moe"
 
 PROMPTS, CHARACTERS = 8, 600
@@ -124,30 +125,19 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
     three = configuration(scratch / "three.yml", folders["base"], dict(list(prompts.items())[:3]), 2)
     four = configuration(scratch / "four.yml", folders["base"], prompts, 2)
     gone = partial(shutil.rmtree, other, True)
-    compose = [
-        REG,
-        "--home",
-        str(home),
-        "compose",
-        "--router",
-        "ridge",
-        "--top-k",
-        "2",
-        "--out",
-        str(ours),
-        "--experts",
-    ]
-    one = alternate(
-        CLAIMS[0],
-        [*compose, ",".join(EXPERTS)],
-        [str(mergekit), str(three), str(other), "--quiet"],
-        1 if SHORT in os.environ else ROUNDS,
-        target=TARGETS[0],
+    default = [REG, "--home", str(home), "compose", "--out", str(ours), "--experts"]
+    compose = [*default[:-1], "--router", "ridge", "--top-k", "2", "--experts"]
+    beside = partial(
+        alternate,
+        other=[str(mergekit), str(three), str(other), "--quiet"],
+        rounds=1 if SHORT in os.environ else ROUNDS,
         setup=Setup(before_ours=partial(shutil.rmtree, ours, True), before_other=gone),
-        note="3 × 135M, bfloat16",
+        note="3 × 135M, bfloat16; most of the first of two rounds, least of the second, with products of members kept",
         warm_up=0,
     )
-    found = [one, one.memory(CLAIMS[1], target=TARGETS[1])]
+    one = beside(CLAIMS[0], [*compose, ",".join(EXPERTS)], target=TARGETS[0])
+    whole = beside(DEFAULT, [*default, ",".join(EXPERTS)])
+    found = [one, one.memory(CLAIMS[1], target=TARGETS[1]), whole, whole.memory(f"peak memory of {DEFAULT}")]
 
     def forget() -> None:
         shutil.rmtree(ours, True)

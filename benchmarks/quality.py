@@ -3,8 +3,8 @@
     python -m benchmarks.quality [--shared ../shared] [--far FOLDER] [--only table,lam] [--jobs 2] [--json FILE]
 
 `SHARED/experts/<name>` are checkpoints, `SHARED/experts/base` their base model, their text is
-`SHARED/corpora/<name>/{train,test}.jsonl.gz`, and `SHARED/experts/reference.json` has the scores that others got.
-The experts are registered with their train text.
+`SHARED/corpora/<name>/{train,test}.jsonl.gz`. `SHARED/experts/reference.json`, if it is there, has the scores of
+another implementation. The experts are registered with their train text.
 
 Every part is a process of its own, as many at a time as --jobs, with one thread each. What a part found is kept in
 --work: an interrupted run goes on, and with --only the page has what was found before as well. Delete that folder to
@@ -72,6 +72,11 @@ def main() -> None:
         arguments.far.absolute() if arguments.far else None,
         TestSettings(windows=arguments.windows, dtype="float32"),
     )
+    if not (place.shared / "experts" / "base").is_dir():
+        parser.error(
+            f"{place.shared / 'experts' / 'base'} is not a folder; experts and their text are not part of this "
+            "repository: put yours where the beginning of this file says, or name their folder: --shared DIR"
+        )
     (work / "results").mkdir(parents=True, exist_ok=True)
     if arguments.part:
         _run(arguments.part, place, work)
@@ -88,7 +93,8 @@ def main() -> None:
         for name in (*REGISTERING, *PARTS)
         if _result(work, name).exists()
     }
-    reference = json.loads((place.shared / "experts" / "reference.json").read_text())
+    others = place.shared / "experts" / "reference.json"
+    reference = json.loads(others.read_text()) if others.is_file() else {}
     arguments.out.write_text(page(found, reference, arguments.windows))
     print(f"wrote {arguments.out}")
     if arguments.out == PAGE:

@@ -24,6 +24,27 @@ independent implementation got by the same protocol; a difference of more than {
 Llamas of 6.8M parameters (hidden size 256, 6 layers), calibrated on 24,576 tokens an expert.
 
 {machine}
+
+## The experts
+
+The base model learnt from general English (US government sites, the World Factbook, old books) and slices of every
+domain in 2,300 steps of 16 windows of 256 tokens. Each expert took 200 more steps on the text of its domain, all
+weights trained, at a learning rate of 3e-4. They share a vocabulary of 4,096 tokens (byte-level BPE).
+
+| expert | text |
+| --- | --- |
+| code | the standard library of CPython 3.11 |
+| math | problems with worked answers: GSM8K, MATH, AQuA-RAT, MathQA |
+| literature | English novels, plays and poems, out of copyright |
+| german | plays, and federal laws |
+| biomed | MedQuAD, PubMedQA |
+| history_philosophy | English non-fiction, out of copyright, by other authors than `literature` |
+| far from these | Chinese manual pages, C headers (`benchmarks/far_text.py` has the commands) |
+
+A document is wholly training text or wholly test text; experts are registered with training text. The reference is a
+separate program, written from the papers, that has no code in common with this one. The experts, their text and the
+reference are not part of this repository. `make quality` measures yours, in folders beside it of the names that
+`benchmarks/quality.py` begins with.
 """
 
 

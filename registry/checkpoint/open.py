@@ -56,7 +56,8 @@ def open_checkpoint(
     adapter = Adapter(folder, label)
     weights = _base_of(adapter, base, registered, remote_code)
     if base is not None and adapter.base_name not in (None, os.fspath(base)):
-        remark(progress, f"merging {label} into {base}, though its configuration names {adapter.base_name}")
+        other = f"its configuration names {adapter.base_name}, which is not looked at"
+        remark(progress, f"merging {label} into {base}, as asked; {other}")
     adapter.check(weights)
     with ExitStack() as stack:
         try:

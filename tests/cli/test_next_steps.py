@@ -46,7 +46,7 @@ def test_what_follows_a_command_parses_and_names_the_registry(filled: Registry, 
     steps: list[tuple[tuple[object, ...], str]] = [
         (("list",), "show base@1"),
         (("show", "base"), "train-expert NAME --base base@1 --data FILE"),
-        (("show", "code"), "compose --experts biomed,code,german,math --out moe/"),
+        (("show", "code"), "compose --experts biomed,code,german,law,math --out moe/"),
         (("alias", "math", "good"), "show math@good"),
         (("alias", "math", "good", "--delete"), "show math"),
         (("preview", "--experts", "code,math", "--top-k", 2), "compose --experts code,math --top-k 2 --out moe/"),

@@ -149,4 +149,4 @@ def test_other_base_than_the_configured_one_is_remarked_on(
 
     filled.progress = bar
     filled.add_expert("tuned", trained[0], base="base", settings=SETTINGS)
-    assert "into base, though its configuration names" in capsys.readouterr().err
+    assert "into base, as asked; its configuration names" in capsys.readouterr().err

@@ -113,11 +113,12 @@ def test_a_text_of_fewer_windows_is_remarked_on(
     monkeypatch.setattr("registry.evaluation.benchmark.remark", lambda progress, text: remarks.append(text))
     data = {name: [zoo.test[name]] for name in ("code", "math")}
     filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert [text for text in remarks if "too short" in text] == []
+    assert [text for text in remarks if "all of the text" in text] == []
     many = replace(SETTINGS, windows=5000)
     filled.evaluate([tmp_path / "moe"], data, many)
-    (said,) = [text for text in remarks if "too short" in text]
-    assert re.fullmatch(r"the text is too short for 5000 windows a domain: code has \d+, math has \d+", said)
+    (said,) = [text for text in remarks if "all of the text" in text]
+    assert said.startswith("all of the text is scored where it has fewer than 5000 windows: ")
+    assert re.search(r": code has \d+, math has \d+$", said)
 
 
 def test_native_and_remote_code_route_alike(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:

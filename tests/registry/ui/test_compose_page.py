@@ -52,7 +52,7 @@ def test_the_command_makes_what_the_composer_shows(filled: Registry, pages: Page
         assert any(
             value is not None and value.startswith(figure) for _, name, value in page.attributes if name == "title"
         )
-    assert f"Written as a {plan.model_type} model" in page.text
+    assert f"Written for transformers as a model of type {plan.model_type}" in page.text
     assert f"To run the model takes at least its {size(plan.nbytes)}" in page.text  # memory to compose may be less
     command = next(value for _, name, value in page.attributes if name == "data-copy" and value)
     words = command.split()

@@ -83,7 +83,7 @@ def test_the_better_one_on_the_same_text_is_said(filled: Registry, pages: Pages,
     assert "code 80.0 best 95.0 math best 90.0 89.0 Mean 85.0 best 92.0 averaged weights of its experts 75.0 –" in text
     assert "code 6.25 best 5.26" in text
     assert "Routing accuracy share of a domain’s tokens that go to its expert code 75.0 % 75.0 %" in text
-    assert "code 5,000 5,000" in text
+    assert "Tokens scored and the name of their file code x 5,000 5,000" in text
     assert "500 500" in text.partition("Parameters per token")[2]
     assert "reg evaluate" not in text
     assert "few" not in text
