@@ -95,6 +95,9 @@ _FAR = (
     "btm",
     "context",
     "context-whole",
+    "context-shared",
+    "oracle-context",
+    "prompt-perplexity",
 )
 _REFITTED = ("refine-trunk", "refine-trunk-context", "refine-mlp", "refine-mlp-context", "oracle-refine-mlp")
 _APART: dict[str, tuple[str, ...]] = {
