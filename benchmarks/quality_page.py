@@ -227,7 +227,10 @@ def _lam(found: Mapping[str, Figures]) -> Iterator[str]:
         lines.append(
             [", ".join(subset["experts"]), *cells, f"{best:.2f}", f"{auto:.2f}", f"{auto - best:+.2f}", chosen]
         )
-    yield "Average score by `lam`, the same for all layers, and with what each layer chose by folds."
+    yield (
+        "Average score by `lam`, the same for all layers, and with what each layer chose by folds; half of the test "
+        "windows."
+    )
     yield ""
     header = ["experts", *(f"{value:g}" for value in LAMS), "best", "auto", "auto − best", "chosen, by layer"]
     yield from _table(header, lines)
@@ -253,7 +256,8 @@ def _continual(found: Mapping[str, Figures]) -> Iterator[str]:
     part = found["continual"]
     verdict = "are the same, byte by byte" if part["identical"] else "**differ**"
     yield (
-        "Three schedules, each in a registry of its own in which experts were registered in that order. "
+        "Three schedules by the default recipe, scored on half of the test windows, each in a registry of its own in "
+        "which experts were registered in that order. "
         f"The final folders {verdict} (`==` on all {len(part['files'])} files)."
     )
     for schedule in part["schedules"]:

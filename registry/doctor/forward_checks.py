@@ -167,7 +167,10 @@ def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iter
 
 
 def _stored(exam: Examination) -> Iterator[Finding]:
-    record = widest(exam.folder.evaluations)
+    composed = exam.folder.composed
+    record = widest(
+        exam.folder.evaluations, [] if composed is None else [one.name for one in composed.manifest.members]
+    )
     if record is not None:
         scores = record.document.get("figures", {}).get("score", {})
         if isinstance(scores, dict) and scores:

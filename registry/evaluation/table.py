@@ -182,10 +182,10 @@ class _Table:
         members = [benchmark.experts[name] for name in sorted(benchmark.experts)]
         if self._wanted.has("average"):
             if len(members) < 2:
-                reason = f"it needs experts of two domains, there are {len(members)}"
-                remark(self._progress, f"no row for the average: {reason}")
+                given = "there is none" if not members else f"there is one, {members[0].name}"
+                remark(self._progress, f"no row for averaged weights: they take experts of two domains, and {given}")
             elif any(member.architecture != members[0].architecture for member in members):
-                remark(self._progress, "no row for the average: the experts' architectures differ")
+                remark(self._progress, "no row for averaged weights: the experts' architectures differ")
             else:
                 measure("average", "averaged weights", members)
         rows = [self._scored(row, losses) for row, losses in measured]  # all own losses are known now

@@ -42,7 +42,7 @@ def outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_
         remark(
             workspace.progress, f"not all members of {folder} are registered here, so its card omits their locations"
         )
-    evaluation = widest(workspace.catalog.evaluations(composed.digest))
+    evaluation = widest(workspace.catalog.evaluations(composed.digest), [member.name for member in manifest.members])
     sources = [source_of(workspace.catalog, version) for version in versions]
     outgoing_files = {path: Outgoing(folder / path, sha256) for path, sha256 in _sha256(composed, workspace).items()}
     outgoing_files[MARKER] = Outgoing.of((folder / MARKER).read_bytes())

@@ -59,12 +59,18 @@ def build_report(
         rows = evaluate_registered(workspace, [folder], data, settings, Wanted(baselines=True, oracle=True))
         scores, evaluated = scores_of(rows, folder.name), _evaluated(rows, data)
     else:
-        rows, scores, evaluated = gathering.stored(digest)
+        rows, scores, evaluated = gathering.stored(digest, names)
     plan, preview = gathering.predicted(manifest, versions)
     measured = next((row for row in rows if row.routing), None)
     routing = _measured(measured) if measured else _predicted(preview, names)
     if measured is None:
         gathering.notes += _unmeasured(manifest, evaluated, preview)
+    if (
+        evaluated is not None
+        and isinstance(manifest.recipe, Recipe)
+        and not any(row.kind == "oracle" for row in scores)
+    ):
+        gathering.notes.append("perfect routing was not scored: evaluate with --oracle")
     drowned = {} if preview is None else dict(zip(names, (each.drowned for each in preview.members), strict=True))
     record = records.get(digest)
     folders = [str(composition)] if folder else [at for at in (record.folders if record else ()) if Path(at).is_dir()]

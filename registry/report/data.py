@@ -88,12 +88,12 @@ class RoutingData:
 
     @property
     def confused(self) -> list[tuple[str, str, float]]:
-        """(domain, other expert, its share), largest share first."""
+        """(domain that has an expert, other expert, its share), largest share first."""
         pairs = [
             (domain, expert, self.mean(domain, expert))
             for domain, experts in self.shares.items()
             for expert in experts
-            if expert != domain
+            if domain in experts and expert != domain
         ]
         return sorted(pairs, key=lambda pair: -pair[2])
 

@@ -80,10 +80,10 @@ class Gathering:
             return {member.name: version for member in manifest.members for version in versions.values()}
         return versions
 
-    def stored(self, digest: str) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
+    def stored(self, digest: str, experts: Sequence[str]) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
         """Return the widest stored evaluation."""
         evaluations = self._workspace.catalog.evaluations(digest)
-        chosen = widest(evaluations)
+        chosen = widest(evaluations, experts)
         if chosen is None:
             self.notes.append("there are no scores: no evaluation of this composition is stored here")
             return [], (), None

@@ -69,8 +69,8 @@ class Wanted:
 def compositions(site: Site, request: Request) -> Response:
     """Return the compositions that an address asks for, in pages."""
     registry, wanted = site.registry, Wanted.of_query(request.query_params)
-    scores = site.index.get("scores", lambda: _scores(registry))
     everything = registry.compositions()
+    scores = site.index.get("scores", lambda: _scores(registry, everything))
     before = {record.digest: at for at, record in enumerate(everything)}
     shown = _shown(scores, wanted.domain)
     found = _ordered(_matching(site, everything, wanted, shown), wanted, shown)
@@ -97,12 +97,16 @@ def compositions(site: Site, request: Request) -> Response:
     )
 
 
-def _scores(registry: Registry) -> dict[str, list[Score]]:
+def _scores(registry: Registry, everything: Sequence[CompositionRecord]) -> dict[str, list[Score]]:
     """Return digest → the scores of each evaluation, first those of the widest."""
     found: dict[str, list[EvaluationRecord]] = {}
     for evaluation in registry.catalog.evaluations():
         found.setdefault(evaluation.composition, []).append(evaluation)
-    return {digest: [Score.of(one) for one in widest_first(evaluations)] for digest, evaluations in found.items()}
+    known = {record.digest: record for record in everything}
+    return {
+        digest: [Score.of(one) for one in widest_first(evaluations, known.get(digest))]
+        for digest, evaluations in found.items()
+    }
 
 
 def _shown(scores: Mapping[str, Sequence[Score]], domain: str) -> dict[str, Score]:

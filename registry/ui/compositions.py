@@ -150,7 +150,8 @@ def _models(document: Mapping[str, Any], *, averaged: bool) -> list[Model]:
     """Return the models of an evaluation; of one without experts' rows, their own perplexities by their scores."""
     figures = document["figures"]
     rows = {"this composition": figures, "perfect routing": document["oracle"] or {}}
-    rows |= {"averaged weights": document.get("plain_average") or {}} if averaged else {}
+    plain = document.get("plain_average") or {}
+    rows["averaged weights" if averaged else f"averaged weights of {', '.join(plain.get('score', ()))}"] = plain
     single = document.get("single_models", [])
     for row in single:
         kind, _, name = row["name"].partition(" ")
@@ -195,7 +196,7 @@ def composition_page(
     earlier = [one for one in everything[-EARLIER:] if one.created_at < record.created_at]
     differs = difference(record, earlier)
     names = [one["name"] for one in record.document["members"]]
-    scores = [Scores.of(evaluation, names) for evaluation in widest_first(registry.evaluations(record))]
+    scores = [Scores.of(evaluation, names) for evaluation in widest_first(registry.evaluations(record), record)]
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
     better = worse_than_average(shown.score.average, shown.plain, output(record.document), names) if shown else None
@@ -282,7 +283,7 @@ def _domains_beside(site: Site, digest: str) -> list[str]:
         record = site.registry.composition(digest)
     except RegError:
         return []
-    score = None if record is None else score_of(site.registry.evaluations(record))
+    score = None if record is None else score_of(site.registry.evaluations(record), record)
     return [] if record is None else domains_of(record, () if score is None else score.domains)
 
 

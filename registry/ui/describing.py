@@ -1,6 +1,6 @@
 """Compositions in words: a name, what each is, how it differs from an earlier one, and its score with its sample."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -260,7 +260,8 @@ def _changed(
     if record.document.get("parent") == other.digest:
         return 1, ["trained further"]
     own, old = (known.get(one.digest) or known.setdefault(one.digest, stated(one.document)) for one in (record, other))
-    fields = _fields_changed(own, old)
+    fields = _fields_changed(own, old, record.document["recipe"])
+    fields += _top_k_changed(record.document["recipe"], other.document["recipe"], {name for name, _ in fields})
     count += sum(MOST_CHANGES if name == "to" else 1 for name, _ in fields)
     return count, [*words, *(text for _, text in fields)]
 
@@ -295,8 +296,18 @@ def _members_changed(record: CompositionRecord, other: CompositionRecord) -> tup
     return len(added) + len(removed) + len(replaced), words
 
 
-def _fields_changed(own: Mapping[str, str], old: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the fields of two recipes that differ, each with words."""
+def _top_k_changed(own: Mapping[str, Any], old: Mapping[str, Any], said: Collection[str]) -> list[tuple[str, str]]:
+    """Return the experts per token where a changed router brings its own default."""
+    new, before = own.get("top_k"), old.get("top_k")
+    if "router" not in said or "top_k" in said or new == before or not new or not before:
+        return []
+    return [("top_k", f"{counted(new, 'expert')} per token instead of {before}")]
+
+
+def _fields_changed(
+    own: Mapping[str, str], old: Mapping[str, str], recipe: Mapping[str, Any] | None = None
+) -> list[tuple[str, str]]:
+    """Return the fields of two recipes that differ, each with words; `recipe` has the values that are defaults."""
     words = []
     for name in [*own, *(key for key in old if key not in own)]:
         if own.get(name) == old.get(name):
@@ -305,7 +316,9 @@ def _fields_changed(own: Mapping[str, str], old: Mapping[str, str]) -> list[tupl
         if name == "to":
             words.append((name, MADE.get(own[name], own[name])))
         elif name not in own:
-            words.append((name, f"{label} by default instead of {old[name]}"))
+            value = (recipe or {}).get(name)
+            now = "by default" if value is None or isinstance(value, bool) else plain(value)
+            words.append((name, f"{label} {now} instead of {old[name]}"))
         else:
             words.append((name, f"{label} {own[name]}" + (f" instead of {old[name]}" if name in old else "")))
     return words

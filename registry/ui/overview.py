@@ -9,11 +9,10 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from registry.evaluation.stored import widest
 from registry.output.place import may_exist
 from registry.registry import Registry
 from registry.ui.describing import Described, describe
-from registry.ui.scores import Score
+from registry.ui.scores import Score, widest_first
 from registry.ui.site import Paging, Site, url, whole
 from registry.ui.wording import counted
 from store.catalog import CompositionRecord, VersionRecord
@@ -215,7 +214,7 @@ def _made(registry: Registry) -> Made:
     for number, record in enumerate(reversed(records[-RECENT:])):
         evaluations = registry.evaluations(record)
         earlier = records[: len(records) - 1 - number][-RECENT:] if number < LATELY else ()
-        shown = widest(evaluations)
+        shown = next(iter(widest_first(evaluations, record)), None)
         described.append(describe(record, earlier, None if shown is None else Score.of(shown)))
         scored += [(Score.of(one), described[-1]) for one in evaluations]
         if shown is not None:
@@ -239,13 +238,16 @@ def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[Ranking]:
             same = by_domains.setdefault(tuple(sorted(score.domains)), {}).setdefault(text, {})
             same.setdefault(one.record.digest, (score.average, replace(one, score=score)))
             tokens[text] = score.tokens
-    rankings = []
-    for domains, texts in sorted(by_domains.items(), key=lambda group: -len(group[0]))[:RANKINGS]:
+    rankings: list[Ranking] = []
+    shown: set[str] = set()
+    for domains, texts in sorted(by_domains.items(), key=lambda group: -len(group[0])):
         read_most = max(texts, key=lambda each: (len(texts[each]), tokens[each]))
         ordered = sorted(texts[read_most].values(), key=lambda pair: -pair[0])
         elsewhere = len(set().union(*texts.values())) - len(ordered)
-        rankings.append(Ranking(domains, [one for _, one in ordered[:BEST]], elsewhere))
-    return rankings
+        if len(ordered) > 1 or ordered[0][1].record.digest not in shown:  # one that stands above ranks nothing here
+            rankings.append(Ranking(domains, [one for _, one in ordered[:BEST]], elsewhere))
+            shown.update(one.record.digest for _, one in ordered)
+    return rankings[:RANKINGS]
 
 
 def _add_handled(

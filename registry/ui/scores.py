@@ -7,7 +7,7 @@ from typing import Any
 from registry.evaluation.stored import widest
 from registry.report.verdict import FEW_TOKENS
 from registry.ui.wording import counted
-from store.catalog import EvaluationRecord
+from store.catalog import CompositionRecord, EvaluationRecord
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,17 @@ class Score:
         return self.tokens_of[domain] < FEW_TOKENS
 
 
-def widest_first(evaluations: Sequence[EvaluationRecord]) -> list[EvaluationRecord]:
+def widest_first(evaluations: Sequence[EvaluationRecord], record: CompositionRecord | None) -> list[EvaluationRecord]:
     """Return the evaluations of a composition with the one first whose score is shown, then the others as they come."""
-    first = widest(evaluations)
+    first = widest(evaluations, _experts(record))
     return [] if first is None else [first, *(one for one in evaluations if one is not first)]
 
 
-def score_of(evaluations: Iterable[EvaluationRecord]) -> Score | None:
+def score_of(evaluations: Iterable[EvaluationRecord], record: CompositionRecord) -> Score | None:
     """Return the scores of the widest evaluation of a composition; None if there is none."""
-    found = widest(evaluations)
+    found = widest(evaluations, _experts(record))
     return None if found is None else Score.of(found)
+
+
+def _experts(record: CompositionRecord | None) -> set[str]:
+    return set() if record is None else {one["name"] for one in record.document["members"]}

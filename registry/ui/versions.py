@@ -54,7 +54,7 @@ def version(site: Site, request: Request) -> Response:
         count, nbytes = sizes.get(link.role, (0, 0))
         sizes[link.role] = count + 1, nbytes + link.nbytes
     compositions = list(reversed(registry.catalog.compositions([record])))
-    uses = [describe(made, (), score_of(registry.evaluations(made))) for made in compositions[:USES]]
+    uses = [describe(made, (), score_of(registry.evaluations(made), made)) for made in compositions[:USES]]
     written = [folder for made in compositions for folder in made.folders]
     others = [version.name for version in registry.versions(kind="expert", limit=OTHERS) if version.name != record.name]
     return site.render(

@@ -1,7 +1,7 @@
 """Scores of several compositions on the same text: what compares, which is better, and what has to stand apart."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import fsum, sqrt
 from typing import Any
@@ -34,7 +34,7 @@ class Measured:
         oracle: score with perfect routing, if that was measured.
         plain: score of the averaged weights of exactly its experts, if that was measured.
         interval: low and high end of the score's 95 % interval, if that was recorded.
-        average: of the evaluation that it is part of.
+        averages: of the evaluations that it is part of, or that found the same on the same text.
     """
 
     text: Text
@@ -47,7 +47,7 @@ class Measured:
     oracle: float | None
     plain: float | None
     interval: Sequence[float] | None = None
-    average: Average | None = None
+    averages: frozenset[Average] = frozenset()
 
     @property
     def is_small(self) -> bool:
@@ -81,10 +81,16 @@ def found_in(evaluations: Sequence[EvaluationRecord], experts: Sequence[str]) ->
                     oracle.get(domain),
                     plain.get(domain) if set(plain) == set(experts) else None,
                     figures.get("interval", {}).get(domain),
-                    average,
+                    frozenset([average]),
                 )
             )
-    return found
+    return {domain: [_with_averages(one, each) for one in each] for domain, each in found.items()}
+
+
+def _with_averages(measured: Measured, others: Sequence[Measured]) -> Measured:
+    """Return figures with the averages of all evaluations that read the same text against the same expert."""
+    same = [one for one in others if (one.text, one.own, one.score) == (measured.text, measured.own, measured.score)]
+    return replace(measured, averages=frozenset().union(*(one.averages for one in same)))
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,10 @@ class Row:
     def of(self, figure: str) -> list[float | None]:
         """Return an attribute of every cell."""
         return [None if cell is None else getattr(cell, figure) for cell in self.cells]
+
+    def of_intervals(self) -> list[Sequence[float] | None]:
+        """Return the 95 % interval of every score."""
+        return [None if cell is None else cell.interval for cell in self.cells]
 
     def scores(self) -> list[float | None]:
         """Return the scores, none if they do not compare."""
@@ -162,9 +172,9 @@ class Mean:
         squares: domains are different texts, so their errors are independent.
         """
         mean, cells = self.scores[at], [row.cells[at] for row in self.rows]
-        averages = {cell.average for cell in cells if cell is not None}
-        for one in averages if len(averages) == 1 else ():
-            if one is not None and one.interval and one.domains == {row.domain for row in self.rows}:
+        shared = frozenset[Average].intersection(*(frozenset() if cell is None else cell.averages for cell in cells))
+        for one in shared:
+            if one.interval and one.domains == {row.domain for row in self.rows}:
                 return one.interval[0], one.interval[1]
         ends = [None if cell is None else cell.interval for cell in cells]
         if mean is None or any(each is None for each in ends):
@@ -219,6 +229,19 @@ def best(values: Sequence[float | None], *, least: bool = False, digits: int = 1
     return found if len(shown) > len(found) else set()
 
 
+def may_be_chance(values: Sequence[float | None], intervals: Sequence[Sequence[float] | None]) -> bool:
+    """Tell whether the interval of the best value, if known, overlaps that of another; False if none is known."""
+    ends = [each for value, each in zip(values, intervals, strict=True) if value is not None and each is not None]
+    first = max((value, at) for at, value in enumerate(values) if value is not None)[1] if ends else 0
+    lead = intervals[first] if ends else None
+    return lead is not None and any(each is not lead and each[1] >= lead[0] for each in ends)
+
+
+def unsure_best(row: Row) -> bool:
+    """Tell whether the best score of a domain may be ahead by chance."""
+    return may_be_chance(row.scores(), row.of_intervals())
+
+
 def verdict(
     names: Sequence[str],
     found: Sequence[Found],
@@ -236,7 +259,7 @@ def verdict(
         experts: names of the experts of each composition.
     """
     if mean is not None:
-        return _by_score(names, mean) + _not_covered(names, found, mean, experts)
+        return _by_score(names, mean) + _experts_missing(names, found, rows, mean, experts)
     if rows:
         return _by_perplexity(names, rows)
     return f"{NOT_COMPARED} Evaluate them on the same files, with the same number and length of windows."
@@ -252,13 +275,16 @@ def _by_score(names: Sequence[str], mean: Mean) -> str:
     rest = [score if two else f"{score} of {names[at]}" for at, score in scored.items() if at not in first]
     better = f"{'are' if len(first) > 1 else 'is'} {'better' if two else 'best'}"
     text = f"{listed([names[at] for at in sorted(first)])} {better} on the same text: {scored[min(first)]} against"
-    lost = [row.domain for row in mean.rows if (winners := best(row.scores())) and not first & winners]
-    but = f"; on {listed(lost)} {'the other' if two else 'another'} is better" if lost else ""
+    lost = [row for row in mean.rows if (winners := best(row.scores())) and not first & winners]
+    clear, unsure = ([row.domain for row in lost if unsure_best(row) is doubt] for doubt in (False, True))
+    rival = "the other" if two else "another"
+    but = f"; on {listed(clear)} {rival} is better" if clear else ""
+    but += f"; on {listed(unsure)} {rival} is ahead, which may be chance" if unsure else ""
     return f"{text} {listed(rest)}, {mean.over}{but}.{_by_chance(names, mean)}"
 
 
 def uncovered(mean: Mean | None, experts: Sequence[Collection[str]]) -> list[str]:
-    """Return the experts that the best composition lacks and others have, if their domains are not compared.
+    """Return the experts that the best composition lacks and others have, if the mean leaves out their domains.
 
     Args:
         mean: scores that compare; None if there are none.
@@ -272,22 +298,45 @@ def uncovered(mean: Mean | None, experts: Sequence[Collection[str]]) -> list[str
     return [expert for expert in dict.fromkeys(others) if expert not in {*experts[first], *compared}]
 
 
-def _not_covered(names: Sequence[str], found: Sequence[Found], mean: Mean, experts: Sequence[Collection[str]]) -> str:
-    """Return which experts the best composition lacks, and which of them were scored on these domains."""
-    lacking = uncovered(mean, experts)
-    if not lacking:
-        return ""
-    scored = [f"on {domain} {_readers(names, [domain in one for one in found])}" for domain in lacking]
-    plural = "s" if len(lacking) > 1 else ""
-    return f" {names[min(best(mean.scores))]} lacks the expert{plural} {listed(lacking)} (scored {', '.join(scored)})."
+def readers(domain: str, found: Sequence[Found], rows: Sequence[Row]) -> set[int]:
+    """Return the compositions that read the text of a domain to which others are to be added.
+
+    It is the text that most of them read. Where several read a text each of its own, it is no one's.
+    """
+    row = next((row for row in rows if row.domain == domain), None)
+    if row is not None:
+        return {at for at, cell in enumerate(row.cells) if cell is not None}
+    alone = {at for at, one in enumerate(found) if domain in one}
+    return alone if len(alone) == 1 else set()
 
 
-def _readers(names: Sequence[str], read: Sequence[bool]) -> str:
-    """Return which compositions read a domain of which none compares."""
-    readers = [name for name, has in zip(names, read, strict=True) if has]
-    if not readers:
-        return "none"
-    return f"{readers[0]} alone" if len(readers) == 1 else f"{listed(readers)}, but not the same text"
+def _experts_missing(
+    names: Sequence[str],
+    found: Sequence[Found],
+    rows: Sequence[Row],
+    mean: Mean,
+    experts: Sequence[Collection[str]],
+) -> str:
+    """Return which compositions have no expert of a domain that is compared, or of one that others have."""
+    scored = [at for at, score in enumerate(mean.scores) if score is not None]
+    left, by_lack = uncovered(mean, experts), dict[tuple[int, ...], list[str]]()
+    for domain in [*(row.domain for row in mean.rows), *left]:
+        if any(domain in known for known in experts):
+            lack = tuple(at for at in scored if domain not in experts[at])
+            by_lack.setdefault(lack, []).append(domain)
+    text = ""
+    for lack, domains in by_lack.items():
+        if lack:
+            have = "has" if len(lack) == 1 else "have"
+            text += f" {listed([names[at] for at in lack])} {have} no expert of {listed(domains)}."
+    for domain in left:
+        read = sorted(readers(domain, found, rows))
+        if read:
+            text += f" On {domain}, {listed([names[at] for at in read])} {'was' if len(read) == 1 else 'were'} scored."
+        else:
+            several = any(domain in one for one in found)
+            text += f" On {domain}, {'each was scored on other text' if several else 'none was scored'}."
+    return text
 
 
 def _by_chance(names: Sequence[str], mean: Mean) -> str:

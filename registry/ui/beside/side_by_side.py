@@ -9,13 +9,23 @@ from starlette.responses import Response
 
 from registry.composition.manifest import CompositionManifest
 from registry.errors import InvalidInputError, NotFoundError, RegError
-from registry.evaluation.stored import widest
 from registry.output.place import may_exist
 from registry.report.verdict import PLACE
-from registry.ui.beside.same_text import Found, Mean, apart, best, found_in, mean_of, shared_rows, uncovered, verdict
+from registry.ui.beside.same_text import (
+    Mean,
+    apart,
+    best,
+    found_in,
+    may_be_chance,
+    mean_of,
+    readers,
+    shared_rows,
+    uncovered,
+    verdict,
+)
 from registry.ui.describing import Described, changes, describe, expert_names, sentences, title
 from registry.ui.evaluating import MORE_WINDOWS, domains_of, folders_of, known_files
-from registry.ui.scores import Score
+from registry.ui.scores import Score, widest_first
 from registry.ui.site import Site, url
 from registry.ui.wording import compact, short, size
 from store.catalog import CompositionRecord, EvaluationRecord
@@ -94,7 +104,9 @@ def side_by_side(site: Site, request: Request) -> Response:
     may_write = site.may_write(request)
     jobs = site.jobs.all() if may_write and site.jobs is not None else []
     left = uncovered(mean, experts)
-    lacking = _lacking(columns, found, mean, left, small=small) if may_write else []
+    lacking = (
+        _lacking(columns, mean, [readers(domain, found, rows) for domain in left], small=small) if may_write else []
+    )
     everything = site.registry.compositions()
     chosen = {record.digest for record in records}
     return site.render(
@@ -112,6 +124,7 @@ def side_by_side(site: Site, request: Request) -> Response:
         routed=[row for row in rows if any(value is not None for value in row.of("accuracy"))],
         mean=mean,
         best=best,
+        may_be_chance=may_be_chance,
         small=small,
         with_intervals=any(cell.interval for row in rows for cell in row.read),
         apart=apart(found, rows, names),
@@ -161,7 +174,8 @@ def _names(records: Sequence[CompositionRecord]) -> list[str]:
 def _column(
     site: Site, records: Sequence[CompositionRecord], at: int, name: str, evaluations: Sequence[EvaluationRecord]
 ) -> Column:
-    record, gone, shown = records[at], site.opted_out(), widest(evaluations)
+    record, gone = records[at], site.opted_out()
+    shown = next(iter(widest_first(evaluations, record)), None)
     score = None if shown is None else Score.of(shown)
     return Column(
         describe(record, (), score),
@@ -231,26 +245,21 @@ def _newest(columns: Sequence[Column]) -> Column | None:
     return columns[max(scored)[1]] if scored else None
 
 
-def _lacking(
-    columns: Sequence[Column], found: Sequence[Found], mean: Mean | None, left: Sequence[str], *, small: bool
-) -> list[Column]:
+def _lacking(columns: Sequence[Column], mean: Mean | None, read: Sequence[set[int]], *, small: bool) -> list[Column]:
     """Return the columns to evaluate again, so that all are scored on the same text.
 
-    These are all where few tokens were scored, else those that lack a mean score or one on a domain of `left`, the
-    domains of experts that are not compared; all, where none or several on other text were scored on it. Without a
+    These are all where few tokens were scored. Else they are those that lack a mean score, and those that are not
+    among the readers of a domain that the mean leaves out (`read`: for each such domain, who read its text). Without a
     mean, they are all but the one that was evaluated last.
     """
     if small:
         lacking = list(columns)
-    elif mean is not None and left:
-        alone = {domain: sum(domain in one for one in found) == 1 for domain in left}
+    elif mean is not None:
         lacking = [
             column
-            for column, one, score in zip(columns, found, mean.scores, strict=True)
-            if score is None or any(domain not in one or not alone[domain] for domain in left)
+            for at, (column, score) in enumerate(zip(columns, mean.scores, strict=True))
+            if score is None or any(at not in readers for readers in read)
         ]
-    elif mean is not None:
-        lacking = [column for column, score in zip(columns, mean.scores, strict=True) if score is None]
     else:
         last = _newest(columns)
         lacking = [column for column in columns if column is not last]

@@ -105,7 +105,7 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
     assert set(scores.values()) == {100.0}
     assert said == [
         "no row for a base model: none is registered",
-        "no row for the average: it needs experts of two domains, there are 1",
+        "no row for averaged weights: they take experts of two domains, and there is one, code",
         "no row for base-own: this recipe needs the base model, and none is registered",
         "no row for regmean-paper-top-2: top-k is 2, it must be 1, as there is one member",
     ]

@@ -1,4 +1,4 @@
-"""Proves: the evaluation on most text is the one whose score is shown for a composition."""
+"""Proves: the evaluation on most text of its own experts is the one whose score is shown for a composition."""
 
 from typing import Any
 
@@ -15,8 +15,16 @@ def record(at: str, **tokens: int) -> EvaluationRecord:
 def test_most_domains_then_most_tokens_then_the_latest() -> None:
     look, long, short = record("4", code=900), record("1", code=60, law=40), record("3", code=50, law=40)
     late = record("5", code=50, law=50)
-    assert widest([look, short, long]) is long
-    assert widest([look, short]) is short
-    assert widest([late, look, short, long]) is late  # as many tokens as the long one
-    assert widest([long, late]) is late
-    assert widest([]) is None
+    experts = {"code", "law"}
+    assert widest([look, short, long], experts) is long
+    assert widest([look, short], experts) is short
+    assert widest([late, look, short, long], experts) is late  # as many tokens as the long one
+    assert widest([long, late], experts) is late
+    assert widest([], experts) is None
+
+
+def test_domains_without_an_own_expert_do_not_count() -> None:
+    own, more, foreign = record("1", code=50, law=40), record("2", code=50, law=40, math=90), record("3", math=900)
+    assert widest([more, own, foreign], {"code", "law"}) is own
+    assert widest([more, foreign], {"code", "law"}) is more
+    assert widest([more, own, foreign], {"copy-1"}) is more  # no domain is of an own expert: the most domains

@@ -234,7 +234,7 @@ def test_what_has_no_score_or_no_row_says_why(filled: Registry, zoo: Zoo, tmp_pa
         f"no normalised score for law: the version that moe was composed of ({digest[:12]}) is not an active one here",
         "no normalised score for cooking: no expert of that name is registered",
         "no row for a base model: none is registered",
-        "no row for the average: it needs experts of two domains, there are 1",
+        "no row for averaged weights: they take experts of two domains, and there is one, code",
     ]
     assert remarks[-1].startswith("the figures of moe are not stored: it holds law@1, which was opted out at ")
     remarks.clear()

@@ -195,7 +195,10 @@ def record_of(recipe: Any, names: tuple[str, ...], folder: str, **document: Any)
 def test_differences_are_said_in_words() -> None:
     plain = record_of(Recipe(), ("code", "math"), "plain")
     cases: list[tuple[CompositionRecord, list[str] | None]] = [
-        (record_of(Recipe(router="ridge"), ("code", "math"), "a"), ["router ridge"]),
+        (
+            record_of(Recipe(router="ridge"), ("code", "math"), "a"),
+            ["router ridge", "2 experts per token instead of 1"],
+        ),
         (record_of(Recipe(trunk="mean"), ("code", "math"), "b"), ["trunk mean"]),
         (record_of(Recipe(top_k=2), ("code", "math"), "c"), ["top k 2"]),
         (record_of(Recipe(), ("code", "law", "math"), "d"), ["with law@1 added"]),

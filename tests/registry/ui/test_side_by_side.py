@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from registry import EnsembleRecipe, Recipe, Registry
-from registry.ui.beside.same_text import Measured, found_in, mean_of, shared_rows, verdict
+from registry.ui.beside.same_text import Measured, found_in, mean_of, readers, shared_rows, verdict
 from registry.ui.scores import Text
 from registry.ui.site import url
 from registry.ui.wording import compact, size
@@ -241,17 +241,18 @@ def test_what_the_better_one_lacks_can_be_scored_from_the_comparison(filled: Reg
         def typed(page: Page) -> set[str | None]:
             return {value for tag, name, value in page.attributes if (tag, name) == ("input", "value")}
 
-        assert "two lacks the expert law (scored on law none)." in read(where).text
+        assert "two has no expert of law. On law, none was scored." in read(where).text
         assert "evaluate two, three on the same files:" in read(where).text
         record(filled, made["three"], with_law, asked="2", document={"settings": settings})
         page = read(where)
-        assert "two lacks the expert law (scored on law three alone)." in page.text
+        assert "two has no expert of law. On law, three was scored." in page.text
         assert "evaluate two on the same files as three, with 24 windows a domain: Evaluate two" in page.text
         form = next(link for link in page.links if link.endswith("#evaluate"))
         assert {"code", "math", "law", "24"} <= typed(read(form.partition("#")[0]))  # law is not among its members
         assert "law" not in typed(read(f"/compositions/{made['two']}"))
         record(filled, made["two"], with_law, asked="2", document={"settings": settings})
-        assert "lacks" not in read(where).text
+        assert "two has no expert of law." in read(where).text
+        assert "On law," not in read(where).text
 
 
 def test_a_mean_has_the_interval_that_its_composition_has(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
@@ -279,7 +280,8 @@ def test_all_are_evaluated_on_more_text_where_few_tokens_were_scored(filled: Reg
         page = Page(pages.ask(where, headers=pages.cookie).text)
     assert "more of the same text, evaluate zebra, apple on the same files, with 96 windows a domain:" in page.text
     both = [digest[:12] for digest in made.values()]
-    assert {f"{url('compositions', digest, c=both)}#evaluate" for digest in made.values()} <= set(page.links)
+    forms = {f"{url('compositions', digest, c=both, windows='96')}#evaluate" for digest in made.values()}
+    assert forms <= set(page.links)
 
 
 def test_scores_against_other_versions_of_an_expert_do_not_compare(
@@ -354,19 +356,21 @@ def test_means_are_over_the_domains_of_as_many_as_possible() -> None:
     mean = mean_of(rows)
     assert mean is not None
     assert mean.scores == [50.0, 60.0, 55.0]
-    assert (
-        verdict("xyz", three, rows, mean) == "y is best on the same text: 60.0 against 50.0 of x and 55.0 of z, on a."
-    )
+    better = "y is best on the same text: 60.0 against 50.0 of x and 55.0 of z, on a."
+    assert verdict("xyz", three, rows, mean) == better
     experts = ["ab", "ac", "ab"]
-    lacks = "y lacks the expert b (scored on b x and y, but not the same text)."
-    assert verdict("xyz", [three[0], found(a=("1", 60.0), b=("2", 10.0)), three[2]], rows, mean, experts).endswith(
-        lacks
+    assert readers("b", three, rows) == {0, 1}  # they read the same text
+    assert verdict("xyz", three, rows, mean, experts) == f"{better} y has no expert of b. On b, x and y were scored."
+    apart = [three[0], found(a=("1", 60.0), b=("2", 10.0)), three[2]]
+    said = "y has no expert of b. On b, each was scored on other text."
+    assert readers("b", apart, shared_rows(apart)) == set()
+    assert verdict("xyz", apart, shared_rows(apart), mean, experts) == f"{better} {said}"
+    assert verdict("xyz", three, rows, mean, ["a", "a", "ab"]).endswith(
+        "x and y have no expert of b. On b, x and y were scored."
     )
-    assert "lacks" not in verdict("xyz", three, rows, mean, ["a", "ab", "a"])
     three[1].pop("b")
-    assert verdict("xyz", three, rows, mean, ["bad", "ac", "da"]).endswith(
-        "y lacks the experts b and d (scored on b x alone, on d none)."
-    )
+    said = "y and z have no expert of b. y has no expert of d. On b, x was scored. On d, none was scored."
+    assert verdict("xyz", three, shared_rows(three), mean, ["bad", "ac", "da"]).endswith(said)
     two = [found(a=("1", None)), found(a=("1", None))]
     rows = shared_rows(two)
     assert mean_of(rows) is None
