@@ -21,12 +21,13 @@ from registry.design import NEUTRAL, colour_class, expert_colours
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.registry import Registry
-from registry.report.verdict import FEW_MEANS, INTERVAL_MEANS, OVER_100, interval_text, unbroken
+from registry.report.verdict import FEW_MEANS, INTERVAL_MEANS, OVER_100, interval_text, score_text, unbroken
 from registry.ui.describing import title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
 from registry.ui.jobs import Jobs
 from registry.ui.page_cache import PageCache
-from registry.ui.wording import FILTERS, details, sentence
+from registry.ui.wording import FILTERS, counted, details, sentence
+from store.catalog import EventRecord
 
 TEMPLATES = Path(__file__).with_name("templates")
 PART = "part"
@@ -77,7 +78,7 @@ class Site:
         self._templates.filters.update(FILTERS)
         self._templates.filters.update(title=title, interval=interval_text)
         self._templates.globals.update(
-            details=details,
+            details=self._said,
             url=url,
             command=self.command_line,
             home=str(registry.home.path),
@@ -180,6 +181,23 @@ class Site:
     def _titles(self) -> dict[str, str]:
         """Return the name of each composition by its digest."""
         return self.index.get("titles", lambda: {one.digest: title(one) for one in self.registry.compositions()})
+
+    def _said(self, event: EventRecord) -> str:
+        """Return the details of an event; of an evaluation that is still stored, what was scored, and its score."""
+        if event.action != "evaluate":
+            return details(event.details)
+        scores = self.index.get("evaluated", self._evaluated)
+        return scores.get((event.subject, str(event.details.get("asked"))), "")
+
+    def _evaluated(self) -> dict[tuple[str, str], str]:
+        """Return (composition, digest of data and settings) → domains, windows and average score, in words."""
+        found = {}
+        for one in self.registry.catalog.evaluations():
+            average, windows = one.document["figures"]["average"], one.document["settings"]["windows"]
+            words = [f"on {', '.join(one.document['data'])}", f"{counted(windows, 'window')} a domain"]
+            words += [] if average is None else [f"score {score_text(average)}"]
+            found[one.composition, one.asked] = "; ".join(words)
+        return found
 
     def _known(self) -> tuple[Sequence[str], frozenset[str]]:
         """Return the names of experts, and the names without a colour: of base models, and of opted-out experts."""

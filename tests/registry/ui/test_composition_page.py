@@ -88,6 +88,16 @@ def test_a_quick_look_does_not_displace_the_score_on_more_text(filled: Registry,
     assert any(chosen in note for note in report.notes)
 
 
+def test_the_log_says_what_an_evaluation_scored(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
+    said = "on code, math; 4 windows a domain; score 89.6"
+    assert said in pages.read("log").text
+    assert said in pages.read("compositions", digest).text
+    filled.opt_out("math", purge=True)  # which deletes the scores
+    assert "89.6" not in pages.read("log").text
+
+
 def test_a_score_has_its_interval(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     found = evaluation()
