@@ -42,7 +42,7 @@ weights trained, at a learning rate of 3e-4. They share a vocabulary of 4,096 to
 | far from these | Chinese manual pages, C headers (`benchmarks/far_text.py` has the commands) |
 
 A document is wholly training text or wholly test text; experts are registered with training text. The reference is a
-separate program, written from the papers, that has no code in common with this one. The experts, their text and the
+separate program that has no code in common with this one. The experts, their text and the
 reference are not part of this repository. `make quality` measures yours, in folders beside it of the names that
 `benchmarks/quality.py` begins with.
 """
