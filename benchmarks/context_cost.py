@@ -164,11 +164,11 @@ def prefill(model: Any, texts: Tensor, batch: int, length: int, number: int) -> 
 def decode(model: Any, texts: Tensor, number: int) -> float:
     """Time cached steps of one text, and return the seconds of a step."""
     ids = texts[number % len(texts)][None]
-    cache = model(input_ids=ids[:, :READ], use_cache=True).past_key_values
+    cache = model(input_ids=ids[:, :READ], use_cache=True).cache
 
     def steps() -> None:
         for place in range(READ, READ + STEPS):
-            model(input_ids=ids[:, place : place + 1], past_key_values=cache, use_cache=True)
+            model(input_ids=ids[:, place : place + 1], cache=cache, use_cache=True)
 
     return seconds_of(steps) / STEPS
 

@@ -1,4 +1,4 @@
-"""The same claims on a GPU: Grams, the registration pass, and composing experts of an 8B shape.
+"""The same claims on a GPU: Grams, the registration pass, a whole registration, and composing experts of an 8B shape.
 
 Gives no rows where torch has no CUDA device. Both sides wait for the device.
 """
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import random_experts
 from benchmarks.alternating import Comparison, Setup, alternate, run
 from benchmarks.compose_copy import copy
-from benchmarks.random_experts import fill
+from benchmarks.random_experts import fill, text_of
 from benchmarks.registration_pass import SHAPES, make_checkpoint
 from registry import PassSettings, Recipe, Registry
 from registry.calibration import Calibration
@@ -45,7 +46,7 @@ def measure(scratch: Path) -> list[Comparison]:
     """Return the comparisons; none without a GPU."""
     if not torch.cuda.is_available():
         return []
-    return [*grams(), registration(scratch), *composing(scratch)]
+    return [*grams(), registration(scratch), add_expert(scratch), *composing(scratch)]
 
 
 def waited(work: Callable[[], object]) -> Callable[[], None]:
@@ -92,6 +93,24 @@ def registration(scratch: Path) -> Comparison:
 
     claim = f"registration pass on the GPU against a bare forward pass, {shape.name}"
     return alternate(claim, waited(ours), waited(bare), 3, target=1.15, note=f"bfloat16, {TOKENS:,} tokens")
+
+
+def add_expert(scratch: Path) -> Comparison:
+    """Return registering an expert of the 1B shape with its pass on the GPU against the same on the processor."""
+    folder, text = random_experts.make_checkpoint(scratch / "late", 0), scratch / "text.txt"
+    text.write_text("\n".join([text_of(1)] * 60), encoding="utf-8")
+    homes = {device: scratch / f"home-{device}" for device in ("cuda", "cpu")}
+
+    def register(device: str) -> None:
+        with Registry(homes[device]) as registry:
+            settings = PassSettings(device=device)
+            registry.add_expert("late", folder, data=[text], settings=settings, allow_unrelated=True)
+
+    gone = Setup(partial(shutil.rmtree, homes["cuda"], True), partial(shutil.rmtree, homes["cpu"], True))
+    sides = partial(register, "cuda"), partial(register, "cpu")
+    note = f"bfloat16, {PassSettings().tokens:,} tokens"
+    claim = "`add_expert` of 1.2B with the GPU against the processor"
+    return alternate(claim, *sides, 2, warm_up=0, setup=gone, note=note)
 
 
 def composing(scratch: Path) -> list[Comparison]:

@@ -22,7 +22,7 @@ from registry.io.model_folder import MARKER
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-MEASURED = ("benchmarks/QUALITY.md", "benchmarks/RESULTS.md")
+MEASURED = ("benchmarks/QUALITY.md", "benchmarks/LARGER.md", "benchmarks/RESULTS.md")
 SHORT = {
     "add-expert": ["--tokens", "2048"],
     "train-expert": ["--tokens", "512", "--seq-len", "128", "--batch-size", "2"],

@@ -358,8 +358,8 @@ def _context(plan: composition.AnyPlan) -> list[tuple[str, str]]:
         return []
     added = f"{cost.parameters:,} parameters, {size(cost.bytes)}"
     if cost.layers:
-        maps = ", head maps" if cost.maps else ""
-        added = f"a context layer{maps} and {cost.channels} channels, {added}"
+        maps = ", one that adjusts the head" if cost.maps else ""
+        added = f"a layer that reads the text so far{maps}, and {cost.channels} channels: {added}"
     elif cost.maps:
         added = f"head maps, {added}"
     return [("context routing adds", added)]

@@ -171,7 +171,7 @@ def make_benchmark(
         windows = test_windows(data, first.folder or temporary, settings)
     counts = {domain: len(text.ids) for domain, text in windows.items()}
     if short := [f"{domain} has {count}" for domain, count in counts.items() if count < settings.windows]:
-        remark(progress, f"all of the text is scored where it has fewer than {settings.windows} windows: {few(short)}")
+        remark(progress, f"domains of fewer than {settings.windows} windows are scored on all their text: {few(short)}")
     largest = max(int(calibration.ids.max()) for calibration in windows.values())
     for member in comparable:
         if largest >= member.architecture.vocab_size:

@@ -31,8 +31,8 @@ class Gate:
     Attributes:
         layer: number of the layer in the members, from 0.
         name: name of the module in the loaded model; the tensor's name in the folder may differ.
-        module: in a native host it returns (logits (T, E), weights (T, k), chosen experts (T, k)), in `RoutedMLP` the
-            logits alone; there it is linear, or a `ContextGate` without a weight.
+        module: in a native host it returns logits (T, E), weights (T, k) and chosen experts (T, k), see `in_order`; in
+            `RoutedMLP` the logits alone; there it is linear, or a `ContextGate` without a weight.
         block: the mixture that contains it.
     """
 
@@ -214,6 +214,21 @@ def choice(gate: Gate, logits: Float[Tensor, "T E"]) -> tuple[Float[Tensor, "T k
     return largest.softmax(dim=-1), chosen
 
 
+def in_order(output: Any) -> tuple[Float[Tensor, "T E"], Float[Tensor, "T k"], Int64[Tensor, "T k"]]:
+    """Return the (logits, weights, chosen experts) of what a native router returned.
+
+    Some versions of transformers (5.17 is one) have GraniteMoE's the other way round. The numbers of experts alone are
+    integers.
+    """
+    first, weights, last = output
+    return (first, weights, last) if first.is_floating_point() else (last, weights, first)
+
+
+def as_returned(parts: tuple[Tensor, Tensor, Tensor], output: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (logits, weights, chosen experts) in the order in which a native router returned its own."""
+    return parts if output[0].is_floating_point() else (parts[2], parts[1], parts[0])
+
+
 Hook = Callable[[nn.Module, Any, Any], Any]
 
 
@@ -227,9 +242,9 @@ def _hooked(routers: Sequence[Gate], hooks: Sequence[Hook]) -> Iterator[None]:
 
 def _recorder(gate: Gate, routing: RoutingRecord) -> Hook:
     def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor):  # RoutedMLP's router: logits (T, E) alone
-            output = (output, *choice(gate, output))
-        logits, weights, chosen = (part.detach().cpu() for part in output)
+        # RoutedMLP's router returns the logits (T, E) alone.
+        parts = (output, *choice(gate, output)) if isinstance(output, Tensor) else in_order(output)
+        logits, weights, chosen = (part.detach().cpu() for part in parts)
         routing.logits.append(logits.float())
         routing.weights.append(weights.float())
         routing.chosen.append(chosen)
@@ -264,8 +279,9 @@ def _forcing(expert: int) -> Hook:
             forced = torch.full_like(output, -1e4)  # (T, E)
             forced[:, expert] = 0
             return forced
-        logits, weights, chosen = output
+        logits, weights, chosen = in_order(output)
         # (T, k) → (T, 1): one expert for each token. Native hosts loop over the experts that were chosen.
-        return logits, torch.ones_like(weights[:, :1]), torch.full_like(chosen[:, :1], expert)
+        forced_to = logits, torch.ones_like(weights[:, :1]), torch.full_like(chosen[:, :1], expert)
+        return as_returned(forced_to, output)
 
     return force

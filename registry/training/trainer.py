@@ -24,7 +24,7 @@ from torch import Tensor
 from registry.errors import CheckpointError, InvalidInputError
 from registry.maths.router_training import balance_loss, straight_through, whitener
 from registry.progress import Progress, remark
-from registry.runtime.gates import Gate, gates
+from registry.runtime.gates import Gate, as_returned, gates, in_order
 from registry.training import state as states
 from registry.training.announcement import GOES_ON
 from registry.training.losses import next_token_loss
@@ -226,9 +226,9 @@ class Trainer:
 
     def _deciding(self, gate: Gate) -> Any:
         def decide(_module: Any, _inputs: Any, output: Any) -> Any:
-            logits = output[0]
+            logits, before, _ = in_order(output)
             weights, chosen = self.decide(gate, logits)
-            return logits, weights.to(output[1].dtype), chosen
+            return as_returned((logits, weights.to(before.dtype), chosen), output)
 
         return decide
 

@@ -21,9 +21,12 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM, RoutedMLP
 
+# The name of a cache in calls and outputs, which is `cache` since transformers 5.24.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 CHUNK = 256  # tokens that are weighed against one another at once
 
 
@@ -72,7 +75,9 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
     def _route(self, decoder, args, kwargs):
         """Give every router its logits, from the ids that the decoder is called with, and the decoder a cache."""
         kwargs = dict(zip(inspect.signature(decoder.forward).parameters, args, strict=False)) | kwargs
-        ids, mask, cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", "past_key_values"))
+        if CACHE not in kwargs and "past_key_values" in kwargs:
+            kwargs[CACHE] = kwargs.pop("past_key_values")
+        ids, mask, cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", CACHE))
         if ids is None:
             raise ValueError("this model takes input_ids, not inputs_embeds: it is routed by its tokens")
         if cache is not None and (not isinstance(cache, Cache) or cache.is_compileable):
@@ -81,7 +86,7 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
             raise ValueError("this model takes an attention mask of (batch, tokens)")
         use_cache = kwargs.get("use_cache")
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):
-            cache = kwargs["past_key_values"] = DynamicCache(config=self.config)
+            cache = kwargs[CACHE] = DynamicCache(config=self.config)
         real = torch.ones_like(ids) if mask is None else mask[:, -ids.shape[1] :].to(ids.device) != 0
         sums = self._sums(ids, real, None if cache is None else self._state(cache))
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)

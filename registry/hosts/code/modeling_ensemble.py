@@ -22,6 +22,9 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+# The name of a cache in calls and outputs, which is `cache` since transformers 5.24.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+
 
 class EnsembleConfig(DenseForCausalLM.config_class):
     """The dense configuration with the members' names, how they are weighed and which tensors they share.
@@ -112,7 +115,8 @@ class EnsembleForCausalLM(*DenseForCausalLM.__bases__):
             raise ValueError("an ensemble takes input_ids: each member embeds them by itself")
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("an ensemble takes an attention mask of (batch, tokens), and makes its cache itself")
-        cache = self._cache(past_key_values, self.config.use_cache if use_cache is None else use_cache)
+        given = kwargs.pop(CACHE, past_key_values)
+        cache = self._cache(given, self.config.use_cache if use_cache is None else use_cache)
         state = {} if cache is None else cache.rows
         columns = input_ids.shape[1]
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -columns:]
@@ -127,8 +131,8 @@ class EnsembleForCausalLM(*DenseForCausalLM.__bases__):
                 input_ids=input_ids[:, :width],
                 attention_mask=None if attention_mask is None else attention_mask[:, : past + width],
                 position_ids=None if position_ids is None else position_ids[..., :width],
-                past_key_values=None if cache is None else cache.members[index],
                 use_cache=cache is not None,
+                **{CACHE: None if cache is None else cache.members[index]},
                 **kwargs,
             ).logits
 
@@ -156,7 +160,7 @@ class EnsembleForCausalLM(*DenseForCausalLM.__bases__):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=mixed, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=mixed, past_key_values=cache)
+        return CausalLMOutputWithPast(loss=loss, logits=mixed, **{CACHE: cache})
 
     def _cache(self, given, wanted):
         """Return the cache to go on with; one that `generate` made for a single model, still empty, is replaced."""

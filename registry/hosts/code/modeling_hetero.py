@@ -23,6 +23,9 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+# The name of a cache in calls and outputs, which is `cache` since transformers 5.24.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+
 
 class HeteroConfig(PretrainedConfig):
     """The sizes of the shared embedding, how members are weighed, and in `member_configs` the configuration of each.
@@ -159,7 +162,7 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("these members take input_ids: the router reads the tokens")
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("these members take an attention mask of (batch, tokens), and make their cache themselves")
-        cache = self._cache(past_key_values, use_cache is None or use_cache)
+        cache = self._cache(kwargs.pop(CACHE, past_key_values), use_cache is None or use_cache)
         columns = input_ids.shape[1]
         past = 0 if attention_mask is None else attention_mask.shape[1] - columns
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -columns:]
@@ -176,8 +179,8 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
                 input_ids=beside(input_ids[:, :width], first),
                 attention_mask=None if attention_mask is None else beside(attention_mask[:, : past + width], first),
                 position_ids=None if position_ids is None else beside(position_ids[..., :width], first),
-                past_key_values=None if cache is None else cache.members[index],
                 use_cache=cache is not None,
+                **{CACHE: None if cache is None else cache.members[index]},
                 **{name: value for name, value in kwargs.items() if name != "num_items_in_batch"},
             ).last_hidden_state
 
@@ -199,7 +202,7 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
 
     def _logits(self, mixed):
         """Return what the shared head makes of hidden states, as the member does whose head it is."""

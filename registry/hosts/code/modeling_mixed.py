@@ -16,7 +16,7 @@ import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from .modeling_ensemble import EnsembleForCausalLM
+from .modeling_ensemble import CACHE, EnsembleForCausalLM
 
 
 class MixedEnsembleForCausalLM(EnsembleForCausalLM):
@@ -40,7 +40,8 @@ class MixedEnsembleForCausalLM(EnsembleForCausalLM):
             raise ValueError("an ensemble takes input_ids: each member embeds them by itself")
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("an ensemble takes an attention mask of (batch, tokens), and makes its cache itself")
-        cache = self._cache(past_key_values, self.config.use_cache if use_cache is None else use_cache)
+        given = kwargs.pop(CACHE, past_key_values)
+        cache = self._cache(given, self.config.use_cache if use_cache is None else use_cache)
         columns = input_ids.shape[1]
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -columns:]
         places = torch.arange(columns, device=input_ids.device)
@@ -55,8 +56,8 @@ class MixedEnsembleForCausalLM(EnsembleForCausalLM):
                 input_ids=input_ids[:, start:stop],
                 attention_mask=None if attention_mask is None else attention_mask[:, : past + stop],
                 position_ids=None if position_ids is None else position_ids[..., start:stop],
-                past_key_values=None if cache is None else cache.members[index],
                 use_cache=cache is not None,
+                **{CACHE: None if cache is None else cache.members[index]},
                 **some,
                 **kwargs,
             ).logits
@@ -92,7 +93,7 @@ class MixedEnsembleForCausalLM(EnsembleForCausalLM):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=mixed, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=mixed, past_key_values=cache)
+        return CausalLMOutputWithPast(loss=loss, logits=mixed, **{CACHE: cache})
 
     def _weights(self, run, input_ids, real, places, state):
         """Return log weights (B, S, E), how many columns all members ran on, and their logits at `places` there."""

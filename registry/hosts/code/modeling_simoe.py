@@ -17,7 +17,11 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 from transformers import LlamaForCausalLM as DenseForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
+
+# The name of a cache in calls and outputs, which is `cache` since transformers 5.24.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 class SimoeConfig(DenseForCausalLM.config_class):
@@ -106,7 +110,8 @@ class SimoeForCausalLM(DenseForCausalLM):
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ValueError("this model takes an attention mask of (batch, tokens), and makes its cache itself")
         kwargs.pop("cache_position", None)  # transformers 4 gives it, and finds it by itself
-        cache = self._cache(past_key_values, self.config.use_cache if use_cache is None else use_cache)
+        given = kwargs.pop(CACHE, past_key_values)
+        cache = self._cache(given, self.config.use_cache if use_cache is None else use_cache)
         rows = {} if cache is None else cache.rows
         columns = input_ids.shape[1]
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -columns:]
@@ -123,10 +128,10 @@ class SimoeForCausalLM(DenseForCausalLM):
             input_ids=ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=cache,
             use_cache=cache is not None,
             logits_to_keep=0 if len(kept) == ids.shape[1] else kept + earlier,
             return_dict=True,
+            **{CACHE: cache},
             **kwargs,
         )
         early = known[:, -1:] & ~known & real  # in sequences whose prompt is complete by now
@@ -136,7 +141,7 @@ class SimoeForCausalLM(DenseForCausalLM):
             chosen = early[:, kept].nonzero(as_tuple=True)
             from_alike = alike[chosen[0], (kept + earlier)[chosen[1]]]
             output.logits = output.logits.index_put(chosen, from_alike.to(output.logits))
-        output.past_key_values = cache
+        setattr(output, CACHE, cache)  # None is left out
         if labels is not None:
             output.loss = self.loss_function(
                 logits=output.logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs

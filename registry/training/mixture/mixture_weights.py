@@ -20,7 +20,7 @@ from registry.errors import CheckpointError, StorageError
 from registry.io.dtypes import NAMES
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.maths.router_training import balance_loss
-from registry.runtime.gates import Gate, choice, gates
+from registry.runtime.gates import Gate, choice, gates, in_order
 from registry.runtime.loading import quiet_transformers
 from registry.training.parent import Parent
 from store.arrays import ArraySource, Block, digest_of
@@ -61,9 +61,9 @@ class BalanceLoss:
     def _record(self, gate: Gate, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        if isinstance(output, Tensor):  # RoutedMLP's router: logits (T, E) alone
-            output = (output, *choice(gate, output))
-        logits, weights, chosen = output
+        # RoutedMLP's router returns the logits (T, E) alone.
+        parts = (output, *choice(gate, output)) if isinstance(output, Tensor) else in_order(output)
+        logits, weights, chosen = parts
         self._parts.append(balance_loss(logits, weights, chosen))
 
 

@@ -219,7 +219,7 @@ def test_a_cache_step_by_step_is_one_pass(variant: Variant, tmp_path: Path, toke
         done = model(input_ids=ids[:, :20], use_cache=True)
         steps = [done.logits]
         for place in range(20, ids.shape[1]):
-            done = model(input_ids=ids[:, place : place + 1], past_key_values=done.past_key_values, use_cache=True)
+            done = model(input_ids=ids[:, place : place + 1], cache=done.cache, use_cache=True)
             steps.append(done.logits)
     alike = torch.ones_like(ids, dtype=torch.bool)
     for routing in routings:

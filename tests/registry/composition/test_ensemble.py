@@ -206,8 +206,8 @@ def test_a_cache_goes_on_where_it_stopped(write: Write, routing: str) -> None:
     whole, cache, parts = mixed(model), DynamicCache(config=model.config), []
     for start, stop in ((0, 1), (1, 4), (4, 13), (13, 14), (14, 20)):
         with torch.no_grad():
-            output = model(input_ids=IDS[:, start:stop], past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+            output = model(input_ids=IDS[:, start:stop], cache=cache, use_cache=True)
+        cache = output.cache
         assert cache.get_seq_length() == stop
         parts.append(output.logits)
     assert torch.allclose(torch.cat(parts, dim=1), whole, atol=2e-5)
@@ -365,8 +365,8 @@ def test_what_a_model_cannot_take_is_told(write: Write) -> None:
     with pytest.raises(ValueError, match=r"attention mask of \(batch, tokens\)"):
         model(input_ids=IDS, attention_mask=torch.ones(2, 1, 20, 20))
     with torch.no_grad():
-        foreign = model.members[0](input_ids=IDS, use_cache=True).past_key_values
+        foreign = model.members[0](input_ids=IDS, use_cache=True).cache
     with pytest.raises(ValueError, match="cache is of another model"):
-        model(input_ids=IDS, past_key_values=foreign)
+        model(input_ids=IDS, cache=foreign)
     with torch.no_grad(), pytest.raises(NotImplementedError, match="cannot forget"):
-        model(input_ids=IDS, use_cache=True).past_key_values.crop(-1)
+        model(input_ids=IDS, use_cache=True).cache.crop(-1)

@@ -113,11 +113,11 @@ def test_a_text_of_fewer_windows_is_remarked_on(
     monkeypatch.setattr("registry.evaluation.benchmark.remark", lambda progress, text: remarks.append(text))
     data = {name: [zoo.test[name]] for name in ("code", "math")}
     filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert [text for text in remarks if "all of the text" in text] == []
+    assert [text for text in remarks if "all their text" in text] == []
     many = replace(SETTINGS, windows=5000)
     filled.evaluate([tmp_path / "moe"], data, many)
-    (said,) = [text for text in remarks if "all of the text" in text]
-    assert said.startswith("all of the text is scored where it has fewer than 5000 windows: ")
+    (said,) = [text for text in remarks if "all their text" in text]
+    assert said.startswith("domains of fewer than 5000 windows are scored on all their text: ")
     assert re.search(r": code has \d+, math has \d+$", said)
 
 

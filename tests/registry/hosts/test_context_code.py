@@ -150,8 +150,8 @@ def test_a_cache_gives_what_the_whole_text_does(composed: Composed, cuts: Any) -
         parts, logits = [], []
         for start, stop in zip([0, *cuts], [*cuts, 48], strict=True):
             with torch.no_grad(), record_routing(moe) as routings:
-                output = moe(input_ids=IDS[:, start:stop], past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+                output = moe(input_ids=IDS[:, start:stop], cache=cache, use_cache=True)
+            cache = output.cache
             parts.append(routings[0].logits[0].view(2, stop - start, -1))
             logits.append(output.logits)
         assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-4)
@@ -168,9 +168,9 @@ def test_what_a_cache_does_its_evidence_does(composed: Composed) -> None:
 
     def after(change: Any, ids: torch.Tensor, past: int = 24) -> None:
         with torch.no_grad():
-            cache = moe(input_ids=IDS[:, :past]).past_key_values
+            cache = moe(input_ids=IDS[:, :past]).cache
             change(cache)
-            got = moe(input_ids=ids[:, 24:], past_key_values=cache).logits
+            got = moe(input_ids=ids[:, 24:], cache=cache).logits
             assert torch.allclose(got, moe(input_ids=ids).logits[:, 24:], atol=1e-3)
 
     after(lambda cache: cache.reorder_cache(torch.tensor([1, 0])), swapped)
@@ -178,13 +178,11 @@ def test_what_a_cache_does_its_evidence_does(composed: Composed) -> None:
     after(lambda cache: cache.batch_select_indices(torch.tensor([1])), IDS[1:])
     after(lambda cache: cache.crop(-6), IDS, past=30)
     with torch.no_grad():
-        cache = moe(input_ids=IDS[:, :30]).past_key_values
+        cache = moe(input_ids=IDS[:, :30]).cache
         other = copy.deepcopy(cache)
         cache.reset()
-        moe(input_ids=IDS[:, :24], past_key_values=cache)
-        assert torch.allclose(
-            moe(input_ids=step, past_key_values=cache).logits, moe(input_ids=IDS).logits[:, 24:], atol=1e-3
-        )
+        moe(input_ids=IDS[:, :24], cache=cache)
+        assert torch.allclose(moe(input_ids=step, cache=cache).logits, moe(input_ids=IDS).logits[:, 24:], atol=1e-3)
         assert other.get_seq_length() == 30
 
 
@@ -227,15 +225,15 @@ def test_what_cannot_be_routed_is_refused(composed: Composed) -> None:
     with pytest.raises(ValueError, match="attention mask of"):
         moe(input_ids=IDS, attention_mask=torch.ones(2, 1, 48, 48))
     with pytest.raises(ValueError, match="a cache that grows"):
-        moe(input_ids=IDS, past_key_values=((embedded, embedded),))
+        moe(input_ids=IDS, cache=((embedded, embedded),))
     with torch.no_grad():
-        foreign = load(composed.variant.dense["base"])(input_ids=IDS).past_key_values
+        foreign = load(composed.variant.dense["base"])(input_ids=IDS).cache
         with pytest.raises(ValueError, match="of another model"):
-            moe(input_ids=IDS, past_key_values=foreign)
+            moe(input_ids=IDS, cache=foreign)
         with pytest.raises(ValueError, match="no static one"):
             moe.generate(IDS, attention_mask=torch.ones_like(IDS), cache_implementation="static", max_new_tokens=2)
         with pytest.raises(ValueError, match="no static one"):
-            moe(input_ids=IDS, past_key_values=StaticCache(config=moe.config, max_cache_len=64))
+            moe(input_ids=IDS, cache=StaticCache(config=moe.config, max_cache_len=64))
     with pytest.raises(ValueError, match="does not support"):
         moe.activation_checkpointing_enable()
 

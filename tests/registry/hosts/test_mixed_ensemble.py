@@ -230,8 +230,8 @@ def test_mixed_logits_with_caches_padding_and_beams(write: Write, routing: str) 
     whole, cache, parts = mixed(model), None, []
     for start, stop in ((0, 1), (1, 4), (4, 13), (13, 14), (14, 20)):
         with torch.no_grad():
-            output = model(input_ids=IDS[:, start:stop], past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+            output = model(input_ids=IDS[:, start:stop], cache=cache, use_cache=True)
+        cache = output.cache
         parts.append(output.logits)
     assert torch.allclose(torch.cat(parts, dim=1), whole, atol=2e-5)  # products of other shapes round otherwise
     for keep in (1, 5, torch.tensor([7, 2])):
@@ -276,7 +276,7 @@ def test_members_that_are_not_chosen_do_not_run_after_the_choice(write: Write, e
         output = model(input_ids=IDS[:1, :12], use_cache=True, logits_to_keep=1)
         assert ran == [*every, (best, 12 - FIRST)]
         ran.clear()
-        model(input_ids=IDS[:1, 12:14], past_key_values=output.past_key_values, use_cache=True)
+        model(input_ids=IDS[:1, 12:14], cache=output.cache, use_cache=True)
     assert ran == [(best, 2)]
     ran.clear()
     mixed(model, IDS[:1, : FIRST - 1])

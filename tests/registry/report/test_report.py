@@ -117,6 +117,12 @@ def test_ridge_routers_have_curves_of_their_strength(world: tuple[Registry, Path
     assert len(figures.notes) == 3
 
 
+def test_perfect_routing_that_was_not_scored_is_noted(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    digest = filled.compose(["code", "math"], tmp_path / "moe").digest
+    filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
+    assert "perfect routing was not scored: evaluate with --oracle" in filled.report(digest).notes
+
+
 def test_stored_evaluation_and_data_give_the_same_figures(
     world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -129,6 +135,7 @@ def test_stored_evaluation_and_data_give_the_same_figures(
     assert stored.routing is not None
     assert stored.routing.measured
     assert stored.scores == measured.scores
+    assert [note for note in stored.notes if "perfect routing" in note] == []
     (evaluation,) = registry.evaluations(registry.compositions()[0])
     assert evaluation.document["figures"]["overall_accuracy"] == stored.routing.accuracy
     text = "".join(Page(page(measured)).text)

@@ -8,7 +8,7 @@ import torch
 
 from registry.calibration import Calibration
 from registry.errors import InvalidInputError
-from registry.runtime.gates import choice, force_expert, gates, record_routing
+from registry.runtime.gates import as_returned, choice, force_expert, gates, in_order, record_routing
 from registry.training import TrainSettings
 from registry.training.trainer import Trainer
 from registry.training.training_windows import Windows
@@ -50,6 +50,14 @@ def test_forced_expert_computes_what_it_does_by_itself(host: str, tmp_path: Path
                 assert torch.allclose(routing.weights[0], weights, atol=1e-6)
                 assert routing.logits[0].shape == (IDS.numel(), 2)
         check_training(moe)
+
+
+def test_routers_may_return_their_three_in_either_order() -> None:
+    """As GraniteMoE's do by the version of transformers."""
+    parts = torch.randn(3, 4), torch.ones(3, 2), torch.tensor([[0, 1], [2, 3], [1, 0]])
+    for output in (parts, parts[::-1]):
+        assert all(ours is given for ours, given in zip(in_order(output), parts, strict=True))
+        assert all(ours is theirs for ours, theirs in zip(as_returned(parts, output), output, strict=True))
 
 
 def check_training(moe: Any) -> None:

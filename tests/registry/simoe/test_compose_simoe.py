@@ -136,8 +136,8 @@ def test_cache_changes_nothing(model: Any, parts: list[int]) -> None:
     found, start = [], 0
     with torch.no_grad():
         for size in parts:
-            output = model(input_ids=IDS[:, start : start + size], past_key_values=cache, use_cache=True)
-            cache, start = output.past_key_values, start + size
+            output = model(input_ids=IDS[:, start : start + size], cache=cache, use_cache=True)
+            cache, start = output.cache, start + size
             found.append(output.logits)
     assert cache.get_seq_length() == 20
     assert "ids" not in cache.rows
@@ -189,7 +189,7 @@ def test_calls_that_cannot_be_are_refused(model: Any) -> None:
         model(inputs_embeds=torch.zeros(1, 3, 32))
     with pytest.raises(ValueError, match="attention mask of"):
         model(input_ids=IDS, attention_mask=torch.ones(2, 1, 20, 20))
-    cache = model(input_ids=IDS, use_cache=True).past_key_values
+    cache = model(input_ids=IDS, use_cache=True).cache
     with pytest.raises(NotImplementedError, match="cannot forget"):
         cache.crop(5)
 

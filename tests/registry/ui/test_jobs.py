@@ -88,6 +88,10 @@ def test_the_page_composes_what_the_command_would(filled: Registry, pages: Pages
     assert any(step.unit == "B" and step.done == step.total for step in job.steps)
     page = Page(pages.ask(where, headers=pages.cookie).text)
     assert f"/compositions/{expected.digest}" in page.links
+    (another,) = (link for link in page.links if link.startswith("/compose?"))
+    same = urllib.parse.parse_qs(another.partition("?")[2])  # the same choices, and a folder that is free
+    assert (same["e"], same["router"]) == (["math", "code"], ["ridge"])
+    assert "out" not in same
     assert "http-equiv" not in pages.ask(where, headers=pages.cookie).text  # it does not reload any more
     assert "Compose code@1, math@1 (router ridge) done" in Page(pages.ask("/jobs", headers=pages.cookie).text).text
     assert "moe" in pages.ask(f"/compositions/{expected.digest}").text

@@ -77,7 +77,7 @@ def test_plan_shows_it(filled: Registry) -> None:
     words = ("compose", "--experts", "code,math", "--plan")
     lines = [line for line in run(filled, *words).splitlines() if "context" in line]
     assert lines[-1].split("  ")[0] == "context routing adds"
-    assert f"a context layer, head maps and {cost.channels} channels, {cost.parameters:,} parameters" in lines[-1]
+    assert f"one that adjusts the head, and {cost.channels} channels: {cost.parameters:,} parameters" in lines[-1]
     document = json.loads(run(filled, *words, "--json"))
     assert document["context"] == cost.document()
     ridge = (*words, "--router", "ridge")

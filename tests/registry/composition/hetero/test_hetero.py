@@ -186,8 +186,8 @@ def test_a_cache_goes_on_where_it_stopped(model: Any) -> None:
     with torch.no_grad():
         for start, stop in ((0, 2), (2, 7), (7, 8), (8, 14)):
             mask = torch.ones(2, stop, dtype=torch.long)
-            output = model(input_ids=IDS[:, start:stop], attention_mask=mask, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(input_ids=IDS[:, start:stop], attention_mask=mask, cache=cache, use_cache=True)
+            cache = output.cache
             parts.append(output.logits)
     assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-4)
     assert torch.allclose(logits_of(model, IDS, logits_to_keep=3), whole[:, -3:], atol=1e-4)
