@@ -10,6 +10,7 @@ from .compose import plan_composition as plan_composition
 from .compose import preview_composition as preview_composition
 from .compose import used_versions as used_versions
 from .compose import write_plan as write_plan
+from .context_routing.context_cost import ContextCost as ContextCost
 from .context_routing.context_cost import context_cost as context_cost
 from .context_routing.hardly_used import PlanWarning as PlanWarning
 from .context_routing.hardly_used import plan_warnings as plan_warnings

@@ -89,8 +89,8 @@ class Gathering:
             return [], (), None
         if chosen is not evaluations[0]:
             self.notes.append(
-                f"the scores are those of the evaluation on the most text, {_text_of(chosen)}; the latest one has "
-                f"{_text_of(evaluations[0])}"
+                "the scores are those of the evaluation on the most of its own domains and tokens, "
+                f"{_text_of(chosen)}; the latest one has {_text_of(evaluations[0])}"
             )
         document = chosen.document
         rows = [Row.from_document(document[key]) for key in ("figures", "oracle", "plain_average") if document.get(key)]

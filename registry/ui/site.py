@@ -83,6 +83,7 @@ class Site:
             command=self.command_line,
             home=str(registry.home.path),
             titles=self._titles,
+            event_title=self._event_title,
             opted_out=self.opted_out,
         )
         self._templates.globals.update(
@@ -181,6 +182,11 @@ class Site:
     def _titles(self) -> dict[str, str]:
         """Return the name of each composition by its digest."""
         return self.index.get("titles", lambda: {one.digest: title(one) for one in self.registry.compositions()})
+
+    def _event_title(self, event: EventRecord) -> str:
+        """Return the name of an event's composition: when it was composed, that of the folder that was written then."""
+        out = str(event.details.get("out") or "") if event.action == "compose" else ""
+        return Path(out).name or self._titles().get(event.subject, event.subject[:12])
 
     def _said(self, event: EventRecord) -> str:
         """Return the details of an event; of an evaluation that is still stored, what was scored, and its score."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.running import figures_of
 
-PROCESSES, OPERATIONS = 3, 8
+PROCESSES, OPERATIONS = 3, 6
 
 
 @pytest.mark.stride(3)

@@ -36,6 +36,7 @@ class Result:
         out: the folder that would be written.
         command: the command that makes it.
         made: it was composed before.
+        cost: what context routing adds, if it routes so.
         preview: the address of the predicted routing, where there is one.
         error: why there is no plan.
         remedies: changes with which there is one.
@@ -47,6 +48,7 @@ class Result:
     out: str = ""
     command: str = ""
     made: bool = False
+    cost: composition.ContextCost | None = None
     preview: str = ""
     error: RegError | None = None
     remedies: Sequence[Remedy] = ()
@@ -164,11 +166,13 @@ def _result(site: Site, composing: Composing, may_write: bool) -> Result:
     command = site.command_line(*composing.words(plan, out))
     has_preview = isinstance(plan.recipe, Recipe) and plan.recipe.to == "moe" and len(plan.members) > 1
     address = url("compose", "preview", e=composing.refs, **composing.query) if has_preview else ""
+    cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
     return Result(
         plan,
         members,
         out,
         command,
+        cost=cost,
         made=site.registry.catalog.has_composition(plan.digest),
         preview=address,
         no_folder=no_folder,

@@ -99,6 +99,7 @@ def steady_size(model: Any, plan: Plan) -> float:
     return multiplier * float(rows.detach().double().square().mean().sqrt())
 
 
+@pytest.mark.stride(4)
 def test_ripples_are_small(variant: Variant, tmp_path: Path) -> None:
     plan = variant.registry.plan(EXPERTS, variant.recipe(trunk="mean", router="context"))
     assert isinstance(plan, Plan)

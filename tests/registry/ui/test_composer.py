@@ -128,6 +128,18 @@ def test_what_was_made_before_is_opened_first(filled: Registry, tmp_path: Path) 
         assert "Compose again" not in read_only
 
 
+def test_what_the_default_router_adds_is_said(filled: Registry) -> None:
+    added = "of the parameters are added for context routing"
+    with served(filled) as pages:
+        text = pages.read("compose", e=["math", "code"]).text
+        assert added in text
+        assert "so far, and to bring the shared head" in text
+        shared = pages.read("compose", e=["math", "code"], vocabulary="shared").text
+        assert added in shared
+        assert "so far, and to bring the shared head" not in shared
+        assert added not in pages.read("compose", e=["math", "code"], router="ridge").text
+
+
 def test_two_versions_of_one_expert_are_refused_with_a_choice(twice: Registry) -> None:
     assert twice.resolve("math").ref == "math@2"
     with served(twice, may_write=True) as pages:

@@ -88,6 +88,14 @@ def test_a_quick_look_does_not_displace_the_score_on_more_text(filled: Registry,
     assert any(chosen in note for note in report.notes)
 
 
+def test_the_log_keeps_the_name_of_each_folder(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "first", "math", "code")
+    assert composed(filled, tmp_path / "second", "math", "code") == digest
+    text = pages.read("log").text
+    assert "compose second" in text
+    assert "compose first" in text
+
+
 def test_the_log_says_what_an_evaluation_scored(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
