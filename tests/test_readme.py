@@ -73,6 +73,7 @@ def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch:
         assert registry.verify().problems == ()
 
 
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("name", ["soup", "simoe", "several-architectures"])
 def test_pages_on_trainings_run_on_the_demo(
     small_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
