@@ -4,9 +4,9 @@
 
 Every size is a Llama with random weights at first and the tokenizer of `SHARED/experts/base`. The base model trains on
 the text of `general` and on a fifth of every domain's documents, each expert on the text of its domain, all weights:
-the same text, tokens and learning rates at all sizes. A GPU is used if there is one; without it the largest size takes
-days. Bases, experts and groups of rows are processes side by side. Writes `OUT/larger.json` and, from it,
-`benchmarks/LARGER.md`; goes on where it was interrupted.
+the same text, tokens and learning rates at all sizes. A GPU is used if there is one, and the largest size is meant for
+one. Bases, experts and groups of rows are processes side by side. Writes `OUT/larger.json` and, from it, a page:
+`benchmarks/LARGER.md`, or `OUT/LARGER.md` with --sizes or --tokens. Goes on where it was interrupted.
 """
 
 import argparse
@@ -97,8 +97,10 @@ def main() -> None:
     }
     found = {"machine": _machine(), "rows": rows}
     (out / "larger.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(page(found))
-    print(f"wrote {PAGE}")
+    is_whole = (given.sizes, given.tokens) == (",".join(SIZES), BASE.tokens)
+    path = PAGE if is_whole else out / PAGE.name
+    path.write_text(page(found))
+    print(f"wrote {path}")
 
 
 def page(found: dict[str, Any]) -> str:
@@ -151,17 +153,18 @@ def _results(out: Path, size: str) -> Sequence[Path]:
 
 
 def _together(command: Sequence[str], parts: Sequence[tuple[str, str]], out: Path) -> None:
-    """Run parts beside each other, those that are not there yet."""
+    """Run parts beside each other, those that are not there yet; end the program if one fails."""
     missing = [part for part in parts if not (out / part[0] / "results" / f"{part[1]}.json").exists()]
     running = [(part, subprocess.Popen([*command, *part])) for part in missing]
-    failed = [part for part, process in running if process.wait()]
-    for size, name in failed:
-        print(f"{size} {name} failed", flush=True)
+    if failed := [" ".join(part) for part, process in running if process.wait()]:
+        sys.exit(f"failed: {', '.join(failed)}; the others are kept, and the same command goes on")
 
 
 def _keep(path: Path, found: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found))
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(found))
+    partial.replace(path)
     for row in found.get("rows", ()):
         print(path.parts[-3], row["name"], json.dumps(row), flush=True)
     print(path.parts[-3], path.stem, f"{found['seconds']:.1f} s", flush=True)
