@@ -59,7 +59,8 @@ def check_generation(exam: Examination) -> Iterator[Finding]:
     if not loops and not broken:
         for domain in texts:
             begun = str(exam.folder.tokenizer.decode(prompts[domain].tolist(), skip_special_tokens=True))
-            yield passed(f"after {_shown(begun)} ({domain}) it writes {_shown(texts[domain])}")
+            again = ", and repeats itself: common in small models" if _repeats(written[domain]) else ""
+            yield passed(f"after {_shown(begun)} ({domain}) it writes {_shown(texts[domain])}{again}")
 
 
 def _written(model: Any, prompts: torch.Tensor) -> list[list[int]]:
@@ -81,6 +82,12 @@ def _written(model: Any, prompts: torch.Tensor) -> list[list[int]]:
         model.generation_config = kept
     found: list[list[int]] = rows[:, prompts.shape[1] :].tolist()
     return found
+
+
+def _repeats(tokens: list[int]) -> bool:
+    """Tell whether the last tokens are a few that come again and again."""
+    last = tokens[-_REPEATED:]
+    return any(last[period:] == last[:-period] for period in range(1, _REPEATED // 2 + 1))
 
 
 def _unprintable(text: str) -> float:

@@ -34,6 +34,7 @@ from registry.ui.evaluating import (
 )
 from registry.ui.scores import Score, score_of, widest_first
 from registry.ui.site import Site, url
+from registry.ui.sizes import size_of
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord, EvaluationRecord
 
@@ -41,7 +42,7 @@ EVENTS = 25
 """Number of events on the page of a composition."""
 
 COLLAPSED = 0.25
-"""Share of an even load below which a page says that an expert is hardly used."""
+"""Part of the load that its text would give an expert, below which a page says that it is hardly used."""
 
 REPORT_POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -121,13 +122,24 @@ class Scores:
 
     @property
     def unused(self) -> list[tuple[str, str, str]]:
-        """Experts that hardly any token reaches, though their text was scored: each with its share and an even one."""
-        even = 1 / max(1, len(self.load))
-        domains = {row["domain"] for row in self.rows}
+        """Experts that hardly any token reaches: each with its share of all tokens, and what it is held against.
+
+        That is the share of its own domain's text in the text that was scored. Where no domain is an expert's, it is
+        an equal share of all experts.
+        """
+        total = sum(self.score.tokens_of.values())
+        own = {domain: count / total for domain, count in self.score.tokens_of.items() if domain in self.load}
+        if own:
+            expected = {
+                expert: (part, f"its own domain has {percent(part)} of the text") for expert, part in own.items()
+            }
+        else:
+            even = 1 / max(1, len(self.load))
+            expected = dict.fromkeys(self.load, (even, f"an equal share is {percent(even)}"))
         return [
-            (expert, percent(share), percent(even))
-            for expert, share in self.load.items()
-            if share < COLLAPSED * even and (expert in domains or not domains & self.load.keys())
+            (expert, percent(self.load[expert]), words)
+            for expert, (part, words) in expected.items()
+            if self.load[expert] < COLLAPSED * part
         ]
 
 
@@ -196,7 +208,8 @@ def composition_page(
     earlier = [one for one in everything[-EARLIER:] if one.created_at < record.created_at]
     differs = difference(record, earlier)
     names = [one["name"] for one in record.document["members"]]
-    scores = [Scores.of(evaluation, names) for evaluation in widest_first(registry.evaluations(record), record)]
+    evaluations = registry.evaluations(record)
+    scores = [Scores.of(evaluation, names) for evaluation in widest_first(evaluations, record)]
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
     better = worse_than_average(shown.score.average, shown.plain, output(record.document), names) if shown else None
@@ -222,6 +235,7 @@ def composition_page(
         copies=record.document.get("from_base"),
         base=base,
         made=sentences(record.document),
+        size=size_of(site, record, evaluations),
         difference=differs,
         beside=address([record, *([differs.other] if differs else [])]) if len(everything) > 1 else None,
         recipe={key: value for key, value in record.document["recipe"].items() if key != "to"},

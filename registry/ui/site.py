@@ -184,9 +184,15 @@ class Site:
         return self.index.get("titles", lambda: {one.digest: title(one) for one in self.registry.compositions()})
 
     def _event_title(self, event: EventRecord) -> str:
-        """Return the name of an event's composition: when it was composed, that of the folder that was written then."""
-        out = str(event.details.get("out") or "") if event.action == "compose" else ""
-        return Path(out).name or self._titles().get(event.subject, event.subject[:12])
+        """Return the name of an event's composition: that of the folder that it was written to last by then."""
+
+        def written() -> list[tuple[int, str]]:
+            composed = [one for one in self.registry.catalog.events(event.subject) if one.action == "compose"]
+            return [(one.id, Path(str(one.details.get("out") or "")).name) for one in composed]
+
+        names = self.index.get(("written", event.subject), written)
+        by_then = next((name for number, name in names if number <= event.id and name), "")
+        return by_then or self._titles().get(event.subject, event.subject[:12])
 
     def _said(self, event: EventRecord) -> str:
         """Return the details of an event; of an evaluation that is still stored, what was scored, and its score."""
@@ -199,8 +205,10 @@ class Site:
         """Return (composition, digest of data and settings) → domains, windows and average score, in words."""
         found = {}
         for one in self.registry.catalog.evaluations():
-            average, windows = one.document["figures"]["average"], one.document["settings"]["windows"]
-            words = [f"on {', '.join(one.document['data'])}", f"{counted(windows, 'window')} a domain"]
+            average, settings = one.document["figures"]["average"], one.document["settings"]
+            windows, least = settings["windows"], min(text["tokens"] for text in one.document["data"].values())
+            fewer = "up to " if least < windows * (settings["seq_len"] - 1) else ""  # the first token is not predicted
+            words = [f"on {', '.join(one.document['data'])}", f"{fewer}{counted(windows, 'window')} a domain"]
             words += [] if average is None else [f"score {score_text(average)}"]
             found[one.composition, one.asked] = "; ".join(words)
         return found

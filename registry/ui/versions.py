@@ -97,7 +97,7 @@ def _alike(site: Site, version: VersionRecord) -> list[str]:
 
 
 def _commands(version: VersionRecord, others: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return what can be done with a version: each action with the words of its command."""
+    """Return what can be done with a version, apart from opting it out: each action with the words of its command."""
     ref = version.ref
     if version.state == "purged":
         return [("See what happened to it", ("log", version.name))]
@@ -111,8 +111,6 @@ def _commands(version: VersionRecord, others: Sequence[str]) -> list[tuple[str, 
         *(of_expert if version.kind == "expert" else []),
         ("Write it as a model folder", ("export", ref, "--out", f"{version.name}/")),
         ("Name it", ("alias", ref, "stable")),
-        ("Opt it out, with a receipt", ("opt-out", ref, "--receipt", "receipt.json")),
-        ("Opt it out and delete its content", ("opt-out", ref, "--purge", "--receipt", "receipt.json")),
     ]
 
 

@@ -6,7 +6,7 @@ from itertools import combinations
 from math import fsum, sqrt
 from typing import Any
 
-from registry.report.verdict import FEW_TOKENS, by_chance, listed, score_text
+from registry.report.verdict import FEW_TOKENS, MOST_NAMED, by_chance, listed, score_text
 from registry.ui.scores import Text
 from store.catalog import EvaluationRecord
 
@@ -189,8 +189,10 @@ class Mean:
 
     @property
     def over(self) -> str:
-        """The domains in words: `mean of 5 domains`, `on code`."""
-        return f"mean of {len(self.rows)} domains" if len(self.rows) > 1 else f"on {self.rows[0].domain}"
+        """The domains in words: `mean of code and math`, `mean of code, law and 3 more domains`, `on code`."""
+        domains = [row.domain for row in self.rows]
+        more = " domains" if len(domains) > MOST_NAMED else ""
+        return f"mean of {listed(domains)}{more}" if len(domains) > 1 else f"on {domains[0]}"
 
 
 def mean_of(rows: Sequence[Row]) -> Mean | None:

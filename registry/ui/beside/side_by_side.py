@@ -7,8 +7,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from registry.composition.manifest import CompositionManifest
-from registry.errors import InvalidInputError, NotFoundError, RegError
+from registry.errors import InvalidInputError, NotFoundError
 from registry.output.place import may_exist
 from registry.report.verdict import PLACE
 from registry.ui.beside.same_text import (
@@ -21,12 +20,14 @@ from registry.ui.beside.same_text import (
     readers,
     shared_rows,
     uncovered,
+    unsure_best,
     verdict,
 )
-from registry.ui.describing import Described, changes, describe, expert_names, sentences, title
+from registry.ui.describing import Described, changes, describe, sentences, title
 from registry.ui.evaluating import MORE_WINDOWS, domains_of, folders_of, known_files
 from registry.ui.scores import Score, widest_first
 from registry.ui.site import Site, url
+from registry.ui.sizes import Size, size_of
 from registry.ui.wording import compact, short, size
 from store.catalog import CompositionRecord, EvaluationRecord
 
@@ -41,21 +42,6 @@ MOST_DOMAINS = 12
 
 _MOST_READ = 32
 """Digests of an address that are looked up."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of a composition; None where neither an evaluation nor a plan tells it.
-
-    Attributes:
-        parameters: all of them.
-        active: those that take part in one token.
-        nbytes: what is written.
-    """
-
-    parameters: int | None
-    active: int | None
-    nbytes: int | None
 
 
 @dataclass(frozen=True)
@@ -125,6 +111,7 @@ def side_by_side(site: Site, request: Request) -> Response:
         mean=mean,
         best=best,
         may_be_chance=may_be_chance,
+        unsure_best=unsure_best,
         small=small,
         with_intervals=any(cell.interval for row in rows for cell in row.read),
         apart=apart(found, rows, names),
@@ -187,18 +174,7 @@ def _column(
         score,
         0 if shown is None else shown.document["settings"]["windows"],
         address([one for one in records if one is not record]),
-        _size(site, record, evaluations),
-    )
-
-
-def _size(site: Site, record: CompositionRecord, evaluations: Sequence[EvaluationRecord]) -> Size:
-    """Return the size that the latest evaluation counted, else that of its plan, which reads no array."""
-    figures = evaluations[0].document["figures"] if evaluations else {}
-    planned = site.cache.get(("size", record.digest), lambda: _planned(site, record))
-    return Size(
-        figures.get("parameters") or planned.parameters,
-        figures.get("active_parameters") or planned.active,
-        planned.nbytes,
+        size_of(site, record, evaluations),
     )
 
 
@@ -210,23 +186,6 @@ def _sizes(found: Sequence[Size]) -> list[tuple[str, list[str]]]:
         ("Written", [one.nbytes and size(one.nbytes) for one in found]),
     ]
     return [(label, [text or "" for text in texts]) for label, texts in rows if any(texts)]
-
-
-def _planned(site: Site, record: CompositionRecord) -> Size:
-    """Return the size by the plan of a composition; nothing of one that was trained, or cannot be made again."""
-    try:
-        manifest = CompositionManifest.from_document(record.document, f"composition {short(record.digest)}")
-        experts, base = expert_names(record)
-        known = next(iter(base), None)
-        if manifest.from_base is not None:
-            plan = site.registry.plan((), manifest.recipe, base=known, from_base=manifest.from_base)
-        else:
-            plan = site.registry.plan(experts, manifest.recipe, base=known)
-    except RegError:
-        return Size(None, None, None)
-    if plan.digest != record.digest:
-        return Size(None, None, None)
-    return Size(plan.parameters, plan.active_parameters, plan.nbytes)
 
 
 def address(records: Sequence[CompositionRecord]) -> str:

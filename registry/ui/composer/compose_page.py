@@ -18,6 +18,7 @@ from registry.errors import InvalidInputError, RegError
 from registry.ui.composer.choices import BASICS, GROUPS, OPTIONS, default_text, select_values
 from registry.ui.composer.composing import Composing, beside_latest, check_new_folder, suggested_folder
 from registry.ui.composer.remedies import Remedy, for_error, for_preview
+from registry.ui.describing import sentences
 from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
 from store.catalog.records import Kind
@@ -35,6 +36,7 @@ class Result:
         members: version and weight of each member.
         out: the folder that would be written.
         command: the command that makes it.
+        made_of: how it is made, each step as a few words.
         made: it was composed before.
         cost: what context routing adds, if it routes so.
         preview: the address of the predicted routing, where there is one.
@@ -47,6 +49,7 @@ class Result:
     members: Sequence[Mapping[str, Any]] = ()
     out: str = ""
     command: str = ""
+    made_of: Sequence[str] = ()
     made: bool = False
     cost: composition.ContextCost | None = None
     preview: str = ""
@@ -173,6 +176,7 @@ def _result(site: Site, composing: Composing, may_write: bool) -> Result:
         out,
         command,
         cost=cost,
+        made_of=sentences(plan.document),
         made=site.registry.catalog.has_composition(plan.digest),
         preview=address,
         no_folder=no_folder,

@@ -12,6 +12,7 @@ from registry import ExpertTraining, Recipe, Registry
 from registry.composition.compose import used_versions
 from registry.composition.recipe.recipe_fields import FIELDS
 from registry.ui.composer.choices import Choices
+from registry.ui.describing import sentences
 from registry.ui.site import url
 from registry.ui.wording import size
 from tests.conftest import Zoo
@@ -52,6 +53,7 @@ def test_the_command_makes_what_the_composer_shows(filled: Registry, pages: Page
         assert any(
             value is not None and value.startswith(figure) for _, name, value in page.attributes if name == "title"
         )
+    assert "; ".join(sentences(plan.document)) in page.text  # a router may bring its own number of experts per token
     assert f"Written for transformers as a model of type {plan.model_type}" in page.text
     assert f"To run the model takes at least its {size(plan.nbytes)}" in page.text  # memory to compose may be less
     command = next(value for _, name, value in page.attributes if name == "data-copy" and value)

@@ -9,6 +9,7 @@ from registry import Recipe, Registry
 from registry.composition.compose import used_versions
 from registry.design import colour_class, expert_colours
 from registry.report.verdict import INTERVAL_MEANS
+from registry.ui.wording import compact, size
 from tests.pages import Page, Pages
 from tests.registry.ui.examples import composed, evaluation
 from tests.registry.ui.test_every_kind import evaluated
@@ -96,10 +97,32 @@ def test_the_log_keeps_the_name_of_each_folder(filled: Registry, pages: Pages, t
     assert "compose first" in text
 
 
+def test_an_evaluation_in_the_log_has_the_name_that_its_composition_had_then(
+    filled: Registry, pages: Pages, tmp_path: Path
+) -> None:
+    digest = composed(filled, tmp_path / "first", "math", "code")
+    filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
+    assert composed(filled, tmp_path / "second", "math", "code") == digest
+    filled.catalog.record_evaluation(digest, "2" * 64, evaluation())
+    text = pages.read("log").text
+    order = [text.index(said) for said in ("evaluate second", "compose second", "evaluate first", "compose first")]
+    assert order == sorted(order)  # newest first
+
+
+def test_a_composition_has_its_size(filled: Registry, pages: Pages, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    plan = filled.plan(["math", "code"])
+    said = f"{compact(plan.parameters)} parameters, {compact(plan.active_parameters)} of them per token; "
+    assert f"{said}{size(plan.nbytes)} on disk." in pages.read("compositions", digest).text
+
+
 def test_the_log_says_what_an_evaluation_scored(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
     said = "on code, math; 4 windows a domain; score 89.6"
+    shorter = {name: {"digest": "0" * 64, "label": "x", "tokens": 100} for name in ("code", "math")}
+    filled.catalog.record_evaluation(digest, "2" * 64, evaluation() | {"data": shorter})
+    assert "on code, math; up to 4 windows a domain; score 89.6" in pages.read("log").text
     assert said in pages.read("log").text
     assert said in pages.read("compositions", digest).text
     filled.opt_out("math", purge=True)  # which deletes the scores

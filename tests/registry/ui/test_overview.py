@@ -127,9 +127,19 @@ def test_experts_that_are_hardly_used_are_named(filled: Registry, tmp_path: Path
     filled.catalog.record_evaluation(digest, "1" * 64, found)
     with served(filled) as pages:
         page = pages.read("compositions", digest).text
-    warning = f"math is hardly used: it gets {100 * share:.1f} % of all tokens; an even share is 50.0 %"
+    warning = f"math is hardly used: it gets {100 * share:.1f} % of all tokens; its own domain has 50.0 % of the text"
     assert (warning in page) == warned
     assert "code is hardly used" not in page
+
+
+def test_experts_without_text_of_their_own_are_held_against_an_equal_share(filled: Registry, tmp_path: Path) -> None:
+    digest = composed(filled, tmp_path / "moe", "math", "code")
+    found = of_tokens(9_999)
+    found["figures"]["overall_load"] = {"copy-1": 0.97, "copy-2": 0.03}
+    filled.catalog.record_evaluation(digest, "1" * 64, found)
+    with served(filled) as pages:
+        page = pages.read("compositions", digest).text
+    assert "copy-2 is hardly used: it gets 3.0 % of all tokens; an equal share is 50.0 %" in page
 
 
 def of_tokens(tokens: int) -> dict[str, Any]:

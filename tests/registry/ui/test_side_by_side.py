@@ -77,7 +77,8 @@ def test_the_better_one_on_the_same_text_is_said(filled: Registry, pages: Pages,
     record(filled, made["apple"], {"code": 95.0, "math": 89.0})
     text = compare(pages, made, "zebra", "apple").text
     assert (
-        "apple is better on the same text: 92.0 against 85.0, mean of 2 domains; on math the other is better." in text
+        "apple is better on the same text: 92.0 against 85.0, mean of code and math; on math the other is better."
+        in text
     )
     assert "Unlike zebra : router ridge" in text
     assert "code 80.0 best 95.0 math best 90.0 89.0 Mean 85.0 best 92.0 averaged weights of its experts 75.0 –" in text
@@ -98,12 +99,16 @@ def test_the_verdict_says_whether_the_difference_may_be_chance(
 ) -> None:
     for name, scores in (("zebra", {"code": 80.0, "math": 90.0}), ("apple", {"code": 95.0, "math": 89.0})):
         ends = {"interval": {domain: [score - half, score + half] for domain, score in scores.items()}}
-        figures = scored("x", scores)["figures"] | ends | {"perplexity": dict.fromkeys(scores, 5.0)}
+        figures = scored("x", scores)["figures"] | ends
+        figures |= {"perplexity": {domain: 500 / score for domain, score in scores.items()}}
         record(filled, made[name], scores, document={"figures": figures})
     text = compare(pages, made, "zebra", "apple").text
     width = half / math.sqrt(2)  # of the mean of two domains
     apple, zebra = (f"{mean - width:.1f} to {mean + width:.1f}" for mean in (92.0, 85.0))
     assert f"The 95 % intervals, {apple} and {zebra}, {said}" in text
+    unsure = "overlap: the difference may be" in said  # a perplexity is as sure as the score that is made of it
+    assert ("code 6.25 ahead, maybe by chance 5.26" in text) == unsure
+    assert ("code 6.25 best 5.26" in text) != unsure
 
 
 def test_scores_of_domains_have_their_intervals(filled: Registry, pages: Pages, made: dict[str, str]) -> None:

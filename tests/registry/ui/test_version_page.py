@@ -125,6 +125,7 @@ def test_an_expert_and_a_base_model_say_what_opting_them_out_would_change(
     digest = composed(filled, tmp_path / "moe", "math", "code", "law")
     composed(filled, tmp_path / "other", "code", "law")
     assert "/versions/math@1/opt-out" in pages.read("versions", "math@1").links
+    assert "opt-out math@1" not in pages.read("versions", "math@1").text  # the commands stand beside what they change
     page = pages.read("versions", "math@1", "opt-out")
     assert "1 composition made from it stays listed, and cannot be made again." in page.text
     assert "1 folder still holds its weights until you delete it" in page.text
