@@ -56,6 +56,7 @@ CLAIMS = (
     "a fourth expert, registered and composed, against mergekit-moe of four",
 )
 DEFAULT = "one mixture by the default recipe against mergekit-moe"
+FOURTH_BY_DEFAULT = "a fourth expert, registered and composed by the default recipe, against mergekit-moe of four"
 QUALITY = "perplexity against mergekit-moe"
 
 PROMPTS, CHARACTERS = 8, 600
@@ -153,28 +154,30 @@ def speed(scratch: Path, mergekit: Path) -> list[Comparison]:
     whole = beside(DEFAULT, [*default, ",".join(EXPERTS)])
     found = [one, one.memory(CLAIMS[1], target=TARGETS[1]), whole, whole.memory(f"peak memory of {DEFAULT}")]
 
-    def forget() -> None:
+    def forget(where: Path) -> None:
         shutil.rmtree(ours, True)
-        with Registry(home) as registry:
+        with Registry(where) as registry:
             if any(version.name == LATE for version in registry.versions()):
                 registry.opt_out(LATE, purge=True)
 
-    for tokens in TOKENS[1:] if SHORT in os.environ else TOKENS:
-        both, add = scratch / "both.sh", [REG, "--home", str(home), "add-expert", LATE, str(folders[LATE])]
+    def fourth(claim: str, where: Path, composing: list[str], tokens: int, target: float | None = None) -> Comparison:
+        both, add = scratch / "both.sh", [REG, "--home", str(where), "add-expert", LATE, str(folders[LATE])]
         add += ["--data", str(text), "--allow-unrelated", "--tokens", str(tokens), "--seq-len", "256"]
-        both.write_text(f"set -e\n{shlex.join(add)}\n{shlex.join([*compose, ','.join(names[1:])])}\n")
-        found.append(
-            alternate(
-                CLAIMS[2],
-                ["sh", str(both)],
-                [str(mergekit), str(four), str(other), "--quiet"],
-                1,
-                target=TARGETS[2],
-                setup=Setup(before_ours=forget, before_other=gone),
-                note=f"{tokens:,} calibration tokens",
-                warm_up=0,
-            )
+        both.write_text(f"set -e\n{shlex.join(add)}\n{shlex.join([*composing, ','.join(names[1:])])}\n")
+        return alternate(
+            claim,
+            ["sh", str(both)],
+            [str(mergekit), str(four), str(other), "--quiet"],
+            1,
+            target=target,
+            setup=Setup(before_ours=partial(forget, where), before_other=gone),
+            note=f"{tokens:,} calibration tokens",
+            warm_up=0,
         )
+
+    for tokens in TOKENS[1:] if SHORT in os.environ else TOKENS:
+        found.append(fourth(CLAIMS[2], home, compose, tokens, TARGETS[2]))
+        found.append(fourth(FOURTH_BY_DEFAULT, other_home, default, tokens))
     return found
 
 

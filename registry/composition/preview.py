@@ -29,7 +29,7 @@ FEW = 0.5
 BY_COUNTS = (
     "An estimate, not a bound, from how often each expert’s text has each token: for text that keeps to one subject, "
     "after {tokens} tokens of it. No model runs. Measured later, on six sets of experts, the mean was typically 5 "
-    "points higher or lower, that of a single expert 7."
+    "points higher or lower, and that of a single expert 7 points."
 )
 BY_MOMENTS = "An estimate, not a bound, from the mean and the spread of each expert’s activations. No model runs."
 CORRECTED = (

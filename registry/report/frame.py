@@ -13,6 +13,7 @@ class Frame:
         back: name and address of the page that the report belongs to.
         theme: light or dark, where the reader chose one; None for the system's.
         program: the beginning of commands: `reg`, or `reg --home DIR`.
+        form: address of the form that evaluates the composition; None where work cannot be started.
     """
 
     links: tuple[tuple[str, str], ...] = ()
@@ -20,3 +21,4 @@ class Frame:
     back: tuple[str, str] | None = None
     theme: str | None = None
     program: str = "reg"
+    form: str | None = None

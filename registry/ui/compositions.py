@@ -331,14 +331,16 @@ def report(site: Site, request: Request) -> Response:
     chosen = request.cookies.get(THEME)
     theme = chosen if chosen in ("light", "dark") else None
 
-    links = REPORT_LINKS + (JOBS if site.may_write(request) else ())
+    may_write = site.may_write(request)
+    links = REPORT_LINKS + (JOBS if may_write else ())
+    form = url("compositions", record.digest) + "#evaluate" if may_write and folders_of(record) else None
 
     def make() -> str:
         figures = site.registry.report(record.digest)
         back = (figures.name, url("compositions", record.digest))
-        return report_page(figures, Frame(links, "/compositions", back, theme, site.command_line()))
+        return report_page(figures, Frame(links, "/compositions", back, theme, site.command_line(), form))
 
-    text = site.reports.get((record.digest, theme, links), make)
+    text = site.reports.get((record.digest, theme, links, form), make)
     scripts = " ".join(_HASH.findall(unescape(text[: text.index("<title>")]))) or "'none'"
     return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY.format(scripts=scripts)})
 

@@ -263,6 +263,8 @@ def _changed(
     fields = _fields_changed(own, old, record.document["recipe"])
     fields += _top_k_changed(record.document["recipe"], other.document["recipe"], {name for name, _ in fields})
     count += sum(MOST_CHANGES if name == "to" else 1 for name, _ in fields)
+    if own["to"] != old["to"]:  # whose other fields have no part in the one or in the other
+        fields = [(name, text) for name, text in fields if name == "to"]
     return count, [*words, *(text for _, text in fields)]
 
 

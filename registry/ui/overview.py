@@ -79,13 +79,15 @@ class Check:
         good: nothing needs to be done.
         text: what was found.
         command: the words of the command that mends it or checks more.
-        folders: folders that it concerns.
+        folders: folders that it concerns, as many as are named.
+        more: number of the others.
     """
 
     good: bool
     text: str
     command: tuple[str, ...] = ()
     folders: Sequence[Affected] = ()
+    more: int = 0
 
 
 @dataclass(frozen=True)
@@ -268,7 +270,7 @@ def _health(site: Site) -> list[Check]:
     folders = [folder for folder in candidates if may_exist(folder.path)]
     if folders:
         text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
-        return [*checks, Check(False, text, (), folders[:FOLDERS])]
+        return [*checks, Check(False, text, (), folders[:FOLDERS], len(folders[FOLDERS:]))]
     return checks
 
 

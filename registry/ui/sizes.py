@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from registry import composition
 from registry.composition.manifest import CompositionManifest
 from registry.errors import RegError
 from registry.ui.describing import expert_names
@@ -19,11 +20,13 @@ class Size:
         parameters: all of them.
         active: those that take part in one token.
         nbytes: what is written.
+        routing: parameters that context routing adds, for reading the text so far and for maps of the head.
     """
 
     parameters: int | None
     active: int | None
     nbytes: int | None
+    routing: int | None = None
 
 
 def size_of(site: Site, record: CompositionRecord, evaluations: Sequence[EvaluationRecord]) -> Size:
@@ -34,6 +37,7 @@ def size_of(site: Site, record: CompositionRecord, evaluations: Sequence[Evaluat
         figures.get("parameters") or planned.parameters,
         figures.get("active_parameters") or planned.active,
         planned.nbytes,
+        planned.routing,
     )
 
 
@@ -51,4 +55,5 @@ def _planned(site: Site, record: CompositionRecord) -> Size:
         return Size(None, None, None)
     if plan.digest != record.digest:
         return Size(None, None, None)
-    return Size(plan.parameters, plan.active_parameters, plan.nbytes)
+    cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
+    return Size(plan.parameters, plan.active_parameters, plan.nbytes, None if cost is None else cost.parameters)

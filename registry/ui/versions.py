@@ -131,6 +131,9 @@ def comparison(site: Site, request: Request) -> Response:
         which=which,
         lineage={
             "bases": [base for base in compared.relations if base.kind == "base" and base.verdict != "unrelated"],
+            "experts": [one for one in compared.relations if one.kind == "expert" and one.verdict != "unrelated"]
+            if record.kind == "base"
+            else [],
             "made": [made for made in compositions if "parent" not in made.document],
             "trained": [made for made in compositions if "parent" in made.document],
         },

@@ -175,6 +175,7 @@ def histories(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.stride(2)
 @pytest.mark.parametrize("name", RECIPES)
 def test_history_leaves_no_trace(histories: Path, tmp_path: Path, name: str) -> None:
     """Extra experts, other versions, aliases, tags, earlier compositions, opt-outs: none changes a byte."""

@@ -220,7 +220,7 @@ def _means(lines: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [fsum(column) / len(column) if len(column) == len(lines) else None for column in columns]
 
 
-NOT_COMPARED = "Nothing compares them: no two were evaluated on the same text with the same settings."
+NOT_COMPARED = "They do not compare yet: no two were evaluated on the same text with the same settings."
 
 
 def best(values: Sequence[float | None], *, least: bool = False, digits: int = 1) -> set[int]:
@@ -250,6 +250,8 @@ def verdict(
     rows: Sequence[Row],
     mean: Mean | None,
     experts: Sequence[Collection[str]] = (),
+    *,
+    final: bool = False,
 ) -> str:
     """Return which composition is better on the same text, and what that does not cover.
 
@@ -259,11 +261,14 @@ def verdict(
         rows: domains of which several read the same text.
         mean: scores that compare; None if there are none.
         experts: names of the experts of each composition.
+        final: new scores of one are not stored, because a member was opted out.
     """
     if mean is not None:
         return _by_score(names, mean) + _experts_missing(names, found, rows, mean, experts)
     if rows:
         return _by_perplexity(names, rows)
+    if final:
+        return NOT_COMPARED.replace("They do not compare yet", "They do not compare")
     return f"{NOT_COMPARED} Evaluate them on the same files, with the same number and length of windows."
 
 

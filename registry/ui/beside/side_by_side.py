@@ -93,6 +93,7 @@ def side_by_side(site: Site, request: Request) -> Response:
     lacking = (
         _lacking(columns, mean, [readers(domain, found, rows) for domain in left], small=small) if may_write else []
     )
+    scores = list(zip(names, evaluations, mean.scores, strict=True)) if mean else []
     everything = site.registry.compositions()
     chosen = {record.digest for record in records}
     return site.render(
@@ -105,7 +106,9 @@ def side_by_side(site: Site, request: Request) -> Response:
         unknown=unknown,
         most=MOST,
         offered=[one for one in reversed(everything) if one.digest not in chosen][:MOST_OFFERED],
-        verdict=verdict(names, found, rows, mean, experts) if len(columns) > 1 else None,
+        verdict=verdict(names, found, rows, mean, experts, final=sum(not column.gone for column in columns) < 2)
+        if len(columns) > 1
+        else None,
         rows=rows,
         routed=[row for row in rows if any(value is not None for value in row.of("accuracy"))],
         mean=mean,
@@ -120,7 +123,8 @@ def side_by_side(site: Site, request: Request) -> Response:
         to_evaluate=[column for column in lacking if folders_of(column.described.record)],
         like=None if small else _newest([column for column in columns if column not in lacking]),
         uncovered=left,
-        lacking=[names[at] for at, score in enumerate(mean.scores) if score is None] if mean else [],
+        lacking=[name for name, own, score in scores if score is None and own],
+        unscored=[name for name, own, _ in scores if not own],
     )
 
 
@@ -182,8 +186,9 @@ def _sizes(found: Sequence[Size]) -> list[tuple[str, list[str]]]:
     """Return the rows of the sizes: label, and a text for each composition, empty where it is not known."""
     rows = [
         ("Parameters", [one.parameters and compact(one.parameters) for one in found]),
+        ("of them for context routing", [one.routing and compact(one.routing) for one in found]),
         ("Parameters per token", [one.active and compact(one.active) for one in found]),
-        ("Written", [one.nbytes and size(one.nbytes) for one in found]),
+        ("On disk", [one.nbytes and size(one.nbytes) for one in found]),
     ]
     return [(label, [text or "" for text in texts]) for label, texts in rows if any(texts)]
 

@@ -72,7 +72,9 @@ def test_the_verdict_names_the_sample_and_what_it_stands_between() -> None:
         "perfect routing would reach 95.5 %."
     )
     assert advice(figures()) == ()
-    assert "<strong>93.0\u00a0%</strong> of its experts" in page(replace(figures(), verdict=found))
+    text = page(replace(figures(), verdict=found))
+    assert "<strong>93.0\u00a0%</strong> of its experts" in text
+    assert "No warnings: nothing asks for another recipe or for more text." in text
 
 
 def test_the_verdict_and_the_chart_have_the_interval_of_the_score() -> None:
@@ -128,6 +130,7 @@ def test_a_small_sample_of_one_domain_is_said_in_the_headline() -> None:
     assert small.mend == "Evaluate on more text, of every member's domain."
     assert small.command == "reg evaluate moe --data code=FILE --data math=FILE --baselines --oracle"
     text = page(replace(few, verdict=verdict(few), warnings=advice(few)))
+    assert "No warnings" not in text
     assert text.count("few tokens</span>") == 2  # beside the figure and the chart
     assert "few tokens</span>" not in page(figures())
     assert "A score can exceed 100: " in text

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from registry import Recipe, Registry
+from registry.composition import context_cost
 from registry.composition.compose import used_versions
 from registry.design import colour_class, expert_colours
 from registry.report.verdict import INTERVAL_MEANS
@@ -112,8 +113,16 @@ def test_an_evaluation_in_the_log_has_the_name_that_its_composition_had_then(
 def test_a_composition_has_its_size(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     plan = filled.plan(["math", "code"])
-    said = f"{compact(plan.parameters)} parameters, {compact(plan.active_parameters)} of them per token; "
-    assert f"{said}{size(plan.nbytes)} on disk." in pages.read("compositions", digest).text
+    cost = context_cost(plan)
+    assert cost is not None
+    said = f"{compact(plan.parameters)} parameters, {compact(plan.active_parameters)} of them per token"
+    said += f" and {compact(cost.parameters)} for context routing; {size(plan.nbytes)} on disk."
+    assert said in pages.read("compositions", digest).text
+    ridge = Recipe(router="ridge")
+    plan = filled.plan(["math", "code"], ridge)
+    filled.catalog.record_composition(plan.digest, plan.document, used_versions(plan), str(tmp_path / "ridge"))
+    text = pages.read("compositions", plan.digest).text  # of two experts, each token uses both
+    assert f"{compact(plan.parameters)} parameters; {size(plan.nbytes)} on disk." in text
 
 
 def test_the_log_says_what_an_evaluation_scored(filled: Registry, pages: Pages, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> N
     with served(filled) as pages:
         page = pages.read()
         narrowed = pages.read(q="code")
-    assert "5 expert versions and 1 base model 2 compositions made from them" in page.text
+    assert "5 expert versions and 1 base model 2 compositions" in page.text
     lately = page.text[page.text.index("Made lately") : page.text.index("Best scores")]
     assert lately.index("second") < lately.index("first")  # the latest first
     assert "mixture · regmean · ridge, 2 per token" in lately
@@ -35,11 +35,12 @@ def test_home_shows_what_was_made_and_what_experts_handle(filled: Registry) -> N
     assert page.links.count(f"/compositions/{first}") == 4  # made lately, best, and for what two experts get
     code = page.text[page.text.index(" code@1 ") : page.text.index(" german@1 ")]
     assert "in 2 compositions" in code
-    assert "In first , 89.6 on 2,468 tokens of 2 domains : code 75 % math 50 %" in code
+    assert "Tokens that first sends to it, by domain: code 75 % math 50 %" in code
+    assert "89.6" not in code  # which is the composition's score, not the expert's
     assert ("p", "title", "test text: test.jsonl") in page.attributes
-    said = "A bar is the part of a domain’s tokens that goes to the expert"
+    said = "Bars: the share of each domain’s tokens that goes to the expert"
     assert page.text.count(said) == 1
-    assert page.text.count("evaluated on the most domains") == 1  # not on every card
+    assert page.text.count("evaluated on most domains") == 1  # not on every card
     assert page.text.index("Experts and base models") < page.text.index(said) < page.text.index(" code@1 ")
     assert page.links.count(f"/compositions/{second}") == 1
     assert "Made lately" not in narrowed.text
@@ -59,11 +60,10 @@ def test_what_an_expert_gets_is_from_the_best_evaluation_with_it(filled: Registr
     with served(filled) as pages:
         text = pages.read().text
         code = text[text.index(" code@1 ") : text.index(" german@1 ")]
-        assert "In good , 90.0 on 2,468 tokens of 2 domains :" in code
-        assert "code 90 %" in code
+        assert "Tokens that good sends to it, by domain: code 90 %" in code
         found["figures"] = found["figures"] | {"average": 85.0}  # the latest one is what all pages show
         filled.catalog.record_evaluation(digests["good"], "2" * 64, found)
-        assert "In good , 85.0 on 2,468 tokens of 2 domains :" in pages.read().text
+        assert "Tokens that good sends to it, by domain: code 80 %" in pages.read().text
 
 
 def test_home_says_what_of_opted_out_experts_is_left(filled: Registry, tmp_path: Path) -> None:
@@ -92,12 +92,26 @@ def test_home_says_what_of_opted_out_experts_is_left(filled: Registry, tmp_path:
         assert "may still contain" not in pages.read().text
 
 
+def test_home_counts_the_folders_that_it_does_not_name(filled: Registry, tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"copy-{number}").mkdir()
+        composed(filled, tmp_path / f"copy-{number}", "math", "code")
+    filled.opt_out("math", purge=True)
+    with served(filled) as pages:
+        page = pages.read()
+    health = page.text.partition("Health")[2].partition("Experts and base models")[0]
+    assert "5 composed folders may still contain" in health
+    assert health.count("math@1 (opted out)") == 3
+    assert "and 2 more folders: all compositions with an opted-out member" in health
+    assert "/compositions?gone=1" in page.links
+
+
 def test_home_says_that_the_log_was_changed(filled: Registry) -> None:
     with served(filled) as pages:
         text = pages.read().text
         assert "the log is intact: 6 events" in text
         assert schema.HEAD not in text
-        assert "A bar is" not in text  # there is none
+        assert "Bars:" not in text  # there is none
     with filled.catalog.engine.execution_options(writing=True).begin() as connection:
         connection.execute(update(Event).where(Event.id == 3).values(action="nothing"))
     with served(filled) as pages:

@@ -61,6 +61,19 @@ def test_a_report_links_to_the_jobs_of_a_browser_that_may_start_them(filled: Reg
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_a_report_without_scores_leads_to_the_form_that_evaluates(filled: Registry, tmp_path: Path) -> None:
+    digest = filled.compose(["math", "code"], tmp_path / "moe").digest
+    gone = composed(filled, tmp_path / "gone", "math", "law")
+    form = f"/compositions/{digest}#evaluate"
+    with served(filled, may_write=True) as pages:
+        found = Page(pages.ask(f"/compositions/{digest}/report", headers=pages.cookie).text)
+        assert form in found.links
+        assert "Evaluate it here , or run:" in found.text
+        assert form not in Page(pages.ask(f"/compositions/{digest}/report").text).links
+        other = pages.ask(f"/compositions/{gone}/report", headers=pages.cookie).text
+    assert "#evaluate" not in other  # no folder of it is there
+
+
 def test_the_theme_and_the_way_back_work_in_the_sandbox(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     started: Any = pytest.importorskip("playwright.sync_api").sync_playwright()
     digest = composed(filled, tmp_path / "moe", "math", "code")

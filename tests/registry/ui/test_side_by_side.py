@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from registry import EnsembleRecipe, Recipe, Registry
+from registry.composition import context_cost
 from registry.ui.beside.same_text import Measured, found_in, mean_of, readers, shared_rows, verdict
 from registry.ui.scores import Text
 from registry.ui.site import url
@@ -133,15 +134,18 @@ def test_compositions_have_their_sizes(filled: Registry, pages: Pages, made: dic
 
     zebra, mango = filled.plan(["code", "math"]), filled.plan(["code", "math", "law"], EnsembleRecipe())
     text = sizes("zebra", "Mango")
+    cost = context_cost(zebra)
+    assert cost is not None
     assert f"Parameters {compact(zebra.parameters)} {compact(mango.parameters)}" in text
+    assert f"of them for context routing {compact(cost.parameters)} –" in text
     assert f"per token {compact(zebra.active_parameters)} {compact(mango.active_parameters)}" in text
-    assert f"Written {size(zebra.nbytes)} {size(mango.nbytes)}" in text
+    assert f"On disk {size(zebra.nbytes)} {size(mango.nbytes)}" in text
     filled.opt_out("law")
     text = sizes("zebra", "Mango")  # which cannot be planned any more
-    assert f"Parameters {compact(zebra.parameters)} – Parameters per token" in text
-    assert f"Written {size(zebra.nbytes)} –" in text
+    assert f"Parameters {compact(zebra.parameters)} – of them for" in text
+    assert f"On disk {size(zebra.nbytes)} –" in text
     filled.opt_out("code")
-    assert "Written" not in compare(pages, made, "zebra", "Mango").text
+    assert "On disk" not in compare(pages, made, "zebra", "Mango").text
 
 
 def test_sizes_are_planned_without_reading_an_array(
@@ -152,7 +156,7 @@ def test_sizes_are_planned_without_reading_an_array(
 
     for name in ("read", "sample"):
         monkeypatch.setattr(type(filled.arrays), name, refuse)
-    assert "Written" in compare(pages, made, "zebra", "Mango").text
+    assert "On disk" in compare(pages, made, "zebra", "Mango").text
 
 
 def test_other_text_and_other_settings_stand_apart(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
@@ -164,7 +168,7 @@ def test_other_text_and_other_settings_stand_apart(filled: Registry, pages: Page
     ):
         record(filled, made["apple"], {"code": 95.0, "law": 50.0}, **changes)
         page = compare(pages, made, "zebra", "apple")
-        assert "Nothing compares them: no two were evaluated on the same text with the same settings." in page.text
+        assert "They do not compare yet: no two were evaluated on the same text with the same settings." in page.text
         assert "reg evaluate DIR DIR --data code=FILE --data math=FILE --data law=FILE" in page.text
         assert "best" not in page.text.partition("On other text")[2]
         assert f"apple code 95.0 5.26 75.0 % 5,000 {why}" in page.text
@@ -178,8 +182,11 @@ def test_few_tokens_and_missing_scores_get_the_command(filled: Registry, pages: 
     record(filled, made["apple"], {"code": 80.04}, tokens=1999)
     text = compare(pages, made, "zebra", "apple", "Mango").text
     assert "zebra and apple are equal on the same text: 80.0, on code." in text
-    assert "Mango has no scores on all of this text." in text
+    assert "Mango has no scores yet." in text
     assert "few tokens" in text
+    record(filled, made["Mango"], {"law": 80.0})
+    assert "Mango has no scores on all of this text." in compare(pages, made, "zebra", "apple", "Mango").text
+    assert "with law@1 added; an ensemble made just now" in text  # whose routers are none to compare
     assert "reg evaluate DIR DIR DIR --windows 96 --data code=FILE --data math=FILE --data law=FILE" in text
 
 
@@ -308,7 +315,10 @@ def test_an_opted_out_member_is_marked_and_its_composition_not_evaluated(
     assert "Mango contains law@1, which was opted out" in text
     assert "law@1 (opted out)" in text
     assert "reg evaluate DIR DIR --data code=FILE --data math=FILE FILE is" in text.replace(" Copy", "")
-    assert "reg evaluate" not in compare(pages, made, "zebra", "Mango").text
+    assert "They do not compare yet: " in text
+    text = compare(pages, made, "zebra", "Mango").text
+    assert "reg evaluate" not in text
+    assert "They do not compare: no two were evaluated on the same text with the same settings. Mango" in text
 
 
 def test_addresses_that_name_nothing_or_too_much(pages: Pages, made: dict[str, str]) -> None:

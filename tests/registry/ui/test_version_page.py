@@ -147,6 +147,15 @@ def test_an_expert_and_a_base_model_say_what_opting_them_out_would_change(
     assert "opted out already" in pages.read("versions", "math@1", "opt-out").text
 
 
+def test_the_lineage_of_a_base_model_names_its_experts(filled: Registry, pages: Pages) -> None:
+    text = pages.read("versions", "base@1", "comparison").text
+    found = text[text.index("Experts from it") : text.index("Composed into")]
+    assert found.count("@1 distance") == 4
+    assert "and 1 more" in found
+    assert "nothing with its own weights" in text
+    assert "Experts from it" not in pages.read("versions", "math@1", "comparison").text
+
+
 def test_overlaps_say_how_they_were_found(filled: Registry, pages: Pages) -> None:
     found = pages.read("versions", "math@1", "comparison").text
     assert f"Overlap of activations. {OVERLAP_OF_ACTIVATIONS} 0 % means separate text" in found
