@@ -87,6 +87,11 @@ function composer(form) {
     document.getElementById("outcome").focus();
   }
 
+  function isChanged(field) {
+    if (field.tagName === "SELECT") return field.selectedIndex !== Math.max(0, [...field.options].findIndex((one) => one.defaultSelected));
+    return field.tagName === "INPUT" && field !== search && (field.checked !== field.defaultChecked || field.value !== field.defaultValue);
+  }
+
   form.addEventListener("input", (event) => {
     if (event.target === search) return later("experts", experts);
     if (event.target.name === "e") unticked.textContent = "";
@@ -117,6 +122,7 @@ function composer(form) {
       badge.textContent = all === 1 ? "1 warning" : `${all} warnings`;
     }
   });
+  if ([...form.elements].some(isChanged)) changed(); // before this script ran, or by the browser, which keeps what was typed
   new ResizeObserver(() => outcome.style.setProperty("--height", `${outcome.offsetHeight}px`)).observe(outcome);
   fields();
 }

@@ -87,6 +87,20 @@ def test_ticking_a_version_unticks_the_other(browser: "Browser", pages: Pages) -
         assert said == []
 
 
+def test_what_is_ticked_before_the_script_runs_is_planned(browser: "Browser", pages: Pages) -> None:
+    with tab(browser, **LIGHT) as (_, page, said):
+        held: list[Any] = []
+        page.route("**/composer.js", lambda route: held.append(route))
+        page.goto(f"{pages.address}/compose", wait_until="commit")
+        page.check("input[value='code@1']")
+        page.check("input[value='law@1']")
+        assert "Tick experts to see the plan." in page.inner_text("#result")
+        held[0].continue_()
+        page.wait_for_selector("#result >> text=A sparse mixture of 2 experts")
+        assert page.inner_text("[data-count]") == "2 ticked"
+        assert said == []
+
+
 def test_the_result_is_shown_whole_and_stays_beside_the_form_where_it_fits(browser: "Browser", pages: Pages) -> None:
     top = "document.querySelector('.outcome').getBoundingClientRect().top"
     bottom = "document.querySelector('.outcome').getBoundingClientRect().bottom"
