@@ -13,6 +13,7 @@ from registry.evaluation.methods import DENSE, METHODS, Compose, named_methods
 from registry.evaluation.model_folders import active_experts_of
 from registry.evaluation.results import Row, TestSettings, over_seeds
 from registry.evaluation.scoring import Model, Tally, relative_time
+from registry.io.display import few
 from registry.io.model_folder import composed_of
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member
@@ -206,7 +207,11 @@ class _Table:
         upper = self._oracle_row(f"{name} oracle", model, experts) if self._wanted.oracle else None
         curve = tuple(self._active_row(f"{name} top-{count}", model, row, count) for count in active)
         scored = {domain: member.version.digest for domain, member in self._benchmark.experts.items()}
-        average = self._average if composed_of(folder) == scored else None
+        members = composed_of(folder)
+        average = self._average if members == scored else None
+        if self._average is not None and average is None and members:
+            of = f"averaged weights are those of {few(sorted(scored))}"
+            remark(self._progress, f"{of}, and {name} has other experts: their row is not stored with it")
         self._keep(name, folder, self._benchmark, FolderRows(row, upper, curve, average, self._single))
         return [row, *([upper] if upper else []), *curve]
 

@@ -280,7 +280,8 @@ def _by_score(names: Sequence[str], mean: Mean) -> str:
         return f"{equal} are equal on the same text: {next(iter(scored.values()))}, {mean.over}."
     two = len(scored) == 2
     rest = [score if two else f"{score} of {names[at]}" for at, score in scored.items() if at not in first]
-    better = f"{'are' if len(first) > 1 else 'is'} {'better' if two else 'best'}"
+    rank = "ahead" if may_be_chance(mean.scores, mean.intervals) else "better" if two else "best"
+    better = f"{'are' if len(first) > 1 else 'is'} {rank}"
     text = f"{listed([names[at] for at in sorted(first)])} {better} on the same text: {scored[min(first)]} against"
     lost = [row for row in mean.rows if (winners := best(row.scores())) and not first & winners]
     clear, unsure = ([row.domain for row in lost if unsure_best(row) is doubt] for doubt in (False, True))

@@ -222,6 +222,21 @@ def test_folders_of_different_tokenizers_are_refused(filled: Registry, zoo: Zoo,
         filled.evaluate([padded], {"x": [tmp_path / "more.txt"]}, SETTINGS)
 
 
+def test_averaged_weights_of_other_experts_are_not_stored_and_say_so(
+    filled: Registry, zoo: Zoo, tmp_path: Path, remarks: list[str]
+) -> None:
+    pair = filled.compose(["code", "law"], tmp_path / "pair").digest
+    three = filled.compose(["code", "law", "math"], tmp_path / "three").digest
+    data = {name: [zoo.test[name]] for name in ("code", "law", "math")}
+    rows = filled.evaluate([tmp_path / "pair", tmp_path / "three"], data, SETTINGS, baselines=True)
+    assert "average" in {row.name for row in rows}
+    said = "averaged weights are those of code, law, math, and pair has other experts: their row is not stored with it"
+    assert remarks == [said]
+    stored = {digest: filled.catalog.evaluations(digest)[0].document for digest in (pair, three)}
+    assert "plain_average" in stored[three]
+    assert "plain_average" not in stored[pair]
+
+
 def test_what_has_no_score_or_no_row_says_why(filled: Registry, zoo: Zoo, tmp_path: Path, remarks: list[str]) -> None:
     data = {name: [zoo.test[name]] for name in ("code", "law")} | {"cooking": [zoo.test["law"]]}
     filled.compose(["code", "law"], tmp_path / "moe")

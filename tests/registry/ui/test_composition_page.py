@@ -115,8 +115,8 @@ def test_a_composition_has_its_size(filled: Registry, pages: Pages, tmp_path: Pa
     plan = filled.plan(["math", "code"])
     cost = context_cost(plan)
     assert cost is not None
-    said = f"{compact(plan.parameters)} parameters, {compact(plan.active_parameters)} of them per token"
-    said += f" and {compact(cost.parameters)} for context routing; {size(plan.nbytes)} on disk."
+    said = f"{compact(plan.parameters)} parameters, {compact(cost.parameters)} of them for context routing; "
+    said += f"{compact(plan.active_parameters)} work on each token; {size(plan.nbytes)} on disk."
     assert said in pages.read("compositions", digest).text
     ridge = Recipe(router="ridge")
     plan = filled.plan(["math", "code"], ridge)

@@ -64,7 +64,7 @@ def test_the_form_evaluates_what_the_command_would(
     page = Page(pages.ask(answer.headers["location"], headers=pages.cookie).text)
     assert f"/compositions/{digest}" in page.links
     assert f"/compositions/{digest}/report" in page.links
-    assert "The scores are with the composition and in its report" in page.text
+    assert "The scores are with the composition; its report has those of the evaluation of most" in page.text
     assert "Written to" not in page.text
 
 

@@ -31,6 +31,6 @@ def test_versions_of_a_soup_and_a_simoe_name_those_that_were_trained_with_them(t
     assert "Calibration tokens" not in expert + found
     assert "Calibration tokens 100" in alone
     assert "Trained together" not in alone
-    assert "code@1 6 parameters · 100 tokens " in listed
+    assert "code@1 6 parameters · 100 calibration tokens " in listed
     assert "mix-1@1 6 parameters " in listed
     assert "mix-1@1 6 parameters ·" not in listed

@@ -102,7 +102,7 @@ def test_an_expert_shows_its_text_and_its_own_perplexity(filled: Registry, pages
     digest = composed(filled, tmp_path / "moe", "math", "code")
     math, code = filled.resolve("math"), filled.resolve("code")
     text = pages.read("versions", "math@1").text
-    assert "math.train.jsonl : 512 tokens" in text.partition("The text it is known from")[2]
+    assert "math.train.jsonl : 512 tokens" in text.partition("The text of its statistics")[2]
     assert "No stored evaluation of a composition scored text of its domain, math" in text
     found = evaluation("math.test.jsonl") | {"experts": {"math": math.digest, "code": "0" * 64}}
     filled.catalog.record_evaluation(digest, "1" * 64, found)
