@@ -42,9 +42,9 @@ PRELOADED = (
 
 
 SAMPLE = {
-    "kill": argparse.Namespace(what="kill", commands=["add-carried", "purge"], tries=3),
+    "kill": argparse.Namespace(what="kill", commands=["add-carried", "purge"], tries=2),
     "full": argparse.Namespace(what="full", commands=["compose"], tries=2, seed=0),
-    "random": argparse.Namespace(what="random", kills=2, seed=0),
+    "random": argparse.Namespace(what="random", kills=1, seed=0),
 }
 """What the ordinary tests do."""
 

@@ -196,6 +196,7 @@ def stuck(out: Path) -> tuple[str, int]:
     raise AssertionError("no task has begun")
 
 
+@pytest.mark.long
 def test_an_interrupt_cancels_tasks_and_the_next_run_goes_on(
     zoo: Zoo, alone: bytes, nodes: Nodes, two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
