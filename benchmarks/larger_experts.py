@@ -62,8 +62,8 @@ tokens of each domain.
 One recipe at every size, so that nothing but the size differs. The models are Llamas with a vocabulary of 4,096 tokens,
 that of QUALITY.md. A base model learns from random weights, in 1,250 steps of 64 windows of 256 tokens, on general
 English and a fifth of every domain's documents. Each expert takes 200 steps of 16 windows more on its domain, all
-weights trained. The text is that of QUALITY.md. The experts are registered with 24,576 tokens of it. The smallest are not the models of
-QUALITY.md, but others of their shape.
+weights trained. The text is that of QUALITY.md. The experts are registered with 24,576 tokens of it. The smallest are
+not the models of QUALITY.md, but others of their shape.
 
 | size | weights | hidden size | layers | width of an MLP |
 | --- | ---: | ---: | ---: | ---: |
