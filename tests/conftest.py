@@ -101,12 +101,6 @@ ON_BOTH = (
 """Tests that run with the catalog in SQLite and in PostgreSQL: of `make test` in one of them, half of them in each."""
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Return three workers for two cores: tests wait a fourth of their time, for servers, browsers and processes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores + cores // 2
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--catalog`, the database of homes without a named one, and `--all-cases`."""
     parser.addoption("--catalog", choices=KINDS, help="all tests with the catalog in this database")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.running import figures_of
 
-EXAMPLES, STEPS = 3, 4
+EXAMPLES, STEPS = 2, 4
 
 
 def test_whole_registry_against_a_model(tmp_path: Path) -> None:

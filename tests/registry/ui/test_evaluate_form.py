@@ -150,6 +150,7 @@ def test_a_domain_has_one_file(pages: Pages, digest: str, tmp_path: Path) -> Non
     assert list(pages.jobs.all()) == []
 
 
+@pytest.mark.long
 def test_the_form_offers_files_of_earlier_evaluations(
     filled: Registry, pages: Pages, digest: str, tmp_path: Path
 ) -> None:
