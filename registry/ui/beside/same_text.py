@@ -220,7 +220,7 @@ def _means(lines: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [fsum(column) / len(column) if len(column) == len(lines) else None for column in columns]
 
 
-NOT_COMPARED = "They do not compare yet: no two were evaluated on the same text with the same settings."
+NOT_COMPARED = "They do not compare{yet}: no two were evaluated on the same text with the same settings."
 
 
 def best(values: Sequence[float | None], *, least: bool = False, digits: int = 1) -> set[int]:
@@ -268,8 +268,9 @@ def verdict(
     if rows:
         return _by_perplexity(names, rows)
     if final:
-        return NOT_COMPARED.replace("They do not compare yet", "They do not compare")
-    return f"{NOT_COMPARED} Evaluate them on the same files, with the same number and length of windows."
+        return NOT_COMPARED.format(yet="")
+    reason = NOT_COMPARED.format(yet=" yet")
+    return f"{reason} Evaluate them on the same files, with the same number and length of windows."
 
 
 def _by_score(names: Sequence[str], mean: Mean) -> str:

@@ -111,7 +111,7 @@ def test_home_says_that_the_log_was_changed(filled: Registry) -> None:
         text = pages.read().text
         assert "the log is intact: 6 events" in text
         assert schema.HEAD not in text
-        assert "Bars:" not in text  # there is none
+        assert "Bars:" not in text  # before an evaluation
     with filled.catalog.engine.execution_options(writing=True).begin() as connection:
         connection.execute(update(Event).where(Event.id == 3).values(action="nothing"))
     with served(filled) as pages:

@@ -188,7 +188,7 @@ def test_few_tokens_and_missing_scores_get_the_command(filled: Registry, pages: 
     assert "few tokens" in text
     record(filled, made["Mango"], {"law": 80.0})
     assert "Mango has no scores on all of this text." in compare(pages, made, "zebra", "apple", "Mango").text
-    assert "with law@1 added; an ensemble made just now" in text  # whose routers are none to compare
+    assert "with law@1 added; an ensemble made just now" in text  # an ensemble has no router
     assert "reg evaluate DIR DIR DIR --windows 96 --data code=FILE --data math=FILE --data law=FILE" in text
 
 
