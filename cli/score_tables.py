@@ -148,14 +148,25 @@ def shown_name(name: str) -> str:
 
 
 def ranking_of(rows: "Sequence[Row]") -> list[Table]:
-    """Return the ranking of rows by mean score, with each row's distance from the best."""
+    """Return the ranking of rows by mean score, with each row's distance from the best and the interval of it."""
+    from registry.evaluation.intervals import ahead_of
+
     ranked = sorted((row for row in rows if row.average is not None), key=lambda row: -(row.average or 0))
-    best = ranked[0].average or 0 if ranked else 0
+    if len(ranked) < 2:
+        return []
+    best = ranked[0]
+    ahead = [None, *(ahead_of(best, row) for row in ranked[1:])]
     lines = [
-        [str(rank), shown_name(row.name), figure(row.average), figure(best - (row.average or 0))]
-        for rank, row in enumerate(ranked, 1)
+        [
+            str(rank),
+            shown_name(row.name),
+            figure(row.average),
+            figure((best.average or 0) - (row.average or 0)),
+            *([interval(ends)] if any(ahead) else []),
+        ]
+        for rank, (row, ends) in enumerate(zip(ranked, ahead, strict=True), 1)
     ]
-    return [Table(("rank", "model", "mean", "behind"), lines)] if len(lines) > 1 else []
+    return [Table(("rank", "model", "mean", "behind", *([INTERVAL] if any(ahead) else [])), lines)]
 
 
 def wide_table(rows: "Sequence[Row]", domains: Sequence[str]) -> Table:

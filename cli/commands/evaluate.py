@@ -214,9 +214,8 @@ def evaluate(
     elif as_csv:
         print_csv(wide_table(rows, list(data)))
     else:
-        print_tables(
-            [*tables_of(rows, list(data)), *(ranking_of(rows) if methods or sweep else [])], as_markdown=as_markdown
-        )
+        ranking = ranking_of(rows) if methods or sweep or len(folders) > 1 else []
+        print_tables([*tables_of(rows, list(data)), *ranking], as_markdown=as_markdown)
     composed = [folder for folder in folders if (folder / MARKER).is_file()]
     if composed and not (as_csv or as_markdown):
         next_step(reporting(composed[0]))

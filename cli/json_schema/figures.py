@@ -168,6 +168,9 @@ REPORT = record(
                 "95 % intervals of the scores, over windows.",
             ),
             average_interval=maybe(several(number("Score."), "The same of the average: the low and the high end.")),
+            ahead_of_average=maybe(
+                several(number("Points."), "95 % interval of its average less that of averaged weights.")
+            ),
         ),
         "The composition first.",
     ),

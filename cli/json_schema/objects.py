@@ -225,6 +225,11 @@ ROW = record(
         )
     ),
     average_interval=optional(maybe(several(number("Score."), "The same of the average: the low and the high end."))),
+    ahead_of_average=optional(
+        maybe(
+            several(number("Points."), "95 % interval of the average less that of averaged weights; with --baselines.")
+        )
+    ),
 )
 COMPOSITION = record(
     "A composition that was made.",
@@ -242,6 +247,9 @@ EVALUATION = record(
     data=by("domain", document("Its text: label, digest, tokens.")),
     settings=document("The settings of scoring: windows, seq_len, batch_size, device, dtype."),
     figures=ROW,
+    losses=optional(
+        by("domain", document("Losses in nats, by block of windows: tokens, composition, own (the domain's expert)."))
+    ),
     oracle=maybe(document("The same fields, with every token sent to its domain's own expert.")),
     active_experts=optional(several(ROW, "With other numbers of experts per token, ascending; with --active-experts.")),
     plain_average=optional(document("The same fields of the members' averaged weights, with --baselines.")),

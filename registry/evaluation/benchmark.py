@@ -11,10 +11,10 @@ from registry.checkpoint.model_files import read_config
 from registry.composition.dense import write_dense
 from registry.composition.plan import Plan
 from registry.errors import IncompatibleError
-from registry.evaluation.intervals import DomainLoss
 from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Losses, Model, Tally, losses_of, open_model
 from registry.evaluation.text import conflict, predicted, shortened, test_windows
+from registry.evaluation.window_losses import DomainLoss
 from registry.io.display import few
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import composed_of, write_files

@@ -11,9 +11,9 @@ from pathlib import Path
 from registry.calibration import Calibration
 from registry.distributed import Cluster, Step, Task
 from registry.errors import ClusterError
-from registry.evaluation.intervals import DomainLoss
 from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Model, Tally, loss_of, open_model
+from registry.evaluation.window_losses import DomainLoss
 from registry.progress import Progress
 from registry.runtime.gates import experts_per_token
 

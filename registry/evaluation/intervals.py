@@ -1,44 +1,21 @@
 """Intervals of scores: how far a score would move on other text of the same domains."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+
+from registry.evaluation.results import Row
+from registry.evaluation.window_losses import DomainLoss, PairedLoss
 
 RESAMPLES = 2000
 """B, the resamples of a bootstrap."""
 
 LEVEL = 0.95
 """The share of resamples that an interval holds."""
-
-_LARGEST_LOSS = 700.0
-"""Losses from here on have an exp(loss) that is too large for a float."""
-
-
-@dataclass(frozen=True)
-class DomainLoss:
-    """The loss of a model on one domain's text.
-
-    Attributes:
-        nats: the sum of the negative log-likelihoods of each window, in nats; one value a window.
-        tokens: predicted tokens of each window.
-    """
-
-    nats: tuple[float, ...]
-    tokens: tuple[int, ...]
-
-    @property
-    def mean(self) -> float:
-        """Loss in nats a token; NaN or infinite if that of some window is."""
-        return sum(self.nats) / sum(self.tokens)
-
-    @property
-    def perplexity(self) -> float:
-        """exp of the mean; infinity if that is too large for a float."""
-        return math.exp(self.mean) if self.mean < _LARGEST_LOSS or math.isnan(self.mean) else math.inf
 
 
 @dataclass(frozen=True)
@@ -69,11 +46,57 @@ def score_intervals(own: Mapping[str, DomainLoss], model: Mapping[str, DomainLos
     """
     draws = {domain: _draws(own[domain], model[domain]) for domain in model if domain in own}
     known = {domain: scores for domain, scores in draws.items() if scores is not None}
-    complete = bool(known) and len(known) == len(model)
-    mean = torch.stack(list(known.values())).mean(dim=0) if complete else None
+    mean = _mean(list(known.values())) if len(known) == len(model) else None
     return Intervals(
         {domain: _interval(scores) for domain, scores in known.items()}, None if mean is None else _interval(mean)
     )
+
+
+def difference_interval(
+    first: Sequence[PairedLoss | None], second: Sequence[PairedLoss | None]
+) -> tuple[float, float] | None:
+    """Return the interval of the difference of two models' average scores, by the bootstrap of `score_intervals`.
+
+    Both are scored on the same draws of windows: what makes a window hard for both cancels, and the interval is
+    narrower than their own two suggest. If it does not hold 0, one is ahead by more than chance.
+
+    Args:
+        first: losses of the first model, domain by domain. Without an own expert the model itself stands in for it:
+            the sign of the difference is the same.
+        second: losses of the second model, in the same order.
+
+    Returns:
+        Low and high end of the first one's average less the second one's, in points; None if losses are not known,
+        not of the same windows, or of fewer than two.
+    """
+    draws: tuple[list[Any], list[Any]] = ([], [])
+    for one, other in zip(first, second, strict=True):
+        if one is None or other is None or one.model.tokens != other.model.tokens:
+            return None
+        for found, loss in zip(draws, (one, other), strict=True):
+            found.append(_draws(one.own or one.model, loss.model))
+    ours, theirs = _mean(draws[0]), _mean(draws[1])
+    if ours is None or theirs is None:
+        return None
+    low, high = _interval(ours - theirs)
+    return low, high
+
+
+def ahead_of(row: Row, other: Row) -> list[float] | None:
+    """Return [low, high], the interval of a row's average score less another's (`difference_interval`).
+
+    None if one of them has no average, or they were not scored on the same windows.
+    """
+    if row.average is None or other.average is None or row.losses.keys() != other.losses.keys():
+        return None
+    ends = difference_interval(*([one.losses[domain] for domain in row.losses] for one in (row, other)))
+    return None if ends is None else [*ends]
+
+
+def _mean(draws: Sequence[Float64[Tensor, "B"] | None]) -> Float64[Tensor, "B"] | None:
+    """Return the average score on each resample; None if there is no domain, or one has no draws."""
+    known = [scores for scores in draws if scores is not None]
+    return torch.stack(known).mean(dim=0) if known and len(known) == len(draws) else None
 
 
 def _draws(own: DomainLoss, model: DomainLoss) -> Float64[Tensor, "B"] | None:

@@ -8,6 +8,7 @@ from registry.composition.integrity import ComposedFolder
 from registry.errors import ConflictError, RegError, StorageError
 from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.table import FolderRows, Recorder
+from registry.evaluation.window_losses import stored_losses
 from registry.names.resolve import find_by_digest
 from registry.progress import Progress, remark
 from store.catalog import Catalog
@@ -78,7 +79,11 @@ def _completed(document: dict[str, Any], earlier: dict[str, Any]) -> dict[str, A
         document.get("figures", {}).get("perplexity") != earlier.get("figures", {}).get("perplexity")
     ):
         return document
-    return document | {key: earlier[key] for key in _COMPARED if earlier.get(key) and not document.get(key)}
+    kept = {key: earlier[key] for key in _COMPARED if earlier.get(key) and not document.get(key)}
+    if "plain_average" in kept:
+        ahead = earlier["figures"].get("ahead_of_average")
+        kept["figures"] = document["figures"] | {"ahead_of_average": ahead}
+    return document | kept
 
 
 def _document(benchmark: Benchmark, rows: FolderRows) -> dict[str, Any]:
@@ -93,6 +98,7 @@ def _document(benchmark: Benchmark, rows: FolderRows) -> dict[str, Any]:
         "experts": {domain: member.version.digest for domain, member in benchmark.experts.items()},
         "settings": asdict(benchmark.settings),
         "figures": rows.row.document(),
+        "losses": stored_losses(rows.row.losses),
         "oracle": None if rows.oracle is None else rows.oracle.document(),
         **({"active_experts": active} if active else {}),
         **({"plain_average": rows.average.document()} if rows.average else {}),

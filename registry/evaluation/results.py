@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean, stdev
 from typing import Any
 
+from registry.evaluation.window_losses import PairedLoss
 from registry.io.dtypes import AUTO
 
 
@@ -72,6 +73,9 @@ class Row:
         interval: domain → [low, high], the 95 % interval of the score over windows of text (see `score_intervals`).
             Means over seeds have none.
         average_interval: the same of the average score; None without an average.
+        ahead_of_average: of a folder, [low, high]: the 95 % interval of its average score less that of its experts'
+            averaged weights on the same windows (see `difference_interval`); None if these were not scored.
+        losses: domain → losses, window by window; none of means over seeds. They are not among its documents' figures.
     """
 
     name: str
@@ -90,11 +94,13 @@ class Row:
     experts_per_token: int | None = None
     interval: dict[str, list[float]] = field(default_factory=dict)
     average_interval: list[float] | None = None
+    ahead_of_average: list[float] | None = None
+    losses: dict[str, PairedLoss] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "Row":
         """Return the row of a stored document, which may lack figures that were added later; its spread is left out."""
-        keys = {one.name for one in fields(cls)} - {"spread"}
+        keys = {one.name for one in fields(cls)} - {"spread", "losses"}
         return cls(**{key: document[key] for key in keys & document.keys()})
 
     @property
@@ -116,7 +122,7 @@ class Row:
     def document(self) -> dict[str, Any]:
         """Return every figure, in the format of `--json` and the catalog."""
         return {
-            **asdict(self),
+            **{key: value for key, value in asdict(replace(self, losses={})).items() if key != "losses"},
             "average": self.average,
             "overall_accuracy": self.overall_accuracy,
             "overall_load": self.overall_load,
@@ -152,6 +158,8 @@ def over_seeds(rows: Sequence[Row]) -> Row:
         spread=spread,
         interval={},  # that of one seed says nothing of the others
         average_interval=None,
+        ahead_of_average=None,
+        losses={},
     )
 
 

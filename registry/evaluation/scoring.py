@@ -21,8 +21,8 @@ from torch import Tensor
 from registry.calibration import Calibration
 from registry.composition.recipe.recipe_fields import SEQUENCE
 from registry.errors import CheckpointError, InvalidInputError
-from registry.evaluation.intervals import DomainLoss
 from registry.evaluation.results import TestSettings
+from registry.evaluation.window_losses import DomainLoss
 from registry.progress import Advance, Progress
 from registry.runtime.gates import (
     Gate,

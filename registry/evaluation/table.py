@@ -8,11 +8,12 @@ from typing import Literal
 from registry.errors import InvalidInputError
 from registry.evaluation.benchmark import Benchmark, TokenizerSource, make_benchmark
 from registry.evaluation.domain_tasks import DomainTasks
-from registry.evaluation.intervals import DomainLoss, score_intervals
+from registry.evaluation.intervals import ahead_of, score_intervals
 from registry.evaluation.methods import DENSE, METHODS, Compose, named_methods
 from registry.evaluation.model_folders import active_experts_of
 from registry.evaluation.results import Row, TestSettings, over_seeds
 from registry.evaluation.scoring import Model, Tally, relative_time
+from registry.evaluation.window_losses import DomainLoss, PairedLoss
 from registry.io.display import few
 from registry.io.model_folder import composed_of
 from registry.io.work_dirs import temporary_folder
@@ -209,6 +210,8 @@ class _Table:
         scored = {domain: member.version.digest for domain, member in self._benchmark.experts.items()}
         members = composed_of(folder)
         average = self._average if members == scored else None
+        if average is not None:
+            row = replace(row, ahead_of_average=ahead_of(row, average))
         if self._average is not None and average is None and members:
             of = f"averaged weights are those of {few(sorted(scored))}"
             remark(self._progress, f"{of}, and {name} has other experts: their row is not stored with it")
@@ -295,7 +298,8 @@ class _Table:
         own = {domain: loss for domain, loss in self._own.items() if domain in losses}
         intervals = score_intervals(own, losses)
         score = {domain: 100 * (loss.perplexity / row.perplexity[domain]) for domain, loss in own.items()}
-        row = replace(row, score=score, interval=intervals.score)
+        known = {domain: PairedLoss(loss, own.get(domain)) for domain, loss in losses.items()}
+        row = replace(row, score=score, interval=intervals.score, losses=known)
         return replace(row, average_interval=intervals.average if row.average is not None else None)
 
     def _row(

@@ -110,6 +110,7 @@ class ScoreRow:
         average: mean score, if all domains have one.
         interval: domain → low and high end of the score's 95 % interval, where it was recorded.
         average_interval: the same of the average.
+        ahead_of_average: low and high end of the 95 % interval of its average less that of averaged weights.
     """
 
     name: str
@@ -119,6 +120,7 @@ class ScoreRow:
     average: float | None
     interval: Mapping[str, Sequence[float]] = field(default_factory=dict)
     average_interval: Sequence[float] | None = None
+    ahead_of_average: Sequence[float] | None = None
 
     @property
     def title(self) -> str:
@@ -336,11 +338,6 @@ class ReportData:
         """Return the average score of `row`."""
         row = self.row(kind)
         return None if row is None else row.average
-
-    def interval_of(self, kind: str) -> Sequence[float] | None:
-        """Return the interval of the average score of `row`."""
-        row = self.row(kind)
-        return None if row is None else row.average_interval
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document of the report: everything but colours."""

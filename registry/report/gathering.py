@@ -264,7 +264,16 @@ def scores_of(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
         for prefix in ("base", "expert"):
             kind = prefix if row.name.startswith(f"{prefix} ") else kind
         scored.append(
-            ScoreRow(row.name, kind, row.score, row.perplexity, row.average, row.interval, row.average_interval)
+            ScoreRow(
+                row.name,
+                kind,
+                row.score,
+                row.perplexity,
+                row.average,
+                row.interval,
+                row.average_interval,
+                row.ahead_of_average,
+            )
         )
     order = ("composition", "oracle", "average", "base", "expert")
     return tuple(sorted(scored, key=lambda row: order.index(row.kind)))

@@ -33,6 +33,9 @@ _BREAKABLE = re.compile(r"(?<=[0-9]) %(?!\w)")
 PLACE = "DIR"
 """What commands name where a folder is to be chosen, or none is known."""
 
+_SHOWN = 0.05
+"""Points from which on a difference does not round to 0.0."""
+
 _DEFAULTS = {"to": "moe", "trunk": "regmean", "router": "context"}
 
 MOST_NAMED = 3
@@ -65,29 +68,58 @@ def verdict(figures: ReportData) -> Verdict:
         parts += [f"averaged weights reach {percent(average)}"] if average is not None else []
         parts += [f"perfect routing would reach {percent(oracle)}"] if oracle is not None else []
     left = [domain for domain in own.perplexity if domain not in own.score]
-    said = ["; ".join(parts) + ".", chance(own.average_interval, figures.interval_of("average"), f"the {figures.kind}")]
+    plain = figures.row("average")
+    differs = chance(
+        own.average_interval,
+        None if plain is None else plain.average_interval,
+        f"the {figures.kind}",
+        own.ahead_of_average if plain is not None else None,
+    )
+    said = ["; ".join(parts) + ".", differs]
     return Verdict(" ".join(filter(None, [*said, _unscored(left) if left else ""])))
 
 
-def chance(own: Sequence[float] | None, plain: Sequence[float] | None, name: str) -> str:
+def chance(
+    own: Sequence[float] | None, plain: Sequence[float] | None, name: str, ahead: Sequence[float] | None = None
+) -> str:
     """Return whether a composition and its averaged weights differ by more than chance.
 
     Args:
         own: low and high end of the 95 % interval of the composition's average score; None if they are not known.
         plain: that of the averaged weights.
         name: what the composition is called.
+        ahead: the interval of the difference of the two; None if it is not known.
 
     Returns:
-        A sentence; empty if one of the intervals is not known.
+        A sentence; empty if neither the difference nor both intervals are known.
     """
+    if ahead is not None:
+        return by_difference(ahead, name, "averaged weights")
     return by_chance(own, plain, f" of {name} and of averaged weights")
+
+
+def by_difference(ahead: Sequence[float], name: str, other: str) -> str:
+    """Return how far one is ahead of another on the same windows of text, and whether that may be chance: a sentence.
+
+    Args:
+        ahead: low and high end of the 95 % interval of the first score less the second, in points.
+        name: what the first is called.
+        other: what the second is called.
+    """
+    is_behind = ahead[1] < 0
+    ends = sorted(-end for end in ahead) if is_behind else ahead
+    digits = 1 if all(abs(end) >= _SHOWN for end in ends) else 2
+    shown = " to ".join(score_text(end, digits).replace("-", "−") for end in ends)
+    meant = "this is more than chance" if ends[0] > 0 else "this may be chance"
+    place = "behind" if is_behind else "ahead of"
+    return f"On the same windows {name} is {place} {other} by {shown} points (95\u00a0% interval): {meant}."
 
 
 def by_chance(first: Sequence[float] | None, second: Sequence[float] | None, of: str = "") -> str:
     """Return whether two scores differ by more than chance, by their 95 % intervals: one sentence.
 
-    Two intervals that do not overlap differ by more than chance; two that do may still differ: they are of the same
-    windows, and the test is a cautious one.
+    Two intervals that do not overlap differ by more than chance; two that do may still differ, because they are of
+    the same windows: `by_difference` decides where that is known.
 
     Args:
         first: low and high end of one, of scores out of 100; None if they are not known.

@@ -116,7 +116,12 @@ class Scores:
             figures["overall_load"],
             figures.get("load") or {},
             plain["average"] if averaged else None,
-            chance(figures.get("average_interval"), plain.get("average_interval") if averaged else None, "this one"),
+            chance(
+                figures.get("average_interval"),
+                plain.get("average_interval") if averaged else None,
+                "this one",
+                figures.get("ahead_of_average") if averaged else None,
+            ),
             _models(document, averaged=averaged),
         )
 

@@ -198,3 +198,17 @@ def test_ranking_puts_the_best_first_and_leaves_out_what_has_no_average() -> Non
         ["3", "base", "78.50", "11.50"],
     ]
     assert ranking_of(rows[:1]) == []
+
+
+def test_ranking_of_folders_has_the_interval_of_the_distance(run: Run, zoo: Zoo, tmp_path: Path) -> None:
+    run("compose", "--experts", "code,math", "--out", tmp_path / "moe")
+    run("compose", "--experts", "code,math", "--to", "dense", "--out", tmp_path / "dense")
+    data = [word for name in ("code", "math") for word in ("--data", f"{name}={zoo.test[name]}")]
+    words = ["--windows", 3, "--seq-len", 32, *data]
+    *_, header, first, second = run("evaluate", tmp_path / "moe", tmp_path / "dense", *words).stdout.splitlines()
+    assert header.split() == ["rank", "model", "mean", "behind", "95%", "interval"]
+    assert first.split()[:2] == ["1", "moe"]
+    assert len(first.split()) == 4  # the best one is behind none
+    *_, behind, low, _, high = second.split()
+    assert float(low) < float(behind) < float(high)
+    assert "rank" not in run("evaluate", tmp_path / "moe", *words).stdout

@@ -197,7 +197,15 @@ def pushed_expert(ref: str) -> Case:
     return Case(write, NOTHING)
 
 
-LATER_FIGURES = {"accuracy_by_tokens", "average_interval", "experts_per_token", "interval", "weights"}
+LATER_FIGURES = {
+    "accuracy_by_tokens",
+    "ahead_of_average",
+    "average_interval",
+    "experts_per_token",
+    "interval",
+    "losses",
+    "weights",
+}
 """Figures of a row that are not in the record, as it was made on machines before them."""
 
 

@@ -1,12 +1,14 @@
 """Scores of several compositions on the same text: what compares, which is better, and what has to stand apart."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import fsum, sqrt
 from typing import Any
 
-from registry.report.verdict import FEW_TOKENS, MOST_NAMED, by_chance, listed, score_text
+from registry.evaluation.intervals import difference_interval
+from registry.evaluation.window_losses import PairedLoss, losses_in
+from registry.report.verdict import FEW_TOKENS, MOST_NAMED, by_chance, by_difference, listed, score_text
 from registry.ui.scores import Text
 from store.catalog import EvaluationRecord
 
@@ -35,6 +37,7 @@ class Measured:
         plain: score of the averaged weights of exactly its experts, if that was measured.
         interval: low and high end of the score's 95 % interval, if that was recorded.
         averages: of the evaluations that it is part of, or that found the same on the same text.
+        losses: window by window, if they were recorded.
     """
 
     text: Text
@@ -48,6 +51,7 @@ class Measured:
     plain: float | None
     interval: Sequence[float] | None = None
     averages: frozenset[Average] = frozenset()
+    losses: PairedLoss | None = None
 
     @property
     def is_small(self) -> bool:
@@ -82,6 +86,7 @@ def found_in(evaluations: Sequence[EvaluationRecord], experts: Sequence[str]) ->
                     plain.get(domain) if set(plain) == set(experts) else None,
                     figures.get("interval", {}).get(domain),
                     frozenset([average]),
+                    losses_in(document, domain),
                 )
             )
     return {domain: [_with_averages(one, each) for one in each] for domain, each in found.items()}
@@ -126,6 +131,21 @@ class Row:
     def scores(self) -> list[float | None]:
         """Return the scores, none if they do not compare."""
         return self.of("score") if self.scores_compare else [None] * len(self.cells)
+
+    def ahead(self, first: int, second: int) -> tuple[float, float] | None:
+        """Return the 95 % interval of how far one composition is ahead of another; None if it is not known."""
+        return difference_interval(
+            *([None if cell is None else cell.losses] for cell in (self.cells[first], self.cells[second]))
+        )
+
+    @property
+    def is_unsure(self) -> bool:
+        """True if the best score, or the lowest perplexity where scores do not compare, may be ahead by chance."""
+        scores = self.scores()
+        if any(score is not None for score in scores):
+            return may_be_chance(scores, self.of_intervals(), self.ahead)
+        lower = [None if value is None else -value for value in self.of("perplexity")]
+        return may_be_chance(lower, [None] * len(lower), self.ahead)
 
 
 def shared_rows(found: Sequence[Found]) -> list[Row]:
@@ -187,6 +207,16 @@ class Mean:
         """The 95 % interval of every composition's mean."""
         return [self.interval(at) for at in range(len(self.scores))]
 
+    def ahead(self, first: int, second: int) -> tuple[float, float] | None:
+        """Return the 95 % interval of how far one composition's mean is ahead of another's; None if it is not known."""
+        both = ([row.cells[at] for row in self.rows] for at in (first, second))
+        return difference_interval(*([None if cell is None else cell.losses for cell in cells] for cells in both))
+
+    @property
+    def is_unsure(self) -> bool:
+        """True if the best mean may be ahead by chance."""
+        return may_be_chance(self.scores, self.intervals, self.ahead)
+
     @property
     def over(self) -> str:
         """The domains in words: `mean of code and math`, `mean of code, law and 3 more domains`, `on code`."""
@@ -231,17 +261,30 @@ def best(values: Sequence[float | None], *, least: bool = False, digits: int = 1
     return found if len(shown) > len(found) else set()
 
 
-def may_be_chance(values: Sequence[float | None], intervals: Sequence[Sequence[float] | None]) -> bool:
-    """Tell whether the interval of the best value, if known, overlaps that of another; False if none is known."""
-    ends = [each for value, each in zip(values, intervals, strict=True) if value is not None and each is not None]
-    first = max((value, at) for at, value in enumerate(values) if value is not None)[1] if ends else 0
-    lead = intervals[first] if ends else None
-    return lead is not None and any(each is not lead and each[1] >= lead[0] for each in ends)
+def may_be_chance(
+    values: Sequence[float | None],
+    intervals: Sequence[Sequence[float] | None],
+    ahead: Callable[[int, int], tuple[float, float] | None],
+) -> bool:
+    """Tell whether the best value may be ahead of another by chance; False if nothing is known of its chance.
+
+    Args:
+        values: of compositions, the largest is best; None where there is none.
+        intervals: 95 % interval of each, if known; they count only where their difference is not known.
+        ahead: gives the 95 % interval of the difference of two values by their places, if known.
+    """
+    places = [at for at, value in enumerate(values) if value is not None]
+    first = max(places, key=lambda at: values[at] or 0, default=0)
+    return any(_is_chance(ahead(first, at), intervals[first], intervals[at]) for at in places if at != first)
 
 
-def unsure_best(row: Row) -> bool:
-    """Tell whether the best score of a domain may be ahead by chance."""
-    return may_be_chance(row.scores(), row.of_intervals())
+def _is_chance(
+    ahead: tuple[float, float] | None, first: Sequence[float] | None, second: Sequence[float] | None
+) -> bool:
+    """Tell whether the interval of a difference holds 0, or, where it is not known, two intervals overlap."""
+    if ahead is not None:
+        return ahead[0] <= 0
+    return first is not None and second is not None and second[1] >= first[0]
 
 
 def verdict(
@@ -281,11 +324,11 @@ def _by_score(names: Sequence[str], mean: Mean) -> str:
         return f"{equal} are equal on the same text: {next(iter(scored.values()))}, {mean.over}."
     two = len(scored) == 2
     rest = [score if two else f"{score} of {names[at]}" for at, score in scored.items() if at not in first]
-    rank = "ahead" if may_be_chance(mean.scores, mean.intervals) else "better" if two else "best"
+    rank = "ahead" if mean.is_unsure else "better" if two else "best"
     better = f"{'are' if len(first) > 1 else 'is'} {rank}"
     text = f"{listed([names[at] for at in sorted(first)])} {better} on the same text: {scored[min(first)]} against"
     lost = [row for row in mean.rows if (winners := best(row.scores())) and not first & winners]
-    clear, unsure = ([row.domain for row in lost if unsure_best(row) is doubt] for doubt in (False, True))
+    clear, unsure = ([row.domain for row in lost if row.is_unsure is doubt] for doubt in (False, True))
     rival = "the other" if two else "another"
     but = f"; on {listed(clear)} {rival} is better" if clear else ""
     but += f"; on {listed(unsure)} {rival} is ahead, which may be chance" if unsure else ""
@@ -355,6 +398,9 @@ def _by_chance(names: Sequence[str], mean: Mean) -> str:
     )
     first, second = order[:2]
     of_two = "" if len(order) == 2 else f" of {names[first]} and {names[second]}"
+    ahead = mean.ahead(first, second)
+    if ahead is not None:
+        return f" {by_difference(ahead, names[first], names[second])}"
     said = by_chance(mean.interval(first), mean.interval(second), of_two)
     return f" {said}" if said else ""
 

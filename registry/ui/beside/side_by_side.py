@@ -15,12 +15,10 @@ from registry.ui.beside.same_text import (
     apart,
     best,
     found_in,
-    may_be_chance,
     mean_of,
     readers,
     shared_rows,
     uncovered,
-    unsure_best,
     verdict,
 )
 from registry.ui.describing import Described, changes, describe, sentences, title
@@ -113,8 +111,6 @@ def side_by_side(site: Site, request: Request) -> Response:
         routed=[row for row in rows if any(value is not None for value in row.of("accuracy"))],
         mean=mean,
         best=best,
-        may_be_chance=may_be_chance,
-        unsure_best=unsure_best,
         small=small,
         with_intervals=any(cell.interval for row in rows for cell in row.read),
         apart=apart(found, rows, names),

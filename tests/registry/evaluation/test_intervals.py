@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from registry.evaluation.intervals import DomainLoss, score_intervals
+from registry.evaluation.intervals import difference_interval, score_intervals
+from registry.evaluation.window_losses import MOST_BLOCKS, DomainLoss, PairedLoss, losses_in, stored_losses
 
 WINDOWS = 48
 TOKENS = 255
@@ -83,3 +84,60 @@ def test_infinite_loss_has_no_perplexity() -> None:
     assert DomainLoss((math.inf, 1.0), (1, 1)).perplexity == math.inf
     assert math.isnan(DomainLoss((math.nan, 1.0), (1, 1)).perplexity)
     assert DomainLoss((1e9,), (1,)).perplexity == math.inf
+
+
+def test_a_difference_holds_the_true_one_nineteen_times_in_twenty() -> None:
+    generator = torch.Generator().manual_seed(3)
+    truth, held = 100 * (math.exp(-0.05) - math.exp(-0.06)), 0
+    for _ in range(400):
+        own = 3 + torch.randn(WINDOWS, generator=generator, dtype=torch.float64)
+        both = 0.05 * torch.randn(WINDOWS, generator=generator, dtype=torch.float64)  # what is hard for either
+        alone = 0.01 * torch.randn(WINDOWS, generator=generator, dtype=torch.float64)
+        first, second = (PairedLoss(losses(own + each), losses(own)) for each in (0.05 + both, 0.06 + both + alone))
+        ends = difference_interval([first], [second])
+        assert ends is not None
+        held += ends[0] <= truth <= ends[1]
+    assert 360 <= held <= 395
+
+
+def test_a_difference_is_found_where_the_intervals_overlap() -> None:
+    own = losses(torch.linspace(1, 3, WINDOWS))
+    both = torch.linspace(1, 3, WINDOWS) + 0.2 * torch.sin(torch.arange(WINDOWS))
+    first, second = losses(both + 0.05), losses(both + 0.06)
+    ours, others = (score_intervals({"code": own}, {"code": model}).score["code"] for model in (first, second))
+    assert others[1] > ours[0]
+    ends = difference_interval([PairedLoss(first, own)], [PairedLoss(second, own)])
+    assert ends is not None
+    assert 0 < ends[0] < 100 * (math.exp(-0.05) - math.exp(-0.06)) < ends[1]
+    other_way = difference_interval([PairedLoss(second, own)], [PairedLoss(first, own)])
+    assert other_way is not None
+    assert [round(end, 9) for end in other_way] == [round(-ends[1], 9), round(-ends[0], 9)]
+
+
+def test_a_difference_needs_two_windows_and_the_same_ones() -> None:
+    one, two, three = (PairedLoss(losses(torch.linspace(2, 3, n)), None) for n in (1, 2, 3))
+    assert difference_interval([two], [two]) == (0.0, 0.0)
+    assert difference_interval([two], [three]) is None
+    assert difference_interval([two, two], [two, None]) is None
+    assert difference_interval([two, one], [two, one]) is None
+    assert difference_interval([], []) is None
+
+
+def test_without_an_own_expert_the_sign_of_a_difference_is_known() -> None:
+    better, worse = (PairedLoss(losses(torch.linspace(1, most, WINDOWS)), None) for most in (3, 3.2))
+    ahead, behind = difference_interval([better], [worse]), difference_interval([worse], [better])
+    assert ahead is not None
+    assert behind is not None
+    assert ahead[0] > 0 > behind[1]
+
+
+def test_stored_losses_do_not_grow_with_the_text() -> None:
+    many = losses(torch.linspace(1, 3, 2 * MOST_BLOCKS + 1))
+    stored = stored_losses({"code": PairedLoss(many, many), "law": PairedLoss(many, None)})
+    assert len(stored["code"]["tokens"]) == len(stored["code"]["own"]) == 134  # three windows each
+    assert "own" not in stored["law"]
+    found = losses_in({"losses": stored}, "code")
+    assert found is not None
+    assert sum(found.model.tokens) == sum(many.tokens)
+    assert math.isclose(found.model.mean, many.mean, rel_tol=1e-6)  # rounded to 1e-4 nats a block
+    assert losses_in({}, "code") is None

@@ -1,6 +1,7 @@
 """Proves: figures are stored with a composition that was made here and is unchanged, once for what was asked."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from registry import Recipe, Registry, TestSettings
+from registry.evaluation.window_losses import losses_in
 from registry.io.model_folder import MARKER
 from tests.conftest import Zoo
 
@@ -47,6 +49,37 @@ def test_figures_are_stored_and_replaced(filled: Registry, zoo: Zoo, tmp_path: P
     assert [len(e.document["data"]) for e in found] == [1, 2, 2]
     assert [e.evaluated_at for e in found] == sorted((e.evaluated_at for e in found), reverse=True)
     assert said == []
+
+
+def test_losses_are_stored_window_by_window(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    data = {name: [zoo.test[name]] for name in ("code", "math")}
+    filled.compose(["code", "math"], tmp_path / "moe")
+    rows = filled.evaluate([tmp_path / "moe"], {**data, "other": data["code"]}, SETTINGS, baselines=True)
+    (made,) = filled.compositions()
+    document = filled.evaluations(made)[0].document
+    assert set(document["losses"]) == {"code", "math", "other"}
+    assert "own" not in document["losses"]["other"]
+    by_name = {row.name: row for row in rows}
+    for domain in data:
+        found = losses_in(document, domain)
+        assert found is not None
+        assert found.own is not None
+        assert sum(found.model.tokens) == document["data"][domain]["tokens"]
+        assert len(found.model.tokens) == SETTINGS.windows
+        # rounded to 1e-4 nats a window
+        assert math.isclose(found.model.perplexity, by_name["moe"].perplexity[domain], rel_tol=1e-5)
+        assert math.isclose(found.own.perplexity, by_name[f"expert {domain}"].perplexity[domain], rel_tol=1e-5)
+
+
+def test_a_comparison_with_averaged_weights_stays_with_their_row(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    data = {name: [zoo.test[name]] for name in ("code", "math")}
+    filled.compose(["code", "math"], tmp_path / "moe")
+    filled.evaluate([tmp_path / "moe"], data, SETTINGS, baselines=True)
+    (made,) = filled.compositions()
+    before = filled.evaluations(made)[0].document
+    assert before["figures"]["ahead_of_average"] is not None
+    filled.evaluate([tmp_path / "moe"], data, SETTINGS)
+    assert filled.evaluations(made)[0].document == before
 
 
 def test_figures_are_stored_where_the_document_tells_what_lam_was_chosen(

@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,11 @@ def test_rows_and_scores(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
             assert low <= row.score[domain] <= high
     assert by_name["expert code"].interval["code"] == [100.0, 100.0]
     assert by_name["base base@1"].interval["code"][0] < by_name["base base@1"].interval["code"][1]
+    low, high = by_name["moe"].ahead_of_average or (0.0, 0.0)
+    assert low < (by_name["moe"].average or 0) - (by_name["average"].average or 0) < high
+    assert by_name["alone"].ahead_of_average is None  # averaged weights have an expert that it has not
     plain = filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert plain == [by_name["moe"]]
+    assert plain == [replace(by_name["moe"], ahead_of_average=None)]
 
 
 def test_score_needs_the_member_itself(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:

@@ -109,6 +109,25 @@ def test_the_verdict_says_whether_averaged_weights_differ_by_more_than_chance(pl
     assert "intervals of" not in verdict(figures(scores=(own, scored("average", 80, 79)))).text
 
 
+@pytest.mark.parametrize(
+    ("ahead", "meant"),
+    [
+        ([1.25, 2.0], "ahead of averaged weights by 1.3 to 2.0 points (95\u00a0% interval): this is more than chance."),
+        ([-0.5, 2.0], "ahead of averaged weights by −0.5 to 2.0 points (95\u00a0% interval): this may be chance."),
+        (
+            [-3.0, -0.01],
+            "behind averaged weights by 0.01 to 3.00 points (95\u00a0% interval): this is more than chance.",
+        ),
+    ],
+)
+def test_the_verdict_prefers_the_difference_on_the_same_windows(ahead: list[float], meant: str) -> None:
+    own = replace(scored("composition", 94, 92), average_interval=[92.25, 93.75], ahead_of_average=ahead)
+    average = replace(scored("average", 92, 91), average_interval=[91.0, 92.5])
+    said = "On the same windows the mixture is "
+    assert verdict(figures(scores=(own, average))).text.endswith(said + meant)
+    assert "windows" not in verdict(figures(scores=(own,))).text
+
+
 def test_a_table_of_scores_has_the_words_of_the_pages() -> None:
     base = replace(scored("base", 70, 60), name="base base@1")
     text = page(figures(scores=(scored("composition", 94, 92), scored("oracle", 96, 95), scored("average", 80), base)))

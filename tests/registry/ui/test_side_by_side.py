@@ -114,6 +114,33 @@ def test_the_verdict_says_whether_the_difference_may_be_chance(
     assert ("code 6.25 best 5.26" in text) != unsure
 
 
+@pytest.mark.parametrize(
+    ("noise", "said"), [(0.001, "this is more than chance"), (0.5, "this may be chance")], ids=["sure", "chance"]
+)
+def test_the_same_windows_decide_what_intervals_leave_open(
+    filled: Registry, pages: Pages, made: dict[str, str], noise: float, said: str
+) -> None:
+    own = [200.0 + at for at in range(20)]
+    for name, behind in (("zebra", 11.0), ("apple", 10.0)):
+        figures = scored("x", {"code": 90.0})["figures"] | {"interval": {"code": [80.0, 99.0]}}
+        figures |= {
+            "score": {"code": 100 * math.exp(-behind / 100)},
+            "perplexity": {"code": 5 * math.exp(behind / 100)},
+        }
+        shift = noise if name == "zebra" else 0.0
+        losses = [each + behind + 10 * shift * (-1) ** at for at, each in enumerate(own)]
+        document = {"figures": figures, "losses": {"code": {"tokens": [100] * 20, "composition": losses, "own": own}}}
+        record(filled, made[name], {"code": 90.0}, document=document)
+    text = compare(pages, made, "zebra", "apple").text
+    assert "On the same windows apple is ahead of zebra by " in text
+    assert f" points (95 % interval): {said}." in text
+    sure = "more" in said
+    assert f"apple is {'better' if sure else 'ahead'} on the same text: 90.5 against 89.6, on code" in text
+    assert ("ahead, maybe by chance 90.5" in text) != sure
+    assert ("best 90.5" in text) == sure
+    assert "overlap" not in text
+
+
 def test_scores_of_domains_have_their_intervals(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
     scores = {"code": 80.0, "math": 90.0}
     record(filled, made["apple"], scores)
