@@ -5,10 +5,10 @@ functions, none in a circle; a facade that only delegates; docstrings that begin
 """
 
 import ast
+import functools
 import importlib
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,9 +45,9 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def trees(package: Path) -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted(package.rglob("*.py")):
-        yield path, ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def trees(package: Path) -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(package.rglob("*.py"))]
 
 
 def first_party(node: ast.AST) -> bool:

@@ -109,7 +109,7 @@ def by_difference(ahead: Sequence[float], name: str, other: str) -> str:
     is_behind = ahead[1] < 0
     ends = sorted(-end for end in ahead) if is_behind else ahead
     digits = 1 if all(abs(end) >= _SHOWN for end in ends) else 2
-    shown = " to ".join(score_text(end, digits).replace("-", "−") for end in ends)
+    shown = " to ".join(score_text(0.0 if round(end, digits) == 0 else end, digits).replace("-", "−") for end in ends)
     meant = "this is more than chance" if ends[0] > 0 else "this may be chance"
     place = "behind" if is_behind else "ahead of"
     return f"On the same windows {name} is {place} {other} by {shown} points (95\u00a0% interval): {meant}."

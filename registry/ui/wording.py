@@ -116,9 +116,13 @@ def done(action: str) -> str:
 
 
 def details(event_details: dict[str, Any]) -> str:
-    """Format an event's details, without digests, and with counts instead of a purge's arrays."""
+    """Format an event's details, without digests, and with counts and bytes instead of a purge's arrays."""
     shown = {key: value for key, value in event_details.items() if key not in ("rows", "digest", "asked", "actor")}
-    shown |= {key: len(shown[key]) for key in ("deleted", "shared") if isinstance(shown.get(key), (dict, list))}
+    deleted, shared = shown.get("deleted"), shown.get("shared")
+    if isinstance(deleted, (dict, list)) and isinstance(shared, (dict, list)):
+        freed = f" ({size(sum(deleted.values()))})" if isinstance(deleted, dict) else ""  # older logs have no sizes
+        kept = f"; {counted(len(shared), 'array')} kept, which other versions share" if shared else ""
+        return f"{counted(len(deleted), 'array')} deleted{freed}{kept}"
     return "; ".join(f"{key} {_shortened(value)}" for key, value in shown.items() if value is not None)
 
 

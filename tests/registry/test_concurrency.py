@@ -9,7 +9,7 @@ import pytest
 
 from tests.running import figures_of
 
-PROCESSES, OPERATIONS = 3, 6
+PROCESSES, OPERATIONS = 3, 4
 
 
 @pytest.mark.stride(3)

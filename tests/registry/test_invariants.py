@@ -175,7 +175,7 @@ def histories(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.stride(2)
+@pytest.mark.stride(3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_history_leaves_no_trace(histories: Path, tmp_path: Path, name: str) -> None:
     """Extra experts, other versions, aliases, tags, earlier compositions, opt-outs: none changes a byte."""
@@ -252,6 +252,7 @@ def test_registering_changes_no_stored_byte_of_another(zoo: Zoo, tmp_path: Path)
     assert files_of(tmp_path / "moe") == made
 
 
+@pytest.mark.long  # the next one crosses storages too, with histories
 def test_homes_anywhere_give_the_same_bytes(
     zoo: Zoo, tmp_path: Path, arrays_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def side_by_side(site: Site, request: Request) -> Response:
         best=best,
         small=small,
         with_intervals=any(cell.interval for row in rows for cell in row.read),
+        on_windows=any(cell.losses for row in rows for cell in row.read),
         apart=apart(found, rows, names),
         command_line=_command(site, columns, known_files(job.words for job in jobs), small=small),
         more_windows=MORE_WINDOWS,

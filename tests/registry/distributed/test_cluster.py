@@ -237,6 +237,7 @@ def test_an_interrupt_cancels_tasks_and_the_next_run_goes_on(
     assert seen.done["collecting"] == half
 
 
+@pytest.mark.long
 def test_errors_of_tasks_are_ours(zoo: Zoo, two: Cluster, tmp_path: Path, bare: Path) -> None:
     described = sliced_pass.SharedCheckpoint(bare, "bare", "0" * 64)
     with pytest.raises(CheckpointError, match="holds other weights on this node"):
@@ -305,6 +306,7 @@ def test_compositions_are_equal_in_every_byte(
     assert files_of(tmp_path / "there0") == files_of(tmp_path / "here0")
 
 
+@pytest.mark.long
 def test_evaluations_are_equal(filled: Registry, clustered: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     data = {name: [zoo.test[name]] for name in ("code", "math")}
@@ -316,6 +318,7 @@ def test_evaluations_are_equal(filled: Registry, clustered: Registry, zoo: Zoo, 
     assert len(rows) > 6
 
 
+@pytest.mark.long
 def test_a_list_of_experts_is_registered_alike(zoo: Zoo, two: Cluster, bare: Path, tmp_path: Path) -> None:
     """One expert fails where its text is read; it names itself, and the others are registered."""
     (tmp_path / "empty.txt").write_text("")
