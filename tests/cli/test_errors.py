@@ -193,7 +193,10 @@ NEEDING_A_REGISTRY = {
 
 @pytest.mark.parametrize("by_variable", [False, True])
 @pytest.mark.parametrize("command", sorted(NEEDING_A_REGISTRY))
-def test_mistyped_home_makes_no_registry(tmp_path: Path, command: str, by_variable: bool) -> None:
+def test_mistyped_home_makes_no_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, by_variable: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a checkout may hold the tour's folders
     home = tmp_path / "hoem"
     for found in ("absent", "empty"):
         words = [*NEEDING_A_REGISTRY[command]]
