@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import GroupedCommand
-from cli.output import as_json, is_quiet, next_step, note, print_json, progress
+from cli.output import as_json, is_quiet, next_step, note, on_registry, print_json, progress
 from cli.places import composed_place
 from cli.score_tables import domain_files
 from cli.session import Session, pass_session
@@ -100,9 +100,9 @@ def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
         before = finding
         click.echo(f"  {head}{finding.message}")
         if finding.next and finding.next != diagnosis.next:
-            click.echo(f"          {finding.next}")
+            click.echo(f"          {on_registry(finding.next)}")
     if diagnosis.next:
-        next_step(diagnosis.next)
+        next_step(on_registry(diagnosis.next))
 
 
 def _severity(finding: Finding) -> str:

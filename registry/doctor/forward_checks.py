@@ -160,9 +160,8 @@ def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iter
         if texts.source == "given":
             word = f"{'better than' if better else 'as good as'} the averaged weights of its members"
         else:
-            word = (
-                f"no worse than the averaged weights of its members on {_FROM[texts.source]}, too little to rank them"
-            )
+            of = f"the averaged weights of its members on {_FROM[texts.source]}"
+            word = f"not clearly worse than {of}, too little to rank them"
         yield passed(f"it is {word}: {said}, averaged weights {average:.4g}")
 
 

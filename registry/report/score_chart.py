@@ -84,8 +84,8 @@ def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
             whisker,
             at("base", {"type": "point", "shape": "square", "size": 60, **shape}),
             at("average", {"type": "point", "shape": "circle", "size": 70, **shape}),
-            at("oracle", {"type": "point", "shape": "diamond", "size": 80, **shape}),
             dots,
+            at("oracle", {"type": "point", "shape": "diamond", "size": 50, **shape}),  # often in a dot: above it
             label,
         ],
         "height": ROW * len(domains),

@@ -1,5 +1,6 @@
 """The verdict of a report: how good the composition is, in a sentence or two, and on how much text."""
 
+import itertools
 import math
 import re
 import shlex
@@ -66,7 +67,8 @@ def verdict(figures: ReportData) -> Verdict:
     if own.average is not None:
         average, oracle = figures.score_of("average"), figures.score_of("oracle")
         parts += [f"averaged weights reach {percent(average)}"] if average is not None else []
-        parts += [f"perfect routing would reach {percent(oracle)}"] if oracle is not None else []
+        if oracle is not None:
+            parts.append(f"perfect routing would reach {percent(oracle)}{_losses(own.average, oracle)}")
     left = [domain for domain in own.perplexity if domain not in own.score]
     plain = figures.row("average")
     differs = chance(
@@ -77,6 +79,16 @@ def verdict(figures: ReportData) -> Verdict:
     )
     said = ["; ".join(parts) + ".", differs]
     return Verdict(" ".join(filter(None, [*said, _unscored(left) if left else ""])))
+
+
+def _losses(own: float, oracle: float) -> str:
+    """Return what is lost by routing and what by sharing the weights that are not experts, in points as shown."""
+    shown = [Decimal(score_text(score)) for score in (own, oracle, 100.0)]
+    routing, sharing = (max(Decimal(0), after - before) for before, after in itertools.pairwise(shown))
+    if not routing and not sharing:
+        return ""
+    costs = "no point" if not routing else f"{routing} point{'' if routing == 1 else 's'}"
+    return f", so routing costs {costs} and the shared weights {sharing or 'none'}"
 
 
 def chance(

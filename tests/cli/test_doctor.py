@@ -42,7 +42,8 @@ def test_verdict_findings_next(filled: Registry, moe: Path) -> None:
     every = run(filled.home.path, "doctor", moe, "--every-check", code=1).stdout.splitlines()
     assert "  skipped loads: values has an error, which comes first" in every
     assert [line for line in every if "  skipped " not in line] == [first, *lines[:-1]]
-    assert result.stderr.splitlines()[-1] == f"  next: reg compose --recipe {moe}/composition.json --out {moe}-again"
+    on = f"reg --home {filled.home.path} compose"
+    assert result.stderr.splitlines()[-1] == f"  next: {on} --recipe {moe}/composition.json --out {moe}-again"
     assert run(filled.home.path, "--quiet", "doctor", moe, code=1).stdout == f"{first}\n"
 
 
@@ -119,3 +120,14 @@ def test_an_interrupted_examination_leaves_what_was_written(
     assert f"error: {out} is written; its examination was interrupted\n" in result.stderr
     assert result.stderr.endswith(f"doctor {out}\n")
     assert (out / "composition.json").is_file()
+
+
+def test_the_next_command_names_the_registry_that_was_named(filled: Registry, tmp_path: Path) -> None:
+    filled.compose(["code", "math"], tmp_path / "moe")
+    home = str(filled.home.path)
+    result = CliRunner().invoke(main, ["--home", home, "doctor", str(tmp_path / "moe"), "--quick"])
+    assert result.exit_code == 0, result.output
+    (line,) = (line for line in result.stderr.splitlines() if "next:" in line)
+    assert f"reg --home {home} " in line
+    result = CliRunner().invoke(main, ["doctor", str(tmp_path / "moe"), "--quick"], env={"REG_HOME": home})
+    assert "--home" not in result.output

@@ -105,7 +105,7 @@ def test_every_chart_is_drawn_in_light_and_dark(browser: Any, predicted: ReportD
 
 def test_hostile_names_run_nothing(browser: Any, predicted: ReportData, tmp_path: Path) -> None:
     tab, said = opened(browser, page(hostile(predicted)), tmp_path)
-    tab.hover("[data-chart=scores] .layer_6_marks path")
+    tab.hover("[data-chart=scores] .layer_5_marks path")
     tab.wait_for_selector("#vg-tooltip-element.visible")
     assert "onerror=alert" in tab.inner_text("#vg-tooltip-element")
     assert tab.evaluate("document.images.length") == 0

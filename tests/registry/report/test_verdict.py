@@ -69,12 +69,27 @@ def test_the_verdict_names_the_sample_and_what_it_stands_between() -> None:
     assert found.command is None
     assert found.text == (
         "The mixture reaches 93.0 % of its experts on 18,000 tokens of 2 domains; averaged weights reach 79.5 %; "
-        "perfect routing would reach 95.5 %."
+        "perfect routing would reach 95.5 %, so routing costs 2.5 points and the shared weights 4.5."
     )
     assert advice(figures()) == ()
     text = page(replace(figures(), verdict=found))
     assert "<strong>93.0\u00a0%</strong> of its experts" in text
     assert "No warnings: nothing asks for another recipe or for more text." in text
+
+
+@pytest.mark.parametrize(
+    ("own", "oracle", "said"),
+    [
+        (98.65, 98.74, "98.7 %, so routing costs no point and the shared weights 1.3."),
+        (97.5, 98.5, "98.5 %, so routing costs 1.0 point and the shared weights 1.5."),
+        (99.0, 98.0, "98.0 %, so routing costs no point and the shared weights 2.0."),  # mixing two experts helped
+        (99.0, 101.0, "101.0 %, so routing costs 2.0 points and the shared weights none."),
+        (101.0, 101.0, "101.0 %."),
+    ],
+)
+def test_the_verdict_says_what_is_lost_where(own: float, oracle: float, said: str) -> None:
+    found = verdict(figures(scores=(scored("composition", own, own), scored("oracle", oracle, oracle))))
+    assert found.text.endswith(f"; perfect routing would reach {said}")
 
 
 def test_the_verdict_and_the_chart_have_the_interval_of_the_score() -> None:

@@ -78,7 +78,7 @@ def test_a_quick_look_does_not_displace_the_score_on_more_text(filled: Registry,
     filled.catalog.record_evaluation(digest, "2" * 64, look)
     page = pages.read("compositions", digest)
     assert "Score 89.6" in page.text
-    chosen = "of 2 evaluations, the one of the most of its own domains and tokens ( all )"
+    chosen = "of 2 evaluations, the one on the most of its own domains and tokens ( all )"
     assert f"2,468 tokens of 2 domains, just now ; {chosen}" in page.text
     assert "42.0 on 9,999 tokens of 1 domain" in page.text  # folded
     assert said in pages.read("compositions").text

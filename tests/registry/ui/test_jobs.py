@@ -99,7 +99,7 @@ def test_the_page_composes_what_the_command_would(filled: Registry, pages: Pages
 
 def test_a_folders_path_counts_from_where_the_server_was_started(pages: Pages, tmp_path: Path) -> None:
     text = Page(pages.ask("/compose", headers=pages.cookie).text).text
-    assert f"machine where reg ui runs; a path counts from {tmp_path / 'work'} , where it was started." in text
+    assert f"machine where reg ui runs; a path is relative to {tmp_path / 'work'} , where it was started." in text
     assert (
         "free on the machine where reg ui runs, seen from the folder where it was started."
         in Page(pages.ask("/compose").text).text
