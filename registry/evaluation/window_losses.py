@@ -1,4 +1,4 @@
-"""PairedLoss of models, window by window, and the format that an evaluation stores them in."""
+"""Losses of models, window by window, and the format that an evaluation stores them in."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ MOST_BLOCKS = 200
 """Blocks of windows that a domain's losses are stored in, at most."""
 
 _LARGEST_LOSS = 700.0
-"""PairedLoss from here on have an exp(loss) that is too large for a float."""
+"""Losses from here on have an exp(loss) that is too large for a float."""
 
 _DIGITS = 4
 """Decimals of a stored loss, in nats: a score moves by less than a millionth."""
@@ -49,7 +49,7 @@ class DomainLoss:
 
 @dataclass(frozen=True)
 class PairedLoss:
-    """PairedLoss of a model and of a domain's own expert on the domain's text.
+    """Losses of a model and of a domain's own expert on the domain's text.
 
     Attributes:
         model: of the model.
