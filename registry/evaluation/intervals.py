@@ -85,11 +85,12 @@ def difference_interval(
 def ahead_of(row: Row, other: Row) -> list[float] | None:
     """Return [low, high], the interval of a row's average score less another's (`difference_interval`).
 
-    None if one of them has no average, or they were not scored on the same windows.
+    Windows are drawn in blocks, as an evaluation stores them, so its time does not grow with the text. None if one of
+    the rows has no average, or they were not scored on the same windows.
     """
     if row.average is None or other.average is None or row.losses.keys() != other.losses.keys():
         return None
-    ends = difference_interval(*([one.losses[domain] for domain in row.losses] for one in (row, other)))
+    ends = difference_interval(*([one.losses[domain].blocks() for domain in row.losses] for one in (row, other)))
     return None if ends is None else [*ends]
 
 

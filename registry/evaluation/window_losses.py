@@ -59,6 +59,10 @@ class PairedLoss:
     model: DomainLoss
     own: DomainLoss | None
 
+    def blocks(self) -> "PairedLoss":
+        """Join neighbouring windows of both (`DomainLoss.blocks`)."""
+        return PairedLoss(self.model.blocks(), None if self.own is None else self.own.blocks())
+
 
 def stored_losses(losses: Mapping[str, PairedLoss]) -> dict[str, dict[str, list[Any]]]:
     """Return the losses of a composition in the catalog's format: domain → tokens, composition, own.
@@ -67,10 +71,10 @@ def stored_losses(losses: Mapping[str, PairedLoss]) -> dict[str, dict[str, list[
     """
     document: dict[str, dict[str, list[Any]]] = {}
     for domain, loss in losses.items():
-        blocks = loss.model.blocks()
-        document[domain] = {"tokens": list(blocks.tokens), "composition": list(blocks.nats)}
-        if loss.own is not None:
-            document[domain]["own"] = list(loss.own.blocks().nats)
+        blocks = loss.blocks()
+        document[domain] = {"tokens": list(blocks.model.tokens), "composition": list(blocks.model.nats)}
+        if blocks.own is not None:
+            document[domain]["own"] = list(blocks.own.nats)
     return document
 
 
