@@ -3,19 +3,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test postgres coverage trust lint fix reference docs quality papers bench wheel clean
+# A command that sees no home folder, cache or token of whoever runs it.
+alone = home=$$(mktemp -d) && env -u HF_HOME -u PLAYWRIGHT_BROWSERS_PATH -u XDG_CACHE_HOME -u XDG_CONFIG_HOME \
+	-u XDG_DATA_HOME -u XDG_STATE_HOME HOME=$$home $(1); status=$$?; rm -rf $$home; exit $$status
+
+.PHONY: demo test check postgres coverage trust lint fix reference docs quality papers bench wheel clean
 
 demo: .venv/tour
 	@$(BIN)/reg demo
 
-test: .venv/installed .transformers-4.57/installed
-	$(BIN)/pytest
+test: .venv/installed  ## what every change passes: five minutes on two cores
+	@$(call alone,$(BIN)/pytest --tier test)
+
+check: .venv/installed .transformers-4.57/installed  ## what CI runs after it: databases, buckets, Ray, browser, trainings
+	@$(call alone,$(BIN)/pytest --tier check)
 
 postgres: .venv/installed  ## the tests of registry, store and command line with every catalog in PostgreSQL
-	$(BIN)/pytest --catalog postgresql tests/registry tests/store tests/cli
+	@$(call alone,$(BIN)/pytest --catalog postgresql tests/registry tests/store tests/cli)
 
-coverage: .venv/installed .transformers-4.57/installed  ## the same tests with coverage, which takes twice as long
-	$(BIN)/pytest --all-cases --cov --cov-fail-under=95
+coverage: .venv/installed .transformers-4.57/installed  ## all tests with coverage
+	@$(call alone,$(BIN)/pytest --cov --cov-fail-under=95)
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -39,8 +46,9 @@ quality: .venv/installed  ## measure every method on real experts; FAR=folder ad
 papers: .venv/installed  ## measure tables in the shape of the papers'; FAR=folder adds far domains
 	$(BIN)/python -m benchmarks.papers $(if $(FAR),--far $(FAR))
 
-trust: .venv/installed  ## the long runs behind docs/guarantees.md; each prints one line of JSON
-	REG_TEST_STRIDE=1 $(BIN)/pytest
+trust: .venv/installed .transformers-4.57/installed  ## the long runs behind docs/guarantees.md; each prints one line of JSON
+	@$(call alone,$(BIN)/pytest)
+	@$(call alone,$(BIN)/pytest -m hypothesis --hypothesis-profile=random)
 	$(BIN)/python -m tests.crash kill
 	$(BIN)/python -m tests.crash random --kills 200
 	$(BIN)/python -m tests.crash full --tries 8

@@ -57,7 +57,7 @@ RECIPE: Headings = {
 """Headings of the commands that compose; the fields of a recipe are placed by what they are."""
 
 STATISTICS: Headings = {
-    "Checkpoint": ("base", "allow_unrelated", "remote_code"),
+    "Checkpoint": ("base", "allow_unrelated", "remote_code", "tokenizer_of"),
     "Calibration text": ("data", "tokens", "document_tokens", "seq_len", "keep_calibration"),
     "Statistics": ("sites", "folds", "out"),
     "Computation": _COMPUTATION,

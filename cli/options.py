@@ -95,6 +95,15 @@ def allow_unrelated(command: Command) -> Command:
     )(command)
 
 
+def tokenizer_of(command: Command) -> Command:
+    """Add --tokenizer-of."""
+    return click.option(
+        "--tokenizer-of",
+        metavar="NAME[@V]",
+        help="Number the added tokens of CKPT as this version does, where both gave one number to two tokens.",
+    )(command)
+
+
 def remote_code(command: Command) -> Command:
     """Add --remote-code."""
     return click.option(

@@ -64,9 +64,10 @@ class OutputError(InvalidInputError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its class if the message is empty."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+    """Return the first line of an error's message that says something, or its class if the message is empty."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    told = [line for line in lines if not line.endswith(":")]
+    return next(iter(told or lines), type(error).__name__)
 
 
 def is_foreign(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from registry.calibration import Calibration
 from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, unpack_rows
 from registry.errors import ConflictError, DamagedError, IncompatibleError, RegError
 from registry.families import FAMILIES, Family, Translation
-from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
+from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.hosts.architecture import Architecture
 from registry.io.torch_blocks import to_tensor
 from registry.maths.statistics import PackedStatistics, Statistics, complete_folds
@@ -21,6 +21,9 @@ from registry.workspace import Workspace, open_array
 from store.arrays import ArraySource, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
 from store.catalog.records import Role
+
+POSITIONS = "max_position_embeddings"
+"""The size that members of one composition may differ in where their ropes are the same."""
 
 AS_EXPERT = "register its checkpoint as an expert too, with text: reg add-expert NAME CKPT --data FILE"
 """Hint where a base model is a member and its statistics are needed."""
@@ -36,12 +39,15 @@ class Member:
         store: where they are.
         copy: where several copies of the version are members of one composition: the number of this one, from 1, and
             how many there are; None otherwise.
+        longest: where others of a composition take shorter texts, the tokens of the longest text that all take; None
+            otherwise.
     """
 
     version: VersionRecord
     arrays: tuple[ArrayLink, ...]
     store: ArrayStore
     copy: tuple[int, int] | None = None
+    longest: int | None = None
 
     @cached_property
     def content(self) -> dict[str, Any]:
@@ -72,8 +78,9 @@ class Member:
 
     @cached_property
     def architecture(self) -> Architecture:
-        """The sizes and switches."""
-        return Architecture(**self.content["architecture"])
+        """The sizes and switches, as they are in a composition."""
+        own = Architecture(**self.content["architecture"])
+        return own if self.longest is None else replace(own, max_position_embeddings=self.longest)
 
     @cached_property
     def hosts(self) -> dict[str, Translation]:
@@ -150,8 +157,8 @@ class Member:
         return 1 + sum(name.startswith(prefix) for name in self.names("statistics"))
 
     def has_statistics(self, site: str) -> bool:
-        """Tell whether the version has statistics of a site, or with `TOKEN_COUNTS` token counts."""
-        return ("statistics", site if site == TOKEN_COUNTS else f"{site}/exponents") in self._links
+        """Tell whether the version has statistics of a site, or `TOKEN_COUNTS`, or `CONTENT_COUNTS`."""
+        return ("statistics", site if site in (TOKEN_COUNTS, CONTENT_COUNTS) else f"{site}/exponents") in self._links
 
     def require_statistics(self, sites: Sequence[str], user: str, verb: str, alternative: str = "") -> None:
         """Check that the version has statistics of sites.
@@ -189,6 +196,15 @@ class Member:
     def token_counts(self) -> torch.Tensor:
         """Occurrences of each token in the calibration, int64 of shape (V,), read once: many tensors depend on them."""
         return self._tensor("statistics", TOKEN_COUNTS)
+
+    @cached_property
+    def evidence_counts(self) -> torch.Tensor:
+        """Occurrences of each token that are evidence of this expert, int64 of shape (V,): what people wrote.
+
+        Of conversations they are the contents of messages, and of other text all of it. So they are of conversations
+        too in versions that were registered before contents were counted apart (`counts_templates`).
+        """
+        return self._tensor("statistics", CONTENT_COUNTS if self.has_statistics(CONTENT_COUNTS) else TOKEN_COUNTS)
 
     @cached_property
     def router_rows(self) -> RouterRows | None:

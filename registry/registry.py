@@ -124,6 +124,7 @@ class Registry:
         base: PathLike | None = None,
         allow_unrelated: bool = False,
         remote_code: bool = False,
+        tokenizer_of: str | None = None,
     ) -> registration.Registration:
         """Register a checkpoint as the next version of expert `name`, with statistics.
 
@@ -143,6 +144,8 @@ class Registry:
             base: an adapter's base model, if its configuration does not name it: a registered name, a folder, `hf://…`.
             allow_unrelated: accept a checkpoint that shares no ancestor with anything registered.
             remote_code: accept a checkpoint that no native host carries.
+            tokenizer_of: a version: added tokens get the numbers that it has for them, others new ones after all, and
+                rows of embedding and head move with them. For experts that gave one number to different tokens.
 
         Returns:
             the version and its relations to what is registered; an existing version if it has the same content.
@@ -164,6 +167,7 @@ class Registry:
             base,
             allow_unrelated,
             remote_code,
+            tokenizer_of,
         )
         with registration.open_candidate(self._workspace, request) as candidate:
             return registration.register_expert(self._workspace, candidate)
@@ -362,6 +366,7 @@ class Registry:
         base: PathLike | None = None,
         allow_unrelated: bool = False,
         remote_code: bool = False,
+        tokenizer_of: str | None = None,
     ) -> registration.Check:
         """Return what `add_expert` would report of a checkpoint, and register nothing (arguments as `add_expert`).
 
@@ -375,6 +380,7 @@ class Registry:
             base=base,
             allow_unrelated=allow_unrelated,
             remote_code=remote_code,
+            tokenizer_of=tokenizer_of,
         )
         with registration.open_candidate(self._workspace, request) as candidate:
             return registration.check_candidate(self._workspace, candidate)

@@ -8,15 +8,13 @@ import pickle
 import shutil
 import sqlite3
 import uuid
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import hypothesis
-import jaxtyping
 import pytest
 import torch
 import tqdm
@@ -34,21 +32,29 @@ from store.catalog.engine import file_of, translated
 from store.catalog.tables import VERSION_TABLE
 from tests import postgres
 from tests.catalogs import COPIES, KINDS, Schemas, database_name, in_files, in_schemas, make_tables
+from tests.chromium import CHROMIUM, FLAGS
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.s3_server import S3Server
 from tests.s3_server import s3 as s3
 from tests.s3_server import s3_server as s3_server
+from tests.tiers import TIERS, tiers_of
 from tests.transformers4 import PLACE, Transformers4
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 _MEMORY = Path("/dev/shm")
 if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 * 2**30:
     # Registries flush every array to disk; hundreds of them spend half the tests' time waiting for it.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
-# A loaded machine is slow, not wrong.
-hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("tests")
-hypothesis.settings.register_profile("sample", hypothesis.settings.get_profile("tests"), max_examples=25)
+# A loaded machine is slow, not wrong. The same examples everywhere, so that a failure is a change's fault; long runs
+# draw others: --hypothesis-profile=random.
+hypothesis.settings.register_profile("random", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "same", hypothesis.settings.get_profile("random"), derandomize=True, max_examples=25
+)
+hypothesis.settings.load_profile("same")
 
 # Its thread looks after bars that hardly move, and a warning of it would fail whatever test is running.
 tqdm.tqdm.monitor_interval = 0
@@ -98,23 +104,13 @@ ON_BOTH = (
     "registry/test_registry",
     "registry/test_workspace",
 )
-"""Tests that run with the catalog in SQLite and in PostgreSQL: of `make test` in one of them, half of them in each."""
+"""Tests that run with the catalog in SQLite and, in `make check`, in PostgreSQL."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--catalog`, the database of homes without a named one, and `--all-cases`."""
+    """Add `--catalog`, the database of homes without a named one, and `--tier`."""
     parser.addoption("--catalog", choices=KINDS, help="all tests with the catalog in this database")
-    parser.addoption(
-        "--all-cases", action="store_true", help="what runs of files that are named: long tests, all cases"
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Run every case of tests that are named; xdist hands the option to its workers."""
-    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
-    config.option.all_cases |= named or os.environ.get("REG_TEST_STRIDE") == "1"
-    if not config.option.all_cases:
-        hypothesis.settings.load_profile("sample")
+    parser.addoption("--tier", choices=TIERS, help="the tests of one tier alone (tests/tiers.py); default all")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -123,38 +119,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     about = any(f"/tests/{part}" in str(metafunc.definition.path) for part in ON_BOTH)
     if about and {"catalog_schemas", "registry", "filled"} & set(metafunc.fixturenames):
-        kinds = KINDS if metafunc.config.option.all_cases else _kind(metafunc.definition.nodeid)
-        metafunc.parametrize("catalog_kind", kinds, indirect=True)
+        metafunc.parametrize("catalog_kind", KINDS, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is about SQLite's files where the catalog is elsewhere, and what `--all-cases` adds."""
-    if not config.option.all_cases:
-        out = _left_out(items)
-        config.hook.pytest_deselected(items=list(out))
-        items[:] = [item for item in items if item not in out]
+    """Leave out other tiers, and what is about SQLite's files where the catalog is elsewhere."""
+    tier, out = config.getoption("tier"), set[pytest.Item]()
+    if tier is not None:
+        out = {item for item, own in tiers_of(items).items() if own != tier}
     if config.getoption("catalog") == "postgresql":
-        about_files = [item for item in items if item.get_closest_marker("sqlite")]
-        config.hook.pytest_deselected(items=about_files)
-        items[:] = [item for item in items if not item.get_closest_marker("sqlite")]
-
-
-def _kind(test: str) -> tuple[str, ...]:
-    """Return the database that a test on both runs on in `make test`."""
-    return (KINDS[zlib.crc32(test.encode()) % len(KINDS)],)
-
-
-def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return long tests, and the cases that a stride skips: the first one differs by file, so that kinds do."""
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    out = {item for item in items if item.get_closest_marker("long")}
-    for test, its in cases.items():
-        if (mark := its[0].get_closest_marker("stride")) is not None:
-            begin = zlib.crc32(test.partition("::")[0].encode()) % min(mark.args[0], len(its))
-            out |= {*its} - {*its[begin :: mark.args[0]]}
-    return out
+        out |= {item for item in items if item.get_closest_marker("sqlite")}
+    config.hook.pytest_deselected(items=list(out))
+    items[:] = [item for item in items if item not in out]
 
 
 def pytest_collection_finish() -> None:
@@ -163,11 +139,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check the shapes of annotations in every fourth test of `make test`: it takes a quarter of a training's time."""
-    is_checked = item.config.option.all_cases or zlib.crc32(item.nodeid.encode()) % 4 == 0
-    jaxtyping.config.update("jaxtyping_disable", not is_checked)
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether all tiers run: tests that repeat a step at many places then try all of them."""
+    return request.config.getoption("tier") is None
 
 
 @pytest.fixture(scope="session")
@@ -378,6 +353,17 @@ def transformers4() -> Iterator[Transformers4]:
     process = Transformers4()
     yield process
     process.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """The system's Chromium, without a window; the one that Playwright would download lies in a home folder."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="session")

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry import Registry
+from tests.chromium import CHROMIUM, FLAGS
 from tests.pages import Pages, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 LOOKS = {
     "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
     "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}},
@@ -83,9 +83,8 @@ def take(pages: Pages, found: list[tuple[str, str]], out: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     job = _job_going_on(pages)
-    executable = next((path for path in CHROMIUM if Path(path).exists()), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         for look, options in LOOKS.items():
             context = browser.new_context(**options)  # type: ignore[arg-type]   # as the browser takes them
             assert pages.access is not None

@@ -75,6 +75,7 @@ def test_every_method_documents_its_arguments_and_result() -> None:
             assert re.search(r"\b[Rr]eturns?\b", text), f"Registry.{name} does not say what it returns"
 
 
+@pytest.mark.check
 def test_examples_run(hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("registry.demo.train.new_model", lambda: make_model("llama", 0, **DEMO_SIZES))

@@ -167,6 +167,7 @@ def test_files_named_in_the_text_exist(page: Path) -> None:
         assert (ROOT / path).exists() or path == "registry/families/seed_oss.py", f"{name_of(page)}: {path}"
 
 
+@pytest.mark.check
 def test_site_builds_without_a_warning_and_downloads_nothing(tmp_path: Path) -> None:
     site = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]

@@ -27,6 +27,7 @@ def figures(*words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.check
 def test_inputs_that_nobody_should_write_are_taken_or_refused() -> None:
     found = figures("tests.fuzz", "--inputs", str(INPUTS), "--seed", "1")
     assert found["wrong"] == 0
@@ -37,7 +38,7 @@ def test_inputs_that_nobody_should_write_are_taken_or_refused() -> None:
     assert found["most_MB"] < 500
 
 
-@pytest.mark.long
+@pytest.mark.trust
 def test_flipped_bits_are_told_and_never_composed_of() -> None:
     found = figures("tests.bitflips", "--flips", str(FLIPS), "--seed", "1", "--subsets", "1")
     assert found["wrong"] == 0

@@ -77,6 +77,7 @@ def test_no_two_modules_share_a_stem() -> None:
     assert {stem for stem, count in stems.items() if count > 1} <= set(SAME_STEM)
 
 
+@pytest.mark.check
 def test_modules_import_at_their_top() -> None:
     late = [
         f"{name_of(path)}:{inner.lineno}"
@@ -102,6 +103,7 @@ def test_type_checking_hides_no_import_of_the_project() -> None:
     assert hidden == []
 
 
+@pytest.mark.check
 def test_imports_form_no_circle() -> None:
     """First package by package, then module by module; imports under TYPE_CHECKING count too."""
     assert [group for group in components(import_arrows(REGISTRY)) if len(group) > 1] == []
@@ -147,6 +149,8 @@ def test_packages_offer_what_their_stubs_say(stub: Path) -> None:
             assert alias.name not in modules or alias.name == node.module
 
 
+@pytest.mark.check(after=244)
+@pytest.mark.trust(after=523)
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_docstrings_are_in_plain_words(path: Path) -> None:
     """The first line names the thing with a noun or a verb."""

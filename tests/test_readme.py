@@ -53,6 +53,7 @@ def run_line(line: str) -> None:
         subprocess.run(words, check=True)
 
 
+@pytest.mark.check
 def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(small_demo, tmp_path / "demo")
     monkeypatch.chdir(tmp_path)
@@ -73,7 +74,8 @@ def test_code_blocks_run_in_order(small_demo: Path, tmp_path: Path, monkeypatch:
         assert registry.verify().problems == ()
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("name", ["soup", "simoe", "several-architectures"])
 def test_pages_on_trainings_run_on_the_demo(
     small_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

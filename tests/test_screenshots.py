@@ -1,6 +1,5 @@
 """Proves: pictures are taken of the pages that are named, and a name of no page is said."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from registry import Registry
+from tests.chromium import CHROMIUM
 from tests.screenshots import LOOKS, addresses, wanted_of
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PAGES = [(name, f"/{name}") for name in ("home", "compose", "compose-chosen", "composition-1", "composition-2")]
 
 
@@ -21,8 +20,7 @@ def test_pages_are_chosen_by_their_names_or_beginnings() -> None:
     assert wanted_of(PAGES, ["composition-2", "x"]) == ([PAGES[4]], ["x"])
 
 
-@pytest.mark.long
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
 def test_the_command_takes_the_pages_of_its_arguments(tmp_path: Path) -> None:
     pytest.importorskip("playwright.sync_api")
     with Registry(tmp_path / "home") as registry:

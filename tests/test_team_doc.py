@@ -69,6 +69,7 @@ def test_the_set_up_is_ten_commands() -> None:
     assert set(asked.split(",")) <= set(extras)
 
 
+@pytest.mark.check
 def test_two_machines_share_what_the_page_sets_up(places: dict[str, str], zoo: Zoo, tmp_path: Path) -> None:
     first, second, _ = commands()
     on_machine("one", first, places)
@@ -101,6 +102,7 @@ def test_two_machines_share_what_the_page_sets_up(places: dict[str, str], zoo: Z
     assert files_of(Path("moe")) == files_of(Path("expected"))
 
 
+@pytest.mark.check
 def test_registry_of_one_machine_moves_as_the_page_says(places: dict[str, str], zoo: Zoo) -> None:
     first, _, move = commands()
     source: dict[str, Any] = {"database": f"sqlite:///{places['/srv/registry']}/catalog.sqlite"}

@@ -30,6 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(out.glob("*.whl"))
 
 
+@pytest.mark.check
 def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
@@ -46,6 +47,7 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert python <= set(names), "a package is missing from pyproject.toml"
 
 
+@pytest.mark.check
 def test_reg_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:

@@ -15,6 +15,7 @@ from cli.options import (
     checkpoint,
     pass_settings,
     remote_code,
+    tokenizer_of,
 )
 from cli.output import as_json
 from cli.session import Session, pass_session
@@ -39,6 +40,7 @@ from cli.version_output import print_registration
 @click.option("--keep-calibration", is_flag=True, help="Store the calibration tokens too.")
 @allow_unrelated
 @remote_code
+@tokenizer_of
 @as_json
 @pass_session
 def add_expert(
@@ -54,6 +56,7 @@ def add_expert(
     keep_calibration: bool,
     allow_unrelated: bool,
     remote_code: bool,
+    tokenizer_of: str | None,
     ray: str | None,
     num_gpus: float | None,
     as_json: bool,
@@ -81,6 +84,7 @@ def add_expert(
             base=base,
             allow_unrelated=allow_unrelated,
             remote_code=remote_code,
+            tokenizer_of=tokenizer_of,
         )
     labels = [statistics.calibration_label for statistics in registration.version.statistics]
     own = registration.self_sampled or any(label.startswith("calibration.") for label in labels)

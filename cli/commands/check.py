@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cli.option_groups import STATISTICS, GroupedCommand, typed_words
-from cli.options import adapter_base, allow_unrelated, calibration, checkpoint, pass_settings, remote_code
+from cli.options import adapter_base, allow_unrelated, calibration, checkpoint, pass_settings, remote_code, tokenizer_of
 from cli.output import as_json, next_step, print_json, print_line, print_table
 from cli.session import Session, pass_session
 from cli.version_output import overlap_documents, overlap_lines, relation_documents, relation_lines
@@ -23,6 +23,7 @@ from registry.families.sites import COUNTS
 @adapter_base
 @allow_unrelated
 @remote_code
+@tokenizer_of
 @as_json
 @pass_session
 def check(
@@ -33,6 +34,7 @@ def check(
     base: str | None,
     allow_unrelated: bool,
     remote_code: bool,
+    tokenizer_of: str | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -48,6 +50,7 @@ def check(
             base=base,
             allow_unrelated=allow_unrelated,
             remote_code=remote_code,
+            tokenizer_of=tokenizer_of,
         )
     if as_json:
         overlaps = None if report.overlaps is None else overlap_documents(report.overlaps)

@@ -24,11 +24,14 @@ class Calibration:
         lengths: tokens that count in each window, from 1 to S. Padding is on the right, where a causal model's earlier
             tokens cannot see it.
         label: name for people: file names, or that the expert sampled it.
+        written: where a chat template made some of the text, the tokens of what people wrote: the contents of messages.
+            They alone are evidence of an expert, as the template is the same for all. None where all text is written.
     """
 
     ids: Int32[Tensor, "N S"]
     lengths: Int32[Tensor, "N"]
     label: str
+    written: Bool[Tensor, "N S"] | None = None
 
     @property
     def tokens(self) -> int:
@@ -42,14 +45,22 @@ class Calibration:
 
     def counts(self, vocabulary: int) -> Int64[Tensor, "V"]:
         """Return the occurrences of each token among those that count; `vocabulary` is V, larger than any token."""
+        return self._counts(vocabulary, None)
+
+    def content_counts(self, vocabulary: int) -> Int64[Tensor, "V"] | None:
+        """Return the occurrences of each token in contents of messages; None where no chat template made the text."""
+        return None if self.written is None else self._counts(vocabulary, self.written)
+
+    def _counts(self, vocabulary: int, counted: Bool[Tensor, "N S"] | None) -> Int64[Tensor, "V"]:
         counts = torch.zeros(vocabulary, dtype=torch.int64)
-        for ids, keep in self._blocks():
-            counts += torch.bincount(ids[keep].long(), minlength=vocabulary)
+        for first, (ids, keep) in zip(range(0, len(self.ids), _BLOCK), self._blocks(), strict=True):
+            chosen = keep if counted is None else keep & counted[first : first + _BLOCK]
+            counts += torch.bincount(ids[chosen].long(), minlength=vocabulary)
         return counts
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the tokens that count, window by window; the label is not part of it."""
+        """SHA-256 over the tokens that count, window by window; neither label nor `written` is part of it."""
         state = hashlib.sha256(f"calibration {list(self.ids.shape)}\n".encode())
         state.update(self.lengths.contiguous().numpy().data)
         for ids, keep in self._blocks():

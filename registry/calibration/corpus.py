@@ -1,47 +1,45 @@
-"""Documents in files: `.txt` (one document), `.jsonl`, `.jsonl.gz`, `.parquet` (one document a row)."""
+"""Documents in files: `.txt` (one document), `.jsonl`, `.jsonl.gz`, `.parquet` (one document a row: `rows.py`)."""
 
+import codecs
 import gzip
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from registry.calibration.rows import FIELDS, SHAPES, Document, content_of, messages_of, text_of
 from registry.errors import CalibrationError, first_line
 from registry.io.files import own_file
 from registry.io.limits import EXPANSION, EXPANSION_FREE, FOOTER_BYTES, ROW_BYTES, TEXT_BYTES
 from registry.io.strict_json import parse_json
 from registry.names.reference import require_list
 from registry.names.suggest import suggest_path
+from registry.progress import Progress, remark, silent
 
 PathLike = str | os.PathLike[str]
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 
 
-@dataclass(frozen=True)
-class Document:
-    """A text; `is_chat` if a chat template made it, with its own start token."""
-
-    text: str
-    is_chat: bool = False
-
-
 class Corpus:
     """Documents of some files; each iteration reads the files again, with one document in memory at a time.
 
-    A row is a document if it has a string `text`, or `messages` that the tokenizer's chat template can render.
+    Args:
+        paths: the files.
+        tokenizer: its chat template makes text of conversations.
+        progress: receives a remark where it has none, so that contents are joined by empty lines, or where its own
+            tokens cannot be told from those of contents.
     """
 
-    def __init__(self, paths: Sequence[Path], tokenizer: Any) -> None:
+    def __init__(self, paths: Sequence[Path], tokenizer: Any, progress: Progress = silent) -> None:
         """Check the files.
 
         Raises:
             CalibrationError: a file does not exist or has another ending than `SUFFIXES`.
         """
         self.paths = tuple(paths)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._progress = tokenizer, progress
         for path in self.paths:
             if not path.is_file():
                 raise CalibrationError(
@@ -71,19 +69,33 @@ class Corpus:
                 raise CalibrationError(f"{path} cannot be read: {error}", "give an intact file in UTF-8") from error
 
     def _document(self, row: Any, where: str) -> Document:
-        if isinstance(row, dict) and isinstance(row.get("text"), str):
-            return Document(row["text"])
-        if isinstance(row, dict) and isinstance(row.get("messages"), list):
-            try:
-                return Document(str(self._tokenizer.apply_chat_template(row["messages"], tokenize=False)), is_chat=True)
-            except Exception as error:  # templates are programs of the checkpoint's author
-                raise CalibrationError(
-                    f"{where}: the tokenizer's chat template cannot render its messages: {first_line(error)}",
-                    "give rows with a 'text' field, or a checkpoint whose tokenizer has a chat template",
-                ) from error
-        raise CalibrationError(
-            f"{where} has neither a string 'text' nor a list 'messages'", "give each row one of them"
-        )
+        if (text := text_of(row)) is not None:
+            return Document(text)
+        try:
+            messages = messages_of(row)
+            contents = None if messages is None else list(map(content_of, messages))
+        except ValueError as error:
+            raise CalibrationError(f"{where}: {error}", "mend or leave out that row") from error
+        if messages is None or contents is None:
+            found = f"the fields {', '.join(map(str, row))[:200]}" if isinstance(row, dict) else "no fields"
+            raise CalibrationError(f"{where} has {found}", f"give each row {SHAPES}")
+        if not getattr(self._tokenizer, "chat_template", None):
+            self._remark("the tokenizer has no chat template: contents of messages are joined by empty lines")
+            return Document("\n\n".join(contents))
+        if not self._tokenizer.is_fast:
+            self._remark("the tokenizer does not say where its tokens stand: the chat template's count as evidence too")
+        try:
+            return Document(str(self._tokenizer.apply_chat_template(messages, tokenize=False)), tuple(messages))
+        except Exception as error:  # templates are programs of the checkpoint's author
+            raise CalibrationError(
+                f"{where}: the tokenizer's chat template cannot render its messages: {first_line(error)}",
+                "mend or leave out that row, or give rows with a 'text' field",
+            ) from error
+
+    def _remark(self, text: str) -> None:
+        """Report a sentence, once."""
+        progress, self._progress = self._progress, silent
+        remark(progress, text)
 
 
 def check_files(
@@ -128,13 +140,14 @@ def _read_text(path: Path) -> Iterator[tuple[int, Any]]:
             f"{path} has more than {TEXT_BYTES:,} bytes, and a .txt file is one document",
             "split it, or write one document a row: .jsonl",
         )
-    yield 1, {"text": data.decode("utf-8")}
+    yield 1, {"text": data.removeprefix(codecs.BOM_UTF8).decode("utf-8")}
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         most = path.stat().st_size * EXPANSION + EXPANSION_FREE
         for number, line in enumerate(_lines(path, file, most), start=1):
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if line.strip():
                 try:
                     yield number, parse_json(line)
@@ -171,7 +184,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
             kind = kinds.get("text")
             kind = kind.value_type if isinstance(kind, pyarrow.DictionaryType) else kind
             texts = ["text"] if kind in (pyarrow.string(), pyarrow.large_string()) else []
-            columns = texts + [name for name in ("messages",) if name in kinds]
+            columns = texts + [name for name in FIELDS if name in kinds and name != "text"]
         # Texts stay encoded as a dictionary: one that occurs a million times is in memory once.
         with parquet.ParquetFile(path, read_dictionary=texts, **limits) as file:
             number = 0

@@ -9,12 +9,16 @@ necessary, each of which begins with the tokenizer's start token. Only the text 
 
 `evenly_spaced` samples test tokens: all documents in a seeded order, concatenated, windows at equal distances.
 
+Until windows are complete, a token t that a chat template wrote is ~t, below zero: so it stays known through all cuts.
+
 Shapes: N windows, S tokens of a window, T tokens of a corpus.
 """
 
 import random
 from array import array
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,7 +26,8 @@ from jaxtyping import Int32
 from torch import Tensor
 
 from registry.calibration.calibration import Calibration
-from registry.calibration.corpus import Corpus, Document
+from registry.calibration.corpus import Corpus
+from registry.calibration.rows import Document
 from registry.errors import CalibrationError, CheckpointError, first_line, is_foreign
 
 _CHARACTERS_PER_TOKEN = 8
@@ -51,7 +56,7 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
         draw, length = random.Random(seed), len(stream) - seq_len
         starts = [int((i + draw.random()) * length / count) for i in range(count)]
         ids = torch.stack([stream[start : start + seq_len] for start in starts])  # N windows (S,) → (N, S)
-        return Calibration(ids, torch.full((count,), seq_len, dtype=torch.int32), corpus.label)
+        return _calibration(ids, torch.full((count,), seq_len, dtype=torch.int32), corpus.label)
     draw = random.Random(seed)
     last = total - seq_len * _CHARACTERS_PER_TOKEN  # so that a window there does not run over the end
     positions = [int((i + draw.random()) * last / count) for i in range(count)]
@@ -61,7 +66,7 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
         ids[row, : len(window)] = torch.tensor(window, dtype=torch.int32)
         lengths[row] = len(window)
     filled = int((lengths > 0).sum())
-    return Calibration(ids[:filled], lengths[:filled], corpus.label)
+    return _calibration(ids[:filled], lengths[:filled], corpus.label)
 
 
 def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, seed: int) -> Calibration:
@@ -85,7 +90,7 @@ def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len:
             filled += 1
     if not filled:
         raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
-    return Calibration(ids[:filled], lengths[:filled], corpus.label)
+    return _calibration(ids[:filled], lengths[:filled], corpus.label)
 
 
 def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int, seed: int = 0) -> Calibration:
@@ -104,7 +109,7 @@ def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int,
     step = max(seq_len, (len(stream) - seq_len) // windows)
     starts = [start for i in range(windows) if (start := i * step) + seq_len <= len(stream)]
     ids = torch.stack([stream[start : start + seq_len] for start in starts])  # N windows (S,) → (N, S)
-    return Calibration(ids, torch.full((len(starts),), seq_len, dtype=torch.int32), corpus.label)
+    return _calibration(ids, torch.full((len(starts),), seq_len, dtype=torch.int32), corpus.label)
 
 
 def start_token(tokenizer: Any) -> int | None:
@@ -121,8 +126,19 @@ def encode(document: Document, tokenizer: Any, begin: int = 0, end: int | None =
     Raises:
         CheckpointError: the tokenizer fails on the text, or returns an invalid token.
     """
+    return [max(token, ~token) for token in _marked(document, tokenizer, begin, end)]
+
+
+def _marked(document: Document, tokenizer: Any, begin: int = 0, end: int | None = None) -> list[int]:
+    """Return the same, with ~t for a token t that a chat template wrote: that has no character of a content."""
     try:
-        tokens: list[int] = tokenizer(document.text[begin:end], add_special_tokens=False, verbose=False)["input_ids"]
+        coded = tokenizer(
+            document.text[begin:end],
+            add_special_tokens=False,
+            verbose=False,
+            return_offsets_mapping=document.is_chat and tokenizer.is_fast,
+        )
+        tokens: list[int] = coded["input_ids"]
         start = start_token(tokenizer) if begin == 0 and not document.is_chat else None
         if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < 2**31 or not 0 <= (start or 0) < 2**31:
             raise ValueError("it returns numbers that are not tokens")
@@ -133,7 +149,17 @@ def encode(document: Document, tokenizer: Any, begin: int = 0, end: int | None =
             f"the tokenizer cannot cut text into tokens: {first_line(error)}",
             "put the tokenizer that the model was trained with into the folder",
         ) from error
+    if "offset_mapping" in coded:
+        contents = list(document.contents(tokenizer))
+        places = ((first + begin, stop + begin) for first, stop in coded["offset_mapping"])
+        tokens = [t if _within(place, contents) else ~t for t, place in zip(tokens, places, strict=True)]
     return tokens if start is None else [start, *tokens]
+
+
+def _within(place: tuple[int, int], contents: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether a token has a character of one of the contents, which are in order and apart."""
+    number = bisect_right(contents, place[0], key=itemgetter(0)) - 1
+    return any(place[0] < stop and begin < place[1] for begin, stop in contents[max(number, 0) : number + 2])
 
 
 def _windows_at(
@@ -157,7 +183,7 @@ def _windows_at(
 
 
 def _piece(document: Document, begin: int, count: int, tokenizer: Any) -> list[int]:
-    """Return up to `count` tokens of `document`, from the white space after character `begin` if one is near."""
+    """Return up to `count` marked tokens of `document`, from the white space after character `begin` if one is near."""
     if count <= 0:
         return []
     if begin > 0:
@@ -166,7 +192,7 @@ def _piece(document: Document, begin: int, count: int, tokenizer: Any) -> list[i
         begin += next((i for i, character in enumerate(near) if character.isspace()), in_last_word)
     characters = count * _CHARACTERS_PER_TOKEN
     while True:
-        tokens = encode(document, tokenizer, begin, begin + characters)
+        tokens = _marked(document, tokenizer, begin, begin + characters)
         # Unless the text ends here, the last tokens may belong to a word that was cut, so a few more are encoded.
         if begin + characters >= len(document.text) or len(tokens) >= count + _WORD_CHARACTERS:
             return tokens[:count]
@@ -174,10 +200,10 @@ def _piece(document: Document, begin: int, count: int, tokenizer: Any) -> list[i
 
 
 def _stream(documents: Iterable[Document], tokenizer: Any) -> Int32[Tensor, "T"]:
-    """Return the tokens of all documents, in order."""
+    """Return the marked tokens of all documents, in order."""
     tokens = array("i")  # 4 bytes a token
     for document in documents:
-        tokens.extend(encode(document, tokenizer))
+        tokens.extend(_marked(document, tokenizer))
     return torch.frombuffer(tokens, dtype=torch.int32) if tokens else torch.zeros(0, dtype=torch.int32)
 
 
@@ -185,4 +211,10 @@ def _whole(stream: Int32[Tensor, "T"], seq_len: int, label: str) -> Calibration:
     lengths = [min(seq_len, len(stream) - start) for start in range(0, len(stream), seq_len)]
     ids = torch.zeros((len(lengths), seq_len), dtype=torch.int32)
     ids.view(-1)[: len(stream)] = stream
-    return Calibration(ids, torch.tensor(lengths, dtype=torch.int32), label)
+    return _calibration(ids, torch.tensor(lengths, dtype=torch.int32), label)
+
+
+def _calibration(ids: Int32[Tensor, "N S"], lengths: Int32[Tensor, "N"], label: str) -> Calibration:
+    """Return windows whose tokens of chat templates are below zero."""
+    written = ids >= 0
+    return Calibration(torch.where(written, ids, ~ids), lengths, label, None if bool(written.all()) else written)

@@ -5,6 +5,7 @@ The meaning of adapter_config.json, the names of tensors and the rounding of a m
 adapter that PEFT would merge into a model other than the trained one is refused.
 """
 
+import re
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
 from registry.checkpoint.model_files import OWN_FILES, TOKENIZER_FILES, read_files
-from registry.checkpoint.weights import INDEX, SINGLE, Stored, read_headers, weight_source
+from registry.checkpoint.plain_folder import unwrapped
+from registry.checkpoint.tokenizer import token_rows
+from registry.checkpoint.weights import INDEX, SINGLE, Stored, empty_tensors, read_headers, weight_source
 from registry.errors import CheckpointError
-from registry.io.display import some
+from registry.io.display import few, some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.files import own_file, read_json
 from registry.io.model_folder import fresh_folder, json_file, write_files, write_weights
@@ -33,6 +36,9 @@ WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 
 
 _PREFIX = "base_model.model."
+_NAMED = re.compile(r"\.(?:lora_[AB]|lora_magnitude_vector|lora_embedding_[AB]|modules_to_save)\.([^.]+)(\.\w+)?$")
+"""Where a tensor's name has the adapter's, which PEFT takes out when it saves one: `.lora_A.default.weight`."""
+
 _COPIES = (".modules_to_save.", ".original_module.")
 """PEFT repeats modules_to_save under these names if the vocabulary was enlarged, and does not read them again."""
 
@@ -89,6 +95,7 @@ class Adapter:
         label: its name in messages.
         base_name: name of the base model in the adapter's configuration, if it has one.
         revision: the base model's revision, if the configuration has one.
+        notes: remarks on what of it is read otherwise than it stands there, and on what is not used.
     """
 
     def __init__(self, folder: Path, label: str | None = None) -> None:
@@ -103,6 +110,7 @@ class Adapter:
             raise CheckpointError(f"{self.label} is not an adapter: it has no {CONFIG}", SAVE)
         self._settings = Settings(read_json(config), self.label)
         self.base_name, self.revision = self._settings.base_name, self._settings.revision
+        self.notes: list[str] = []
         self._stored = self._read_header()
         self._parts = self._group()
 
@@ -119,7 +127,7 @@ class Adapter:
         if unknown := [name for target, parts in changes.items() if target not in shapes for name in parts.values()]:
             raise self._misfit(f"{some(unknown)} for no tensor of the base")
         for target, parts in changes.items():
-            self._check_shapes(target, parts, shapes[target], grows=target in (embedding, head))
+            self._check_shapes(target, parts, shapes[target], base if target in (embedding, head) else None)
         whole = {name for name, parts in changes.items() if "whole" in parts}
         for module in self._settings.saved:
             if missing := [name for name in shapes if f".{module}." in f".{name}" and name not in whole]:
@@ -134,7 +142,8 @@ class Adapter:
 
     def shape(self, parts: Parts, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape that a tensor of the base has after merging."""
-        return self._stored[parts["whole"]].shape if "whole" in parts else shape
+        own = self._stored[parts["whole"]].shape if "whole" in parts else shape
+        return shape if own[1:] == shape[1:] and own[0] < shape[0] else own  # the rows after its own stay the base's
 
     def merged(self, target: str, parts: Parts, source: ArraySource) -> Iterator[Block]:
         """Yield a tensor of the base after merging, as one block in the base's dtype.
@@ -151,8 +160,8 @@ class Adapter:
 
         read = {part: _tensor(weight_source(name, self._stored[name], self.label)) for part, name in parts.items()}
         dtype = torch_dtype(source.dtype)
-        weight = read["whole"].to(dtype) if "whole" in read else _tensor(source)
-        if "head" in read and not torch.equal(read["head"].to(dtype), weight):
+        weight = self._whole(read["whole"].to(dtype), source) if "whole" in read else _tensor(source)
+        if "head" in read and not torch.equal(read["head"].to(dtype), read["whole"].to(dtype)):
             raise self._untied()
         if "A" in read:
             weight = self._change(weight, read, parts["A"], "").to(dtype)
@@ -164,6 +173,12 @@ class Adapter:
                 "register an adapter from before the training diverged",
             )
         yield to_block(weight)
+
+    def _whole(self, own: "torch.Tensor", source: ArraySource) -> "torch.Tensor":
+        """Return a tensor that the adapter replaces; of a table of tokens, the rows after its own are the base's."""
+        import torch
+
+        return own if len(own) >= source.shape[0] else torch.cat([own, _tensor(source)[len(own) :]])
 
     def _change(self, weight: "torch.Tensor", read: dict[str, "torch.Tensor"], name: str, kind: str) -> "torch.Tensor":
         """Return W of shape (outputs, inputs) after its low-rank change, rounded in between where PEFT rounds."""
@@ -182,7 +197,9 @@ class Adapter:
                     "convert it where you trust it: PeftModel.from_pretrained(...).save_pretrained(...)",
                 )
             raise CheckpointError(f"{self.label} has no weights: no {WEIGHTS}", SAVE)
-        stored = read_headers([weights])
+        stored = self._plain_names(read_headers([weights]))
+        if empty := [name for name, tensor in stored.items() if 0 in tensor.shape]:
+            raise empty_tensors(self.label, empty)
         for name, tensor in stored.items():
             if not name.startswith(_PREFIX):
                 raise CheckpointError(f"{self.label}: tensor {name} does not begin with {_PREFIX}", SAVE)
@@ -193,15 +210,51 @@ class Adapter:
                 )
         return stored
 
+    def _plain_names(self, stored: dict[str, Stored]) -> dict[str, Stored]:
+        """Return the tensors by the names that PEFT's `save_pretrained` gives them.
+
+        Training programs leave the adapter's own name in (`.lora_A.default.weight`), and wrappers of the model.
+
+        Raises:
+            CheckpointError: there are several adapters, or two tensors have one name then.
+        """
+        names = {key: unwrapped(key) for key in stored}
+        names = {key: name[max(name.find(_PREFIX), 0) :] for key, name in names.items()}
+        found = {key: match for key, name in names.items() if (match := _NAMED.search(name))}
+        found = {key: match for key, match in found.items() if match[2] or match[1] not in ("weight", "bias")}
+        if len(adapters := sorted({match[1] for match in found.values()})) > 1:
+            raise CheckpointError(
+                f"{self.label}: {WEIGHTS} has several adapters: {few(adapters)}",
+                f"save one of them: save_pretrained(DIR, selected_adapters=[{adapters[0]!r}])",
+            )
+        for key, match in found.items():
+            name = names[key][: match.start(1) - 1] + names[key][match.end(1) :]
+            names[key] = name.replace(_COPIES[0], ".")
+        if len({*names.values()}) < len(names):
+            twice = next(name for name in names.values() if list(names.values()).count(name) > 1)
+            raise CheckpointError(
+                f"{self.label}: several tensors are {twice} without what was put around the model", SAVE
+            )
+        if changed := sorted(key for key, name in names.items() if key != name):
+            self.notes.append(
+                f"{len(changed):,} of {len(names):,} tensors have names of another form: {changed[0]} is read as "
+                f"{names[changed[0]]}"
+            )
+        return {names[key]: tensor for key, tensor in stored.items()}
+
     def _group(self) -> dict[str, Parts]:
         """Return the change of each tensor, by its name in the model class; a head is always `lm_head.weight`."""
         grouped: dict[str, Parts] = {}
+        copies: list[str] = []
         for name in self._stored:
             if any(copy in name and name.replace(copy, ".") in self._stored for copy in _COPIES):
+                copies.append(name)
                 continue
             target, part = _target(name)
             if (other := grouped.setdefault(target, {}).setdefault(part, name)) != name:
                 raise CheckpointError(f"{self.label}: tensors {other} and {name} are for the same of the base", SAVE)
+        if copies:
+            self.notes.append(f"{some(copies)} not used: copies that PEFT does not read again either")
         if not grouped:
             raise CheckpointError(f"{self.label}: {WEIGHTS} has no tensors", SAVE)
         for target, parts in grouped.items():
@@ -227,10 +280,21 @@ class Adapter:
             changes[str(head)] = own
         return changes
 
-    def _check_shapes(self, target: str, parts: Parts, shape: tuple[int, ...], *, grows: bool) -> None:
-        own = self.shape(parts, shape)
-        if grows and len(own) == 2 and own[1:] == shape[1:] and own[0] > shape[0]:
-            shape = own  # tokens were added
+    def _check_shapes(self, target: str, parts: Parts, shape: tuple[int, ...], base: DenseWeights | None) -> None:
+        """Check a change against the shape of its tensor; `base` is given for a table of tokens."""
+        own = self._stored[parts["whole"]].shape if "whole" in parts else shape
+        if base is not None and len(own) == 2 and own[1:] == shape[1:] and own[0] != shape[0]:
+            tokens = token_rows(read_files(self.folder)) or token_rows(base.files())
+            if own[0] < (shape[0] if tokens is None else tokens):
+                used = "no tokenizer.json says how many are used" if tokens is None else f"{tokens:,} tokens need one"
+                raise CheckpointError(
+                    f"{self.label}: {parts['whole']} has {own[0]:,} rows, the base's table {shape[0]:,}, and {used}",
+                    "save the adapter with a row for every token, or put the tokenizer that it has into its folder",
+                )
+            if own[0] < shape[0]:
+                rest = f"the last {shape[0] - own[0]:,}, which no token has, stay the base's"
+                self.notes.append(f"{parts['whole']} has {own[0]:,} rows, the base's table {shape[0]:,}: {rest}")
+            shape = own  # tokens were added, or the base's table was padded
         expected = dict.fromkeys(("whole", "head"), shape)
         if low_rank := sorted(parts.keys() - expected.keys()):
             if len(shape) != 2:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.checkpoint.model_files import read_config, read_files
-from registry.checkpoint.weights import read_headers, sample_weight, weight_files, weight_source
+from registry.checkpoint.weights import empty_tensors, read_headers, sample_weight, weight_files, weight_source
 from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
 from registry.io.display import some
@@ -36,6 +36,7 @@ class Checkpoint:
         special_tokens: `bos_token_id`, `eos_token_id`, `pad_token_id` as configured.
         mlp: names of the MLP tensors, in order.
         trunk: names of all other tensors, in order.
+        unused: names of buffers in its files, which are computed and not read.
     """
 
     registered_as: tuple[str, ...] = ()
@@ -65,7 +66,7 @@ class Checkpoint:
         if "quantization_config" in self.config:
             raise CheckpointError(
                 f"{self.label}: config.json asks for quantized weights (quantization_config)",
-                "register the checkpoint from before quantization",
+                "register the checkpoint from before quantization, or merge the weights into 16 bits",
             )
         self.family: Family = family_of(str(self.config.get("model_type")))
         try:
@@ -81,6 +82,7 @@ class Checkpoint:
         self.special_tokens: dict[str, Any] = dict(zip(keys, self.family.special_tokens, strict=True))
         self.special_tokens |= {key: self.config[key] for key in keys if key in self.config}
         self._stored = read_headers(weight_files(folder))
+        self.unused: tuple[str, ...] = ()
         self._check_tensors()
         self.trunk = tuple(self.family.trunk_shapes(self.architecture))
         self.mlp = tuple(self.family.mlp_shapes(self.architecture))
@@ -92,6 +94,11 @@ class Checkpoint:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor, by name."""
         return {name: stored.shape for name, stored in self._stored.items()}
+
+    @property
+    def weight_files(self) -> set[str]:
+        """Names of the files that hold its weights."""
+        return {stored.file.name for stored in self._stored.values()}
 
     @property
     def parameters(self) -> int:
@@ -139,11 +146,15 @@ class Checkpoint:
                 f"{self.label}: {some(missing)} missing from its safetensors files",
                 "save the checkpoint again, whole",
             )
-        if extra := [name for name in self._stored if name not in expected and not self._is_ignored(name)]:
+        extra = [name for name in self._stored if name not in expected and not self._is_tied(name)]
+        if unknown := [name for name in extra if not name.endswith(_BUFFERS)]:
             raise CheckpointError(
-                f"{self.label}: {some(extra)} unknown to the {self.family.model_type} family",
+                f"{self.label}: {some(unknown)} unknown to the {self.family.model_type} family",
                 "remove the tensors that are not part of the model, then save it again",
             )
+        self.unused = tuple(extra)
+        if empty := [name for name, stored in self._stored.items() if 0 in stored.shape]:
+            raise empty_tensors(self.label, empty)
         for name, shape in expected.items():
             stored = self._stored[name]
             if stored.shape != shape:
@@ -158,7 +169,6 @@ class Checkpoint:
                 )
         self._stored = {name: self._stored[name] for name in expected}
 
-    def _is_ignored(self, name: str) -> bool:
-        # A tied head repeats the embedding.
-        tied = name in ("lm_head.weight", "embed_out.weight") and self.architecture.tie_word_embeddings
-        return tied or name.endswith(_BUFFERS)
+    def _is_tied(self, name: str) -> bool:
+        # It repeats the embedding: `plain_folder` makes a model with another head one that is not tied.
+        return name == self.family.head and self.architecture.tie_word_embeddings

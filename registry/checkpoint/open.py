@@ -1,14 +1,20 @@
 """Checkpoints opened by name: a folder, a Hub repository, or an adapter merged into its base model."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
 from registry.checkpoint.hub_download import HubReference, fetch_repository, is_hub_reference
+from registry.checkpoint.plain_folder import plain_folder
+from registry.checkpoint.renumbered import renumbered
+from registry.checkpoint.router_rows import ROUTER_FILE
+from registry.checkpoint.simoe_files import SIMOE_ARRAYS
+from registry.checkpoint.soup_files import SOUP_ROUTER
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
+from registry.io.display import some
 from registry.io.work_dirs import temporary
 from registry.progress import Progress, remark
 from store.permissions import SPACE
@@ -28,6 +34,7 @@ def open_checkpoint(
     base: PathLike | None = None,
     registered: Registered = lambda ref: None,
     remote_code: bool = False,
+    like: tuple[str, Mapping[str, bytes]] | None = None,
     progress: Progress,
 ) -> Iterator[Checkpoint]:
     """Open the checkpoint that `checkpoint` names, and check all its headers.
@@ -39,6 +46,7 @@ def open_checkpoint(
             or `hf://…`.
         registered: looks up a registered model.
         remote_code: accept models that no native host carries.
+        like: a version, and its files: added tokens get the numbers that it has for them.
         progress: receives the bytes merged.
 
     Raises:
@@ -47,19 +55,46 @@ def open_checkpoint(
         NotFoundError, StorageError: the Hub has no such repository or cannot be reached, or the disk is full.
         InvalidInputError: `base` is given for a whole checkpoint.
     """
+    with _open(checkpoint, scratch, base, registered, remote_code, progress) as found:
+        if like is None:
+            yield found
+            return
+        ref, files = like
+        with renumbered(found, files, ref, scratch, progress) as folder:
+            yield Checkpoint(folder, label=found.label, remote_code=remote_code)
+
+
+@contextmanager
+def _open(
+    checkpoint: PathLike,
+    scratch: Path,
+    base: PathLike | None,
+    registered: Registered,
+    remote_code: bool,
+    progress: Progress,
+) -> Iterator[Checkpoint]:
+    """Open a checkpoint with the numbers of tokens that it has (arguments and errors as `open_checkpoint`)."""
     folder, label = _local(checkpoint)
     if not is_adapter(folder):
         if base is not None:
             raise InvalidInputError(f"{label} is a whole checkpoint: only an adapter has a base model", "drop --base")
-        yield Checkpoint(folder, label=label, remote_code=remote_code)
+        with plain_folder(folder, label, scratch, progress) as plain:
+            yield _opened(plain, label, remote_code, progress)
         return
     adapter = Adapter(folder, label)
-    weights = _base_of(adapter, base, registered, remote_code)
-    if base is not None and adapter.base_name not in (None, os.fspath(base)):
-        other = f"its configuration names {adapter.base_name}, which is not looked at"
-        remark(progress, f"merging {label} into {base}, as asked; {other}")
-    adapter.check(weights)
     with ExitStack() as stack:
+
+        def opened(checkpoint: Path, name: str) -> Checkpoint:
+            plain = stack.enter_context(plain_folder(checkpoint, name, scratch, progress))
+            return _opened(plain, name, remote_code, progress)
+
+        weights = _base_of(adapter, base, registered, opened)
+        if base is not None and adapter.base_name not in (None, os.fspath(base)):
+            other = f"its configuration names {adapter.base_name}, which is not looked at"
+            remark(progress, f"merging {label} into {base}, as asked; {other}")
+        adapter.check(weights)
+        for note in adapter.notes:
+            remark(progress, f"{label}: {note}")
         try:
             merged = stack.enter_context(temporary(scratch, weights.registered_as, prefix="merged-"))
         except OSError as error:
@@ -76,7 +111,20 @@ def _local(checkpoint: PathLike) -> tuple[Path, str]:
     return Path(text), text
 
 
-def _base_of(adapter: Adapter, base: PathLike | None, registered: Registered, remote_code: bool) -> DenseWeights:
+def _opened(folder: Path, label: str, remote_code: bool, progress: Progress) -> Checkpoint:
+    """Open a plain folder, with a remark on what is not used of it."""
+    checkpoint = Checkpoint(folder, label=label, remote_code=remote_code)
+    if buffers := list(checkpoint.unused):
+        remark(progress, f"{label}: {some(buffers)} not used: buffers are computed from config.json")
+    known = {*checkpoint.weight_files, ROUTER_FILE, SOUP_ROUTER, SIMOE_ARRAYS, "statistics.safetensors"}
+    if others := sorted({path.name for path in folder.glob("*.safetensors")} - known):
+        remark(progress, f"{label}: {some(others)} not read: no part of the model that config.json describes")
+    return checkpoint
+
+
+def _base_of(
+    adapter: Adapter, base: PathLike | None, registered: Registered, opened: Callable[[Path, str], Checkpoint]
+) -> DenseWeights:
     if base is not None:
         text = os.fspath(base)
         weights = registered(text)
@@ -84,11 +132,11 @@ def _base_of(adapter: Adapter, base: PathLike | None, registered: Registered, re
             return weights
         if not is_hub_reference(text) and not Path(text).is_dir():
             raise NotFoundError(f"there is no base model {text!r}: neither registered nor a folder", NAME_BASE)
-        return Checkpoint(*_local(text), remote_code=remote_code)
+        return opened(*_local(text))
     if adapter.base_name is None:
         raise CheckpointError(f"{adapter.label} does not say which base model it belongs to", NAME_BASE)
     if Path(adapter.base_name).is_dir():
-        return Checkpoint(Path(adapter.base_name), remote_code=remote_code)
+        return opened(Path(adapter.base_name), adapter.base_name)
     if adapter.base_name.startswith(("/", ".", "~")):
         raise CheckpointError(
             f"{adapter.label}: its configuration names the folder {adapter.base_name} as its base model, "
@@ -103,4 +151,4 @@ def _base_of(adapter: Adapter, base: PathLike | None, registered: Registered, re
             f"{adapter.label}: its base model {adapter.base_name!r} cannot be fetched: {error.message}",
             f"{error.hint}; or {NAME_BASE}" if error.hint else NAME_BASE,
         ) from error
-    return Checkpoint(folder, label=label, remote_code=remote_code)
+    return opened(folder, label)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.weights import Stored, weight_source
+from registry.checkpoint.weights import read_headers, weight_source
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.files import own_file
@@ -98,10 +98,8 @@ def open_arrays(folder: Path, matrices: Mapping[str, tuple[int, ...]], size: int
                 f"{' or '.join(dtypes[name])} of shape {list(expected[name])}",
                 _HINT,
             )
-    return {
-        name: weight_source(name, Stored(path, entries[name].dtype, entries[name].shape, entries[name].begin), where)
-        for name in expected
-    }
+    stored = read_headers([path])
+    return {name: weight_source(name, stored[name], where) for name in expected}
 
 
 def delta_digest(digests: Mapping[str, str]) -> str:

@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from registry.errors import CheckpointError
+from registry.errors import CheckpointError, is_foreign
 from registry.io.limits import TOKENIZER_VALUES
 from registry.io.strict_json import json_object
 from store.digest import json_digest
 
 _SETTINGS = ("padding", "truncation")
 """Keys of tokenizer.json that record the settings of its last use."""
+
+_ENCODING = ("model", "normalizer", "post_processor", "pre_tokenizer")
+"""Keys that say how text becomes tokens."""
 
 
 def tokenizer_digest(files: Mapping[str, bytes]) -> str | None:
@@ -34,11 +37,22 @@ def identify(files: Mapping[str, bytes]) -> tuple[str | None, int | None]:
     return (json_digest(parts) if parts else None), None
 
 
+def token_rows(files: Mapping[str, bytes]) -> int | None:
+    """Return the rows that a table needs for the tokens of the tokenizer.json among `files`; None without one.
+
+    Raises:
+        CheckpointError: tokenizer.json is not a JSON object, or damaged.
+    """
+    if (data := files.get("tokenizer.json")) is None:
+        return None
+    return max(_tokens(json_object(data, "tokenizer.json", values=TOKENIZER_VALUES)), default=-1) + 1
+
+
 def tokenizer_conflict(first: bytes, second: bytes) -> str | None:
     """Return the first conflict between two tokenizer.json, or None if they are compatible.
 
     They are compatible if they split text alike, agree on every token that both have, and only one of them has tokens
-    that the other lacks.
+    that the other lacks. How they turn tokens into text may differ, and how a file spells the same settings.
 
     Raises:
         CheckpointError: one is not a JSON object.
@@ -56,10 +70,25 @@ def tokenizer_conflict(first: bytes, second: bytes) -> str | None:
         number = min(ids_a.keys() ^ ids_b.keys())
         return f"token {number} ({(ids_a | ids_b)[number]!r}) is in one only, and each has some the other lacks"
     a, b = documents
-    for key in sorted((a.keys() | b.keys()) - {"added_tokens", *_SETTINGS}):
+    if all(a.get(key) == b.get(key) for key in _ENCODING):
+        return None
+    a, b = (_normalised(data, document) for data, document in zip((first, second), documents, strict=True))
+    for key in _ENCODING:
         if a.get(key) != b.get(key):
             return f"their {key} differs, so they cut the same text into different tokens"
     return None
+
+
+def _normalised(data: bytes, document: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json as the installed library writes it: each version spells some settings in its own way."""
+    from tokenizers import Tokenizer
+
+    try:
+        return dict(json_object(Tokenizer.from_str(data.decode()).to_str().encode(), "", values=TOKENIZER_VALUES))
+    except BaseException as error:
+        if not is_foreign(error):
+            raise
+        return document  # of a form that the library does not know
 
 
 def _tokens(document: dict[str, Any]) -> dict[int, str]:

@@ -1,7 +1,7 @@
 """Weights in safetensors files: their headers, and the weights themselves block by block."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,18 +18,24 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+"""Names of files that run code when they are opened, and so are never read."""
+
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file, from its header: `dtype` in the header's spelling, `begin` in bytes of the file."""
+    """A tensor in a file, from its header: `dtype` in the header's spelling, `begin` in bytes of the file.
+
+    Its `key` there is its name, unless a training program put something around that.
+    """
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     begin: int
+    key: str
 
 
 def read_headers(files: list[Path]) -> dict[str, Stored]:
@@ -45,8 +51,16 @@ def read_headers(files: list[Path]) -> dict[str, Stored]:
                 raise CheckpointError(
                     f"tensor {name} is in {tensors[name].file.name} and in {path}", "save the checkpoint again, whole"
                 )
-            tensors[name] = Stored(path, entry.dtype, entry.shape, entry.begin)
+            tensors[name] = Stored(path, entry.dtype, entry.shape, entry.begin, name)
     return tensors
+
+
+def empty_tensors(label: str, names: Sequence[str]) -> CheckpointError:
+    """Return the error of tensors without values, which DeepSpeed leaves where one process holds a part of each."""
+    return CheckpointError(
+        f"{label}: {some(list(names))} empty: it was saved under DeepSpeed ZeRO-3 without gathering its weights",
+        "save it with stage3_gather_16bit_weights_on_model_save, or run the zero_to_fp32.py beside its checkpoint",
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -65,6 +79,11 @@ def weight_files(folder: Path) -> list[Path]:
         if not names:
             raise CheckpointError(f"{index} lists no weights", "copy the file again")
         paths = {name: own_file(folder, name) for name in names}
+        if SINGLE not in names and own_file(folder, SINGLE) is not None:
+            raise CheckpointError(
+                f"{folder} has two sets of weights: {SINGLE}, which transformers reads, and those that {INDEX} lists",
+                "delete the one that is not the model's",
+            )
         if absent := [name for name, path in paths.items() if path is None]:
             them = "it" if len(absent) == 1 else "them"
             raise CheckpointError(
@@ -73,7 +92,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [path for path in paths.values() if path is not None]
     if (single := own_file(folder, SINGLE)) is not None:
         return [single]
-    if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
+    if any(path for pattern in PICKLES for path in folder.glob(pattern)):
         raise CheckpointError(
             f"{folder} has its weights in pickle files, which run code when they are opened and so are never read",
             "convert them where you trust them: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)",
@@ -117,7 +136,7 @@ def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
         rows = rows_per_block(stored.shape)
         try:
             with safe_open(stored.file, framework="pt") as file:
-                view = file.get_slice(name)
+                view = file.get_slice(stored.key)
                 for start in range(0, stored.shape[0], rows):
                     part = view[start : start + rows]
                     least, most = part.aminmax()  # many times as fast as isfinite; both are NaN if any is

@@ -12,8 +12,8 @@ from .compose import used_versions as used_versions
 from .compose import write_plan as write_plan
 from .context_routing.context_cost import ContextCost as ContextCost
 from .context_routing.context_cost import context_cost as context_cost
-from .context_routing.hardly_used import PlanWarning as PlanWarning
-from .context_routing.hardly_used import plan_warnings as plan_warnings
+from .context_routing.plan_warnings import PlanWarning as PlanWarning
+from .context_routing.plan_warnings import plan_warnings as plan_warnings
 from .ensemble.plan import Ensemble as Ensemble
 from .ensemble.recipe import EnsembleRecipe as EnsembleRecipe
 from .hetero.hetero_plan import Hetero as Hetero

@@ -1,21 +1,19 @@
 """The members of a composition: what must agree among them, and the one that leads."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
 from registry.composition.recipe import AUTO, Recipe
 from registry.composition.recipe.any_recipe import AnyRecipe
 from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
 from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_OWN_PASSES, FROM_ROWS
-from registry.errors import IncompatibleError, InvalidInputError, RegError
+from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.io.display import few
-from registry.io.strict_json import json_object
 from registry.maths.router import COUNTS, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
-from registry.member import AS_EXPERT, Member
+from registry.member import AS_EXPERT, POSITIONS, Member
 from registry.names.reference import check_distinct
 
 VOCABULARY = ("vocab_size",)
@@ -62,8 +60,8 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: AnyRecip
         )
     if isinstance(recipe, Recipe) and recipe.fit is not None:
         _check_fit(ordered, base, recipe.fit)
-    everyone = (*ordered, *([base] if base and recipe.needs_base else []))
-    check_compatible(everyone)
+    everyone = check_compatible((*ordered, *([base] if base and recipe.needs_base else [])))
+    ordered, base = everyone[: len(ordered)], everyone[-1] if base and recipe.needs_base else base
     if base is not None and _takes_task_vectors(recipe):
         _check_soups(ordered, base)
     if isinstance(recipe, Recipe) and recipe.to == "moe" and recipe.router in FROM_ROWS:
@@ -145,10 +143,11 @@ def common_dtype(members: Sequence[Member]) -> str:
     return next(iter(dtypes.values()))
 
 
-def check_compatible(members: Sequence[Member]) -> None:
-    """Check that all can stand in one composition.
+def check_compatible(members: Sequence[Member]) -> tuple[Member, ...]:
+    """Return members as they can stand in one composition: of different longest texts, all take the least.
 
-    Families, architectures apart from the vocabulary's size, and tokenizers on the tokens that both have must agree.
+    Families, architectures apart from the vocabulary's size and, where ropes do not depend on it, that of the longest
+    text, and tokenizers on the tokens that both have must agree.
 
     Raises:
         IncompatibleError: two do not; the message says who, and in what.
@@ -161,12 +160,31 @@ def check_compatible(members: Sequence[Member]) -> None:
                 f"{pair}: family {lead.family.model_type} against {other.family.model_type}",
                 "compose experts of one family, or whole members of several: --to ensemble or --to hetero",
             )
-        if differences := lead.architecture.differences(other.architecture, apart_from=VOCABULARY):
+        apart_from = (*VOCABULARY, *((POSITIONS,) if _has_any_length(lead) else ()))
+        if differences := lead.architecture.differences(other.architecture, apart_from=apart_from):
             raise IncompatibleError(
                 f"{pair}: {'; '.join(differences)}",
                 "compose experts of one base model, or whole members of several: --to ensemble or --to hetero",
             )
         check_tokenizers(lead, other, pair)
+    longest = {member.architecture.max_position_embeddings for member in members}
+    return tuple(members) if len(longest) == 1 else tuple(replace(m, longest=min(longest)) for m in members)
+
+
+def _has_any_length(member: Member) -> bool:
+    """Tell whether a member's rope is the same function of positions whatever the longest text is."""
+    parameters = member.architecture.rope_parameters
+    ropes = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
+    return all(rope.get("rope_type", "default") in ("default", "linear", "llama3") for rope in ropes)
+
+
+def length_notes(members: Sequence[Member]) -> tuple[str, ...]:
+    """Return a remark if members were made for texts of different lengths."""
+    own = {member.name: int(member.content["architecture"][POSITIONS]) for member in members}
+    if len({*own.values()}) == 1:
+        return ()
+    least = min(own, key=own.__getitem__)
+    return (f"it takes texts of {own[least]:,} tokens, as {least} does; others take up to {max(own.values()):,}",)
 
 
 def differ_in_shape(members: Sequence[Member]) -> bool:
@@ -198,7 +216,8 @@ def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = 
     if conflict := _tokenizer_conflict(first, second):
         raise IncompatibleError(
             f"{pair}: their tokenizers differ: {conflict}",
-            "leave one of them out, or train them with one tokenizer: added tokens need the same numbers",
+            f"register {second.name} again with the numbers of the other: reg add-expert {second.name} CKPT "
+            f"--tokenizer-of {first.version.ref}; or leave one of them out",
         )
 
 
@@ -370,56 +389,3 @@ def equal_mlp_notes(members: Sequence[Member]) -> tuple[str, ...]:
         for names in groups.values()
         if len(names) > 1
     )
-
-
-_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
-"""Files that may have a chat template; transformers prefers the first."""
-
-
-def template_notes(members: Sequence[Member], lead: Member) -> tuple[str, ...]:
-    """Return a remark if members render a conversation by other templates than the one that the folder takes over.
-
-    Files are read only where members' differ.
-
-    Args:
-        members: the members.
-        lead: the member whose tokenizer files the folder has.
-    """
-    if len({_template_digests(member) for member in members}) == 1:
-        return ()
-    own = _template(lead)
-    others = [member.name for member in members if _template(member) not in (own, None)]
-    if not others:
-        return ()
-    shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-    of_lead = "has no chat template" if own is None else f"renders chats by the template of {lead.name}"
-    have = "has another one" if own is not None else "has one"
-    have = have if len(others) == 1 else have.replace("has", "have").replace("another one", "others")
-    return (
-        f"it {of_lead}; {shown} {have}: a chat in another form than an expert was trained on may be answered worse",
-    )
-
-
-def _template_digests(member: Member) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        sorted(
-            (link.name, link.digest) for link in member.arrays if link.role == "file" and link.name in _TEMPLATE_FILES
-        )
-    )
-
-
-def _template(member: Member) -> str | None:
-    """Return a member's chat template, several of them as JSON; None if it has none, or a file that is not JSON."""
-    names = member.names("file")
-    if _TEMPLATE_FILES[0] in names:
-        return member.file(_TEMPLATE_FILES[0]).decode(errors="replace").rstrip("\n")
-    for name in _TEMPLATE_FILES[1:]:
-        if name not in names:
-            continue
-        try:
-            found = json_object(member.file(name), name).get("chat_template")
-        except RegError:
-            continue
-        if found:
-            return found.rstrip("\n") if isinstance(found, str) else json.dumps(found, sort_keys=True)
-    return None

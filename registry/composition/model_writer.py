@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from registry.checkpoint import COPIED_FILES
 from registry.composition.plan import ROUTER, OutputTensor, Plan
 from registry.composition.provenance import origin
 from registry.composition.render import render, spans
+from registry.composition.taken_files import special_tokens, taken_files
 from registry.composition.tensor_source import TensorSource
 from registry.hosts import Constant
 from registry.hosts.tensors import Entries, HeadMap, Made, OwnHeadMap, Trunk, Widened
@@ -38,8 +38,8 @@ def write_model(
     # Each tensor is computed on one thread, so that its bits do not depend on their number.
     with one_thread(), progress("composing", plan.nbytes, "B") as advance:
         digests = output.write_weights(streams_of(source), advance, workers=workers, writer=writer)
-    copied = {name: plan.lead.file(name) for name in plan.lead.names("file") if name in COPIED_FILES}
-    return digests | output.write_files(copied | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})
+    taken = taken_files(plan.members, plan.lead)
+    return digests | output.write_files(taken | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})
 
 
 def streams_of(source: TensorSource) -> list[Stream]:
@@ -98,6 +98,6 @@ def host_config(plan: Plan) -> dict[str, Any]:
         "model_type": plan.host.model_type,
         "dtype": plan.dtype,
         "torch_dtype": plan.dtype,
-        **plan.lead.content["special_tokens"],
+        **special_tokens(plan.members, plan.lead),
         **plan.host.config(plan.translation.architecture, count, plan.recipe.experts_per_token(count)),
     }

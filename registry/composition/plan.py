@@ -10,8 +10,8 @@ from registry.composition.compatibility import (
     check_statistics,
     common_dtype,
     equal_mlp_notes,
+    length_notes,
     make_subset,
-    template_notes,
 )
 from registry.composition.pass_memory import pass_bytes, rendered_elements
 from registry.composition.recipe import Recipe
@@ -22,6 +22,7 @@ from registry.composition.special_routers import (
     with_router_bias,
     with_softmax_topk,
 )
+from registry.composition.taken_files import taken_notes
 from registry.composition.trained.trained_parts import EQUAL_COPIES
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
@@ -130,7 +131,7 @@ class Plan:
     def notes(self) -> tuple[str, ...]:
         """Remarks on the result for its user."""
         equal = [EQUAL_COPIES] if self.from_base else equal_mlp_notes(self.members) if self.recipe.to == "moe" else []
-        return (*self.translation.notes, *equal, *template_notes(self.members, self.lead))
+        return (*self.translation.notes, *equal, *length_notes(self.members), *taken_notes(self.members, self.lead))
 
     @property
     def names(self) -> list[str]:

@@ -1,5 +1,10 @@
-"""Reproduction of a composed folder: composed again from its own `composition.json`, and compared byte by byte."""
+"""Reproduction of a composed folder: composed again from its own `composition.json`, and compared byte by byte.
 
+Folders of format 1 are read as any other: every file has its SHA-256, and tensors begin at a multiple of 8 bytes of
+their file. One that is reproduced is compared with what format 1 would make of the new composition.
+"""
+
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,18 +12,24 @@ from typing import Literal
 
 from registry.composition.cards.pushed import CARD, without_additions
 from registry.composition.compose import compose, plan_composition, write_plan
-from registry.composition.first_format import FIRST_FORMAT, first_document, first_weights, is_weights, read_chunks
 from registry.composition.integrity import ComposedFolder, is_of_hub, list_files
 from registry.composition.manifest import CompositionManifest
 from registry.composition.recipe import Recipe
 from registry.composition.trained.history import read_history, write_again
 from registry.errors import InvalidInputError
-from registry.io.model_folder import MARKER, check_apart, check_output
+from registry.io.files import read_json
+from registry.io.hashing import CHUNK
+from registry.io.model_folder import MARKER, check_apart, check_output, json_file
+from registry.io.tree_digest import PREFIX
 from registry.io.work_dirs import working_folder
 from registry.names.resolve import by_digest
 from registry.progress import Advance
 from registry.workspace import Workspace
 from store.catalog import VersionRecord
+
+FIRST_FORMAT = 1
+
+_ALIGN = 8
 
 State = Literal["same", "differs", "missing", "added", "pushed"]
 
@@ -140,7 +151,7 @@ def _chunks(name: str, path: Path, is_first: bool) -> Iterator[bytes]:
     if is_first and name == MARKER:
         yield first_document(path.parent)
     else:
-        yield from first_weights(path) if is_first and is_weights(name) else read_chunks(path)
+        yield from first_weights(path) if is_first and name.endswith(".safetensors") else read_chunks(path)
 
 
 def _first_difference(path: Path, expected: Iterable[bytes], advance: Advance) -> int | None:
@@ -179,3 +190,33 @@ def _check_device(manifest: CompositionManifest) -> None:
             f"it was composed with passes on the device {recipe.device!r}, which this machine lacks",
             "reproduce it on a machine with such a device: the last bits depend on it",
         ) from error
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file."""
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            yield data
+
+
+def first_weights(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a composed file of weights as they are in format 1: with less space after the header."""
+    with path.open("rb") as file:
+        text = file.read(int.from_bytes(file.read(8), "little")).rstrip(b" ")
+        text += b" " * (-len(text) % _ALIGN)
+        yield len(text).to_bytes(8, "little") + text
+        while data := file.read(CHUNK):
+            yield data
+
+
+def first_document(folder: Path) -> bytes:
+    """Return the `composition.json` of a composed folder as it is in format 1; files of weights are read for it."""
+    document = read_json(folder / MARKER)
+    files = document["files"]
+    for name, digest in files.items():
+        if digest.startswith(PREFIX):
+            state = hashlib.sha256()
+            for data in first_weights(folder / name):
+                state.update(data)
+            files[name] = state.hexdigest()
+    return json_file(document | {"format": FIRST_FORMAT})

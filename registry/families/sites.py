@@ -15,6 +15,9 @@ HEAD_INPUT = "head_input"
 TOKEN_COUNTS = "token_counts"
 """Occurrences of each token in the calibration, stored beside the sites."""
 
+CONTENT_COUNTS = "content_counts"
+"""The same in the contents of messages alone, where a chat template made text of them."""
+
 COUNTS = "counts"
 """The key of `SITES` that counts tokens alone, without a forward pass."""
 

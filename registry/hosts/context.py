@@ -50,8 +50,11 @@ SHARPNESS = 2.0**15 * 0.05
 CONTEXT_LAYERS = "context_layers"
 """Key of config.json: the numbers of the added layers, which hold no member's MLPs."""
 
-_STEPS = ((4096, 64), (1024, 32), (0, 8))
-"""(H, step): from H channels on, reserved channels come in multiples of a step."""
+_STEPS = (64, 256)
+"""Hidden sizes are multiples of the first, so that kernels take them and blocks of 32 numbers divide their rows, and of
+the second, as k-quants want them, where that costs less than `_MORE`."""
+
+_MORE = 0.02
 
 _GAIN = 2.0**4
 """What a norm before the MLP multiplies the fast mean by, so that the activation bends within 2e-3 nats."""
@@ -405,13 +408,13 @@ class ContextLayout:
 
 
 def reserved_channels(hidden_size: int, experts: int, *, fast: bool, maps: bool = False) -> int:
-    """Return W: 2E + 1, or 3E + 2 with a fast window, and one more with head maps, rounded up.
+    """Return W: 2E + 1, or 3E + 2 with a fast window, and one more with head maps, and as many as round up H + W.
 
-    It is a multiple of 64 from 4,096 channels on, of 32 from 1,024 on, so that blocks of 32 numbers divide rows of the
-    stream, and else of 8.
+    H + W is a multiple of 64, and of 256 where that makes it less than 2 % larger.
     """
-    step = next(step for least, step in _STEPS if hidden_size >= least)
-    return -(-((3 * experts + 2 if fast else 2 * experts + 1) + maps) // step) * step
+    least = hidden_size + (3 * experts + 2 if fast else 2 * experts + 1) + maps
+    some, more = (-(-least // step) * step for step in _STEPS)
+    return (more if more < (1 + _MORE) * some else some) - hidden_size
 
 
 def constant_size(hidden_size: int) -> float:

@@ -8,7 +8,7 @@ from registry.calibration.sampling import is_self_sampled
 from registry.checkpoint.expert_manifest import FILE_NAME, ExpertManifest
 from registry.composition.cards.pushed import CARD
 from registry.composition.dense import write_dense
-from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
+from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.hub.card_additions import languages_of
 from registry.hub.target import ConflictReason, Outgoing
 from registry.io.hashing import file_digest
@@ -111,6 +111,7 @@ def collected_of(member: Member) -> Collected:
         member.calibration,
         folds,
         member.token_counts if member.has_statistics(TOKEN_COUNTS) else None,
+        member.evidence_counts if member.has_statistics(CONTENT_COUNTS) else None,
     )
 
 

@@ -86,5 +86,5 @@ def _shares(workspace: Workspace, version: VersionRecord, composition: Compositi
         return {member.name: 1.0 for member in rest}
     plan = plan_remaining(workspace, manifest, rest)
     assert isinstance(plan, Plan)
-    shares = predict_text(plan, load_member(workspace, version).token_counts).tolist()
+    shares = predict_text(plan, load_member(workspace, version).evidence_counts).tolist()
     return {name: min(max(share, 0.0), 1.0) for name, share in zip(plan.names, shares, strict=True)}

@@ -87,6 +87,7 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         base=request.base,
         registered=partial(_registered_weights, workspace),
         remote_code=request.remote_code,
+        like=_tokenizer_of(workspace, request),
         progress=workspace.progress,
     ) as checkpoint:
         annotations, manifest = request.annotations, None
@@ -108,6 +109,14 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
             samples,
             relations,
         )
+
+
+def _tokenizer_of(workspace: Workspace, request: RegistrationRequest) -> tuple[str, dict[str, bytes]] | None:
+    """Return the version that numbers the added tokens of a request, with its files; None where it asks for none."""
+    if request.tokenizer_of is None:
+        return None
+    version = workspace.resolve(request.tokenizer_of)
+    return version.ref, StoredWeights(workspace, version).files()
 
 
 def _registered_weights(workspace: Workspace, ref: str) -> StoredWeights | None:

@@ -7,7 +7,7 @@ from registry.families.sites import MLP_INPUT
 from registry.registration.candidate import Candidate
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, registered_experts, summarise
 from registry.registration.lineage import Relation, equal_mlps
-from registry.statistics.collect import carried_statistics, collect, text_calibration
+from registry.statistics.collect import carried_statistics, collect, report_few_tokens, text_calibration
 from registry.workspace import Workspace
 
 
@@ -50,10 +50,12 @@ def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
     """
     checkpoint, settings, progress = candidate.checkpoint, candidate.settings, workspace.progress
     hashed = hash_checkpoint(checkpoint, progress)
-    calibration = text_calibration(checkpoint, candidate.files, settings)
+    calibration = text_calibration(checkpoint, candidate.files, settings, progress)
     collected = carried_statistics(hashed) if calibration is None else None
     if calibration is not None:
         collected = collect(hashed, calibration, settings, progress=progress)
+    if collected is not None:
+        report_few_tokens(collected, checkpoint, settings, progress)
     inputs = None if collected is None else collected.sites.get(MLP_INPUT)
     summaries = None if inputs is None else summarise(inputs, progress)
     hosts = checkpoint.family.hosts(checkpoint.architecture)

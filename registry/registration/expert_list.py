@@ -34,6 +34,7 @@ KEYS = {
     "keep_calibration": _FLAG,
     "allow_unrelated": _FLAG,
     "remote_code": _FLAG,
+    "tokenizer_of": _TEXT,
 }
 """Key → what its value must be."""
 
@@ -101,6 +102,7 @@ def _request(path: Path, item: Located, settings: PassSettings) -> RegistrationR
         values.get("base"),
         values.get("allow_unrelated", False),
         values.get("remote_code", False),
+        values.get("tokenizer_of"),
     )
 
 

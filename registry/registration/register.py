@@ -16,7 +16,7 @@ from registry.calibration.sampling import self_sampled_label
 from registry.checkpoint import HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
 from registry.errors import ConflictError
-from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
+from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.io.torch_blocks import to_block
 from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate
@@ -24,7 +24,13 @@ from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, 
 from registry.registration.lineage import Relation, equal_mlps
 from registry.registration.lineage_index import LineageIndex
 from registry.registration.summary_store import summary_store
-from registry.statistics.collect import carried_statistics, collect, text_calibration
+from registry.statistics.collect import (
+    carried_statistics,
+    collect,
+    evidence_of,
+    report_few_tokens,
+    text_calibration,
+)
 from registry.statistics.file import Collected
 from registry.statistics.filed import Packing, packings
 from registry.statistics.forward_pass import computed_by, window_size
@@ -159,11 +165,12 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     """Register an expert with statistics from the first available source; a repeat ends before its forward pass."""
     catalog, request = workspace.catalog, candidate.request
     checkpoint, settings = candidate.checkpoint, candidate.settings
-    calibration = text_calibration(checkpoint, candidate.files, settings)
+    calibration = text_calibration(checkpoint, candidate.files, settings, workspace.progress)
     collected = carried_statistics(hashed) if calibration is None else None
     self_sampled = calibration is None and collected is None
     kept = request.keep_calibration or self_sampled if collected is None else collected.calibration is not None
-    computed = computed_by(checkpoint, settings, self_sampled=self_sampled) if collected is None else collected.computed
+    planned = computed_by(checkpoint, settings, self_sampled=self_sampled) | evidence_of(calibration)
+    computed = planned if collected is None else collected.computed
     existing = _find_same(
         catalog.versions(str(request.name), states=["active"]),
         content_of(hashed, "expert", candidate.annotations.license, kept=kept, computed=computed),
@@ -183,6 +190,7 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
             cluster=workspace.cluster,
             progress=workspace.progress,
         )
+    report_few_tokens(collected, checkpoint, settings, workspace.progress)
     summaries = summarise(collected.sites.get(MLP_INPUT, ()), workspace.progress)
     expert_overlaps = overlaps(summaries, registered_experts(workspace, but=request.name), workspace)
     registration = _register(workspace, candidate, hashed, collected)
@@ -336,8 +344,9 @@ def _arrays(
         for number, folds in enumerate(folded):
             for fold, item in enumerate(packings(folds)):
                 yield "statistics", f"{site}/fold/{number}/{fold}", _packed(item), None
-    if collected.token_counts is not None:
-        yield "statistics", TOKEN_COUNTS, _source(collected.token_counts, "int64"), None
+    for name, counts in ((TOKEN_COUNTS, collected.token_counts), (CONTENT_COUNTS, collected.content_counts)):
+        if counts is not None:
+            yield "statistics", name, _source(counts, "int64"), None
     if collected.calibration is not None:
         yield "calibration", "ids", _source(collected.calibration.ids, "int32"), None
         yield "calibration", "lengths", _source(collected.calibration.lengths, "int32"), None

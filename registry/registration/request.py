@@ -28,3 +28,4 @@ class RegistrationRequest:
     base: str | PathLike[str] | None = None
     allow_unrelated: bool = False
     remote_code: bool = False
+    tokenizer_of: str | None = None

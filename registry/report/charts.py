@@ -15,7 +15,10 @@ CELL = 26
 """Height of a row, in pixels."""
 
 MOST_LABELLED = 14
-"""Number of columns up to which every cell of a heat map shows its value."""
+"""Number of columns up to which every cell of a heat map shows its value, and every layer its number."""
+
+NUMBERED = 5
+"""Of more layers, those divisible by it show their numbers: 26 of 128, which do not touch one another."""
 
 
 def charts(figures: ReportData) -> dict[str, Spec]:
@@ -104,11 +107,13 @@ def _routing(figures: ReportData, routing: RoutingData, domain: str) -> Spec:
         for expert in routing.shares[domain]
         for index, layer in enumerate(routing.layers)
     ]
+    labelled = len(routing.layers) <= MOST_LABELLED
+    numbered = [str(layer) for layer in routing.layers if labelled or layer % NUMBERED == 0]
     x = {
         "field": "layer",
         "type": "ordinal",
         "sort": None,
-        "axis": {"title": "layer", "labelAngle": 0, "orient": "bottom"},
+        "axis": {"title": "layer", "labelAngle": 0, "orient": "bottom", "values": numbered, "labelOverlap": True},
     }
     y = {
         "field": "expert",
@@ -122,7 +127,6 @@ def _routing(figures: ReportData, routing: RoutingData, domain: str) -> Spec:
         {"field": "expert", "title": "expert"},
         {"field": "share", "title": f"of {domain}", "format": ".1%"},
     ]
-    labelled = len(routing.layers) <= MOST_LABELLED
     return {**_cells(rows, x, y, colour, tooltip, labelled, ".0%", 0.005), "height": CELL * len(experts)}
 
 

@@ -51,10 +51,30 @@ def load_tokenizer(folder: Path) -> Any:
     except BaseException as error:  # transformers and tokenizers raise many kinds
         if not is_foreign(error):
             raise
+        if (problem := _config_problem(folder)) is not None:  # which transformers reads first
+            raise CheckpointError(
+                f"{folder}/config.json is refused by transformers: {problem}", "mend config.json"
+            ) from error
         raise CheckpointError(
             f"{folder} has no tokenizer that can be loaded: {first_line(error)}",
             "put the tokenizer's files into the folder",
         ) from error
+
+
+def _config_problem(folder: Path) -> str | None:
+    """Return what transformers says of a config.json that it refuses; None if it takes it, or code goes with it."""
+    from transformers import AutoConfig
+
+    try:
+        if "auto_map" in read_json(folder / "config.json"):
+            return None
+        with quiet_transformers():
+            AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except CheckpointError:
+        return None
+    except Exception as error:  # transformers raises many kinds
+        return first_line(error)
+    return None
 
 
 def load_model(folder: Path, dtype: str, device: str | None) -> Any:

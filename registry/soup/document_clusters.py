@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from registry.calibration import Corpus
-from registry.calibration.corpus import Document
+from registry.calibration.rows import Document
 from registry.checkpoint import Checkpoint
 from registry.composition.domain_weights import document_means
 from registry.errors import CalibrationError, StorageError
@@ -55,8 +55,8 @@ class ClusterCorpus(Corpus):
     def __iter__(self) -> Iterator[Document]:
         with self.paths[0].open(encoding="utf-8") as file:
             for line in file:
-                text, is_chat = json.loads(line)
-                yield Document(text, is_chat)
+                text, messages = json.loads(line)
+                yield Document(text, messages and tuple(messages))
 
 
 def check_clustering() -> None:
@@ -176,7 +176,7 @@ def _split(corpus: Corpus, numbers: npt.NDArray[np.int64], paths: Sequence[Path]
     for document, number in zip(corpus, numbers, strict=True):
         if number == _NONE:
             continue
-        line = json.dumps([document.text, document.is_chat]) + "\n"
+        line = json.dumps([document.text, document.messages]) + "\n"
         waiting[number].append(line)
         sizes[number] += len(line)
         if sizes[number] > _BUFFERED:

@@ -23,7 +23,7 @@ from registry.families.sites import COUNTS, MLP_INPUT, SITES
 from registry.io.files import own_file
 from registry.io.memory import return_freed_memory
 from registry.io.work_dirs import temporary_folder
-from registry.progress import Progress, silent
+from registry.progress import Progress, remark, silent
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
@@ -37,11 +37,16 @@ from registry.statistics.sliced_pass import SharedCheckpoint, collect_slices, op
 
 SEED = 0
 
+CONTENTS = "contents"
+"""Value of `evidence` in the settings of statistics: contents of messages alone count as evidence of an expert."""
+
 MOST_TOKENS = 2**53
 """Tokens that counts alone may add up to: shares of them are exact in float64."""
 
 
-def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings) -> Calibration | None:
+def text_calibration(
+    checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings, progress: Progress = silent
+) -> Calibration | None:
     """Return the calibration tokens of `data`, sampled over all of it.
 
     They are windows anywhere (`windows.random_places`) or, with `settings.document_tokens`, the first tokens of
@@ -60,7 +65,7 @@ def text_calibration(checkpoint: Checkpoint, data: Sequence[Path], settings: Pas
     tokenizer = load_tokenizer(checkpoint.folder)
     seq_len = window_size(checkpoint, settings)
     take = random_places if settings.document_tokens is None else document_beginnings
-    calibration = take(Corpus(data, tokenizer), tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
+    calibration = take(Corpus(data, tokenizer, progress), tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
     if (largest := int(calibration.ids.max())) >= checkpoint.architecture.vocab_size:
         raise CalibrationError(
             f"{checkpoint.label}: its tokenizer gives token {largest}, the model knows "
@@ -102,6 +107,8 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
     vocabulary = checkpoint.architecture.vocab_size
     if collected.token_counts is not None and not _are_counts(collected, vocabulary):
         raise CheckpointError(f"{path}: its token counts are not those of {vocabulary:,} tokens", redo)
+    if not _are_contents(collected):
+        raise CheckpointError(f"{path}: its counts of contents are not a part of its token counts", redo)
     if kept is not None:
         same = collected.token_counts is None or torch.equal(collected.token_counts, kept.counts(vocabulary))
         if (kept.digest, kept.tokens, same) != (collected.calibration_digest, collected.tokens, True):
@@ -117,6 +124,16 @@ def _are_counts(collected: Collected, vocabulary: int) -> bool:
         return False
     total: int = sum(counts.tolist())  # as Python's integers: a forged sum may not wrap around
     return 1 <= total <= MOST_TOKENS if collected.counts_alone else total == collected.tokens
+
+
+def _are_contents(collected: Collected) -> bool:
+    """Tell whether counts of contents are there where they are said to be, and are a part of the token counts."""
+    contents, counts = collected.content_counts, collected.token_counts
+    if (contents is not None) != (collected.computed.get("evidence") == CONTENTS):
+        return False
+    if contents is None or counts is None or contents.shape != counts.shape:
+        return contents is None
+    return bool(((contents >= 0) & (contents <= counts)).all())
 
 
 def _check_site(checkpoint: Checkpoint, collected: Collected, site: str, path: Path, redo: str) -> None:
@@ -171,17 +188,18 @@ def collect(
     """
     checkpoint = hashed.checkpoint
     if calibration is not None and settings.sites == COUNTS:
-        collected = _counted(hashed, calibration, computed_by(checkpoint, settings))
+        collected = counted(hashed.weights, calibration, checkpoint, computed_by(checkpoint, settings))
         return replace(collected, calibration=calibration) if keep_calibration else collected
     if cluster is not None:
         settings = on_cluster(settings, cluster)
         if calibration is None:
             calibration, keep_calibration = _sampled_by(cluster, hashed, settings, partial, progress), True
         if settings.sites == COUNTS:
-            collected = _counted(hashed, calibration, computed_by(checkpoint, settings, self_sampled=True))
+            computed = computed_by(checkpoint, settings, self_sampled=True)
+            collected = counted(hashed.weights, calibration, checkpoint, computed)
         else:
             collected = collect_slices(hashed, calibration, settings, cluster, partial, progress)
-        return replace(collected, calibration=calibration) if keep_calibration else collected
+        return _completed(collected, calibration, checkpoint, keep=keep_calibration)
     whole = whole_fits(checkpoint, settings, window_size(checkpoint, settings), progress)
     model = None
     if whole or calibration is None:
@@ -198,7 +216,8 @@ def collect(
         calibration = _sampled_calibration(checkpoint, model, settings, progress)
         keep_calibration = True  # they reveal no more than the weights
     if settings.sites == COUNTS:
-        collected = _counted(hashed, calibration, computed_by(checkpoint, settings, self_sampled=True))
+        computed = computed_by(checkpoint, settings, self_sampled=True)
+        collected = counted(hashed.weights, calibration, checkpoint, computed)
     elif whole:
         run = ModelRun(model)
         collected = take_statistics(
@@ -210,18 +229,46 @@ def collect(
         collected = take_statistics_by_layer(
             checkpoint, hashed.weights, calibration, settings, partial=partial, progress=progress
         )
-    return replace(collected, calibration=calibration) if keep_calibration else collected
+    return _completed(collected, calibration, checkpoint, keep=keep_calibration)
 
 
-def _counted(hashed: HashedCheckpoint, calibration: Calibration, computed: dict[str, Any]) -> Collected:
-    """Return token counts alone."""
-    return Collected(
-        hashed.weights,
-        {},
-        calibration.digest,
-        calibration.label,
-        computed,
-        token_counts=calibration.counts(hashed.checkpoint.architecture.vocab_size),
+def counted(weights: str, calibration: Calibration, checkpoint: Checkpoint, computed: dict[str, Any]) -> Collected:
+    """Return token counts alone.
+
+    Args:
+        weights: digest of the weights that they belong to.
+        calibration: the tokens.
+        checkpoint: a model of their vocabulary.
+        computed: the settings.
+    """
+    counts = calibration.counts(checkpoint.architecture.vocab_size)
+    alone = Collected(weights, {}, calibration.digest, calibration.label, computed, token_counts=counts)
+    return _completed(alone, calibration, checkpoint, keep=False)
+
+
+def _completed(collected: Collected, calibration: Calibration, checkpoint: Checkpoint, *, keep: bool) -> Collected:
+    """Return statistics with what follows from the calibration: counts of contents, and with `keep` its tokens."""
+    contents = calibration.content_counts(checkpoint.architecture.vocab_size)
+    computed = collected.computed | evidence_of(calibration)
+    kept = calibration if keep else None
+    return replace(collected, computed=computed, content_counts=contents, calibration=kept)
+
+
+def evidence_of(calibration: Calibration | None) -> dict[str, str]:
+    """Return what `computed` says of the tokens that are evidence: nothing where all are."""
+    return {} if calibration is None or calibration.written is None else {"evidence": CONTENTS}
+
+
+def report_few_tokens(collected: Collected, checkpoint: Checkpoint, settings: PassSettings, progress: Progress) -> None:
+    """Report statistics of fewer tokens than a window or than the hidden size has."""
+    tokens, window, hidden = collected.tokens, window_size(checkpoint, settings), checkpoint.architecture.hidden_size
+    if tokens >= max(window, hidden) or (collected.counts_alone and tokens >= window):
+        return
+    what = f"one window of {window:,}" if tokens < window else f"the hidden size, {hidden:,}"
+    remark(
+        progress,
+        f"only {tokens:,} tokens were counted, fewer than {what}: what is solved from them is chance; give more text, "
+        "24,576 tokens or more",
     )
 
 
@@ -264,7 +311,7 @@ def collect_to(
         raise StorageError(f"{target} cannot be created: {error.strerror}", "choose another --out") from error
     with open_checkpoint(folder, target / "partial", base=base, remote_code=True, progress=progress) as checkpoint:
         hashed = hash_checkpoint(checkpoint, progress)
-        calibration = text_calibration(checkpoint, [Path(file) for file in data], settings)
+        calibration = text_calibration(checkpoint, [Path(file) for file in data], settings, progress)
         collected = collect(
             hashed,
             calibration,
@@ -274,6 +321,7 @@ def collect_to(
             cluster=cluster,
             progress=progress,
         )
+        report_few_tokens(collected, checkpoint, settings, progress)
     path = target / statistics_file.FILE_NAME
     statistics_file.save(path, collected)
     shutil.rmtree(target / "partial", ignore_errors=True)

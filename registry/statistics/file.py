@@ -1,9 +1,9 @@
 """`statistics.safetensors`: the file format of an expert's statistics, which travel while the data stays.
 
 Tensors: `<site>.exponents` int16 (L, H) · `<site>.gram.<layer>` int64, the packed upper triangle of G ·
-`<site>.fold.<layer>.<fold>` the same for all folds but the last · `token_counts` int64 (V,) · with kept calibration
-also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header has the digest of the weights that
-the statistics belong to.
+`<site>.fold.<layer>.<fold>` the same for all folds but the last · `token_counts` int64 (V,) · where a chat template
+made text, `content_counts` int64 (V,) of contents of messages alone · with kept calibration also `calibration.ids`
+int32 (N, S) and `calibration.lengths` int32 (N,). The header has the digest of the weights that they belong to.
 
 Shapes: L layers, V vocabulary, N windows, S tokens of a window, G (H + 1, H + 1) packed to ((H + 1)(H + 2) / 2,).
 """
@@ -21,7 +21,7 @@ from jaxtyping import Int16
 
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, DamagedError, first_line
-from registry.families.sites import COUNTS
+from registry.families.sites import CONTENT_COUNTS, COUNTS, TOKEN_COUNTS
 from registry.io.safetensors_header import read_header
 from registry.io.safetensors_writer import Stream, replace_shard
 from registry.io.schema import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, list_of, maybe
@@ -33,13 +33,20 @@ from registry.statistics.open_tensors import OpenTensors
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
-_COMPUTED = {"dtype": LABEL, "batch_size": WHOLE, "device": LABEL, "sites": LABEL, "folds": WHOLE}
+_COMPUTED = {
+    "dtype": LABEL,
+    "batch_size": WHOLE,
+    "device": LABEL,
+    "sites": LABEL,
+    "folds": WHOLE,
+    "evidence": LABEL,
+}
 _REDO = "make it again: reg collect CKPT --data FILE --out DIR"
 _TENSORS = {
     re.compile(r"[a-z_]{1,40}\.exponents"): ("I16", 2),
     re.compile(r"[a-z_]{1,40}\.gram\.\d{1,6}"): ("I64", 1),
     re.compile(r"[a-z_]{1,40}\.fold\.\d{1,6}\.\d{1,6}"): ("I64", 1),
-    re.compile(r"token_counts"): ("I64", 1),
+    re.compile(r"(token|content)_counts"): ("I64", 1),
     re.compile(r"calibration\.ids"): ("I32", 2),
     re.compile(r"calibration\.lengths"): ("I32", 1),
 }
@@ -57,8 +64,8 @@ _KINDS = {
     "computed": OBJECT,
     "done": maybe(_LISTS),
 }
-_ADDED = {"sites", "folds"}
-"""Keys that older files lack."""
+_ADDED = {"sites", "folds", "evidence"}
+"""Keys that older files lack, and files of text without chats the last."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +78,11 @@ class Collected:
         calibration_digest: digest of the calibration tokens.
         calibration_label: name of the calibration for people.
         computed: settings that the result depends on: sites, and of a forward pass dtype, batch size, kind of device
-            and folds.
+            and folds; `evidence` where contents of messages alone are evidence.
         calibration: the calibration tokens, if they are kept.
         folds: site → for each layer, its statistics on every fold of the windows but the last, which is the remainder.
         token_counts: occurrences of each token, int64 of shape (V,).
+        content_counts: the same in contents of messages alone, where a chat template made text.
         done: site → windows that each layer has counted, in the state of an interrupted pass; None if complete.
     """
 
@@ -86,6 +94,7 @@ class Collected:
     calibration: Calibration | None = None
     folds: Mapping[str, Sequence[Sequence[Statistics]]] = field(default_factory=dict)
     token_counts: torch.Tensor | None = field(default=None, compare=False)  # they follow from the calibration
+    content_counts: torch.Tensor | None = field(default=None, compare=False)
     done: dict[str, tuple[int, ...]] | None = None
 
     @property
@@ -139,8 +148,9 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
             add_packed(f"{site}.fold.{number}.{fold}", part)
     for site, layers in exponents.items():
         add(f"{site}.exponents", torch.stack(layers))  # L tensors (H,) → (L, H)
-    if collected.token_counts is not None:
-        add("token_counts", collected.token_counts)
+    for name in (TOKEN_COUNTS, CONTENT_COUNTS):
+        if (counts := getattr(collected, name)) is not None:
+            add(name, counts)
     if collected.calibration is not None:
         add("calibration.ids", collected.calibration.ids)
         add("calibration.lengths", collected.calibration.lengths)
@@ -215,7 +225,8 @@ def load(path: Path) -> Collected:
             document["computed"],
             calibration,
             folds,
-            file.read("token_counts") if "token_counts" in file.entries else None,
+            file.read(TOKEN_COUNTS) if TOKEN_COUNTS in file.entries else None,
+            file.read(CONTENT_COUNTS) if CONTENT_COUNTS in file.entries else None,
             None if document["done"] is None else {site: tuple(done) for site, done in document["done"].items()},
         )
     except (OSError, DamagedError, ValueError, LookupError, TypeError, RuntimeError) as error:

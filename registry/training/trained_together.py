@@ -16,7 +16,7 @@ from registry.names.resolve import check_name_is_free
 from registry.progress import silent
 from registry.registration import Registration, RegistrationRequest, open_candidate, register_base, register_expert
 from registry.statistics import file as statistics
-from registry.statistics.file import Collected
+from registry.statistics.collect import counted
 from registry.statistics.forward_pass import computed_by
 from registry.statistics.settings import PassSettings
 from registry.training.processes import leading
@@ -123,14 +123,6 @@ def write_counts(folder: Path, base: Checkpoint, text: Calibration) -> None:
         base: the base model.
         text: the training text.
     """
-    statistics.save(
-        folder / statistics.FILE_NAME,
-        Collected(
-            hash_checkpoint(Checkpoint(folder, remote_code=True), silent).weights,
-            {},
-            text.digest,
-            text.label,
-            computed_by(base, PassSettings(sites=COUNTS)),
-            token_counts=text.counts(base.architecture.vocab_size),
-        ),
-    )
+    weights = hash_checkpoint(Checkpoint(folder, remote_code=True), silent).weights
+    computed = computed_by(base, PassSettings(sites=COUNTS))
+    statistics.save(folder / statistics.FILE_NAME, counted(weights, text, base, computed))

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from cli.main import main
@@ -17,6 +18,7 @@ def run(registry: Registry, *words: object, code: int = 0) -> Result:
     return result
 
 
+@pytest.mark.check
 def test_composition_goes_to_a_bucket_and_is_read_from_there(filled: Registry, tmp_path: Path, zoo: Zoo) -> None:
     url = f"memory://{tmp_path.name}/moe"
     composed = json.loads(run(filled, "compose", "--experts", "code,math", "--out", f"{url}/", "--json").stdout)
@@ -36,6 +38,7 @@ def test_composition_goes_to_a_bucket_and_is_read_from_there(filled: Registry, t
     assert list(filled.home.work.iterdir()) == []
 
 
+@pytest.mark.check
 def test_second_composition_needs_force(filled: Registry, tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}/moe"
     run(filled, "compose", "--experts", "code", "--out", url)
@@ -47,6 +50,7 @@ def test_second_composition_needs_force(filled: Registry, tmp_path: Path) -> Non
     assert {"composition.json", "config.json"} <= set(Bucket(url).listed()[0])
 
 
+@pytest.mark.check
 def test_prefix_without_composition_is_an_error(filled: Registry, tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}/none"
     failed = run(filled, "evaluate", url, "--data", f"code={tmp_path}", code=1)
@@ -54,6 +58,7 @@ def test_prefix_without_composition_is_an_error(filled: Registry, tmp_path: Path
     assert "reg compose" in failed.output
 
 
+@pytest.mark.check
 def test_path_is_asked_for_where_no_url_can_be(filled: Registry, tmp_path: Path) -> None:
     for words in (
         ("export", "code", "--out", "s3://bucket/code"),

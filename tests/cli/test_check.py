@@ -87,6 +87,7 @@ def qwen2(tmp_path: Path, tokenizer: Any) -> Path:
     return tmp_path / "home"
 
 
+@pytest.mark.check
 def test_host_is_chosen_where_there_are_several(qwen2: Path, tmp_path: Path) -> None:
     for host, expected in ((None, "qwen2_moe"), ("granitemoe", "granitemoe"), ("qwen2_moe", "qwen2_moe")):
         option = ["--host", host] if host else []
@@ -118,6 +119,7 @@ def test_modelling_file_travels_only_where_it_is_asked_for(tmp_path: Path, token
     assert "trust_remote_code=True" in card
 
 
+@pytest.mark.check
 def test_what_the_host_changes_is_noted(tmp_path: Path, tokenizer: Any) -> None:
     home, data = tmp_path / "home", write_jsonl(tmp_path / "data.jsonl", sentences("code", 20))
     model = make_model("olmo3", 101, num_hidden_layers=4, sliding_window=32)

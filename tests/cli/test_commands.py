@@ -60,6 +60,7 @@ def ready(run: Run, _ready_home: Path, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.check
 def test_add_expert_tells_what_was_registered(run: Run, zoo: Zoo, bare: Path) -> None:
     result = run(
         "add-expert", "code", bare, "--data", zoo.train["code"], "--tokens", 256, "--seq-len", 32, "--batch-size", 4,
@@ -139,6 +140,7 @@ def test_collect_says_that_it_goes_on(
     assert resuming not in run(*words, "--out", tmp_path).stderr
 
 
+@pytest.mark.check
 def test_base_model_is_no_member_in_the_table(ready: Run, tmp_path: Path) -> None:
     ready("compose", "--experts", "math,code", "--trunk", "base", "--out", tmp_path / "moe")
     header, row = ready("compositions").stdout.splitlines()
@@ -213,6 +215,7 @@ def test_a_plan_names_what_it_makes_and_what_was_set(ready: Run) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.check
 def test_list_show_compositions_log(ready: Run, tmp_path: Path) -> None:
     ready("compose", "--experts", "math,code", "--out", tmp_path / "moe")
     listed = ready("list").stdout.splitlines()
@@ -255,6 +258,7 @@ def test_alias_that_moves_tells_from_where(ready: Run, zoo: Zoo) -> None:
     assert ready("alias", "math@2", "good").stdout == "math@good is math@2 (was math@1)\n"
 
 
+@pytest.mark.check
 def test_opt_out_asks_and_lists(ready: Run, tmp_path: Path) -> None:
     ready("compose", "--experts", "math,code", "--out", tmp_path / "moe")
     asked = ready("opt-out", "math", input="n\n", code=1)
@@ -279,6 +283,7 @@ def test_opt_out_asks_and_lists(ready: Run, tmp_path: Path) -> None:
     assert found["deleted_arrays"] > 5
 
 
+@pytest.mark.check
 def test_opt_out_names_the_folders_that_hold_it(ready: Run, tmp_path: Path) -> None:
     for out in ("moe", "again", "moe"):
         ready("compose", "--experts", "math,code", "--out", tmp_path / out, "--force")
@@ -334,6 +339,7 @@ def test_export(ready: Run, zoo: Zoo, tmp_path: Path) -> None:
     assert document(ready("export", "code", "--out", tmp_path / "code", "--json"))["ref"] == "code@1"
 
 
+@pytest.mark.check
 def test_evaluate(ready: Run, zoo: Zoo, tmp_path: Path) -> None:
     ready("compose", "--experts", "math,code", "--out", tmp_path / "moe")
     words = ["evaluate", tmp_path / "moe", "--windows", 2, "--seq-len", 32]
@@ -469,6 +475,7 @@ def test_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).output.startswith("reg, version 0.")
 
 
+@pytest.mark.check
 def test_db_copy(filled: Registry, tmp_path: Path, postgres_server: str) -> None:
     """The catalog goes to PostgreSQL and back; both work on, with the same arrays, and hide the password."""
     schemas = Schemas(postgres_server)

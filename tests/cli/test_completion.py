@@ -103,7 +103,7 @@ def test_script_is_clicks_own(shell: str) -> None:
     assert "_reg_completion" in result.stdout
 
 
-@pytest.mark.long
+@pytest.mark.check
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes(home: Path, tmp_path: Path) -> None:
     reg = tmp_path / "bin" / "reg"

@@ -29,6 +29,7 @@ def moe(filled: Registry, tmp_path: Path) -> Path:
     return tmp_path / "moe"
 
 
+@pytest.mark.check
 def test_verdict_findings_next(filled: Registry, moe: Path) -> None:
     fill(ROUTER, float("nan"))(moe)
     result = run(filled.home.path, "doctor", moe, code=1)
@@ -86,6 +87,7 @@ def test_wrong_requests(zoo: Zoo, tmp_path: Path) -> None:
     assert "is not a file" in run(tmp_path, "doctor", zoo.experts["code"], "--data", "a=b.txt", code=1).stderr
 
 
+@pytest.mark.check
 def test_compose_checks_what_it_wrote(filled: Registry, tmp_path: Path) -> None:
     """Random models are worse than guessing, which is an error."""
     out = tmp_path / "random"

@@ -150,7 +150,8 @@ TOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
 }
 
 
-@pytest.mark.stride(7)
+@pytest.mark.check(after=6)
+@pytest.mark.trust(after=13)
 @pytest.mark.parametrize("case", sorted(TOLD))
 def test_mistakes_are_told(filled: Registry, zoo: Zoo, tmp_path: Path, case: str) -> None:
     words, message, hint = TOLD[case]
@@ -322,7 +323,8 @@ def test_refusal_of_the_system_is_no_fault_of_the_program(
     assert run(tmp_path / "home", "list").exception is error
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=4)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("words", [["list"], ["--help"], ["list", "--help"]], ids=" ".join)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -343,6 +345,7 @@ def test_output_that_cannot_be_written_is_told(tmp_path: Path, words: list[str],
     ]
 
 
+@pytest.mark.check
 def test_every_error_names_the_next_step() -> None:
     kinds = {name for name in registry.errors.__all__ if name.endswith("Error")}
     bare = []

@@ -33,7 +33,8 @@ def shown(home: Path, *words: str, term: str = "xterm") -> str:
     return read.decode()
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("words", [["list"], ["show", "nosuch"], ["log"], ["opt-out", "nosuch"]], ids=" ".join)
 def test_the_first_word_goes_when_there_is_more(tmp_path: Path, words: list[str]) -> None:
     Registry(tmp_path / "home").close()
@@ -43,14 +44,16 @@ def test_the_first_word_goes_when_there_is_more(tmp_path: Path, words: list[str]
     assert len(text) > len(f"{WORD}\r\x1b[K")
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("words", [["list", "-q"], ["list", "--json"], ["--help"], ["list", "--help"]], ids=" ".join)
 def test_quiet_json_and_help_have_none(tmp_path: Path, words: list[str]) -> None:
     Registry(tmp_path / "home").close()
     assert WORD not in shown(tmp_path / "home", *words)
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("words", "line", "option"),
     [

@@ -42,7 +42,7 @@ def test_coefficients_reach_the_recipe(run: Run, filled: Registry) -> None:
     run(*TRIO, "--trunk", "task-arithmetic", "--coefficients", "code=1,math=1,law=1", "--plan")
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_fitting_composing_and_composing_again(run: Run, filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     words = (*TRIO, *DENSE, "--fit", zoo.test["code"], *SHORT, "--save-recipe", tmp_path / "r.yaml")
     told = run(*words, "--out", tmp_path / "out").stdout
@@ -118,6 +118,7 @@ def test_usage_errors(zoo: Zoo, tmp_path: Path, words: tuple[str, ...], message:
     assert message in result.stderr
 
 
+@pytest.mark.check(after=4)
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [

@@ -19,6 +19,7 @@ def run(registry: Registry, *words: object, code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.check
 def test_it_composes_what_the_library_does(filled: Registry, tmp_path: Path) -> None:
     plan = filled.compose([], tmp_path / "library", from_base=3)
     saved = tmp_path / "r.yaml"
@@ -55,7 +56,8 @@ def test_options_win_over_a_file(filled: Registry, tmp_path: Path) -> None:
     assert documents[0]["versions"] == ["base@1", "base@1"]
 
 
-@pytest.mark.stride(15)
+@pytest.mark.check(after=4)
+@pytest.mark.trust(after=10)
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -37,6 +37,9 @@ def validate(found: Any, schema: Any) -> None:
     jsonschema.Draft202012Validator(closed(deepcopy(schema))).validate(found)
 
 
+pytestmark = pytest.mark.check
+
+
 @pytest.fixture(scope="module")
 def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What every command printed, in one registry."""

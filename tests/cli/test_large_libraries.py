@@ -26,7 +26,8 @@ def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("how", ["said", "quiet", "json"])
 def test_only_our_lines_are_on_stderr(zoo: Zoo, tmp_path: Path, how: str) -> None:
     """The checkpoint is one that transformers has something to say about: sampling options that greedy search drops."""
@@ -86,7 +87,8 @@ def _interrupt(words: Sequence[str], folder: Path) -> tuple[int, str, str]:
     return process.returncode, stdout, stderr
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_interrupted_pass_ends_with_130_and_leaves_no_half_output(zoo: Zoo, tmp_path: Path, as_json: bool) -> None:
     Registry(tmp_path / "home").close()

@@ -40,6 +40,7 @@ def following(result: Result) -> str:
     return command
 
 
+@pytest.mark.check
 def test_what_follows_a_command_parses_and_names_the_registry(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     home, math, text = filled.home.path, zoo.test["math"], ("--data", f"math={zoo.test['math']}")
     reg = f"reg --home {home}"
@@ -94,6 +95,7 @@ def test_what_follows_a_command_parses_and_names_the_registry(filled: Registry, 
         assert NEXT not in result.stdout
 
 
+@pytest.mark.check
 def test_two_experts_of_one_base_model_are_composed(registry: Registry, zoo: Zoo) -> None:
     home = registry.home.path
     assert following(run(home, "add-base", "base", zoo.base)).endswith(" add-expert NAME CKPT")
@@ -104,6 +106,7 @@ def test_two_experts_of_one_base_model_are_composed(registry: Registry, zoo: Zoo
     assert following(run(home, "show", "two")).endswith(" compose --experts one,two --out moe/")
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("option", ["--quiet", "--json"])
 def test_nothing_follows_where_only_the_result_is_asked_for(filled: Registry, option: str) -> None:
     for words in (("list",), ("show", "math"), ("compose", "--experts", "code,math", "--plan"), ("log",)):
@@ -159,6 +162,7 @@ def test_experts_that_routing_cannot_separate_are_not_suggested_together(filled:
     assert "math" not in experts
 
 
+@pytest.mark.check
 def test_a_version_with_weights_of_an_earlier_one_says_what_differs(filled: Registry, zoo: Zoo) -> None:
     added = run(filled.home.path, "add-expert", "math", zoo.experts["math"], "--license", "mit")
     assert "it has the weights of math@1, but differs in: license (none there, mit here)\n" in added.stderr

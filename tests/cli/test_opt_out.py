@@ -29,6 +29,7 @@ def home(filled: Registry, tmp_path: Path) -> Path:
     return filled.home.path
 
 
+@pytest.mark.check
 def test_dry_run_changes_no_byte_and_says_what_would_be(home: Path, tmp_path: Path) -> None:
     before = files_of(home)
     lines = run(home, "opt-out", "math", "--purge", "--dry-run").stdout.splitlines()
@@ -52,6 +53,7 @@ def test_dry_run_changes_no_byte_and_says_what_would_be(home: Path, tmp_path: Pa
         assert found[key] == did[key], key  # as foreseen
 
 
+@pytest.mark.check
 def test_heirs_are_the_members_that_remain(home: Path) -> None:
     with Registry(home) as registry:
         would = registry.opt_out("math", dry_run=True)
@@ -69,6 +71,7 @@ def test_heirs_are_the_members_that_remain(home: Path) -> None:
     assert would.heirs == ()  # whoever was opted out inherits nothing
 
 
+@pytest.mark.check
 def test_consequences_come_before_the_question(home: Path) -> None:
     asked = run(home, "opt-out", "math", "--purge", answer="n\n", code=1).stderr
     dry = run(home, "opt-out", "math", "--purge", "--dry-run").stdout

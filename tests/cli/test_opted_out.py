@@ -24,6 +24,7 @@ def moe(filled: Registry, tmp_path: Path) -> Path:
     return tmp_path / "moe"
 
 
+@pytest.mark.check
 def test_commands_on_a_folder_warn_of_members_opted_out(filled: Registry, zoo: Zoo, moe: Path, tmp_path: Path) -> None:
     home, out = filled.home.path, tmp_path / "report.html"
     at = str(filled.resolve("math", states=["withdrawn"]).withdrawn_at)[:10]
@@ -46,6 +47,7 @@ def test_commands_on_a_folder_warn_of_members_opted_out(filled: Registry, zoo: Z
     assert "warning" not in run(home, "--quiet", "route", moe, "the sum of two").stderr
 
 
+@pytest.mark.check
 def test_nothing_is_said_of_what_the_registry_does_not_know(
     filled: Registry, zoo: Zoo, moe: Path, tmp_path: Path
 ) -> None:
@@ -57,6 +59,7 @@ def test_nothing_is_said_of_what_the_registry_does_not_know(
     assert "warning" not in run(filled.home.path, "route", moe, "the sum of two").stderr
 
 
+@pytest.mark.check
 def test_one_digest_is_one_version_for_receipt_and_push(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """A folder of math@1, whose content was registered again: both commands used to name another version."""
     home, moe, receipt = filled.home.path, tmp_path / "moe", tmp_path / "receipt.json"
@@ -71,6 +74,7 @@ def test_one_digest_is_one_version_for_receipt_and_push(filled: Registry, zoo: Z
     assert f"{moe} contains math@1, opted out" in run(home, "route", moe, "the sum of two").stderr
 
 
+@pytest.mark.check
 def test_content_registered_again_is_named_by_its_active_version(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     home, moe, receipt = filled.home.path, tmp_path / "moe", tmp_path / "receipt.json"
     filled.compose(["math", "code"], moe)

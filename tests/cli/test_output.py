@@ -23,6 +23,7 @@ def run(home: Path, *words: object, code: int = 0) -> Result:
     return result
 
 
+@pytest.mark.check
 def test_quiet_prints_results_alone(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     home, moe, receipt = filled.home.path, tmp_path / "moe", tmp_path / "receipt.json"
     digest = run(home, "compose", "--experts", "math,code", "--out", moe, "--quiet").stdout.strip()
@@ -90,7 +91,7 @@ MEANT = {
 }
 
 
-@pytest.mark.stride(8)
+@pytest.mark.check(after=3)
 @pytest.mark.parametrize("case", sorted(MEANT))
 def test_wrong_word_is_answered_with_the_nearest(
     filled: Registry, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,7 +128,8 @@ def on_terminal(words: list[str], **environment: str) -> str:
     return shown.decode()
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)], ids=str
 )

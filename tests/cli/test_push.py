@@ -18,6 +18,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub
     yield from writable_hub(monkeypatch, tmp_path / "huggingface")
 
 
+@pytest.mark.check
 def test_pushes_are_told(filled: Registry, hub: WritableHub, tmp_path: Path) -> None:
     def run(*words: object, code: int = 0) -> Result:
         result = CliRunner().invoke(main, ["--home", str(filled.home.path), *map(str, words)])

@@ -65,6 +65,7 @@ def run(home: Path) -> Callable[..., Result]:
     return lambda *words: CliRunner().invoke(main, ["--home", str(home), *map(str, words)])
 
 
+@pytest.mark.check
 def test_reading_works(run: Callable[..., Result], home: Path, zoo: Zoo, scratch: Path) -> None:
     out = scratch / "out"
     out.mkdir()
@@ -98,6 +99,7 @@ def test_reading_works(run: Callable[..., Result], home: Path, zoo: Zoo, scratch
     assert files_of(home) == before
 
 
+@pytest.mark.check
 def test_writing_tells_which_folder_cannot_be_written(run: Callable[..., Result], home: Path, scratch: Path) -> None:
     commands: list[list[object]] = [
         ["db", "upgrade"],

@@ -101,7 +101,8 @@ def test_usage_errors(zoo: Zoo, tmp_path: Path, words: tuple[str, ...], message:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.stride(12)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=5)
 @pytest.mark.parametrize(
     ("words", "recipe"),
     [
@@ -158,6 +159,7 @@ def test_members_of_an_ensemble_share_a_trunk(run: Run, filled: Registry) -> Non
     assert re.search(r"density +0.5\n", shown)
 
 
+@pytest.mark.check
 def test_dense_model_for_documents(run: Run, filled: Registry, tmp_path: Path) -> None:
     text = write_jsonl(tmp_path / "text.jsonl", sentences("biomed", 8, seed=1))
     words = ("compose", "--experts", "code,math@1,biomed", "--to", "dense", "--trunk", "mean", "--like", text)
@@ -177,6 +179,7 @@ def test_dense_model_for_documents(run: Run, filled: Registry, tmp_path: Path) -
     assert "next: give --like a file of documents" in told
 
 
+@pytest.mark.check
 def test_recipe_is_shown_as_people_write_it(run: Run, filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     plan = run("compose", *PAIR, "--router", "domain-embedding", "--bias", "code=1", "--normalize", "--plan").stdout
     shown = dict(line.split(maxsplit=1) for line in plan.splitlines() if line.startswith(("bias", "normalize")))
@@ -188,6 +191,7 @@ def test_recipe_is_shown_as_people_write_it(run: Run, filled: Registry, zoo: Zoo
     assert told.startswith(f"weights by --like: {', '.join(f'{name}={weight:g}' for name, weight in weights.items())}")
 
 
+@pytest.mark.check
 def test_lam_curve_for_people_and_as_json(run: Run, filled: Registry, tmp_path: Path) -> None:
     curves = filled.lam_curve(("code", "math"), Recipe(router="ridge", weights={"code": 2.0}))
     words = ("lam-curve", *PAIR, "--weights", "code=2")
@@ -207,6 +211,7 @@ def test_lam_curve_for_people_and_as_json(run: Run, filled: Registry, tmp_path: 
     assert "there is no option --to" in run("lam-curve", *PAIR, "--to", "dense", code=2).stderr  # which has no routers
 
 
+@pytest.mark.check
 def test_lam_auto_and_refine_compose(run: Run, filled: Registry, tmp_path: Path) -> None:
     words = ("compose", *PAIR, "--router", "ridge", "--lam", "auto", "--refine", 1, "--out", tmp_path / "out")
     assert run(*words).stdout.startswith("composed code@1, math@1 into ")

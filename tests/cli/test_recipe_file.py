@@ -64,6 +64,7 @@ def test_every_field_is_an_option_with_its_help_and_default() -> None:
             assert tuple(getattr(option.type, "choices", ())) == one.choices
 
 
+@pytest.mark.check
 def test_the_file_is_composed(run: Run, filled: Registry, file: Path, tmp_path: Path) -> None:
     recipe = Recipe("ties", {"density": 0.5}, top_k=1, weights={"math": 2.0})
     assert run("compose", "--recipe", file, "--out", tmp_path / "out").stdout.startswith("composed code@1, math@1 into")
@@ -71,7 +72,8 @@ def test_the_file_is_composed(run: Run, filled: Registry, file: Path, tmp_path: 
     assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
 
 
-@pytest.mark.stride(8)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=5)
 @pytest.mark.parametrize(
     ("words", "experts", "recipe"),
     [
@@ -115,6 +117,7 @@ def test_switches_of_a_file_can_be_turned_off(run: Run, filled: Registry, tmp_pa
     assert json.loads(run(*words).stdout)["digest"] == filled.plan(["code", "math"], Recipe(router="ridge")).digest
 
 
+@pytest.mark.check
 def test_a_composition_can_be_composed_again(run: Run, filled: Registry, tmp_path: Path) -> None:
     recipe = Recipe(router="ridge", lam="auto", weights={"code": 3.0})
     plan = filled.compose(["code", "math"], tmp_path / "out", recipe)
@@ -129,6 +132,7 @@ def test_a_composition_can_be_composed_again(run: Run, filled: Registry, tmp_pat
     )
 
 
+@pytest.mark.check
 def test_what_was_asked_for_is_saved(run: Run, filled: Registry, file: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved.yaml"
     words = ("compose", "--recipe", file, "--router", "ridge", "--lam", "auto", "--save-recipe", saved)
@@ -199,6 +203,7 @@ def test_without_experts_nothing_is_composed(run: Run) -> None:
         assert "give --experts A,B" in run(*command.split(), code=2).stderr
 
 
+@pytest.mark.check
 def test_other_commands_read_the_file(run: Run, filled: Registry, file: Path) -> None:
     file.write_text("experts: {code: 3, math: }\nrouter: ridge\ntemperature: 0.5\ndtype: bfloat16\n", encoding="utf-8")
     for command, more in (("preview", ("--router", "ridge", "--temperature", 0.5)), ("lam-curve", ())):

@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from cli.main import main
 from registry import Registry
 
 
+@pytest.mark.check
 def test_reproduce_tells_what_differs(filled: Registry, tmp_path: Path) -> None:
     def run(*words: object, code: int = 0) -> Result:
         result = CliRunner().invoke(main, ["--home", str(filled.home.path), "reproduce", *map(str, words)])

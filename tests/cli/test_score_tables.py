@@ -40,6 +40,7 @@ def read_csv(printed: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(printed)))
 
 
+@pytest.mark.check
 def test_forms_hold_the_same_figures(run: Run, zoo: Zoo, tmp_path: Path) -> None:
     run("compose", "--experts", "code,math", "--out", tmp_path / "moe")
     words = ["evaluate", tmp_path / "moe", *text(zoo, "code", "math"), "--oracle"]
@@ -61,6 +62,7 @@ def test_forms_hold_the_same_figures(run: Run, zoo: Zoo, tmp_path: Path) -> None
     assert "exclude one another" in run(*words, "--json", "--csv", code=2).stderr
 
 
+@pytest.mark.check
 def test_methods_stand_side_by_side(run: Run, zoo: Zoo) -> None:
     table = run("evaluate", "--experts", "code,math", "--methods", "base,oracle, regmean", *text(zoo, "code", "math"))
     first = [line.split()[0] for line in table.stdout.splitlines() if line]
@@ -74,6 +76,7 @@ def test_methods_stand_side_by_side(run: Run, zoo: Zoo) -> None:
     assert "give a FOLDER" in run("evaluate", *text(zoo, "code"), code=2).stderr
 
 
+@pytest.mark.check
 def test_active_experts_are_rows_and_shown_with_the_composition(run: Run, zoo: Zoo, tmp_path: Path) -> None:
     run("compose", "--experts", "code,math", "--out", tmp_path / "moe")
     words = ["evaluate", tmp_path / "moe", *text(zoo, "code", "math"), "--active-experts"]
@@ -106,6 +109,7 @@ def test_seeds_are_mean_and_deviation_in_one_cell(capsys: pytest.CaptureFixture[
     assert lines[1][list(header).index("seeds")] == ""
 
 
+@pytest.mark.check
 def test_interval_of_the_mean_is_a_column(run: Run, zoo: Zoo, tmp_path: Path) -> None:
     run("compose", "--experts", "code,math", "--out", tmp_path / "moe")
     data = [word for name in ("code", "math") for word in ("--data", f"{name}={zoo.test[name]}")]
@@ -130,6 +134,7 @@ def test_markdown_escapes_what_would_part_a_cell(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.splitlines() == ["| a\\|b | c |", "| --- | ---: |", "| x | 1 |"]
 
 
+@pytest.mark.check
 def test_show_tells_a_composition_and_what_was_found_of_it(run: Run, zoo: Zoo, tmp_path: Path) -> None:
     run("compose", "--experts", "code,math", "--trunk", "base", "--out", tmp_path / "moe")
     (made,) = json.loads(run("compositions", "--json").stdout)
@@ -172,6 +177,7 @@ def test_show_prints_the_audits_of_a_composition(run: Run, zoo: Zoo, tmp_path: P
     ]
 
 
+@pytest.mark.check
 def test_continual(run: Run, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["continual", "--schedule", "math,code", *text(zoo, "code", "math")]
     found = json.loads(run(*words, "--json").stdout)
@@ -200,6 +206,7 @@ def test_ranking_puts_the_best_first_and_leaves_out_what_has_no_average() -> Non
     assert ranking_of(rows[:1]) == []
 
 
+@pytest.mark.check
 def test_ranking_of_folders_has_the_interval_of_the_distance(run: Run, zoo: Zoo, tmp_path: Path) -> None:
     run("compose", "--experts", "code,math", "--out", tmp_path / "moe")
     run("compose", "--experts", "code,math", "--to", "dense", "--out", tmp_path / "dense")

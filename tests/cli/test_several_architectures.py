@@ -29,7 +29,7 @@ def run(home: Path, *words: str | Path, code: int = 0) -> Result:
     return result
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_what_is_composed_is_evaluated_routed_and_reported(home: Path, zoo: Zoo, tmp_path: Path) -> None:
     for to in ("hetero", "ensemble"):
         options = ("compose", "--experts", "code,law,math", "--to", to)
@@ -51,6 +51,7 @@ def test_what_is_composed_is_evaluated_routed_and_reported(home: Path, zoo: Zoo,
         run(home, "reproduce", out)
 
 
+@pytest.mark.check
 def test_of_several_architectures_only_projectors_train(home: Path, zoo: Zoo, tmp_path: Path) -> None:
     run(home, "compose", "--experts", "code,math", "--to", "hetero", "--out", tmp_path / "out")
     shared = ("--data", zoo.train["code"], "--out", tmp_path / "trained")
@@ -64,6 +65,7 @@ def test_of_several_architectures_only_projectors_train(home: Path, zoo: Zoo, tm
     run(home, "reproduce", tmp_path / "trained")
 
 
+@pytest.mark.check(after=7)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

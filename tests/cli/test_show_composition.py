@@ -38,6 +38,7 @@ def made_from(registry: Registry, digest: str) -> list[dict[str, object]]:
     return found
 
 
+@pytest.mark.check
 def test_public_expert_and_biases_are_marked(filled: Registry, zoo: Zoo, tmp_path: Path, show: Show) -> None:
     with_bias = ExpertTraining(**vars(TINY) | {"router_bias": True})
     filled.train_expert("trained", "base", [zoo.train["code"]], with_bias)
@@ -69,6 +70,7 @@ def test_public_expert_and_biases_are_marked(filled: Registry, zoo: Zoo, tmp_pat
     assert [one["public"] for one in made_from(filled, unbiased)] == [False, False]
 
 
+@pytest.mark.check
 def test_versions_that_were_opted_out_since_are_marked(filled: Registry, zoo: Zoo, tmp_path: Path, show: Show) -> None:
     filled.train_expert("trained", "base", [zoo.train["code"]], ExpertTraining(**vars(TINY) | {"router_bias": True}))
     recipe = Recipe(router="anchored", trunk="base")
@@ -88,6 +90,7 @@ def test_versions_that_were_opted_out_since_are_marked(filled: Registry, zoo: Zo
     assert (found["state"], found["opted_out_at"], found["trained_bias"]) == ("purged", purged.purged_at, None)
 
 
+@pytest.mark.check
 def test_a_member_registered_again_is_named_once(filled: Registry, zoo: Zoo, tmp_path: Path, show: Show) -> None:
     digest = filled.compose(["code", "math"], tmp_path / "old").digest
     filled.opt_out("math")
@@ -104,6 +107,7 @@ def test_a_member_registered_again_is_named_once(filled: Registry, zoo: Zoo, tmp
     assert show(digest)["members"] == "code@1,math@2"
 
 
+@pytest.mark.check
 def test_rows_that_are_damaged_are_remarked_on(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.train_expert("trained", "base", [zoo.train["code"]], ExpertTraining(**vars(TINY) | {"router_bias": True}))
     digest = filled.compose(["base", "trained"], tmp_path / "moe", Recipe(router="anchored", trunk="base")).digest
@@ -115,6 +119,7 @@ def test_rows_that_are_damaged_are_remarked_on(filled: Registry, zoo: Zoo, tmp_p
     assert "bias of trained@1 " not in result.stdout
 
 
+@pytest.mark.check
 def test_a_trained_composition_has_its_trained_biases_and_those_before(
     filled: Registry, zoo: Zoo, tmp_path: Path, show: Show
 ) -> None:

@@ -30,6 +30,7 @@ def run(filled: Registry) -> Run:
     return invoke
 
 
+@pytest.mark.check
 def test_show_has_the_losses_of_a_trained_expert(filled: Registry, zoo: Zoo, run: Run) -> None:
     trained = filled.train_expert("fresh", "base", [zoo.train["code"]], TINY)
     losses = trained.losses
@@ -56,6 +57,7 @@ def test_show_has_the_losses_of_a_trained_expert(filled: Registry, zoo: Zoo, run
     assert json.loads(run("show", "fresh@1", "--json").stdout)["training"] is None
 
 
+@pytest.mark.check
 def test_report_draws_the_losses_of_trained_members(filled: Registry, zoo: Zoo, run: Run, tmp_path: Path) -> None:
     losses = filled.train_expert("fresh", "base", [zoo.train["code"]], TINY).losses
     filled.compose(["fresh", "math"], tmp_path / "moe")
@@ -76,7 +78,8 @@ def test_report_draws_the_losses_of_trained_members(filled: Registry, zoo: Zoo, 
     assert json.loads(run("report", tmp_path / "moe", "--json").stdout)["trainings"][0]["loss"] == list(losses.steps)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("content", ["{}", '{"format": 1}', '{"format": 1, "loss": "\\u001b[31m"}', "[]"])
 def test_record_that_cannot_be_read_is_left_out_and_noted(
     filled: Registry, zoo: Zoo, run: Run, tmp_path: Path, content: str

@@ -19,7 +19,7 @@ def run(registry: Registry, *words: object) -> Result:
     return CliRunner().invoke(main, ["--home", str(registry.home.path), *map(str, words)])
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_simoe_is_trained_and_composed(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     data = ("--data", zoo.train["code"], "--data", zoo.train["law"])
     sizes = ("--experts", 2, "--prompt-tokens", 8, "--tokens", 2 * 2 * 32, "--batch-size", 2, "--seq-len", 32)

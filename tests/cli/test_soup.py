@@ -18,7 +18,7 @@ def run(registry: Registry, *words: object) -> Result:
     return CliRunner().invoke(main, ["--home", str(registry.home.path), *map(str, words)])
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_soup_is_trained_and_instantiated(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     domains = ("--domains", zoo.train["code"], "--domains", f"law={zoo.train['law']}")
     training = ("--experts", 2, "--tokens", 2 * 2 * 32, "--batch-size", 2, "--seq-len", 32, "--dtype", "float32")

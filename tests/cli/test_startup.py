@@ -30,7 +30,8 @@ NOT_FOR_COMPOSING = (
 OWN = ("cli.commands.compose", "cli.recipe", "cli.options")
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=4)
 @pytest.mark.parametrize(
     "words",
     [
@@ -52,6 +53,7 @@ def test_light_commands_stay_light(tmp_path: Path, words: list[str]) -> None:
     assert loaded(tmp_path / "home", words, unwanted)[-1] == "loaded []"
 
 
+@pytest.mark.check
 def test_a_version_is_shown_without_torch(filled: Registry) -> None:
     """Its distances to others are told from samples of weights, which numpy reads."""
     *shown, last = loaded(filled.home.path, ["show", "code"], ("torch", "transformers", "zarr", "huggingface_hub"))
@@ -173,7 +175,8 @@ def test_every_command_has_a_case() -> None:
     assert WRONG.keys() | WITHOUT_NAMES == COMMANDS.keys()
 
 
-@pytest.mark.stride(25)
+@pytest.mark.check(after=5)
+@pytest.mark.trust(after=11)
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [(command, *case) for command, cases in WRONG.items() for case in cases],
@@ -227,8 +230,8 @@ def test_paths_of_a_training_are_checked_without_torch(
     assert message in "\n".join(shown)
 
 
-@pytest.mark.long
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(router="ridge")], ids=["context", "ridge"])
 def test_a_layer_that_is_not_there_is_refused_without_torch(filled: Registry, tmp_path: Path, recipe: Recipe) -> None:
     filled.compose(["code", "math"], tmp_path / "moe", recipe)
@@ -239,6 +242,7 @@ def test_a_layer_that_is_not_there_is_refused_without_torch(filled: Registry, tm
     assert last == "loaded ['torch']"
 
 
+@pytest.mark.check
 def test_composing_loads_no_more_than_it_needs(filled: Registry, tmp_path: Path) -> None:
     words = ["compose", "--experts", "code,math", "--out", str(tmp_path / "moe")]
     *shown, last = loaded(filled.home.path, words, NOT_FOR_COMPOSING)

@@ -15,6 +15,7 @@ WIDTHS = (40, 60, 80, 120)
 FIRST, SECOND = ("n" * (NAME_LIMIT - 1) + number for number in "12")
 
 
+@pytest.mark.check
 def test_lines_are_no_wider_than_the_terminal(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import json
 from itertools import permutations
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from cli.commands.train import train
@@ -17,6 +18,7 @@ from registry import Recipe, Registry
 from tests.conftest import Zoo
 
 
+@pytest.mark.check
 def test_train_prints_loss_and_digest(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
     home = ["--home", str(filled.home.path)]
@@ -56,6 +58,7 @@ def test_common_options_are_the_same_in_one_order() -> None:
         assert others == [first, first]
 
 
+@pytest.mark.check
 def test_tokens_that_were_trained_on_are_printed_beside_those_asked_for(
     filled: Registry, zoo: Zoo, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from registry import Registry
 from tests.conftest import Zoo, files_of
 
 
+@pytest.mark.check
 def test_train_expert_prints_loss_and_digest(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     words = ["--home", str(filled.home.path), "train-expert", "fresh", "--base", "base"]
     words += ["--data", str(zoo.train["code"]), "--tokens", "192", "--batch-size", "2", "--seq-len", "32"]
@@ -37,6 +38,7 @@ def test_train_expert_prints_loss_and_digest(filled: Registry, zoo: Zoo, tmp_pat
         assert "  next: " in result.stderr
 
 
+@pytest.mark.check
 def test_tokens_that_were_trained_on_are_printed_and_shown(filled: Registry, zoo: Zoo) -> None:
     home = ["--home", str(filled.home.path)]
     words = [*home, "train-expert", "fresh", "--base", "base", "--data", str(zoo.train["code"]), "--tokens", "100"]
@@ -59,7 +61,7 @@ def test_a_training_that_spoiled_an_expert_says_how_to_withdraw_it(filled: Regis
     assert result.stderr.splitlines()[-1] == f"  next: reg --home {filled.home.path} opt-out worse@1"
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_a_coordinated_expert_is_composed_with_the_public_one(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     def run(*words: object, code: int = 0) -> str:
         result = CliRunner().invoke(main, ["--home", str(filled.home.path), *map(str, words)])

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from cli.main import main
@@ -10,6 +11,7 @@ from registry import Recipe, Registry
 from tests.conftest import Zoo
 
 
+@pytest.mark.check
 def test_train_router_tells_loss_and_digest(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     words = ["--home", str(filled.home.path), "train-router", str(tmp_path / "moe"), "--data", str(zoo.train["code"])]

@@ -20,6 +20,7 @@ from cli.session import Session
 from registry import Registry
 
 
+@pytest.mark.check
 def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     Registry(tmp_path / "my home").close()
     script = "from cli.main import main; main()"

@@ -37,7 +37,8 @@ def other_catalog(zoo: Zoo, folder: Path) -> str:
     return f"sqlite:///{folder / 'catalog.sqlite'}"
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=5)
 @pytest.mark.parametrize("command", sorted(TOUCHING))
 def test_mistaken_catalog_is_refused(zoo: Zoo, tmp_path: Path, command: str) -> None:
     home, out = tmp_path / "home", tmp_path / "moe"

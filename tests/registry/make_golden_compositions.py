@@ -4,7 +4,8 @@ python -m tests.registry.make_golden_compositions
 
 The bits of sums, products and roots depend on the machine: on its instruction set, and on the library that computes
 them. So what follows from them is recorded for each kind of machine, told by the bits of some computations; it is
-recorded for the one that this runs on, and that of the others stays. This makes a processor pass for an older one:
+recorded for the one that this runs on; that of the others stays, but for cases that changed everywhere. This makes a
+processor pass for an older one:
 
 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2_VNNI MKL_ENABLE_INSTRUCTIONS=AVX2 python -m …
 """
@@ -379,7 +380,11 @@ def main() -> None:
                     here[name] = varying
                 print(name)
     changed = sorted(name for name, files in everywhere.items() if golden["everywhere"].get(name, files) != files)
-    machines = golden["machines"] | {
+    others = {
+        machine: own | {"written": {name: files for name, files in own["written"].items() if name not in changed}}
+        for machine, own in golden["machines"].items()
+    }
+    machines = others | {
         fingerprint(): {"cpu": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__, "written": here}
     }
     document = {"everywhere": everywhere, "machines": machines}

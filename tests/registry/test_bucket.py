@@ -35,7 +35,8 @@ def one(registry: Registry, zoo: Zoo) -> Registry:
     return registry
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.to}-{recipe.trunk}-{recipe.router}")
 def test_composed_folders_are_the_same_bytes(
     filled: Registry, filled_bucket: Registry, tmp_path: Path, recipe: Recipe
@@ -47,6 +48,7 @@ def test_composed_folders_are_the_same_bytes(
     assert files_of(tmp_path / "again") == files_of(tmp_path / "disk")
 
 
+@pytest.mark.check
 def test_what_is_registered_into_a_bucket_is_the_same_bytes(
     zoo: Zoo, arrays_url: str, s3: S3Server, tmp_path: Path
 ) -> None:
@@ -65,6 +67,7 @@ def test_what_is_registered_into_a_bucket_is_the_same_bytes(
     assert version.ref == "code@1"
 
 
+@pytest.mark.check
 def test_purge_leaves_no_byte_of_it_in_bucket_or_copies(filled_bucket: Registry, s3: S3Server, tmp_path: Path) -> None:
     registry, store = filled_bucket, filled_bucket.arrays
     assert isinstance(store, ObjectArrays)
@@ -86,6 +89,7 @@ def test_purge_leaves_no_byte_of_it_in_bucket_or_copies(filled_bucket: Registry,
     assert registry.gc().digests == ()
 
 
+@pytest.mark.check
 def test_versioned_bucket_is_told_by_purge_and_receipt(zoo: Zoo, s3: S3Server, tmp_path: Path) -> None:
     url = f"s3://{s3.new_bucket(versioned=True)}/team"
     with Registry(tmp_path / "home", arrays=url) as registry:
@@ -99,6 +103,7 @@ def test_versioned_bucket_is_told_by_purge_and_receipt(zoo: Zoo, s3: S3Server, t
     assert "keeps versions" in receipt["not_erased"]["remains"][0]
 
 
+@pytest.mark.check
 def test_gc_deletes_leftovers_of_a_crash_in_the_bucket(filled_bucket: Registry) -> None:
     store = filled_bucket.arrays
     assert isinstance(store, ObjectArrays)
@@ -111,6 +116,7 @@ def test_gc_deletes_leftovers_of_a_crash_in_the_bucket(filled_bucket: Registry) 
     assert not store.has(stray)
 
 
+@pytest.mark.check
 def test_verify_reads_the_bucket_and_a_repeat_repairs(filled_bucket: Registry, zoo: Zoo, tmp_path: Path) -> None:
     store = filled_bucket.arrays
     assert isinstance(store, ObjectArrays)
@@ -124,6 +130,7 @@ def test_verify_reads_the_bucket_and_a_repeat_repairs(filled_bucket: Registry, z
     assert filled_bucket.verify().problems == ()
 
 
+@pytest.mark.check
 def test_two_homes_share_a_bucket(filled_bucket: Registry, tmp_path: Path) -> None:
     """Another machine: a catalog elsewhere, and nothing in its home."""
     database, arrays = f"sqlite:///{filled_bucket.home.path / 'catalog.sqlite'}", filled_bucket.home.arrays_place
@@ -133,6 +140,7 @@ def test_two_homes_share_a_bucket(filled_bucket: Registry, tmp_path: Path) -> No
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
+@pytest.mark.check
 def test_forgotten_arrays_are_refused(filled_bucket: Registry, zoo: Zoo) -> None:
     home = filled_bucket.home.path
     filled_bucket.close()
@@ -143,6 +151,7 @@ def test_forgotten_arrays_are_refused(filled_bucket: Registry, zoo: Zoo) -> None
     assert not (home / "arrays").exists()
 
 
+@pytest.mark.check
 def test_arrays_are_copied_there_and_back(one: Registry, arrays_url: str, s3: S3Server, tmp_path: Path) -> None:
     home, folder = one.home.path, one.home.arrays
     result = run("--home", home, "arrays", "copy", folder, arrays_url)
@@ -158,6 +167,7 @@ def test_arrays_are_copied_there_and_back(one: Registry, arrays_url: str, s3: S3
     assert (document["copied"], document["kept"], document["problems"]) == (number, 0, [])
 
 
+@pytest.mark.check
 def test_interrupted_copy_goes_on(one: Registry, arrays_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, write, left = one.home.arrays, ObjectArrays._write, [7]
 
@@ -179,6 +189,7 @@ def test_interrupted_copy_goes_on(one: Registry, arrays_url: str, monkeypatch: p
     assert copy_arrays(folder, arrays_url).copied == 0
 
 
+@pytest.mark.check
 def test_damaged_array_is_not_copied(one: Registry, tmp_path: Path) -> None:
     source = FolderArrays(tmp_path / "source")
     copy_arrays(one.home.arrays, source.root)
@@ -191,6 +202,7 @@ def test_damaged_array_is_not_copied(one: Registry, tmp_path: Path) -> None:
     assert set(source.digests()) - set(FolderArrays(tmp_path / "target").digests()) == {digest}
 
 
+@pytest.mark.check
 def test_copy_to_a_wrong_place_is_refused(one: Registry, arrays_url: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="already"):
         copy_arrays(one.home.arrays, one.home.arrays)
@@ -201,6 +213,7 @@ def test_copy_to_a_wrong_place_is_refused(one: Registry, arrays_url: str, tmp_pa
         copy_arrays(one.home.arrays, arrays_url)
 
 
+@pytest.mark.check
 def test_config_shows_where_arrays_and_copies_are(tmp_path: Path) -> None:
     found = json.loads(run("--home", tmp_path, "config", "--json", arrays="s3://bucket/team").stdout)["settings"]
     assert found["arrays"] == {"value": "s3://bucket/team", "source": "environment variable REG_ARRAYS"}
@@ -210,6 +223,7 @@ def test_config_shows_where_arrays_and_copies_are(tmp_path: Path) -> None:
     assert "chunk_cache" not in plain
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("words", [("list",), ("verify",), ("gc",)], ids=" ".join)
 def test_server_that_is_gone_is_a_message(
     filled_bucket: Registry, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]

@@ -12,7 +12,7 @@ from tests.running import figures_of
 PROCESSES, OPERATIONS = 3, 4
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
 @pytest.mark.parametrize(("database", "arrays"), [("postgresql", "folder"), ("sqlite", "folder"), ("postgresql", "s3")])
 def test_processes_at_once(tmp_path: Path, database: str, arrays: str) -> None:
     words = ["--processes", PROCESSES, "--operations", OPERATIONS, "--creations", 1, "--scratch", tmp_path]

@@ -17,6 +17,7 @@ from tests.running import figures_of
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.check
 @pytest.mark.skipif(faults.why_not() is not None, reason=str(faults.why_not()))
 def test_killed_or_without_space_at_some_points() -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "PYTEST"))}
@@ -32,7 +33,7 @@ def test_killed_or_without_space_at_some_points() -> None:
     assert told["random"]["kills"] > 0
 
 
-@pytest.mark.long
+@pytest.mark.trust
 @pytest.mark.skipif(faults.why_not() is not None, reason=str(faults.why_not()))
 def test_killed_with_the_catalog_in_postgresql() -> None:
     told = figures_of("tests.crash", "random", "--kills", 2, "--database", "postgresql")["random"]
@@ -40,7 +41,7 @@ def test_killed_with_the_catalog_in_postgresql() -> None:
     assert told["kills"] == 2
 
 
-@pytest.mark.long
+@pytest.mark.trust
 @pytest.mark.skipif(faults.why_not() is not None, reason=str(faults.why_not()))
 def test_killed_with_arrays_in_a_bucket_and_the_catalog_in_postgresql() -> None:
     words = ["random", "--kills", 3, "--database", "postgresql", "--arrays", "s3"]

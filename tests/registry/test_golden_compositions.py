@@ -32,7 +32,7 @@ def machine() -> str:
     return fingerprint()
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=12)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_written_is_what_was_recorded(name: str, home: Home, machine: str, tmp_path: Path) -> None:
     found, expected = written(CASES[name], home, tmp_path), RECORDED["everywhere"][name]
@@ -55,10 +55,8 @@ def test_what_is_written_is_what_was_recorded(name: str, home: Home, machine: st
 def test_the_record_is_of_these_cases() -> None:
     assert RECORDED["everywhere"].keys() == CASES.keys()
     varying = {name: {file for file in files if files[file] is None} for name, files in RECORDED["everywhere"].items()}
-    for machine in RECORDED["machines"].values():
-        assert {name: set(files) for name, files in machine["written"].items()} == {
-            name: files for name, files in varying.items() if files
-        }
+    for machine in RECORDED["machines"].values():  # one may lack cases that changed since it was recorded
+        assert {name: set(files) for name, files in machine["written"].items()}.items() <= varying.items()
 
 
 def test_every_method_and_family_has_a_case(home: Home, tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ BAD: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.check(after=24)
 @pytest.mark.parametrize("case", sorted(BAD))
 def test_hostile_checkpoint_is_refused_with_the_reason(bare: Path, registry: Registry, case: str) -> None:
     change, message = BAD[case]
@@ -233,6 +234,7 @@ def test_tensor_of_two_files_is_refused(bare: Path) -> None:
     save_file(tensors, bare / "a.safetensors")
     save_file({"lm_head.weight": tensors["lm_head.weight"]}, bare / "b.safetensors")
     text(INDEX, '{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}')(bare)
+    (bare / WEIGHTS).unlink()
     with pytest.raises(CheckpointError, match=r"tensor lm_head\.weight is in a\.safetensors and in .*b\.safetensors"):
         Checkpoint(bare)
 
@@ -289,7 +291,7 @@ def test_table_with_a_row_that_is_larger_than_it_looks_is_refused(
 ) -> None:
     monkeypatch.setattr("registry.calibration.corpus.ROW_BYTES", 10_000)
     value: Any = "x" * 20_000
-    rows = ["x", value] if column == "text" else [["x"], [value]]
+    rows = ["x", value] if column == "text" else [[{"role": "user", "content": text}] for text in ("x", value)]
     parquet.write_table(pa.table({column: rows}), tmp_path / "data.parquet")
     tokenizer = type("Tokenizer", (), {"apply_chat_template": lambda *_, **__: "x"})()
     with pytest.raises(CalibrationError, match="row 2 has more than 10,000 bytes"):
@@ -395,6 +397,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.check(after=12)
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_are_paths_or_look_alikes_are_refused(filled: Registry, tmp_path: Path, name: str) -> None:
     before = len(filled.log())

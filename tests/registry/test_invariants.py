@@ -5,7 +5,6 @@ nothing that is stored, nor any composition of the others. Exact opt-out: afterw
 registry that never held the expert.
 """
 
-import os
 import shutil
 from dataclasses import replace
 from datetime import date
@@ -26,9 +25,6 @@ from registry.statistics.collect import collect_to
 from tests.catalogs import Schemas
 from tests.conftest import EXPERTS, THREE, Zoo, copy_home, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
-
-EVERYTHING = os.environ.get("REG_TEST_STRIDE") == "1"
-"""Whether this is `make trust`: all orders, recipes and experts, of which a sample is tried elsewhere."""
 
 RIDGE = Recipe(router="ridge")
 
@@ -70,11 +66,12 @@ ORDERS = list(permutations(EXPERTS))
 ROTATED = [EXPERTS[n:] + EXPERTS[:n] for n in range(len(EXPERTS))]
 
 
-@pytest.mark.parametrize("first", EXPERTS if EVERYTHING else ["any"])
+@pytest.mark.trust(after=1)
+@pytest.mark.parametrize("first", ["any", *EXPERTS])
 def test_orders_of_registering_and_of_naming_give_the_same_bytes(
     small: dict[str, Path], tmp_path: Path, reference: dict[str, bytes], first: str
 ) -> None:
-    """Orders of registering, each with another order of naming; `make trust` tries all 120 of both.
+    """Orders of registering, each with another order of naming; those with a first expert are all 120 of both.
 
     Those that begin alike share their beginning: the home is copied where they part.
     """
@@ -141,7 +138,7 @@ ALONE: dict[str, dict[str, Any]] = {
 }
 """Each of them by itself, and with either kind of output."""
 
-RECIPES = SAMPLE | ALONE if EVERYTHING else SAMPLE
+RECIPES = SAMPLE | ALONE
 
 
 def test_sample_has_every_method_and_option() -> None:
@@ -175,7 +172,8 @@ def histories(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=12)
 @pytest.mark.parametrize("name", RECIPES)
 def test_history_leaves_no_trace(histories: Path, tmp_path: Path, name: str) -> None:
     """Extra experts, other versions, aliases, tags, earlier compositions, opt-outs: none changes a byte."""
@@ -191,16 +189,17 @@ def test_history_leaves_no_trace(histories: Path, tmp_path: Path, name: str) -> 
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
 
 
-WITHDRAWN = [
+FEW = [("filled", "code", False), ("filled", "law", True), ("filled_bucket", "law", True)]
+ANY = [
     *(("filled", *case) for case in product(EXPERTS, (False, True))),
     *(("filled_bucket", *case) for case in product(THREE, (False, True))),
 ]
+WITHDRAWN = list(dict.fromkeys((*FEW, *ANY)))
 
 
-@pytest.mark.parametrize(
-    ("where", "withdrawn", "purge"),
-    WITHDRAWN if EVERYTHING else [("filled", "code", False), ("filled", "law", True), ("filled_bucket", "law", True)],
-)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
+@pytest.mark.parametrize(("where", "withdrawn", "purge"), WITHDRAWN)
 def test_opt_out_equals_never_registered(
     zoo: Zoo, request: pytest.FixtureRequest, tmp_path: Path, withdrawn: str, purge: bool, where: str
 ) -> None:
@@ -228,6 +227,7 @@ def test_opt_out_equals_never_registered(
     assert files_of(tmp_path / "before") != files_of(tmp_path / "expected")
 
 
+@pytest.mark.check
 def test_newest_version_opted_out_gives_back_the_one_before(zoo: Zoo, tmp_path: Path) -> None:
     with fresh(tmp_path / "home", zoo, ("code", "math")) as registry:
         registry.compose(["code", "math"], tmp_path / "expected")
@@ -239,6 +239,7 @@ def test_newest_version_opted_out_gives_back_the_one_before(zoo: Zoo, tmp_path: 
     assert files_of(tmp_path / "other") != files_of(tmp_path / "expected")
 
 
+@pytest.mark.check
 def test_registering_changes_no_stored_byte_of_another(zoo: Zoo, tmp_path: Path) -> None:
     with fresh(tmp_path / "home", zoo, ("code", "math")) as registry:
         before = files_of(tmp_path / "home" / "arrays")
@@ -252,7 +253,7 @@ def test_registering_changes_no_stored_byte_of_another(zoo: Zoo, tmp_path: Path)
     assert files_of(tmp_path / "moe") == made
 
 
-@pytest.mark.long  # the next one crosses storages too, with histories
+@pytest.mark.check
 def test_homes_anywhere_give_the_same_bytes(
     zoo: Zoo, tmp_path: Path, arrays_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +276,7 @@ ACROSS = {"regmean": Recipe(trunk="regmean", router="ridge"), "default": Recipe(
 """Recipes whose tensors are copied, averaged and solved."""
 
 
+@pytest.mark.check
 def test_order_history_and_storage_give_the_same_bytes(
     zoo: Zoo, tmp_path: Path, arrays_url: str, postgres_server: str
 ) -> None:

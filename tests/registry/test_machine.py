@@ -6,11 +6,14 @@ histories here; `make trust` drives it through hundreds of long ones.
 
 from pathlib import Path
 
+import pytest
+
 from tests.running import figures_of
 
 EXAMPLES, STEPS = 2, 4
 
 
+@pytest.mark.check
 def test_whole_registry_against_a_model(tmp_path: Path) -> None:
     words = ["--examples", EXAMPLES, "--steps", STEPS, "--names", 2, "--scratch", tmp_path, "--untrained"]
     told = figures_of("tests.machine", *words)

@@ -29,6 +29,7 @@ from tests.conftest import EXPERTS, SETTINGS, Zoo, array_folder, files_of, overw
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 
 
+@pytest.mark.check
 def test_versions_count_up_and_share_equal_arrays(registry: Registry, zoo: Zoo) -> None:
     one = registry.add_expert("math", zoo.experts["math"], license="mit", tags={"team": "x"}, alias="stable")
     assert (one.version.ref, one.added, one.self_sampled) == ("math@1", True, False)
@@ -58,6 +59,7 @@ def test_same_content_is_recognised_and_only_annotated(registry: Registry, zoo: 
     assert not registry.add_base("base", zoo.base).added
 
 
+@pytest.mark.check
 def test_same_data_is_recognised_without_another_pass(
     bare: Path, zoo: Zoo, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +127,7 @@ def test_resolving(filled: Registry, zoo: Zoo) -> None:
     assert caught.value.hint == "reg list --all, which shows the aliases there are"
 
 
+@pytest.mark.check
 def test_other_settings_of_the_pass_make_another_version(tmp_path: Path, bare: Path, zoo: Zoo) -> None:
     made: dict[str, set[str]] = {"first": set(), "second": set()}
     plain, half = PassSettings(tokens=128, seq_len=32), PassSettings(tokens=128, seq_len=32, dtype="bfloat16")
@@ -170,6 +173,7 @@ def test_export_gives_back_every_tensor_and_file(bare: Path, zoo: Zoo, registry:
         assert (tmp_path / "back" / name).read_bytes() == (bare / name).read_bytes()
 
 
+@pytest.mark.check
 def test_opt_out_withdraws_and_lists_what_was_made(filled: Registry, tmp_path: Path) -> None:
     filled.compose(["code", "math"], tmp_path / "moe")
     filled.compose(["code", "law"], tmp_path / "other")
@@ -321,6 +325,7 @@ def test_garbage_of_registrations_is_what_is_not_being_written(filled: Registry)
     assert not (filled.home.merged / "merged-old").exists()
 
 
+@pytest.mark.check
 def test_compositions_are_recorded_and_found_by_member(filled: Registry, tmp_path: Path) -> None:
     filled.compose(["math", "code"], tmp_path / "moe", Recipe(router="ridge", lam=0.5))
     filled.compose(["math", "code"], tmp_path / "again", Recipe(router="ridge", lam=0.5))
@@ -421,6 +426,7 @@ def test_disk_that_fills_up_while_registering_leaves_nothing(
     assert registry.verify().problems == ()
 
 
+@pytest.mark.check
 def test_experts_of_tied_sharded_bfloat16_checkpoints(tmp_path: Path, tokenizer: Any, registry: Registry) -> None:
     data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 20))
     for number, name in enumerate(("a", "b"), start=1):

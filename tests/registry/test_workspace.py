@@ -71,7 +71,8 @@ RECIPES: dict[str, Any] = {
 }
 
 
-@pytest.mark.stride(12)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("recipe", "step"), [*((recipe, 3) for recipe in RECIPES), ("default", 0), ("refined", 12), ("refitted", 12)]
 )
@@ -90,7 +91,8 @@ def test_member_purged_while_it_is_composed(filled: Registry, tmp_path: Path, re
     assert filled.verify().problems == ()
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(("recipe", "step"), [("refined", 0), ("refitted", 3), ("refined", 12)])
 def test_others_purged_while_one_is_composed(
     filled: Registry, zoo: Zoo, tmp_path: Path, recipe: str, step: int
@@ -108,7 +110,6 @@ def test_others_purged_while_one_is_composed(
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
 
 
-@pytest.mark.stride(4)
 @pytest.mark.parametrize("step", [0, 5])
 def test_version_purged_while_it_is_exported(filled: Registry, tmp_path: Path, step: int) -> None:
     with (
@@ -119,7 +120,7 @@ def test_version_purged_while_it_is_exported(filled: Registry, tmp_path: Path, s
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("step", [0, 20])
 def test_version_purged_while_all_is_verified(filled: Registry, step: int) -> None:
     with disturbed(filled.home.path, "verifying", step, purge) as registry:
@@ -170,6 +171,7 @@ def test_resolved_version_purged_before_its_arrays_are_listed(filled: Registry) 
     assert [member.version.ref for member in filled.members([version, filled.resolve("law")])] == ["law@1"]
 
 
+@pytest.mark.check
 def test_folder_that_another_registry_is_composing_into(filled: Registry, tmp_path: Path) -> None:
     """The registry's own lock does not tell of it; the folder itself does."""
     elsewhere = shutil.copytree(filled.home.path, tmp_path / "elsewhere")

@@ -55,6 +55,7 @@ def test_chain_covers_the_actor(monkeypatch: pytest.MonkeyPatch, catalog_url: st
         assert catalog.chain().events == 0
 
 
+@pytest.mark.check
 def test_compositions_do_not_depend_on_who_makes_them(
     monkeypatch: pytest.MonkeyPatch, filled: Registry, tmp_path: Path
 ) -> None:

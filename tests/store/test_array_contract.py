@@ -55,7 +55,8 @@ def damage(store: ArrayStore, digest: str, position: int) -> None:
     chunk.write_bytes(data)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check(after=70)
+@pytest.mark.trust(after=151)
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("dtype", sorted(CARRIERS))
 @pytest.mark.parametrize("shape", [(1,), (7,), (4, 6), (3, 2, 5)])
@@ -204,6 +205,7 @@ def test_disk_answers_as_memory_does(
         assert found[0] == found[1] == found[2], (action, number)
 
 
+@pytest.mark.check
 def test_registry_needs_no_more_than_the_contract(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

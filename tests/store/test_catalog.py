@@ -294,7 +294,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.stride(12)
 @pytest.mark.parametrize("change", sorted(CHANGES))
 def test_chain_breaks_where_an_event_was_changed_or_removed(catalog: Catalog, change: str) -> None:
     version, _ = catalog.add_version(new())
@@ -313,6 +312,7 @@ def test_chain_breaks_where_an_event_was_changed_or_removed(catalog: Catalog, ch
             catalog.events()
 
 
+@pytest.mark.check
 def test_writers_in_several_processes_make_one_chain(catalog: Catalog, tmp_path: Path) -> None:
     catalog.add_version(new())
     url = catalog.engine.url.render_as_string(hide_password=False)

@@ -169,6 +169,7 @@ def opened(schemas: Schemas | None) -> Iterator[Catalog]:
             catalog.close()
 
 
+@pytest.mark.check
 @given(STEPS)
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -71,6 +71,7 @@ for number in range(150):
 """
 
 
+@pytest.mark.check
 def test_limit_holds_for_several_processes(tmp_path: Path) -> None:
     keepers = [
         subprocess.Popen([sys.executable, "-c", _KEEPER, tmp_path, str(number)], env={**os.environ, "PYTHONPATH": "."})

@@ -52,7 +52,6 @@ def content(url: str, folder: Path) -> tuple[object, ...]:
         return rows, dict(seals.now(session)), catalog.chain(), catalog.id, catalog.discrepancies(log=True)
 
 
-@pytest.mark.stride(4)
 @pytest.mark.parametrize("target", BOTH)
 @pytest.mark.parametrize("source", BOTH)
 def test_copy_is_the_same_and_goes_on(places: dict[str, list[str]], tmp_path: Path, source: str, target: str) -> None:
@@ -93,6 +92,7 @@ def test_target_with_rows_is_refused_and_left_alone(places: dict[str, list[str]]
         copy(one, one)
 
 
+@pytest.mark.check
 def test_empty_catalog_may_be_a_target(places: dict[str, list[str]], tmp_path: Path) -> None:
     one, other = places["sqlite"][0], places["postgresql"][1]
     fill(one, tmp_path)

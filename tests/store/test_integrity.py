@@ -74,7 +74,8 @@ def test_catalog_as_it_was_written_has_no_discrepancy(catalog: Catalog) -> None:
     assert catalog.chain().broken is None
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check(after=7)
+@pytest.mark.trust(after=15)
 @pytest.mark.parametrize(("table", "column"), list(columns()))
 def test_every_column_of_every_row_is_held_to_the_log(catalog: Catalog, table: str, column: str) -> None:
     database = str(catalog.engine.url.database)

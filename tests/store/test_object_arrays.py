@@ -37,6 +37,7 @@ def files_in(s3: S3Server, url: str) -> dict[str, bytes]:
     return s3.objects(bucket, prefix)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("compress", [False, True])
 def test_objects_are_the_files_of_a_folder_and_zarr_reads_them(
     store: ObjectArrays, s3: S3Server, tmp_path: Path, compress: bool, monkeypatch: pytest.MonkeyPatch
@@ -51,6 +52,7 @@ def test_objects_are_the_files_of_a_folder_and_zarr_reads_them(
     assert (np.asarray(zarr.open_array(LocalStore(folder.path(digest)), mode="r")[...]) == store.read(digest)).all()
 
 
+@pytest.mark.check
 def test_description_is_written_last_and_deleted_first(store: ObjectArrays, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 64)
     written, deleted = list[str](), list[str]()
@@ -75,6 +77,7 @@ def test_description_is_written_last_and_deleted_first(store: ObjectArrays, monk
     assert sorted(deleted) == sorted(written)
 
 
+@pytest.mark.check
 def test_array_without_description_is_none_and_is_completed(store: ObjectArrays) -> None:
     digest = store.put(array())
     store._delete([f"{digest[:2]}/{digest}/zarr.json"])
@@ -88,6 +91,7 @@ def test_array_without_description_is_none_and_is_completed(store: ObjectArrays)
     assert store.is_intact(digest)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("left", [b"", b"x" * 60, b"x" * 7])
 def test_other_bytes_in_place_of_a_chunk_are_replaced(store: ObjectArrays, left: bytes) -> None:
     digest = digest_of(array())
@@ -96,6 +100,7 @@ def test_other_bytes_in_place_of_a_chunk_are_replaced(store: ObjectArrays, left:
     assert content(store.open(digest)) == content(array())
 
 
+@pytest.mark.check
 def test_frame_of_another_compressor_is_kept_if_it_holds_the_same(store: ObjectArrays) -> None:
     from numcodecs.zstd import Zstd
 
@@ -108,6 +113,7 @@ def test_frame_of_another_compressor_is_kept_if_it_holds_the_same(store: ObjectA
     assert content(store.open(digest_of(source))) == content(source)
 
 
+@pytest.mark.check
 def test_writers_of_the_same_array_all_succeed(
     arrays_url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -121,6 +127,7 @@ def test_writers_of_the_same_array_all_succeed(
     assert files_in(s3, arrays_url) == files_of(tmp_path)
 
 
+@pytest.mark.check
 def test_one_of_two_catalogs_that_claim_at_once_has_the_arrays(arrays_url: str) -> None:
     def claim(owner: str) -> str | None:
         try:
@@ -134,6 +141,7 @@ def test_one_of_two_catalogs_that_claim_at_once_has_the_arrays(arrays_url: str) 
     assert won == {open_arrays(arrays_url).owner()}
 
 
+@pytest.mark.check
 def test_large_chunks_are_read_by_ranges(store: ObjectArrays, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.random.default_rng(0).integers(0, 2**60, 5 * 2**20)  # two chunks of 32 MiB, of which one is padded
     digest = store.put(ArraySource.of(data, "int64"))
@@ -155,6 +163,7 @@ def test_large_chunks_are_read_by_ranges(store: ObjectArrays, monkeypatch: pytes
     assert store.is_intact(digest)
 
 
+@pytest.mark.check
 def test_bucket_that_lies_is_found_though_there_is_a_copy(store: ObjectArrays) -> None:
     digest = store.put(array())
     assert content(store.open(digest)) == content(array())
@@ -168,6 +177,7 @@ def test_bucket_that_lies_is_found_though_there_is_a_copy(store: ObjectArrays) -
     assert store.cache.digests() == []  # what was wrong is not kept
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("harm", [b"", b"\x00" * 60, b"x" * 61, None])
 def test_damaged_copy_is_dropped_and_fetched_again(store: ObjectArrays, harm: bytes | None) -> None:
     assert store.cache is not None
@@ -203,7 +213,8 @@ open_arrays(sys.argv[1]).put(ArraySource.of(np.arange(100 * 7, dtype=np.float32)
 """
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("writes", [0, 1, 5, 11, 12])
 def test_killed_writer_leaves_what_the_next_completes(
     arrays_url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch, writes: int
@@ -225,6 +236,7 @@ def test_killed_writer_leaves_what_the_next_completes(
     assert files_in(s3, arrays_url) == {}
 
 
+@pytest.mark.check
 def test_old_versions_are_told(s3: S3Server) -> None:
     store = open_arrays(f"s3://{s3.new_bucket(versioned=True)}/team")
     store.set_owner("a" * 32)
@@ -235,6 +247,7 @@ def test_old_versions_are_told(s3: S3Server) -> None:
     assert plain.past_deletion() is None
 
 
+@pytest.mark.check
 def test_strange_objects_are_no_arrays(store: ObjectArrays) -> None:
     digest = store.put(array())
     for key in ("notes.txt", f"{digest[:2]}/notes", f"00/{'f' * 64}/c.0", "registry"):
@@ -246,12 +259,14 @@ def test_strange_objects_are_no_arrays(store: ObjectArrays) -> None:
     assert store.owner() == "a" * 32
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("url", ["ftp://bucket/x", "s3://", "s3:///x", "s3://bucket/../x", "s3://bucket/a b"])
 def test_url_of_no_bucket_is_refused(url: str) -> None:
     with pytest.raises(InvalidInputError):
         open_arrays(url)
 
 
+@pytest.mark.check
 def test_results_that_are_made_ahead_come_in_order() -> None:
     """What is done ahead comes in order, and ends with the first failure."""
     assert list(objects._ahead(lambda n: n * n, range(50), 4)) == [n * n for n in range(50)]
@@ -267,6 +282,7 @@ def test_results_that_are_made_ahead_come_in_order() -> None:
         next(results)
 
 
+@pytest.mark.check
 def test_description_and_chunks_larger_than_an_array_has_are_not_read(s3: S3Server) -> None:
     url = f"s3://{s3.new_bucket()}/a"
     arrays = ObjectArrays(url)

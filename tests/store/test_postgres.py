@@ -25,6 +25,7 @@ from tests.store.test_catalog import link, new
 pytestmark = pytest.mark.usefixtures("schemas")
 
 
+@pytest.mark.check
 def test_lock_excludes_and_says_who_holds_it(catalog: Catalog, other: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "WAIT_SECONDS", 0.2)
     monkeypatch.setenv("REG_ACTOR", "ada")
@@ -39,6 +40,7 @@ def test_lock_excludes_and_says_who_holds_it(catalog: Catalog, other: Catalog, m
         pass
 
 
+@pytest.mark.check
 def test_sharers_hold_it_together_and_gc_waits_for_all_of_them(catalog: Catalog, other: Catalog) -> None:
     order: list[str] = []
     with ExitStack() as sharers:
@@ -57,6 +59,7 @@ def test_sharers_hold_it_together_and_gc_waits_for_all_of_them(catalog: Catalog,
     assert order == ["shared", "collected"]
 
 
+@pytest.mark.check
 def test_machines_do_not_compose_into_one_prefix_at_once(
     catalog: Catalog, other: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +75,7 @@ def test_machines_do_not_compose_into_one_prefix_at_once(
         pass  # a path is a folder of one machine
 
 
+@pytest.mark.check
 def test_catalogs_of_two_schemas_do_not_wait_for_each_other(
     catalog: Catalog, schemas: Schemas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +84,7 @@ def test_catalogs_of_two_schemas_do_not_wait_for_each_other(
         assert apart.id != catalog.id
 
 
+@pytest.mark.check
 def test_writer_that_lost_its_lock_is_refused_and_repeating_it_works(
     catalog: Catalog, other: Catalog, postgres_server: str
 ) -> None:
@@ -96,6 +101,7 @@ def test_writer_that_lost_its_lock_is_refused_and_repeating_it_works(
     assert other.chain().events == 1
 
 
+@pytest.mark.check
 def test_holder_after_a_lost_lock_waits_for_the_writer_that_passed_its_check(
     catalog: Catalog, other: Catalog, postgres_server: str
 ) -> None:
@@ -124,6 +130,7 @@ def test_holder_after_a_lost_lock_waits_for_the_writer_that_passed_its_check(
     assert seen == [{"1" * 64}]
 
 
+@pytest.mark.check
 def test_nothing_is_deleted_once_the_lock_is_lost(catalog: Catalog, postgres_server: str) -> None:
     deleted = []
     with catalog.lock("collecting garbage"):
@@ -135,6 +142,7 @@ def test_nothing_is_deleted_once_the_lock_is_lost(catalog: Catalog, postgres_ser
     assert deleted == ["first"]
 
 
+@pytest.mark.check
 def test_lock_of_a_killed_process_is_free(catalog: Catalog, url: str, tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path; from store.catalog import Catalog\n"
@@ -151,6 +159,7 @@ def test_lock_of_a_killed_process_is_free(catalog: Catalog, url: str, tmp_path: 
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.check
 def test_transaction_that_loses_to_another_is_repeated(catalog: Catalog) -> None:
     """A trigger refuses the first two insertions as a deadlock does."""
     with catalog.engine.begin() as connection:
@@ -175,6 +184,7 @@ def test_transaction_that_loses_to_another_is_repeated(catalog: Catalog) -> None
 # -- what a purge leaves -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.check
 def test_purge_waits_for_readers_of_old_rows_and_says_so(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     version, _ = catalog.add_version(new())
     assert catalog.erase() is None
@@ -187,6 +197,7 @@ def test_purge_waits_for_readers_of_old_rows_and_says_so(catalog: Catalog, monke
     assert catalog.erase() is None
 
 
+@pytest.mark.check
 def test_purge_does_not_wait_for_those_that_wait_for_its_lock(
     catalog: Catalog, other: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +225,7 @@ def test_purge_does_not_wait_for_those_that_wait_for_its_lock(
     assert entered.is_set()
 
 
+@pytest.mark.check
 def test_holder_waits_for_a_writer_longer_than_one_statement(
     catalog: Catalog, other: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +246,7 @@ def test_holder_waits_for_a_writer_longer_than_one_statement(
     writer.join(10)
 
 
+@pytest.mark.check
 def test_no_file_of_the_tables_holds_a_purged_label(catalog: Catalog, postgres_server: str, url: str) -> None:
     """The label stands in a column, in the server's samples of its values, and, being long, out of line."""
     folder = make_url(postgres_server).query.get("host")
@@ -273,6 +286,7 @@ def holding(folder: Path, words: str, server: str) -> list[Path]:
 NAMES = ("a-b", "a_b", "ab", "A-b", "b", "B", "a1", "a10", "a2", "a.b", "Zeta", "zeta")
 
 
+@pytest.mark.check
 def test_everything_is_in_the_same_order_and_has_the_same_seals(catalog: Catalog, tmp_path: Path) -> None:
     with postgres.admin(catalog.engine.url.render_as_string(False)).connect() as connection:
         ordered = [
@@ -316,6 +330,7 @@ def facts(catalog: Catalog) -> dict[str, object]:
     }
 
 
+@pytest.mark.check
 def test_absent_catalog_is_not_made_by_looking(schemas: Schemas, tmp_path: Path) -> None:
     from store.catalog import copying
 
@@ -326,6 +341,7 @@ def test_absent_catalog_is_not_made_by_looking(schemas: Schemas, tmp_path: Path)
 # -- the server of the tests -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.check
 def test_cluster_ends_with_the_process_that_owns_it() -> None:
     with subprocess.Popen(["sleep", "600"]) as owner:
         try:
@@ -339,7 +355,8 @@ def test_cluster_ends_with_the_process_that_owns_it() -> None:
     assert not folder.exists()
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize(
     ("change", "table"),
     [

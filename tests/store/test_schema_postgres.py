@@ -71,7 +71,8 @@ def rows_of(engine: Engine) -> dict[str, list[str]]:
         return found | {"schema": [str(connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")))]}
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_golden_rows_of_each_revision_are_upgraded_alike(tmp_path: Path, url: str, revision: str) -> None:
     golden = Path(shutil.copy(GOLDEN / f"{revision}.sqlite", tmp_path / "catalog.sqlite"))

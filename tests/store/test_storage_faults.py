@@ -42,7 +42,8 @@ def store(proxy: FaultyProxy, arrays_url: str, tmp_path: Path) -> ObjectArrays:
     return found
 
 
-@pytest.mark.stride(10)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("fault", [*PASSING, "hang"])
 @pytest.mark.parametrize("method", ["PUT", "GET"])
 def test_faults_that_pass_are_overcome(store: ObjectArrays, proxy: FaultyProxy, fault: Fault, method: str) -> None:
@@ -53,7 +54,8 @@ def test_faults_that_pass_are_overcome(store: ObjectArrays, proxy: FaultyProxy, 
     assert [fault for *_, fault in proxy.requests if fault] == [fault, fault]
 
 
-@pytest.mark.stride(11)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("fault", ["500", "slow down", "reset", "denied", "expired"])
 @pytest.mark.parametrize("doing", ["put", "read", "is_intact", "has", "delete", "digests", "owner"])
 def test_faults_that_stay_are_errors_that_name_the_bucket(
@@ -80,7 +82,8 @@ def test_faults_that_stay_are_errors_that_name_the_bucket(
     assert content(store.open(digest)) == content(SOURCE)
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("fault", ["cut", "flip"])
 @pytest.mark.parametrize("cached", [True, False])
 def test_no_wrong_byte_is_read(store: ObjectArrays, proxy: FaultyProxy, fault: Fault, cached: bool) -> None:
@@ -98,7 +101,8 @@ def test_no_wrong_byte_is_read(store: ObjectArrays, proxy: FaultyProxy, fault: F
     assert content(store.open(digest)) == content(SOURCE)
 
 
-@pytest.mark.stride(7)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("fault", ["cut", "flip", "500", "slow down", "reset", "reset after", "hang"])
 def test_what_is_put_amid_faults_is_whole_or_an_error(
     store: ObjectArrays,
@@ -128,6 +132,7 @@ def test_what_is_put_amid_faults_is_whole_or_an_error(
         store.delete(digest_of(SOURCE))
 
 
+@pytest.mark.check
 def test_missing_bucket_is_no_missing_array(s3: S3Server) -> None:
     store = open_arrays("s3://nosuchbucket/team")
     calls: list[Callable[[], object]] = [
@@ -140,6 +145,7 @@ def test_missing_bucket_is_no_missing_array(s3: S3Server) -> None:
             call()
 
 
+@pytest.mark.check
 def test_server_that_is_gone_is_an_error(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(object_store, "RETRIES", 1)

@@ -9,6 +9,7 @@ from torch import Tensor
 from registry.calibration import Calibration
 from registry.composition.context_routing.head_maps import SharedTensors
 from registry.composition.plan import Plan, context_windows
+from registry.composition.taken_files import special_tokens
 from registry.errors import InvalidInputError
 from registry.hosts.context import attention_reach
 from registry.hosts.context_mlp import ALARM, compares
@@ -28,7 +29,7 @@ def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
         DamagedError: stored counts are damaged.
         InvalidInputError: a member counted no token.
     """
-    counts = [member.token_counts for member in plan.members]
+    counts = [member.evidence_counts for member in plan.members]
     for member, own in zip(plan.members, counts, strict=True):
         if int(own.min()) < 0 or int(own.sum()) < 1:
             raise InvalidInputError(
@@ -46,7 +47,7 @@ def thresholds_of(plan: Plan) -> Float[Tensor, "E E"]:
     Thresholds outside the diagonal are infinite where the host has no room to compare pairs of experts.
     """
     rows = plan.lead.architecture.vocab_size
-    shares = token_shares([member.token_counts for member in plan.members])[:rows]
+    shares = token_shares([member.evidence_counts for member in plan.members])[:rows]
     limits = thresholds(shares, evidence_of(plan)[: len(shares)], FAST)
     if plan.recipe.host == REMOTE_CODE or compares(plan.lead.architecture, len(limits)):
         return limits
@@ -100,7 +101,7 @@ def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Ten
 
 def neutral_tokens(plan: Plan) -> set[int]:
     """Return the tokens that begin, end and pad a text."""
-    special = plan.lead.content["special_tokens"]
+    special = special_tokens(plan.members, plan.lead)
     given = [special.get(key) for key in NEUTRAL]
     return {token for value in given for token in (value if isinstance(value, list) else [value]) if token is not None}
 

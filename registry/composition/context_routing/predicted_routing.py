@@ -71,7 +71,7 @@ def predict_routing(plan: Plan, progress: Progress, *, only_typical: bool = Fals
     typical = TYPICAL if TYPICAL in lengths else lengths[-1]
     lengths = [typical] if only_typical else lengths
     evidence = evidence_of(plan)  # (V, E)
-    shares = token_shares([member.token_counts for member in plan.members])[: len(evidence)]
+    shares = token_shares([member.evidence_counts for member in plan.members])[: len(evidence)]
     slow, _ = past_weights(plan, lengths[-1])  # the fast window notices a change of subject, and a text has none here
     moments = EvidenceMoments.of(shares, evidence[: len(shares)])
     confusion = {}
@@ -85,7 +85,7 @@ def predict_routing(plan: Plan, progress: Progress, *, only_typical: bool = Fals
         for a, b in combinations(range(len(plan.members)), 2)
     }
     return PredictedRouting(
-        confusion, overlap, typical, tuple(int(member.token_counts.sum()) for member in plan.members)
+        confusion, overlap, typical, tuple(int(member.evidence_counts.sum()) for member in plan.members)
     )
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
 
-from registry.checkpoint import COPIED_FILES
 from registry.composition.cards.ensemble import ensemble_card
 from registry.composition.cards.parts import licenses_of
-from registry.composition.compatibility import Subset, common_dtype, make_subset, template_notes
+from registry.composition.compatibility import Subset, common_dtype, make_subset
 from registry.composition.ensemble.merged_trunk import OWNER, merged_trunk
 from registry.composition.ensemble.recipe import POSTERIOR, ROUTINGS, EnsembleRecipe
 from registry.composition.model_writer import streams_of
 from registry.composition.plan import Plan
 from registry.composition.render import copied, span
+from registry.composition.taken_files import special_tokens, taken_files, taken_notes
 from registry.composition.tensor_source import TensorSource
 from registry.errors import IncompatibleError
 from registry.hosts import RowSelection
@@ -108,7 +108,7 @@ class Ensemble:
     def notes(self) -> tuple[str, ...]:
         """Remarks on the result for its user."""
         code = "load it with trust_remote_code=True: the folder carries its modelling file"
-        return (code, *template_notes(self.members, self.lead))
+        return (code, *taken_notes(self.members, self.lead))
 
     def streams(self, trunk: TensorSource | None) -> list[Stream]:
         """Return every tensor as it is written.
@@ -196,7 +196,7 @@ class Ensemble:
             "model_type": self.model_type,
             "dtype": self.dtype,
             "torch_dtype": self.dtype,
-            **self.lead.content["special_tokens"],
+            **special_tokens(self.members, self.lead),
             "members": self.names,
             "routing": self.recipe.routing,
             # `top_k` and `temperature` would be taken for settings of generation.
@@ -212,7 +212,6 @@ class Ensemble:
     @property
     def files(self) -> dict[str, bytes]:
         """Every file of the folder except the weights and `composition.json`."""
-        copied = {name: self.lead.file(name) for name in self.lead.names("file") if name in COPIED_FILES}
         card = ensemble_card(
             self.document | {"digest": self.digest},
             self.members,
@@ -225,7 +224,7 @@ class Ensemble:
         )
         code = mixed_code if self.recipe.mixes else ensemble_code
         made = {"config.json": json_file(self.config), "README.md": card}
-        return copied | code(self.lead.family.class_name) | made
+        return taken_files(self.members, self.lead) | code(self.lead.family.class_name) | made
 
 
 def make_ensemble(members: Sequence[Member], base: Member | None, recipe: EnsembleRecipe) -> Ensemble:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from registry.checkpoint import COPIED_FILES
 from registry.composition.cards.ensemble import ensemble_card
 from registry.composition.cards.parts import licenses_of
 from registry.composition.compatibility import check_tokenizers, common_dtype, ordered_members
 from registry.composition.ensemble.plan import Ensemble, EnsembleTensor
 from registry.composition.ensemble.recipe import POSTERIOR, ROUTINGS, TASK_VECTOR, EnsembleRecipe
+from registry.composition.taken_files import special_tokens, taken_files
 from registry.errors import IncompatibleError
 from registry.hosts.host import dense_config
 from registry.hosts.remote_code import FAMILIES_ENSEMBLE, FAMILIES_MODULE, families_code
@@ -62,7 +62,7 @@ class FamiliesEnsemble(Ensemble):
             "model_type": self.model_type,
             "dtype": self.dtype,
             "torch_dtype": self.dtype,
-            **self.lead.content["special_tokens"],
+            **special_tokens(self.members, self.lead),
             "hidden_size": lead.hidden_size,
             "num_attention_heads": lead.num_attention_heads,
             "num_hidden_layers": lead.num_hidden_layers,
@@ -85,7 +85,6 @@ class FamiliesEnsemble(Ensemble):
     @property
     def files(self) -> dict[str, bytes]:
         """Every file of the folder except the weights and `composition.json`."""
-        copied = {name: self.lead.file(name) for name in self.lead.names("file") if name in COPIED_FILES}
         card = ensemble_card(
             self.document | {"digest": self.digest},
             self.members,
@@ -96,7 +95,8 @@ class FamiliesEnsemble(Ensemble):
             dtype=self.dtype,
             architecture=self.class_name,
         )
-        return copied | families_code() | {"config.json": json_file(self.config), "README.md": card}
+        made = {"config.json": json_file(self.config), "README.md": card}
+        return taken_files(self.members, self.lead) | families_code() | made
 
 
 def own_config(member: Member) -> dict[str, Any]:

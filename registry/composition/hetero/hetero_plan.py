@@ -10,7 +10,6 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.checkpoint import COPIED_FILES
 from registry.composition.cards.hetero_card import hetero_card
 from registry.composition.cards.parts import licenses_of
 from registry.composition.compatibility import common_dtype
@@ -20,6 +19,7 @@ from registry.composition.hetero.hetero_fit import HeteroFit
 from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.hetero.hetero_subset import SOFTCAP, Tables, make_tables
 from registry.composition.recipe.recipe_fields import SEQUENCE
+from registry.composition.taken_files import special_tokens, taken_files
 from registry.composition.tensor_source import TensorSource
 from registry.hosts.host import dense_config
 from registry.hosts.remote_code import HETERO, HETERO_MODULE, hetero_code
@@ -144,7 +144,7 @@ class Hetero(Ensemble):
             "model_type": HETERO,
             "dtype": self.dtype,
             "torch_dtype": self.dtype,
-            **self.lead.content["special_tokens"],
+            **special_tokens(self.members, self.lead),
             "hidden_size": lead.hidden_size,
             "num_attention_heads": lead.num_attention_heads,
             "num_hidden_layers": lead.num_hidden_layers,
@@ -171,7 +171,6 @@ class Hetero(Ensemble):
     @property
     def files(self) -> dict[str, bytes]:
         """Every file of the folder except the weights and `composition.json`."""
-        copied = {name: self.lead.file(name) for name in self.lead.names("file") if name in COPIED_FILES}
         card = hetero_card(
             self.document | {"digest": self.digest},
             self.members,
@@ -181,7 +180,8 @@ class Hetero(Ensemble):
             parameters=self.parameters,
             dtype=self.dtype,
         )
-        return copied | hetero_code() | {"config.json": json_file(self.config), "README.md": card}
+        made = {"config.json": json_file(self.config), "README.md": card}
+        return taken_files(self.members, self.lead) | hetero_code() | made
 
     def _fitted(self) -> Iterator[FittedTensor]:
         shared = self.shared_tables.width

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from registry.checkpoint import COPIED_FILES
 from registry.checkpoint.simoe_files import DELTA, MASK, ROW
 from registry.composition.cards.parts import licenses_of
 from registry.composition.cards.simoe_card import simoe_card
 from registry.composition.compatibility import make_subset
 from registry.composition.interpolated.simoe_recipe import SimoeRecipe
 from registry.composition.render import copied, span
+from registry.composition.taken_files import taken_files
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.hosts import RowSelection
 from registry.hosts.host import dense_config
@@ -163,7 +163,6 @@ class SimoePlan:
     @property
     def files(self) -> dict[str, bytes]:
         """Every file of the folder except the weights and `composition.json`."""
-        copied_files = {name: self.base.file(name) for name in self.base.names("file") if name in COPIED_FILES}
         card = simoe_card(
             self.document | {"digest": self.digest},
             self.members,
@@ -174,7 +173,7 @@ class SimoePlan:
             architecture=CLASS_NAME,
         )
         made = {"config.json": json_file(self.config), "README.md": card}
-        return copied_files | simoe_code(self.base.family.class_name) | made
+        return taken_files((self.base,), self.base) | simoe_code(self.base.family.class_name) | made
 
 
 def make_simoe(members: Sequence[Member], base: Member | None, recipe: SimoeRecipe) -> SimoePlan:

@@ -8,7 +8,6 @@ from typing import Any, BinaryIO
 
 from registry.checkpoint.weights import Stored, read_headers
 from registry.composition.cards.pushed import CARD
-from registry.composition.first_format import is_weights
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import folder_document
 from registry.composition.trained.trained_card import trained_card
@@ -107,7 +106,7 @@ def _copy(parent: ComposedFolder, name: str, target: Path, patches: Mapping[int,
     error = CheckpointError(f"{path} was changed during training", "compose it again, and train the new folder")
     size = path.stat().st_size
     before = TreeHash(path, size) if known.startswith(PREFIX) else hashlib.sha256()
-    after = TreeHash(target, size) if is_weights(name) else hashlib.sha256()
+    after = TreeHash(target, size) if name.endswith(".safetensors") else hashlib.sha256()
 
     def add(state: Any, data: bytes | memoryview) -> None:
         try:

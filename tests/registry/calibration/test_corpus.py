@@ -12,7 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from registry import Registry
-from registry.calibration.corpus import Corpus, Document, find_calibration
+from registry.calibration.corpus import Corpus, find_calibration
+from registry.calibration.rows import Document
 from registry.errors import CalibrationError
 from tests.conftest import SETTINGS
 
@@ -67,9 +68,10 @@ def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer: A
     else:
         parquet.write_table(pa.Table.from_pylist(rows), path)
     templated = type(tokenizer)(tokenizer_object=tokenizer._tokenizer, chat_template=TEMPLATE)
-    assert list(Corpus([path], templated)) == [Document("<user>hi<assistant>ho", is_chat=True)]
-    with pytest.raises(CalibrationError, match=r"row 1: the tokenizer's chat template cannot render"):
-        list(Corpus([path], tokenizer))
+    assert list(Corpus([path], templated)) == [Document("<user>hi<assistant>ho", tuple(rows[0]["messages"]))]
+    failing = type(tokenizer)(tokenizer_object=tokenizer._tokenizer, chat_template="{{ raise_exception('no') }}")
+    with pytest.raises(CalibrationError, match=r"row 1: the tokenizer's chat template cannot render .*: no"):
+        list(Corpus([path], failing))
 
 
 BAD = {
@@ -77,9 +79,9 @@ BAD = {
     "other ending": ("data.csv", b"a,b", r"has none of the endings \.txt, \.jsonl, \.jsonl\.gz, \.parquet"),
     "no JSON": ("data.jsonl", b'{"text": "a"}\n{', "row 2 is not JSON"),
     "deep JSON": ("data.jsonl", b"[" * 100_000, "row 1 is not JSON"),
-    "no text": ("data.jsonl", b'{"txt": "a"}', "row 1 has neither a string 'text' nor a list 'messages'"),
-    "text no string": ("data.jsonl", b'{"text": 7}', "row 1 has neither"),
-    "no object": ("data.jsonl", b"7", "row 1 has neither"),
+    "no text": ("data.jsonl", b'{"txt": "a"}', "row 1 has the fields txt"),
+    "text no string": ("data.jsonl", b'{"text": 7}', "row 1 has the fields text"),
+    "no object": ("data.jsonl", b"7", "row 1 has no fields"),
     "no UTF-8": ("data.txt", b"\xff\xfe\xfa", "cannot be read"),
     "no gzip": ("data.jsonl.gz", b"nonsense", "cannot be read"),
     "cut gzip": ("data.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 1000)[:-10], "cannot be read"),
@@ -89,6 +91,7 @@ BAD = {
 }
 
 
+@pytest.mark.check(after=12)
 @pytest.mark.parametrize("case", sorted(BAD))
 def test_data_that_cannot_be_read_is_told_and_nothing_is_registered(
     bare: Path, registry: Registry, tmp_path: Path, case: str

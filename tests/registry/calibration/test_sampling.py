@@ -38,6 +38,7 @@ def test_windows_begin_with_the_start_token_and_hold_what_was_asked_for(model: A
     assert taken.label == "sampled by the expert itself (300 tokens, windows of 32, temperature 1, seed 0)"
 
 
+@pytest.mark.check
 def test_text_is_the_same_each_time_and_leaves_the_random_state_alone(model: Any) -> None:
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
@@ -47,6 +48,7 @@ def test_text_is_the_same_each_time_and_leaves_the_random_state_alone(model: Any
     assert sample(model).digest == first.digest
 
 
+@pytest.mark.check
 def test_checkpoint_settings_of_generation_do_not_interfere(model: Any) -> None:
     first = sample(model)
     model.generation_config = GenerationConfig(do_sample=True, top_k=1, temperature=0.1, repetition_penalty=9.0)
@@ -75,6 +77,7 @@ def test_text_that_ends_early_is_padded_and_padding_does_not_count(model: Any) -
         assert not set(window[:-1]) & set(end)
 
 
+@pytest.mark.check
 def test_every_token_is_told_as_it_is_sampled(model: Any) -> None:
     steps: list[tuple[str, int, str]] = []
     told: list[int] = []
@@ -109,7 +112,7 @@ def test_without_start_token_data_is_asked_for(tmp_path: Path, tokenizer: Any, r
     assert caught.value.hint == "give --data FILE"
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=2)
 @pytest.mark.parametrize("known", ["bos", "eos", "eos list", "tokenizer"])
 def test_start_token_is_found_wherever_it_is_named(
     tmp_path: Path, tokenizer: Any, registry: Registry, known: str

@@ -8,7 +8,7 @@ import torch
 
 from registry.calibration import Calibration, Corpus, document_beginnings, evenly_spaced, random_places
 from registry.calibration import windows as module
-from registry.calibration.corpus import Document
+from registry.calibration.rows import Document
 from registry.calibration.windows import encode, start_token
 from registry.errors import CalibrationError
 from tests.models import sentences, write_jsonl
@@ -117,7 +117,7 @@ def test_piece_begins_at_a_word(tokenizer: Any) -> None:
 
 def test_start_token_leads_documents_but_not_chats(tokenizer: Any) -> None:
     assert encode(Document("law"), tokenizer)[0] == 0
-    assert encode(Document("law", is_chat=True), tokenizer) == encode(Document("law"), tokenizer)[1:]
+    assert encode(Document("law", ()), tokenizer) == encode(Document("law"), tokenizer)[1:]
     assert encode(Document(" law"), tokenizer, begin=1) == tokenizer("law")["input_ids"]
     none = type(tokenizer)(tokenizer_object=tokenizer._tokenizer)
     assert start_token(none) is None

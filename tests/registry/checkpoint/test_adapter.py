@@ -154,7 +154,8 @@ CASES: dict[str, tuple[str, dict[str, Any], Change]] = {
 }
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=5)
+@pytest.mark.trust(after=11)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_merge_has_the_bits_of_peft(case: str, dtype: torch.dtype, tmp_path: Path, tokenizer: Any) -> None:

@@ -74,6 +74,8 @@ def set_value(name: str, value: float) -> Change:
     return weights(lambda t: t[name].view(-1).__setitem__(5, value))
 
 
+BYTES = torch.zeros(64, 32, dtype=torch.uint8)
+
 BAD: dict[str, tuple[Change, str]] = {
     "no config": (removed("config.json"), "is not a checkpoint: it has no config.json"),
     "config no JSON": (written("config.json", b"{"), "is not JSON"),
@@ -114,13 +116,23 @@ BAD: dict[str, tuple[Change, str]] = {
         indexed({"a": "../model.safetensors"}),
         r"names files outside the folder: '../model.safetensors'",
     ),
-    "index absent": (indexed({"a": "x.safetensors"}), "x.safetensors is missing, though model.safetensors.index.json"),
+    "index absent": (
+        lambda f: (removed("model.safetensors")(f), indexed({"a": "x.safetensors"})(f)),
+        "x.safetensors is missing, though model.safetensors.index.json",
+    ),
+    "index of others": (
+        indexed({"a": "x.safetensors"}),
+        "has two sets of weights: model.safetensors, which",
+    ),
     "tokenizer no JSON": (written("tokenizer.json", b"\xff"), "tokenizer.json is not JSON"),
     "adapter": (
         written("adapter_config.json", b"{}"),
         r"is a whole checkpoint with an adapter \(adapter_config.json\) beside it",
     ),
-    "quantized": (config(quantization_config={"bits": 4}), r"asks for quantized weights \(quantization_config\)"),
+    "quantized": (
+        lambda f: (config(quantization_config={"bits": 4})(f), weights(lambda t: t.update({GATE: BYTES}))(f)),
+        r"asks for quantized weights \(quantization_config\)",
+    ),
     "attention bias": (
         config(attention_bias=True),
         "model.layers.0.self_attn.q_proj.bias, model.layers.0.self_attn.k_proj.bias, .* and 5 more are missing",
@@ -133,6 +145,7 @@ BAD: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.check(after=25)
 @pytest.mark.parametrize("case", sorted(BAD))
 def test_bad_folder_is_refused_with_the_reason_and_nothing_is_written(
     bare: Path, registry: Registry, case: str
@@ -182,6 +195,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.check(after=4)
 @pytest.mark.parametrize("case", sorted(REFUSED))
 def test_model_without_a_native_host_is_refused_unless_its_code_may_travel(
     case: str, tmp_path: Path, tokenizer: Any, registry: Registry

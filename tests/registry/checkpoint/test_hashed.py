@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.models import make_model, save_checkpoint, train_tokenizer
 
 FORKED = """
@@ -29,6 +31,7 @@ print(failed)
 """
 
 
+@pytest.mark.check
 def test_threads_of_a_forked_process_find_torchs_pool(tmp_path: Path) -> None:
     large = make_model(
         "llama", 1, hidden_size=256, intermediate_size=768, num_hidden_layers=6

@@ -397,6 +397,7 @@ def test_the_commit_of_a_path() -> None:
     assert commit_of(Path("model")) is None
 
 
+@pytest.mark.check
 def test_the_environment_is_honoured(hub: FakeHub, tmp_path: Path) -> None:
     hub.tokens = {"hf_secret"}
     hub.add("org/mine", MODEL, private=True)

@@ -54,6 +54,7 @@ def elsewhere(trained: tuple[Path, Path], tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.check
 def test_adapter_composes_to_the_bytes_of_its_merged_checkpoint(
     trained: tuple[Path, Path], zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -70,7 +71,8 @@ def test_adapter_composes_to_the_bytes_of_its_merged_checkpoint(
     assert made[0] == made[1]
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("base", ["base", "base@1", "folder"])
 def test_base_is_a_registered_name_or_a_folder(filled: Registry, elsewhere: Path, zoo: Zoo, base: str) -> None:
     registered = filled.add_expert("tuned", elsewhere, base=zoo.base if base == "folder" else base, settings=SETTINGS)
@@ -142,6 +144,7 @@ def test_base_that_is_a_folder_elsewhere_is_told(filled: Registry, elsewhere: Pa
         filled.add_expert("tuned", elsewhere)
 
 
+@pytest.mark.check
 def test_other_base_than_the_configured_one_is_remarked_on(
     filled: Registry, trained: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,8 @@ from tests.models import logits
 IDS = torch.arange(1, 25).reshape(2, 12)
 
 
-@pytest.mark.stride(8)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=5)
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -78,6 +79,7 @@ def test_opting_it_out_recomposes_the_others(filled: Registry, tmp_path: Path) -
     assert filled.verify_receipt(tmp_path / "receipt.json").problems == []
 
 
+@pytest.mark.check(after=6)
 @pytest.mark.parametrize(
     ("recipe", "message", "hint"),
     [

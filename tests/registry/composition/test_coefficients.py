@@ -68,7 +68,8 @@ def test_equal_coefficients_are_a_scale(filled: Registry, tmp_path: Path) -> Non
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("to", ["dense", "moe"])
 def test_order_and_history_leave_no_trace(filled: Registry, zoo: Zoo, tmp_path: Path, to: str) -> None:
     recipe = Recipe(to=to, trunk="task-arithmetic", coefficients={"code": 1.3, "law": -0.4, "math": 0.1})
@@ -93,6 +94,7 @@ def test_mixture_has_the_trunk_and_the_members_own_mlps(filled: Registry, tmp_pa
         assert torch.equal(tensor, plain[name] if "block_sparse_moe" in name else whole[name]), name
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("to", ["dense", "moe"])
 def test_other_coefficients_rewrite_what_they_change(filled: Registry, tmp_path: Path, to: str) -> None:
     for step, number in enumerate((0.7, 0.3)):

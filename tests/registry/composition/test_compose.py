@@ -112,6 +112,7 @@ def test_document_tells_recipe_members_and_the_digest_of_every_file(filled: Regi
     assert composed_of(tmp_path) == {}
 
 
+@pytest.mark.check
 def test_card_has_metadata_and_members(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     registry.add_expert("code", zoo.experts["code"], license="apache-2.0")
     registry.add_expert("math", zoo.experts["math"], license="apache-2.0")
@@ -230,6 +231,7 @@ def test_router_that_cannot_be_solved_names_its_layer(bare: Path, registry: Regi
     assert not (tmp_path / "moe").exists()
 
 
+@pytest.mark.check
 def test_every_expert_is_named_in_order(filled: Registry, tmp_path: Path) -> None:
     filled.compose(EXPERTS, tmp_path / "moe")
     assert list(composed_of(tmp_path / "moe")) == sorted(EXPERTS)

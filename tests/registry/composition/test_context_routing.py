@@ -147,7 +147,8 @@ def assert_same(found: list[torch.Tensor], plan: Plan, ids: torch.Tensor, tie: f
         assert torch.equal(choices[clear], experts[clear]), (layer, int((choices != experts)[clear].sum()))
 
 
-@pytest.mark.stride(17)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("tau", WINDOWS)
 def test_every_layer_takes_the_expert_of_most_evidence(
     variant: Variant, tmp_path: Path, tokenizer: Any, tau: float
@@ -161,6 +162,7 @@ def test_every_layer_takes_the_expert_of_most_evidence(
     assert torch.equal(choices[0], expected(plan, ids)[0][0])
 
 
+@pytest.mark.check
 def test_rope_without_such_a_window_is_noted(tmp_path: Path, tokenizer: Any) -> None:
     narrow = Case("llama", "mixtral", {"head_dim": 8})  # four rotary pairs
     with variant_of(narrow, tmp_path, tokenizer, EXPERTS) as variant:
@@ -175,6 +177,7 @@ def test_rope_without_such_a_window_is_noted(tmp_path: Path, tokenizer: Any) -> 
     assert [plan.translation.notes for plan in plans] == [(), (note,)]
 
 
+@pytest.mark.check
 def test_an_mlp_too_narrow_to_compare_pairs_notices_what_is_for_an_expert(tmp_path: Path, tokenizer: Any) -> None:
     ids, found = texts(tokenizer), []
     for size in (8, 16):  # 3 experts take 9 activations
@@ -191,7 +194,8 @@ def test_an_mlp_too_narrow_to_compare_pairs_notices_what_is_for_an_expert(tmp_pa
     assert not torch.equal(late, soon)  # the test can fail: pairs change what is chosen
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=4)
 @pytest.mark.parametrize("variant", ["llama", "mistral window", "qwen3", "olmo2", "smollm3"], indirect=True)
 def test_padding_is_no_evidence(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
     plan = variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
@@ -209,7 +213,8 @@ def test_padding_is_no_evidence(variant: Variant, tmp_path: Path, tokenizer: Any
         assert_same(chosen(model, padded), plan, padded, keep=keep)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("variant", ["llama", "mistral window", "qwen3", "olmo2", "smollm3", "granite"], indirect=True)
 def test_a_cache_step_by_step_is_one_pass(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
     plan = variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
@@ -232,7 +237,8 @@ def test_a_cache_step_by_step_is_one_pass(variant: Variant, tmp_path: Path, toke
     assert apart[before_ties].max() < 1e-4 * whole.abs().max()
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("variant", ["llama", "qwen2 window by layer", "qwen3", "olmo2", "smollm3"], indirect=True)
 def test_a_left_padded_batch_generates_what_each_text_does(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
     variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
@@ -247,7 +253,8 @@ def test_a_left_padded_batch_generates_what_each_text_does(variant: Variant, tmp
         assert torch.equal(model.generate(alone, attention_mask=torch.ones_like(alone), **options)[0, length:], text)
 
 
-@pytest.mark.stride(12)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=6)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "granite", "gemma", "olmo2", "smollm3"], indirect=True)
 def test_folders_in_16_bits_take_the_same_experts(variant: Variant, tmp_path: Path, tokenizer: Any, dtype: str) -> None:
@@ -258,7 +265,8 @@ def test_folders_in_16_bits_take_the_same_experts(variant: Variant, tmp_path: Pa
     assert_same(found, plan, ids, tie=HALF_TIE)
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("variant", [name for name, case in CASES.items() if case.old], indirect=True)
 def test_transformers_4_computes_the_same(
     variant: Variant, tmp_path: Path, tokenizer: Any, transformers4: Transformers4
@@ -271,7 +279,7 @@ def test_transformers_4_computes_the_same(
         )
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=2)
 @pytest.mark.parametrize("variant", ["llama", "qwen2 in granitemoe", "qwen3", "smollm3"], indirect=True)
 def test_two_experts_a_token_are_those_of_most_evidence(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
     recipe = variant.recipe(router="context", context_window=16.0, top_k=2)
@@ -321,16 +329,17 @@ COUNTS: dict[str, tuple[list[int], str | None]] = {
 }
 
 
+@pytest.mark.check(after=3)
 @pytest.mark.parametrize("name", COUNTS)
 def test_hostile_counts(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     counts, message = COUNTS[name]
-    own = vars(Member)["token_counts"].func
+    own = vars(Member)["evidence_counts"].func
 
     def given(member: Member) -> torch.Tensor:
         found: torch.Tensor = own(member)
         return torch.tensor(counts, dtype=torch.int64) if member.name == "math" else found
 
-    monkeypatch.setattr(Member, "token_counts", property(given))
+    monkeypatch.setattr(Member, "evidence_counts", property(given))
     recipe = Recipe(router="context", trunk="mean", dtype="float16")
     if message is None:
         plan = filled.compose(["code", "math"], tmp_path / "moe", recipe)
@@ -347,6 +356,7 @@ def test_hostile_counts(filled: Registry, tmp_path: Path, monkeypatch: pytest.Mo
     assert filled.compositions() == []
 
 
+@pytest.mark.check
 def test_members_with_tokens_of_their_own(filled: Registry, tmp_path: Path) -> None:
     more = write_jsonl(tmp_path / "more.jsonl", ["<call> def <result> return <call>"] * 20)
     settings = PassSettings(tokens=128, seq_len=32, batch_size=2)
@@ -386,6 +396,7 @@ def test_options_without_a_part_in_it_are_refused(
     assert not (tmp_path / "moe").exists()
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("variant", ["llama", "granite"], indirect=True)
 def test_blocks_of_rows_add_up_to_the_same_bytes(
     variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -414,7 +425,8 @@ def in_blocks_of_8_bits(tensor: torch.Tensor) -> torch.Tensor:
     return rounded.flatten(1)[:, : rows.shape[-1]].view(tensor.shape)
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=4)
+@pytest.mark.trust(after=10)
 def test_blocks_of_8_bits_keep_what_the_added_layer_computes_with(variant: Variant, tmp_path: Path) -> None:
     """float16 holds the scales of blocks, which are 0 below 3e-8, with embeddings as small as those of large models."""
     recipe = variant.recipe(router="context", trunk="mean", context_window=16.0)

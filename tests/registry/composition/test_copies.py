@@ -34,7 +34,8 @@ def moe(filled: Registry, tmp_path: Path) -> Path:
     return tmp_path / "moe"
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "granite"])
 def test_tensors_are_those_of_the_model_under_several_names(
     registry: Registry, zoo: Zoo, tmp_path: Path, family: str
@@ -125,6 +126,7 @@ def test_an_expert_of_a_copys_name_stays_apart(filled: Registry, moe: Path, zoo:
     assert filled.reproduce(moe).is_same
 
 
+@pytest.mark.check
 def test_training_tells_copies_apart(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     texts = [str(zoo.train[name]) for name in ("code", "law")]
     done = filled.train(moe, tmp_path / "out", texts, TINY)
@@ -160,6 +162,7 @@ def test_evaluation_and_report(filled: Registry, moe: Path, zoo: Zoo, tmp_path: 
     assert report.parameters == filled.plan([], from_base=COUNT).parameters
 
 
+@pytest.mark.check
 def test_opting_the_base_model_out(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     filled.train(moe, tmp_path / "trained", [str(zoo.train["law"])], TINY)
     filled.opt_out("law")
@@ -210,7 +213,7 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, text: str, line: 
     assert refused.value.hint
 
 
-@pytest.mark.stride(12)
+@pytest.mark.check(after=8)
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -42,6 +42,7 @@ def near(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Iterator[R
         yield registry
 
 
+@pytest.mark.check
 def test_documents_of_a_domain_find_its_expert(near: Registry, tmp_path: Path) -> None:
     for name in DOMAINS:
         shares = near.likeness(DOMAINS, [write_jsonl(tmp_path / name, documents(name, 6)).rename(tmp_path / "a.jsonl")])
@@ -59,6 +60,7 @@ def test_shares_are_those_of_the_documents(near: Registry, tmp_path: Path) -> No
     assert plan.document["recipe"]["weights"] == shares
 
 
+@pytest.mark.check
 def test_family_that_no_native_host_carries_is_no_obstacle(tmp_path: Path, tokenizer: Any) -> None:
     """Only a dense model will be made of it."""
     with registered(tmp_path, tokenizer, "gpt_neox") as registry:

@@ -156,6 +156,7 @@ def test_perplexity_weighs_by_the_text_so_far(write: Write, zoo: Zoo, top_k: int
     assert torch.allclose(mixed(load(folder)), expected, atol=2e-5)
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize(("top_k", "temperature"), [(1, 1.0), (2, 0.01)])
 def test_task_vectors_choose_by_the_first_tokens(write: Write, zoo: Zoo, top_k: int, temperature: float) -> None:
     _, folder = write(routing="task-vector", top_k=top_k, temperature=temperature, routing_tokens=FIRST)
@@ -182,7 +183,7 @@ def test_task_vectors_run_only_whom_they_chose(write: Write) -> None:
     assert calls == [0, 1, 2]
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_text_is_the_same_with_and_without_a_cache(write: Write, routing: str) -> None:
     _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)
@@ -198,7 +199,7 @@ def test_text_is_the_same_with_and_without_a_cache(write: Write, routing: str) -
     assert torch.equal(model.generate(**prompt, **options), model.generate(**prompt, **options, use_cache=False))
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=2)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_a_cache_goes_on_where_it_stopped(write: Write, routing: str) -> None:
     _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)
@@ -222,7 +223,6 @@ def test_a_cache_goes_on_where_it_stopped(write: Write, routing: str) -> None:
     assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
 
 
-@pytest.mark.stride(4)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_padding_says_nothing(write: Write, routing: str) -> None:
     _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)
@@ -237,6 +237,7 @@ def test_padding_says_nothing(write: Write, routing: str) -> None:
         assert torch.allclose(found[1], mixed(model)[1], atol=5e-5)
 
 
+@pytest.mark.check
 def test_what_members_share_is_stored_once(registry: Registry, tokenizer: Any, zoo: Zoo, tmp_path: Path) -> None:
     dense_folders = {"base": tmp_path / "base"}
     base = make_model("llama", 100, tie_word_embeddings=True)
@@ -276,7 +277,8 @@ def test_what_members_share_is_stored_once(registry: Registry, tokenizer: Any, z
     assert torch.equal(mixed(load(tmp_path / "again")), mixed(model))
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

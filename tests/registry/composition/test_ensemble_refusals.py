@@ -18,7 +18,7 @@ from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 
 
-@pytest.mark.stride(13)
+@pytest.mark.check(after=10)
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
@@ -43,6 +43,7 @@ def test_recipe_that_does_not_fit_is_refused(filled: Registry, recipe: dict[str,
         make_ensemble(members, None, EnsembleRecipe(**recipe))
 
 
+@pytest.mark.check
 def test_members_that_do_not_fit_are_refused(filled: Registry, zoo: Zoo, tokenizer: Any, tmp_path: Path) -> None:
     code = filled.member(filled.resolve("code"))
     with pytest.raises(InvalidInputError, match="at least one expert"):

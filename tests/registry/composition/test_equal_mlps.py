@@ -42,6 +42,7 @@ def test_a_checkpoint_of_its_base_models_mlps_is_remarked_on(
     assert not [note for note in registry.check(zoo.base).notes if "MLPs equal" in note]  # the same weights
 
 
+@pytest.mark.check
 def test_a_plan_names_members_that_routing_cannot_tell_apart(registry_of_adapters: Registry) -> None:
     note = "the MLPs of first, second are equal, so routing between them changes nothing"
     notes = registry_of_adapters.plan(["first", "math", "second"], Recipe()).notes
@@ -50,6 +51,7 @@ def test_a_plan_names_members_that_routing_cannot_tell_apart(registry_of_adapter
         assert not [one for one in registry_of_adapters.plan(names, recipe).notes if "MLPs of" in one]
 
 
+@pytest.mark.check
 def test_registering_remarks_on_it(
     registry: Registry, zoo: Zoo, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,8 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
 }
 
 
-@pytest.mark.stride(8)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_it_is_checked_and_reproduced(

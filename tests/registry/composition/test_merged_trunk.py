@@ -69,7 +69,8 @@ def distributions(models: Sequence[Any], ids: torch.Tensor = IDS) -> torch.Tenso
     return torch.stack([model(input_ids=ids).logits.log_softmax(-1) for model in models], dim=2)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("method", TRUNKS)
 def test_forced_member_is_the_dense_model_of_that_trunk_and_its_mlps(
     filled: Registry, zoo: Zoo, tmp_path: Path, method: str
@@ -87,7 +88,7 @@ def test_forced_member_is_the_dense_model_of_that_trunk_and_its_mlps(
     assert not torch.equal(mixed(model), own[:, :, 0])
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("mixing", ["probabilities", "logits"])
 def test_mixtures_are_of_these_models(filled: Registry, zoo: Zoo, tmp_path: Path, mixing: str) -> None:
     models = by_hand(filled, zoo, tmp_path / "dense", "mean", weights={"law": 3.0})
@@ -103,6 +104,7 @@ def test_mixtures_are_of_these_models(filled: Registry, zoo: Zoo, tmp_path: Path
     assert not torch.allclose(found, separate, atol=1e-2)
 
 
+@pytest.mark.check
 def test_perplexity_of_the_prompt_is_that_of_these_models(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     own = distributions(by_hand(filled, zoo, tmp_path / "dense", "ties"))
     folder = compose(filled, tmp_path / "out", trunk="ties", routing="prompt-perplexity", top_k=1, routing_tokens=FIRST)
@@ -111,6 +113,7 @@ def test_perplexity_of_the_prompt_is_that_of_these_models(filled: Registry, zoo:
     assert torch.allclose(mixed(load(folder))[:, FIRST - 1 :], expected[:, FIRST - 1 :], atol=2e-5)
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("method", ["mean", "base"])
 def test_task_vectors_are_of_the_merged_trunk_and_own_mlps(
     filled: Registry, zoo: Zoo, tmp_path: Path, method: str
@@ -170,7 +173,8 @@ def test_trunk_is_stored_once(filled: Registry, zoo: Zoo, tmp_path: Path) -> Non
     assert len({id(member.model.layers[0].mlp.up_proj.weight) for member in model.members}) == 3
 
 
-@pytest.mark.stride(8)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("mixing", ["probabilities", "logits"])
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_every_kind_is_reproduced_and_loads(filled: Registry, tmp_path: Path, routing: str, mixing: str) -> None:
@@ -184,6 +188,7 @@ def test_every_kind_is_reproduced_and_loads(filled: Registry, tmp_path: Path, ro
     assert mixed(load(tmp_path / "out")).isfinite().all()
 
 
+@pytest.mark.check
 def test_bytes_forget_an_expert_that_was_withdrawn(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     for name in NAMES:
         registry.add_expert(name, zoo.experts[name])
@@ -280,6 +285,7 @@ def test_what_has_no_part_is_refused(tmp_path: Path, text: str, message: str) ->
     assert caught.value.hint
 
 
+@pytest.mark.check
 def test_members_that_cannot_share_a_trunk_are_refused(
     filled: Registry, zoo: Zoo, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def regmean_by_hand(zoo: Zoo, weights: list[float], alpha: float) -> dict[str, t
     return made
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize(("weights", "alpha"), [([1.0, 1.0], 1.0), ([3.0, 1.0], 0.9)])
 def test_regmean_is_its_equation_over_raw_features(
     filled: Registry, zoo: Zoo, tmp_path: Path, weights: list[float], alpha: float
@@ -109,6 +110,7 @@ def test_maps_of_one_input_have_the_same_bits_in_any_order(filled: Registry) -> 
         assert torch.equal(torch.cat(list(together.combined(name))), alone[name]), name
 
 
+@pytest.mark.check
 def test_dense_models_of_every_trunk_method(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """Where it is a short sum, it is that sum; MLPs are combined as the trunk is. All of them load and compute."""
     code, math, base = (tensors_of(path) for path in (zoo.experts["code"], zoo.experts["math"], zoo.base))
@@ -137,6 +139,7 @@ def test_dense_models_of_every_trunk_method(filled: Registry, zoo: Zoo, tmp_path
     assert apart == [(3, 0)]  # dare of all entries, and mean
 
 
+@pytest.mark.check
 def test_sums_of_task_vectors_are_written(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """Into mixtures and dense models, and where another combination was in the same folder before."""
     code, math, base = (tensors_of(path) for path in (zoo.experts["code"], zoo.experts["math"], zoo.base))
@@ -206,6 +209,7 @@ def test_member_without_folds_leaves_nothing_to_choose_lam_by(narrow: Registry, 
         narrow.lam_curve(("narrow",))
 
 
+@pytest.mark.check
 def test_lam_auto_takes_the_least_error_and_tells_its_curve(filled: Registry, tmp_path: Path) -> None:
     plan = filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", lam="auto"))
     document = json.loads((tmp_path / "moe" / MARKER).read_text())
@@ -242,6 +246,7 @@ def times(collected: Collected, number: int) -> Collected:
     )
 
 
+@pytest.mark.check
 def test_balance_makes_an_expert_with_more_tokens_count_no_more(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """Its statistics times ten: the Grams of both grow by one factor, beside which lam stays next to nothing."""
     registry.add_expert("math", zoo.experts["math"])
@@ -264,6 +269,7 @@ def test_balance_makes_an_expert_with_more_tokens_count_no_more(registry: Regist
     assert registry.plan(PAIR, Recipe(balance="tokens")).statistics_weights == pytest.approx([0.55, 5.5], rel=0.1)
 
 
+@pytest.mark.check
 def test_bias_moves_tokens_between_members(filled: Registry, tmp_path: Path) -> None:
     gates = []
     for name, bias in (("plain", {}), ("towards", {"code": 0.5}), ("all", {"code": 0.5, "math": 0.5})):

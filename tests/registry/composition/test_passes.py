@@ -80,6 +80,7 @@ def seen_by(model: Any, modules: list[Any], calibration: Calibration) -> list[to
     return [torch.cat(parts) for parts in rows]
 
 
+@pytest.mark.check
 def test_first_pass_is_that_of_the_experts_in_the_composed_trunk(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """Every token forced to its expert (DUME eq. 7), in the dense model that this is."""
     weights = [3.0, 1.0]
@@ -100,6 +101,7 @@ def test_first_pass_is_that_of_the_experts_in_the_composed_trunk(filled: Registr
     assert [name for name in own if not torch.equal(own[name], refined[name])] == [GATE.format(0), GATE.format(1)]
 
 
+@pytest.mark.check
 def test_second_pass_is_that_of_the_routed_model(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(PAIR, tmp_path / "once", Recipe(router="ridge", refine=1, **UNIT))
     filled.compose(PAIR, tmp_path / "twice", Recipe(router="ridge", refine=2, **UNIT))
@@ -117,6 +119,7 @@ def test_second_pass_is_that_of_the_routed_model(filled: Registry, zoo: Zoo, tmp
     assert [name for name in once if not torch.equal(once[name], twice[name])] == [GATE.format(1)]
 
 
+@pytest.mark.check
 def test_tokens_count_by_what_the_expert_gains_on_them(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +157,7 @@ def test_tokens_count_by_what_the_expert_gains_on_them(
         assert torch.equal(gate, ridge([of[layer] for of in statistics], [1.0, 1.0], 0.01).float())
 
 
+@pytest.mark.check
 def test_domain_embedding_is_the_mean_feature_in_the_base_model(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(PAIR, tmp_path / "moe", Recipe(router="domain-embedding", temperature=1.0))
     base = load_model(zoo.base, "float32", None)
@@ -173,7 +177,8 @@ RECIPES = {
 REFITS = {"refit": Recipe(refine_mlp=True), "trunk refit": Recipe(refine_trunk=True)}
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_was_taken_once_is_not_taken_again(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -225,6 +230,7 @@ def test_damaged_cache_is_found_out_and_made_again(filled: Registry, tmp_path: P
     assert files_of(filled.home.cache) == whole
 
 
+@pytest.mark.check
 def test_cache_knows_a_trunk_from_another(filled: Registry, tmp_path: Path, passes: Callable[[], int]) -> None:
     for number, (recipe, runs) in enumerate(
         [
@@ -242,6 +248,7 @@ def test_cache_knows_a_trunk_from_another(filled: Registry, tmp_path: Path, pass
         assert passes() == runs, recipe
 
 
+@pytest.mark.check
 def test_pass_after_a_refit_knows_the_routers_that_had_a_part_in_it(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """A refit sends tokens where its routers do, so another lam makes another trunk: the cache must tell them apart."""
     filled.compose(PAIR, tmp_path / "other", Recipe(router="ridge", refine_mlp=True, refine=1, lam=1e6))
@@ -275,7 +282,8 @@ def test_model_that_a_crash_left_is_garbage(filled: Registry) -> None:
     assert [path.name for path in filled.home.work.iterdir()] == ["busy"]
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("recipe", [*RECIPES.values(), *REFITS.values()], ids=[*RECIPES, *REFITS])
 def test_member_without_kept_tokens_is_refused(
     filled: Registry, bare: Path, zoo: Zoo, tmp_path: Path, recipe: Recipe
@@ -289,6 +297,7 @@ def test_member_without_kept_tokens_is_refused(
     assert not filled.home.work.exists()
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("name", ["base features", "advantage"])
 def test_tokens_that_the_base_model_lacks_are_told(filled: Registry, tmp_path: Path, name: str) -> None:
     folder = grown(tmp_path / "agent", 111, "<call>")

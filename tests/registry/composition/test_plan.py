@@ -1,5 +1,6 @@
 """Proves: a plan tells what will be written without writing, and refuses members that cannot stand together."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from safetensors.torch import load_file
 from registry import PassSettings, Recipe, Registry
 from registry.composition.refit.token_streams import BATCH_TOKENS
 from registry.errors import IncompatibleError, InvalidInputError
-from tests.conftest import EXPERTS, Zoo, files_of
+from tests.conftest import EXPERTS, SETTINGS, Zoo, files_of
 from tests.models import SIZES, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(top_k=2), Recipe(router="ridge")], ids=["1", "2", "ridge"])
 def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_path: Path, recipe: Recipe) -> None:
     before = files_of(filled.home.path)
@@ -122,7 +124,8 @@ STRANGERS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=5)
 @pytest.mark.parametrize("case", sorted(STRANGERS))
 def test_members_that_differ_are_refused_with_the_difference(
     filled: Registry, tmp_path: Path, tokenizer: Any, case: str
@@ -134,6 +137,32 @@ def test_members_that_differ_are_refused_with_the_difference(
     with pytest.raises(IncompatibleError, match=f"code@1 and stranger@1 cannot stand in one composition: .*{message}"):
         filled.compose(["stranger", "code"], tmp_path / "moe")
     assert not (tmp_path / "moe").exists()
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(to="dense")], ids=["moe", "dense"])
+def test_of_different_longest_texts_the_least_is_taken(
+    filled: Registry, tmp_path: Path, tokenizer: Any, recipe: Recipe
+) -> None:
+    longer = make_model("llama", 121, max_position_embeddings=256)
+    filled.add_expert("longer", save_checkpoint(longer, tmp_path / "longer", tokenizer), settings=SETTINGS)
+    plan = filled.compose(["longer", "code"], tmp_path / "out", recipe)
+    assert "it takes texts of 128 tokens, as code does; others take up to 256" in plan.notes
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 128
+    alone = filled.compose(["longer"], tmp_path / "alone", recipe)
+    assert alone.lead.architecture.max_position_embeddings == 256
+    assert not [note for note in alone.notes if "it takes texts" in note]
+
+
+def test_of_ropes_that_depend_on_the_longest_text_it_must_agree(
+    registry: Registry, tmp_path: Path, tokenizer: Any
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    for number, longest in ((101, 128), (102, 256)):
+        model = make_model("llama", number, max_position_embeddings=longest, rope_parameters=dict(rope))
+        folder = save_checkpoint(model, tmp_path / str(number), tokenizer)
+        registry.add_expert(f"e{number}", folder, settings=SETTINGS)
+    with pytest.raises(IncompatibleError, match="max_position_embeddings: 128 against 256"):
+        registry.plan(["e101", "e102"])
 
 
 def test_base_that_differs_is_refused(filled: Registry, tmp_path: Path, tokenizer: Any) -> None:
@@ -152,6 +181,7 @@ def test_members_with_different_tokenizers_are_refused(filled: Registry, tmp_pat
         filled.plan(["code", "stranger"])
 
 
+@pytest.mark.check
 def test_mixed_dtypes_ask_for_one(filled: Registry, tmp_path: Path, tokenizer: Any) -> None:
     folder = save_checkpoint(make_model("llama", 105), tmp_path / "half", tokenizer, dtype=torch.bfloat16)
     data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 10))

@@ -42,6 +42,7 @@ def test_order_and_trunk_do_not_matter(filled: Registry) -> None:
     assert filled.preview(["code@1", "math@1"]) == context != found
 
 
+@pytest.mark.check
 def test_who_is_drowned_is_told_and_balance_helps(registry: Registry, zoo: Zoo, tmp_path: object) -> None:
     for name, tokens in (("code", 4096), ("german", 32)):
         data = write_jsonl(zoo.base.parent / f"{name}.many.jsonl", sentences(name, 400, seed=5))

@@ -267,6 +267,7 @@ COMPOSED: dict[str, AnyRecipe] = {
 }
 
 
+@pytest.mark.check(after=5)
 @pytest.mark.parametrize("name", COMPOSED)
 def test_a_composition_document_is_a_recipe_file(filled: Registry, tmp_path: Path, name: str) -> None:
     plan = filled.plan(["math", "code"], COMPOSED[name])
@@ -302,7 +303,8 @@ def test_every_method_has_a_recipe_file() -> None:
     assert {path.suffix for path in (DOCS / "recipes").iterdir()} == {".yaml"}
 
 
-@pytest.mark.stride(16)
+@pytest.mark.check(after=6)
+@pytest.mark.trust(after=13)
 @pytest.mark.parametrize("name", METHODS)
 def test_recipe_files_compose_as_their_methods_do(filled: Registry, name: str) -> None:
     path = DOCS / "recipes" / f"{name}.yaml"

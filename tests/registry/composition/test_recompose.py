@@ -28,7 +28,8 @@ def inodes(folder: Path) -> dict[str, int]:
     return {part: (folder / name).stat().st_ino for part, name in parts(folder).items()}
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize(
     ("changed", "kept"),
     [
@@ -54,7 +55,8 @@ def test_what_changes_is_written_anew(
     assert {path.stat().st_nlink for path in (tmp_path / "moe").iterdir()} == {1}
 
 
-@pytest.mark.stride(12)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize(
     "changed",
     [
@@ -78,7 +80,7 @@ def test_context_routing_is_written_as_in_a_fresh_folder(
     assert files_of(tmp_path / "moe") == files_of(tmp_path / "fresh")
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize(
     ("changed", "rewritten"),
     [
@@ -109,6 +111,7 @@ def test_weights_leave_the_base_models_trunk_as_it_is(filled: Registry, tmp_path
     assert {part for part in after if after[part] == before[part]} == {"experts", "trunk"}
 
 
+@pytest.mark.check
 def test_another_member_changes_the_experts(filled: Registry, tmp_path: Path) -> None:
     filled.compose(["code", "law"], tmp_path / "moe")
     filled.compose(["code", "math"], tmp_path / "moe", force=True)
@@ -143,7 +146,8 @@ def link(path: Path) -> None:
     path.symlink_to("other")
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("touch", [flip, flip_and_hide, exchange, link, Path.unlink])
 def test_touched_file_is_written_anew(filled: Registry, tmp_path: Path, touch: Any) -> None:
     recipe = Recipe(router="ridge", lam=1.0)

@@ -51,7 +51,8 @@ REFITTED = (
 )
 
 
-@pytest.mark.stride(14)
+@pytest.mark.check(after=9)
+@pytest.mark.trust(after=20)
 @pytest.mark.parametrize("name", RUN)
 def test_layer_by_layer_is_the_model(name: str, tmp_path: Path, tokenizer: Any) -> None:
     model = make_model(CASES[name].family, 101, **CASES[name].config)
@@ -104,7 +105,8 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 def test_one_member_has_nothing_to_be_refitted_to(pair: Pair) -> None:
     """Its trunk is its own, so targets are met already: towards the old weight, ridge regression stays there."""
     refitted = pair.compose("one", ("code",), refine_mlp=True)
@@ -135,7 +137,8 @@ def distances(pair: Pair, folder: Path) -> list[float]:
     return found
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 def test_each_text_is_nearer_to_its_expert(pair: Pair) -> None:
     before = distances(pair, pair.compose("plain"))
     after = distances(pair, pair.compose("refitted", refine_mlp=True))
@@ -144,7 +147,8 @@ def test_each_text_is_nearer_to_its_expert(pair: Pair) -> None:
         assert other < 0.8 * one
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -163,6 +167,7 @@ def test_order_and_repetition_leave_no_trace(filled: Registry, tmp_path: Path, r
     assert list(filled.home.work.iterdir()) == []
 
 
+@pytest.mark.check
 def test_written_in_another_dtype_it_is_what_it_was(filled: Registry, tmp_path: Path) -> None:
     filled.compose(PAIR, tmp_path / "wide", Recipe(router="ridge", refine_mlp=True))
     filled.compose(PAIR, tmp_path / "narrow", Recipe(router="ridge", refine_mlp=True, dtype="bfloat16"))
@@ -173,6 +178,7 @@ def test_written_in_another_dtype_it_is_what_it_was(filled: Registry, tmp_path: 
         assert float((narrow[name].float() - weight).norm() / weight.norm()) < 0.2, name
 
 
+@pytest.mark.check
 def test_queries_are_least_squares_over_what_both_members_show(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """In the first layer nothing was refitted before: inputs are the normed composed embeddings, targets W_e x_e."""
     filled.compose(PAIR, tmp_path / "plain", Recipe(router="ridge"))
@@ -201,6 +207,7 @@ def normed(weights: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
     return x * weights["model.layers.0.input_layernorm.weight"].double()
 
 
+@pytest.mark.check
 def test_members_with_tokens_of_their_own_are_refitted(filled: Registry, tmp_path: Path) -> None:
     """Rows of the head that one member alone knows are fitted to what that one shows."""
     folder, texts = grown(tmp_path / "agent", 111, "<call>"), sentences("code", 30)
@@ -215,6 +222,7 @@ def test_members_with_tokens_of_their_own_are_refitted(filled: Registry, tmp_pat
     assert torch.nn.functional.cosine_similarity(head[320], own[320], dim=0) > 0.5
 
 
+@pytest.mark.check
 def test_known_experts_need_no_statistics(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """The routers stay those of the composition, and each down projection is fitted to the tokens that go to it."""
     plan = filled.plan(PAIR, Recipe(router="ridge", trunk="mean", refine_mlp=True))
@@ -244,6 +252,7 @@ def test_known_experts_need_no_statistics(filled: Registry, monkeypatch: pytest.
     assert all(torch.equal(one, other) for one, other in zip(own, again, strict=True))
 
 
+@pytest.mark.check
 def test_the_number_of_threads_leaves_no_trace(filled: Registry, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     try:
@@ -255,6 +264,7 @@ def test_the_number_of_threads_leaves_no_trace(filled: Registry, tmp_path: Path)
     assert files_of(tmp_path / "2") == files_of(tmp_path / "1")
 
 
+@pytest.mark.check
 def test_members_whose_windows_differ_in_length(filled: Registry, tmp_path: Path, zoo: Zoo) -> None:
     settings = PassSettings(tokens=200, seq_len=24, batch_size=4)
     data = write_jsonl(tmp_path / "short.jsonl", sentences("math", 30))
@@ -272,7 +282,8 @@ def mlps_of(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 def test_a_trunk_is_solved_alone(pair: Pair) -> None:
     """Linear maps of the trunk differ, and nothing else does but the routers."""
     plain, solved = pair.compose("plain"), pair.compose("solved", refine_trunk=True)
@@ -287,14 +298,16 @@ def test_a_trunk_is_solved_alone(pair: Pair) -> None:
             assert not torch.equal(weight, others[name]), name
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check(after=3)
+@pytest.mark.trust(after=6)
 def test_one_member_has_its_own_trunk(pair: Pair) -> None:
     solved, plain = pair.compose("one", ("code",), refine_trunk=True), weights_of(pair.compose("plain", ("code",)))
     for name, weight in weights_of(solved).items():
         assert name.endswith(ROUTERS) or torch.equal(weight, plain[name]), name
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(("alpha", "router"), [(1.0, "ridge"), (0.5, "ridge"), (1.0, "random")])
 def test_a_trunk_solves_regmean_on_what_the_written_model_gives(
     filled: Registry, zoo: Zoo, tmp_path: Path, alpha: float, router: str
@@ -331,6 +344,8 @@ def test_a_trunk_solves_regmean_on_what_the_written_model_gives(
             assert float((towards - expected).norm() / expected.norm()) > 1e-2, name
 
 
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("vocabulary", ["shared", "mapped"])
 def test_a_trunk_with_known_experts_is_solved_with_them(filled: Registry, tmp_path: Path, vocabulary: str) -> None:
     """Head maps are those of the head that is solved."""

@@ -34,7 +34,8 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
 }
 
 
-@pytest.mark.stride(13)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_recipe_is_reproduced(filled: Registry, tmp_path: Path, name: str) -> None:
     plan = filled.compose(["math", "code"], tmp_path / "made", RECIPES[name])
@@ -85,6 +86,7 @@ def test_what_is_composed_now_can_be_kept(filled: Registry, made: Path, tmp_path
             filled.reproduce(made, out)
 
 
+@pytest.mark.check
 def test_versions_are_found_by_content_whatever_their_number(filled: Registry, made: Path, zoo: Zoo) -> None:
     filled.opt_out("math", purge=True)
     with pytest.raises(ConflictError, match=r"holds math@1, which was opted out at 20"):
@@ -96,6 +98,7 @@ def test_versions_are_found_by_content_whatever_their_number(filled: Registry, m
     assert [version.ref for version in found.versions] == ["code@1", "math@2"]
 
 
+@pytest.mark.check
 def test_member_that_was_never_here_is_named(made: Path, zoo: Zoo) -> None:
     with Registry(made.with_name("elsewhere")) as other:
         other.add_expert("math", zoo.experts["math"])
@@ -103,6 +106,7 @@ def test_member_that_was_never_here_is_named(made: Path, zoo: Zoo) -> None:
             other.reproduce(made)
 
 
+@pytest.mark.check
 def test_trained_folder_needs_the_tensors_that_were_trained(filled: Registry, made: Path) -> None:
     """A folder that only says that it was trained, one of another registry, and one of a program without arrays."""
     document = json.loads((made / MARKER).read_bytes())
@@ -169,6 +173,8 @@ UNTRUSTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 }
 
 
+@pytest.mark.check(after=6)
+@pytest.mark.trust(after=15)
 @pytest.mark.parametrize("case", sorted(UNTRUSTED))
 def test_document_that_this_program_would_not_write_is_refused(filled: Registry, tmp_path: Path, case: str) -> None:
     apply, message = UNTRUSTED[case]

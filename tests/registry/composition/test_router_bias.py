@@ -80,6 +80,7 @@ def outputs(folder: Path, dtype: str = "float32", forced: int | None = None) -> 
     return logits
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_a_bias_is_added_exactly(filled: Registry, zoo: Zoo, tmp_path: Path, temperature: float) -> None:
     add_beside(filled, zoo, tmp_path, bias={"math.beside": [0.375, -0.125]})
@@ -100,7 +101,8 @@ def test_a_bias_is_added_exactly(filled: Registry, zoo: Zoo, tmp_path: Path, tem
         assert torch.allclose(gate.module(x), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("bias", [-1e4, -1e30])
@@ -116,6 +118,7 @@ def test_at_minus_infinity_it_is_the_base_model(
     assert not torch.equal(outputs(tmp_path / "unbiased", dtype), outputs(zoo.base, dtype))
 
 
+@pytest.mark.check
 def test_more_bias_gives_the_public_expert_more(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     add_beside(filled, zoo, tmp_path)
     shares = []
@@ -127,6 +130,7 @@ def test_more_bias_gives_the_public_expert_more(filled: Registry, zoo: Zoo, tmp_
     assert shares[0] < shares[2]
 
 
+@pytest.mark.check
 def test_orders_and_an_opt_out_change_no_byte(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     trained = {"math.beside": [0.375, -0.125]}
     add_beside(filled, zoo, tmp_path, bias=trained)
@@ -145,6 +149,7 @@ def test_orders_and_an_opt_out_change_no_byte(filled: Registry, zoo: Zoo, tmp_pa
     assert files_of(tmp_path / "after") == files_of(tmp_path / "pair")
 
 
+@pytest.mark.check
 def test_a_folder_is_written_again_to_the_byte(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     add_beside(filled, zoo, tmp_path, bias={"law.beside": [0.5, 1.0]})
     filled.compose(EVERYONE, tmp_path / "asked", BIASED)
@@ -164,7 +169,8 @@ def test_a_folder_is_written_again_to_the_byte(filled: Registry, zoo: Zoo, tmp_p
     assert not has_our_code(tmp_path / "asked")
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_bias_joins_the_softmax_over_all_experts(filled: Registry, zoo: Zoo, tmp_path: Path, k: int) -> None:
     add_beside(filled, zoo, tmp_path, bias={"math.beside": [0.375, -0.125]})
@@ -186,6 +192,7 @@ def test_a_bias_joins_the_softmax_over_all_experts(filled: Registry, zoo: Zoo, t
     assert filled.reproduce(tmp_path / "moe").is_same
 
 
+@pytest.mark.check
 def test_training_keeps_the_bias(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     add_beside(filled, zoo, tmp_path)
     filled.compose(EVERYONE, tmp_path / "moe", BIASED)
@@ -200,6 +207,7 @@ def test_training_keeps_the_bias(filled: Registry, zoo: Zoo, tmp_path: Path) -> 
     assert filled.reproduce(tmp_path / "trained").is_same
 
 
+@pytest.mark.check
 def test_a_bias_trains_with_the_mlps(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     add_beside(filled, zoo, tmp_path)
     filled.compose(EVERYONE, tmp_path / "moe", BIASED)
@@ -213,7 +221,8 @@ def test_a_bias_trains_with_the_mlps(filled: Registry, zoo: Zoo, tmp_path: Path)
     assert filled.reproduce(tmp_path / "trained").is_same
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("family", ["gpt_neox", "qwen3", "gemma2", "olmo2"])
 def test_other_families_carry_one(registry: Registry, zoo: Zoo, tmp_path: Path, family: str) -> None:
     base = save_checkpoint(make_model(family, 100), tmp_path / "base", train_tokenizer())
@@ -227,6 +236,7 @@ def test_other_families_carry_one(registry: Registry, zoo: Zoo, tmp_path: Path, 
     assert torch.equal(outputs(tmp_path / "moe"), outputs(base))
 
 
+@pytest.mark.check
 def test_wrong_biases_are_refused_first(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     add_beside(filled, zoo, tmp_path)
     cases: list[tuple[type[Exception], str, str, Sequence[str], dict[str, Any]]] = [
@@ -262,7 +272,8 @@ def test_wrong_biases_are_refused_first(filled: Registry, zoo: Zoo, tmp_path: Pa
         filled.plan(["moved", "base"], Recipe(router="anchored", trunk="base", bias={"moved": -1.0}))
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("host", [None, "remote-code"])
 def test_an_expert_trained_on_a_frozen_trunk_is_there_to_the_bit(

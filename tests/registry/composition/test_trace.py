@@ -34,6 +34,7 @@ def run(*words: object, code: int = 0, **options: object) -> Result:
     return result
 
 
+@pytest.mark.check
 def test_tokens_make_up_the_text_and_go_where_the_model_sends_them(moe: Path) -> None:
     routed = route(moe, TEXT)
     assert "".join(token.text for token in routed.tokens if not token.special) == TEXT

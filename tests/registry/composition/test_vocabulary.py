@@ -14,6 +14,7 @@ from registry.checkpoint.tokenizer import tokenizer_conflict, tokenizer_digest
 from registry.errors import CheckpointError, IncompatibleError
 from tests.conftest import SETTINGS, Zoo
 from tests.models import make_model, save_checkpoint, train_tokenizer
+from tests.remarks import Remarks
 
 ROWS = ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -30,7 +31,8 @@ def grown(folder: Path, seed: int, *tokens: str, rows: int = 0) -> Path:
     return save_checkpoint(model, folder, tokenizer)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(("trunk", "router"), [("mean", "context"), ("mean", "ridge"), ("base", "context")])
 def test_rows_that_some_lack_are_averaged_over_those_that_have_them(
     filled: Registry, zoo: Zoo, tmp_path: Path, trunk: str, router: str
@@ -60,12 +62,14 @@ def test_rows_that_some_lack_are_averaged_over_those_that_have_them(
     assert json.loads((tmp_path / "moe" / "config.json").read_text())["vocab_size"] == 323
 
 
+@pytest.mark.check
 def test_padding_rows_without_a_token_are_rows_too(filled: Registry, tmp_path: Path) -> None:
     filled.add_expert("padded", grown(tmp_path / "padded", 111, rows=64), settings=SETTINGS)
     plan = filled.compose(["padded", "code"], tmp_path / "moe")
     assert plan.translation.architecture.vocab_size == 384
 
 
+@pytest.mark.check
 def test_order_of_naming_does_not_matter(filled: Registry, tmp_path: Path) -> None:
     filled.add_expert("agent", grown(tmp_path / "agent", 111, "<call>"), settings=SETTINGS)
     for number, order in enumerate((["agent", "code"], ["code", "agent"])):
@@ -80,7 +84,8 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("case", sorted(CONTRADICTIONS))
 def test_contradicting_tokens_are_refused_with_the_first_named(filled: Registry, tmp_path: Path, case: str) -> None:
     first, second, message = CONTRADICTIONS[case]
@@ -114,6 +119,18 @@ def test_what_contradicts_and_what_does_not() -> None:
     assert apart == "token 3 ('<x>') is in one only, and each has some the other lacks"
 
 
+def test_how_a_library_spells_the_same_settings_is_no_conflict(tokenizer: Any) -> None:
+    """Merges as texts or as pairs, defaults that are absent, another decoder: they cut the same text alike."""
+    own = json.loads(tokenizer._tokenizer.to_str())
+    old = own | {"model": own["model"] | {"merges": [" ".join(pair) for pair in own["model"]["merges"]]}}
+    old["model"].pop("ignore_merges", None)
+    old["decoder"] = {"type": "Sequence", "decoders": [own["decoder"]]}
+    assert old["model"] != own["model"]
+    assert tokenizer_conflict(json.dumps(own).encode(), json.dumps(old).encode()) is None
+    other = old | {"model": old["model"] | {"merges": old["model"]["merges"][::-1]}}
+    assert "their model differs" in str(tokenizer_conflict(json.dumps(own).encode(), json.dumps(other).encode()))
+
+
 @pytest.mark.parametrize(
     "data", [b"{}", b'{"model": {"vocab": {"a": "x"}}}', b'{"model": {"vocab": []}, "added_tokens": [1]}']
 )
@@ -130,3 +147,61 @@ def test_tokenizers_that_cannot_be_compared_must_be_equal(filled: Registry, tmp_
     assert tokenizer_digest({"tokenizer.model": b"sentences"}) == filled.resolve("odd").content["tokenizer"]  # type: ignore[index]
     with pytest.raises(IncompatibleError, match=r"digest [0-9a-f]{12} against [0-9a-f]{12}, and not both have"):
         filled.plan(["code"], Recipe(trunk="base"), base="odd")
+
+
+# -- numbers of another version --------------------------------------------------------------------------------------
+
+
+def test_tokens_that_share_a_number_get_another_and_their_rows_move(registry: Registry, tmp_path: Path) -> None:
+    own = grown(tmp_path / "law", 102, "[PAD]", "<b>", rows=8)
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(config | {"pad_token_id": 320, "eos_token_id": [0, 321]}))
+    registry.add_expert("code", grown(tmp_path / "code", 101, "<b>", "<call>"), settings=SETTINGS)
+    registry.add_expert("law", own, settings=SETTINGS)
+    with pytest.raises(IncompatibleError, match=r"token 320 is '\[PAD\]' against '<b>'") as caught:
+        registry.plan(["code", "law"])
+    assert "reg add-expert code CKPT --tokenizer-of law@1" in str(caught.value.hint)
+    registry.progress = told = Remarks()
+    registry.add_expert("law", own, settings=SETTINGS, tokenizer_of="code")
+    assert "2 of its own move: '<b>' from 321 to 320, '[PAD]' from 320 to 322" in told.text
+    registry.export("law", tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("<b><call>[PAD]").input_ids == [320, 321, 322]
+    assert tokenizer.decode([320, 321, 322]) == "<b><call>[PAD]"
+    made = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (made["pad_token_id"], made["eos_token_id"], made["vocab_size"]) == (322, [0, 320], 328)
+    before, after = (load_file(folder / "model.safetensors") for folder in (own, tmp_path / "out"))
+    for name in ROWS:
+        assert torch.equal(after[name][:320], before[name][:320])
+        assert torch.equal(after[name][320], before[name][321])
+        assert torch.equal(after[name][322], before[name][320])
+        assert torch.equal(after[name][321], before[name].double().mean(0).float())  # it never had <call>
+        assert torch.equal(after[name][323:], before[name][323:])
+    assert {name for name in before if not torch.equal(before[name], after[name])} == set(ROWS)
+    plan = registry.compose(["code", "law"], tmp_path / "moe")
+    assert plan.lead.name == "law"
+    assert AutoTokenizer.from_pretrained(tmp_path / "moe")("<call>").input_ids == [321]
+
+
+def test_tokens_that_agree_stay_where_they_are(registry: Registry, tmp_path: Path, tokenizer: Any) -> None:
+    registry.add_expert("code", grown(tmp_path / "code", 101, "<b>", "<call>"), settings=SETTINGS)
+    registry.progress = told = Remarks()
+    version = registry.add_expert(
+        "law", grown(tmp_path / "law", 102, "<b>"), settings=SETTINGS, tokenizer_of="code"
+    ).version
+    assert "move" not in told.text
+    again = registry.add_expert("law", tmp_path / "law", settings=SETTINGS)
+    assert (again.added, again.version.ref) == (False, version.ref)
+
+
+def test_tokens_of_another_vocabulary_keep_their_numbers(registry: Registry, bare: Path, tmp_path: Path) -> None:
+    registry.add_expert("code", grown(tmp_path / "code", 101, "<b>"), settings=SETTINGS)
+    train_tokenizer(seed=1).save_pretrained(bare)
+    with pytest.raises(
+        CheckpointError, match="have different vocabularies, and only added tokens can get other numbers"
+    ):
+        registry.add_expert("law", bare, settings=SETTINGS, tokenizer_of="code")
+    (bare / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json: its tokens keep their numbers"):
+        registry.add_expert("law", bare, settings=SETTINGS, tokenizer_of="code")
+    assert [version.ref for version in registry.versions()] == ["code@1"]

@@ -22,6 +22,7 @@ from registry.progress import Advance, silent
 from tests.conftest import files_of
 
 
+@pytest.mark.check
 def test_demo_shows_the_promises(demo_result: DemoResult) -> None:
     result = demo_result
     assert result.domains == ("code", "english", "math")
@@ -91,7 +92,7 @@ def test_demo_that_ended_is_shown_again_and_replaced_only_where_asked(tmp_path: 
     assert [path.name for path in demo.iterdir()] == ["demo.json"]
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_interrupted_demo_goes_on_with_the_models_that_were_trained(
     tmp_path: Path, demo_result: DemoResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_interrupted_demo_goes_on_with_the_models_that_were_trained(
     assert run_demo(demo) == again
 
 
+@pytest.mark.check
 def test_a_resumed_training_says_at_which_step(
     tmp_path: Path, demo_result: DemoResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:

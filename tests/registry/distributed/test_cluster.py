@@ -128,7 +128,7 @@ class Seen:
         yield advance
 
 
-@pytest.mark.long
+@pytest.mark.trust
 def test_nodes_of_two_kinds_are_refused(
     zoo: Zoo, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +142,8 @@ def test_nodes_of_two_kinds_are_refused(
     assert [*tmp_path.glob("partial/*/slice-*")] == []
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_statistics_are_those_of_one_pass(
     zoo: Zoo, alone: bytes, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
@@ -158,7 +159,7 @@ def test_statistics_are_those_of_one_pass(
     assert seen.done["collecting"] == seen.totals["collecting"] == SETTINGS.tokens
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_a_node_that_is_removed_in_the_middle_changes_nothing(
     zoo: Zoo,
     alone: bytes,
@@ -177,7 +178,7 @@ def test_a_node_that_is_removed_in_the_middle_changes_nothing(
     assert "raylet" not in capfd.readouterr().out  # where results go
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_a_killed_process_changes_nothing(
     zoo: Zoo, alone: bytes, two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +197,7 @@ def stuck(out: Path) -> tuple[str, int]:
     raise AssertionError("no task has begun")
 
 
-@pytest.mark.long
+@pytest.mark.trust
 def test_an_interrupt_cancels_tasks_and_the_next_run_goes_on(
     zoo: Zoo, alone: bytes, nodes: Nodes, two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +238,7 @@ def test_an_interrupt_cancels_tasks_and_the_next_run_goes_on(
     assert seen.done["collecting"] == half
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_errors_of_tasks_are_ours(zoo: Zoo, two: Cluster, tmp_path: Path, bare: Path) -> None:
     described = sliced_pass.SharedCheckpoint(bare, "bare", "0" * 64)
     with pytest.raises(CheckpointError, match="holds other weights on this node"):
@@ -265,7 +266,7 @@ def divide_in_task(shared: int, *, progress: Any) -> float:
     return 1 / shared
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_self_sampled_text_is_that_of_one_process(two: Cluster, bare: Path, tmp_path: Path) -> None:
     settings = PassSettings(tokens=48, seq_len=16, batch_size=2)
     here, _ = collect_to(bare, tmp_path / "here", settings=settings)
@@ -289,6 +290,7 @@ RECIPES = [
 ]
 
 
+@pytest.mark.check
 def test_compositions_are_equal_in_every_byte(
     filled: Registry, clustered: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +308,7 @@ def test_compositions_are_equal_in_every_byte(
     assert files_of(tmp_path / "there0") == files_of(tmp_path / "here0")
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_evaluations_are_equal(filled: Registry, clustered: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     data = {name: [zoo.test[name]] for name in ("code", "math")}
@@ -318,7 +320,7 @@ def test_evaluations_are_equal(filled: Registry, clustered: Registry, zoo: Zoo, 
     assert len(rows) > 6
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_a_list_of_experts_is_registered_alike(zoo: Zoo, two: Cluster, bare: Path, tmp_path: Path) -> None:
     """One expert fails where its text is read; it names itself, and the others are registered."""
     (tmp_path / "empty.txt").write_text("")
@@ -347,6 +349,7 @@ def test_a_list_of_experts_is_registered_alike(zoo: Zoo, two: Cluster, bare: Pat
     assert found[0] == found[1]
 
 
+@pytest.mark.check
 def test_the_command_runs_on_a_cluster(zoo: Zoo, nodes: Nodes, two: Cluster, tmp_path: Path) -> None:
     """--ray takes the cluster that this process is connected to."""
     (tmp_path / "experts.yaml").write_text(f"- {{name: law, checkpoint: {zoo.experts['law']}}}\n")
@@ -356,6 +359,7 @@ def test_the_command_runs_on_a_cluster(zoo: Zoo, nodes: Nodes, two: Cluster, tmp
     assert [one["ref"] for one in json.loads(result.stdout)["experts"]] == ["law@1"]
 
 
+@pytest.mark.check
 def test_tasks_use_the_threads_of_the_main_process(two: Cluster, tmp_path: Path) -> None:
     step = Step("counting", "B", threads_in_task, None, [Task("it", (), 1)], tmp_path)
     assert two.results(step, silent)[0].result == torch.get_num_threads() == 1

@@ -72,7 +72,8 @@ def one(zoo: Zoo) -> Pass:
     return Pass(zoo.experts["code"], zoo.train["code"])
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=4)
 @pytest.mark.parametrize(("sites", "folds"), [("all", 2), ("router", 3), ("all", 1)])
 @pytest.mark.parametrize("count", [1, 3, 100])
 def test_slices_add_up_to_one_pass(tmp_path: Path, zoo: Zoo, sites: str, folds: int, count: int) -> None:

@@ -19,7 +19,8 @@ def errors(diagnosis: Diagnosis) -> list[str]:
     return [finding.check for finding in diagnosis.of("error")]
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=6)
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_named(ward: Ward, patient: dict[str, Path], name: str) -> None:
     kind, breaking, check = BROKEN[name]
@@ -30,7 +31,8 @@ def test_what_is_broken_is_named(ward: Ward, patient: dict[str, Path], name: str
     assert diagnosis.next
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("name", ["dense", "moe", "ridge", "ensemble"])
 def test_healthy_folders_have_neither_error_nor_warning(ward: Ward, name: str) -> None:
     diagnosis = diagnose(None, ward.folders[name], ward.data)
@@ -39,6 +41,7 @@ def test_healthy_folders_have_neither_error_nor_warning(ward: Ward, name: str) -
     assert diagnosis.perplexity.keys() == ward.data.keys()
 
 
+@pytest.mark.check
 def test_a_registry_knows_the_members_and_their_text(ward: Ward, ward_registry: Path) -> None:
     with Registry(ward_registry) as registry:
         diagnosis = registry.doctor(ward.folders["moe"])
@@ -61,6 +64,7 @@ def test_what_was_evaluated_is_reported_next(
         assert registry.doctor(folder, quick=True).next == f"reg report {folder} --out report-2.html"
 
 
+@pytest.mark.check
 def test_scores_of_test_text_are_said_in_place_of_a_comparison_on_little_text(ward: Ward, ward_registry: Path) -> None:
     folder = ward.folders["moe"]
     with Registry(ward_registry) as registry:
@@ -74,6 +78,7 @@ def test_scores_of_test_text_are_said_in_place_of_a_comparison_on_little_text(wa
     assert len(given) == 2  # text that was given is worth a comparison
 
 
+@pytest.mark.check
 def test_a_member_that_was_opted_out_is_an_error(ward: Ward, ward_registry: Path) -> None:
     with Registry(ward_registry) as registry:
         registry.opt_out("math")
@@ -141,6 +146,7 @@ def test_wrong_requests_are_errors_of_their_own(ward: Ward, tmp_path: Path) -> N
         diagnose(None, ward.folders["dense"], {"code": [tmp_path / "absent.txt"]})
 
 
+@pytest.mark.check
 def test_any_file_of_noise_is_a_finding(ward: Ward, tmp_path: Path) -> None:
     for name in (
         "config.json",
@@ -155,6 +161,8 @@ def test_any_file_of_noise_is_a_finding(ward: Ward, tmp_path: Path) -> None:
             assert diagnose(None, folder, quick=True).verdict
 
 
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("kind", [*ALL_RECIPES, "copies"])
 def test_every_kind_of_composition_has_files_and_weights_without_fault(
     members: tuple[Path, Path], tmp_path: Path, kind: str

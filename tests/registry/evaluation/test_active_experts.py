@@ -22,7 +22,8 @@ from tests.registry.runtime.test_gates import ONE_EACH
 SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=4)
 @pytest.mark.parametrize("host", sorted(ONE_EACH))
 def test_every_host_takes_the_number(host: str, tmp_path: Path, shared: Shared) -> None:
     with shared_variant(ONE_EACH[host], tmp_path, shared) as variant:
@@ -48,7 +49,8 @@ def figures(row: Row) -> tuple[object, ...]:
     return row.perplexity, row.score, row.active_parameters, row.parameters, row.experts_per_token
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("recipe", [Recipe(top_k=2), Recipe(router="ridge", top_k=2)], ids=["context", "ridge"])
 def test_rows_are_those_of_folders_with_that_number(filled: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe) -> None:
     data = {name: [zoo.test[name]] for name in ("code", "law", "math")}
@@ -76,6 +78,7 @@ def test_rows_are_those_of_folders_with_that_number(filled: Registry, zoo: Zoo, 
     ]
 
 
+@pytest.mark.check
 def test_figures_are_stored_beside_those_without(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     data = {name: [zoo.test[name]] for name in ("code", "math")}
     filled.compose(list(data), tmp_path / "moe")
@@ -87,6 +90,7 @@ def test_figures_are_stored_beside_those_without(filled: Registry, zoo: Zoo, tmp
     assert "active_experts" not in plain.document
 
 
+@pytest.mark.check
 def test_what_has_no_such_experts_is_refused_first(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def own(registry: Registry, zoo: Zoo, tmp_path: Path) -> Registry:
     return registry
 
 
+@pytest.mark.check
 def test_figures_are_stored_with_the_composition_and_replaced(own: Registry, zoo: Zoo, tmp_path: Path) -> None:
     plan = own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     base, moe = own.audit_extraction([zoo.base, tmp_path / "moe"], [zoo.train["math"]], SETTINGS)
@@ -59,6 +60,7 @@ def test_figures_are_stored_with_the_composition_and_replaced(own: Registry, zoo
     assert [audit.document["data"]["label"] for audit in own.audits(made)] == ["math.test.jsonl", "math.train.jsonl"]
 
 
+@pytest.mark.check
 def test_no_text_is_stored(own: Registry, zoo: Zoo, tmp_path: Path) -> None:
     plan = own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     own.audit_extraction([tmp_path / "moe"], [zoo.train["math"]], SETTINGS)
@@ -68,6 +70,7 @@ def test_no_text_is_stored(own: Registry, zoo: Zoo, tmp_path: Path) -> None:
     assert not [word for word in words if len(word) > 3 and word in written]
 
 
+@pytest.mark.check
 def test_an_opt_out_deletes_the_figures_of_its_compositions_and_of_its_text(
     own: Registry, zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -88,6 +91,7 @@ def test_an_opt_out_deletes_the_figures_of_its_compositions_and_of_its_text(
     assert own.verify().problems == ()
 
 
+@pytest.mark.check
 def test_text_that_a_member_was_calibrated_on_is_no_unseen_text(own: Registry, zoo: Zoo, tmp_path: Path) -> None:
     own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     own.compose(["code"], tmp_path / "code", Recipe(router="ridge"))
@@ -102,6 +106,7 @@ def test_text_that_a_member_was_calibrated_on_is_no_unseen_text(own: Registry, z
     ]
 
 
+@pytest.mark.check
 def test_text_of_an_exported_expert_is_no_unseen_text_for_it(own: Registry, zoo: Zoo, tmp_path: Path) -> None:
     own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     for name in ("code", "math"):
@@ -117,6 +122,7 @@ def test_text_of_an_exported_expert_is_no_unseen_text_for_it(own: Registry, zoo:
     assert [text for text in told.remarks if "calibration" in text] == [composition, expert, expert]
 
 
+@pytest.mark.check
 def test_folder_that_was_changed_or_made_elsewhere_is_audited_and_not_stored(
     own: Registry, zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -136,6 +142,7 @@ def test_folder_that_was_changed_or_made_elsewhere_is_audited_and_not_stored(
     assert own.audits(own.compositions(plan.digest)[0]) == []
 
 
+@pytest.mark.check
 def test_what_is_no_list_and_no_model_is_refused(own: Registry, zoo: Zoo) -> None:
     with pytest.raises(InvalidInputError, match="data must be a list"):
         own.audit_extraction([zoo.base], zoo.train["math"])  # type: ignore[arg-type]

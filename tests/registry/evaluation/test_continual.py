@@ -24,6 +24,7 @@ def test_figures_of_a_matrix() -> None:
     assert found.document()["forgetting"] == found.forgetting
 
 
+@pytest.mark.check
 def test_each_step_is_the_composition_of_those_so_far(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.add_expert("math", zoo.experts["law"])
     data = {name: [zoo.test[name]] for name in ("math", "code", "biomed")}

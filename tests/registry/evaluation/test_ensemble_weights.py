@@ -64,6 +64,7 @@ def evaluated(registry: Registry, zoo: Zoo, folder: Path, **recipe: Any) -> Row:
     return row
 
 
+@pytest.mark.check
 def test_weights_and_first_choices_are_stored_by_domain(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     row = evaluated(filled, zoo, tmp_path / "mixed", temperature=20.0)
     (made,) = filled.compositions()
@@ -100,7 +101,8 @@ def windows_of(zoo: Zoo, folder: Path) -> dict[str, list[list[int]]]:
     }
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=4)
 @pytest.mark.parametrize("recipe", [*({"routing": name} for name in ROUTINGS), {"mixing": "logits"}], ids=str)
 def test_one_record_of_every_routing(filled: Registry, tmp_path: Path, recipe: dict[str, Any]) -> None:
     filled.compose(["code", "law", "math"], tmp_path / "mixed", EnsembleRecipe(**recipe, top_k=2, routing_tokens=4))
@@ -137,6 +139,7 @@ def test_shared_first_choices_add_up() -> None:
         assert found == pytest.approx(expected[name])
 
 
+@pytest.mark.check
 def test_commands_print_what_was_measured(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     folder, data = tmp_path / "mixed", [f"--data={name}={zoo.test[name]}" for name in PAIR]
     options = ("--windows", 3, "--seq-len", 24, "--device", "cpu")
@@ -194,6 +197,7 @@ def test_route_prints_the_weights_at_each_token(filled: Registry, zoo: Zoo, tmp_
     assert run(None, "route", folder, text, "--layer", 1, code=1).stderr.startswith("error: there is no layer 1")
 
 
+@pytest.mark.check
 def test_whole_prompts_have_no_perplexity(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     chat, data = tmp_path / "chat", f"--data=code={zoo.test['code']}"
     whole = EnsembleRecipe(routing="prompt-perplexity", routing_tokens=0, top_k=1)

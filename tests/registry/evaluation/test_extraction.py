@@ -20,6 +20,7 @@ def seen(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "seen.jsonl", sentences("law", 3, seed=5))
 
 
+@pytest.mark.check
 def test_what_was_learned_by_heart_is_found_and_what_was_not_seen_is_not(
     filled: Registry, zoo: Zoo, seen: Path, tmp_path: Path
 ) -> None:

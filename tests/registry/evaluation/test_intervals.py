@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from registry.evaluation.intervals import difference_interval, score_intervals
@@ -86,6 +87,7 @@ def test_infinite_loss_has_no_perplexity() -> None:
     assert DomainLoss((1e9,), (1,)).perplexity == math.inf
 
 
+@pytest.mark.check
 def test_a_difference_holds_the_true_one_nineteen_times_in_twenty() -> None:
     generator = torch.Generator().manual_seed(3)
     truth, held = 100 * (math.exp(-0.05) - math.exp(-0.06)), 0

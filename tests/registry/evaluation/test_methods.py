@@ -56,6 +56,7 @@ def test_names_are_those_of_the_table_in_its_order() -> None:
         named_methods(["averge"])
 
 
+@pytest.mark.check
 def test_rows_are_those_of_the_folders_composed_so(
     filled: Registry, zoo: Zoo, tmp_path: Path, few: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_rows_are_those_of_the_folders_composed_so(
     assert stored.document["figures"]["perplexity"] == by_name["context"].perplexity
 
 
+@pytest.mark.check
 def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
     filled: Registry, zoo: Zoo, few: list[str]
 ) -> None:
@@ -118,6 +120,7 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
         filled.evaluate([], data, SETTINGS, experts=["code"], methods="all")
 
 
+@pytest.mark.check
 def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "drawn", Method({"trunk": "base"}, seeds=4))
     make, asked, first = composer_of(filled._workspace, ["code", "math"]), list[dict[str, Any]](), [1]
@@ -162,6 +165,7 @@ def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, mo
     assert abs(row.average - fmean(averages)) < 1e-9
 
 
+@pytest.mark.check
 def test_seeds_of_trained_routers_are_those_of_the_training(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return heard
 
 
+@pytest.mark.check
 def test_figures_are_stored_and_replaced(filled: Registry, zoo: Zoo, tmp_path: Path, said: list[str]) -> None:
     data = {name: [zoo.test[name]] for name in ("code", "math")}
     plan = filled.compose(["code", "math"], tmp_path / "moe")
@@ -51,6 +52,7 @@ def test_figures_are_stored_and_replaced(filled: Registry, zoo: Zoo, tmp_path: P
     assert said == []
 
 
+@pytest.mark.check
 def test_losses_are_stored_window_by_window(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     data = {name: [zoo.test[name]] for name in ("code", "math")}
     filled.compose(["code", "math"], tmp_path / "moe")
@@ -71,6 +73,7 @@ def test_losses_are_stored_window_by_window(filled: Registry, zoo: Zoo, tmp_path
         assert math.isclose(found.own.perplexity, by_name[f"expert {domain}"].perplexity[domain], rel_tol=1e-5)
 
 
+@pytest.mark.check
 def test_a_comparison_with_averaged_weights_stays_with_their_row(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     data = {name: [zoo.test[name]] for name in ("code", "math")}
     filled.compose(["code", "math"], tmp_path / "moe")
@@ -91,6 +94,7 @@ def test_figures_are_stored_where_the_document_tells_what_lam_was_chosen(
     assert len(filled.evaluations(made)) == 1
 
 
+@pytest.mark.check
 def test_folder_that_was_changed_is_scored_and_not_stored(
     filled: Registry, zoo: Zoo, tmp_path: Path, said: list[str]
 ) -> None:
@@ -112,6 +116,7 @@ def test_folder_that_was_changed_is_scored_and_not_stored(
         assert filled.evaluations(composition) == []
 
 
+@pytest.mark.check
 def test_what_was_not_made_here_is_not_stored(
     filled: Registry, registry: Registry, zoo: Zoo, tmp_path: Path, said: list[str]
 ) -> None:
@@ -132,6 +137,7 @@ def test_what_was_not_made_here_is_not_stored(
     ]
 
 
+@pytest.mark.check
 def test_base_models_and_experts_are_stored_until_one_is_opted_out(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code", "math"], tmp_path / "moe")
     (made,) = filled.compositions()

@@ -26,6 +26,7 @@ RIDGE = Recipe(router="ridge")
 SETTINGS = TestSettings(windows=4, seq_len=32, batch_size=3)
 
 
+@pytest.mark.check
 def test_one_expert_gets_everything_and_its_oracle_is_the_expert(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code"], tmp_path / "alone")
     data = {"code": [zoo.test["code"]], "math": [zoo.test["math"]]}
@@ -42,7 +43,8 @@ def test_one_expert_gets_everything_and_its_oracle_is_the_expert(filled: Registr
     assert alone.relative_time is None
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("recipe", [RIDGE, replace(RIDGE, top_k=1), replace(RIDGE, host="remote-code")], ids=str)
 def test_routing_is_what_the_routers_decide(filled: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe) -> None:
     names = ["code", "law", "math"]
@@ -88,6 +90,7 @@ def test_oracle_of_one_expert_is_what_its_place_computes(filled: Registry, zoo: 
     assert rows["moe"].perplexity != rows["alone"].perplexity
 
 
+@pytest.mark.check
 def test_every_pass_over_the_text_has_its_own_progress(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code", "math"], tmp_path / "moe")
     said: list[str] = []
@@ -105,6 +108,7 @@ def test_every_pass_over_the_text_has_its_own_progress(filled: Registry, zoo: Zo
     assert len(set(said)) == len(said) == 6
 
 
+@pytest.mark.check
 def test_a_text_of_fewer_windows_is_remarked_on(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +125,7 @@ def test_a_text_of_fewer_windows_is_remarked_on(
     assert re.search(r": code has \d+, math has \d+$", said)
 
 
+@pytest.mark.check
 def test_native_and_remote_code_route_alike(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     for host in ("mixtral", "remote-code"):
         filled.compose(["code", "math"], tmp_path / host, replace(RIDGE, host=host, top_k=1))
@@ -179,6 +184,7 @@ def test_time_is_the_median_of_the_ratios_of_turns(monkeypatch: pytest.MonkeyPat
     assert relative_time(model(900, 3, 30, 6, 900, 3), model(1, 2, 20, 4, 2, 90), windows, 2) == 1.5
 
 
+@pytest.mark.check
 def test_speed_is_measured_where_asked(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

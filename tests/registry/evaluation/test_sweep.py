@@ -29,7 +29,8 @@ def data(zoo: Zoo) -> dict[str, list[Path]]:
     return {name: [zoo.test[name]] for name in ("code", "math")}
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("recipe", "field", "values", "names"),
     [
@@ -77,6 +78,7 @@ def test_rows_are_those_of_folders_composed_so(
     assert len({tuple(row.perplexity.values()) for row in rows}) == len(rows)
 
 
+@pytest.mark.check
 def test_figures_are_stored_where_the_composition_was_made(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(EXPERTS, tmp_path / "moe", Recipe(router="ridge", trunk="mean", lam=1.0))
     rows = filled.evaluate([], data(zoo), SETTINGS, experts=EXPERTS, recipe=RIDGE, sweep={"lam": [0.1, 1.0]})
@@ -90,6 +92,7 @@ def test_every_field_that_can_be_swept_has_one_value(name: str) -> None:
     assert not isinstance(getattr(Recipe(), name, None), Mapping)
 
 
+@pytest.mark.check(after=14)
 @pytest.mark.parametrize(
     ("recipe", "sweep", "message", "hint"),
     [
@@ -142,6 +145,7 @@ def test_a_value_that_no_host_carries_composes_nothing(
         filled.evaluate([], data(zoo), SETTINGS, recipe=RIDGE, sweep=gatings)
 
 
+@pytest.mark.check
 def test_command(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text("experts: [code, math]\ntrunk: mean\nrouter: ridge\n")

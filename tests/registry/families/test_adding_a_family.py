@@ -57,7 +57,8 @@ def test_configuration_is_read_as_transformers_reads_it(family: Family) -> None:
     assert family.special_tokens == (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("case", sorted(cases()))
 def test_case_holds(family: Family, case: str, tmp_path: Path, tokenizer: Any, transformers4: Transformers4) -> None:
     with variant_of(cases()[case], tmp_path, tokenizer) as variant:

@@ -79,7 +79,8 @@ def routed(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
     return routings[0].logits[0].view(*ids.shape, -1)
 
 
-@pytest.mark.stride(7)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("name", REMOTE)
 def test_every_family_routes_by_the_mean_evidence_and_experts_compute_what_they_do_by_themselves(
     name: str, tmp_path: Path, shared: Shared
@@ -96,7 +97,8 @@ def test_every_family_routes_by_the_mean_evidence_and_experts_compute_what_they_
                 assert torch.equal(moe(input_ids=IDS).logits, dense(input_ids=IDS).logits)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=4)
 @pytest.mark.parametrize("window", [0.0, 1.0, 300.0])
 def test_the_expert_of_a_token_is_that_of_most_evidence(composed: Composed, tmp_path: Path, window: float) -> None:
     composed = compose(composed.variant, tmp_path / "moe", context_window=window)
@@ -113,6 +115,7 @@ def test_the_expert_of_a_token_is_that_of_most_evidence(composed: Composed, tmp_
     )
 
 
+@pytest.mark.check(after=3)
 def test_several_experts_are_mixed_by_softmax(composed: Composed, tmp_path: Path) -> None:
     made = compose(composed.variant, tmp_path / "moe", top_k=2, temperature=2.0)
     moe = load(made.folder)
@@ -140,7 +143,8 @@ def test_padding_is_no_evidence(composed: Composed, side: str) -> None:
         assert bool((padded[:, :5] == 0).all())
 
 
-@pytest.mark.stride(12)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("cuts", [range(1, 48), (20, 21, 47), (40,)])
 def test_a_cache_gives_what_the_whole_text_does(composed: Composed, cuts: Any) -> None:
     moe = load(composed.folder)
@@ -186,7 +190,7 @@ def test_what_a_cache_does_its_evidence_does(composed: Composed) -> None:
         assert other.get_seq_length() == 30
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=1)
 def test_generation_is_that_of_each_text_alone_and_that_without_a_cache(composed: Composed) -> None:
     moe = load(composed.folder)
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -202,6 +206,7 @@ def test_generation_is_that_of_each_text_alone_and_that_without_a_cache(composed
             assert torch.equal(batch[row, 12:], alone[0, prompt.shape[1] :])
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("composed", ["llama MLP bias", "mistral window"], indirect=True)
 def test_transformers_4_computes_and_generates_alike(
     composed: Composed, tmp_path: Path, transformers4: Transformers4
@@ -238,7 +243,8 @@ def test_what_cannot_be_routed_is_refused(composed: Composed) -> None:
         moe.activation_checkpointing_enable()
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 def test_evidence_stays_exact_and_is_not_trained(composed: Composed, tmp_path: Path) -> None:
     exact = evidence_of(composed.plan).float()
     for dtype in (torch.float32, torch.bfloat16, torch.float16):

@@ -37,8 +37,11 @@ EPSILON = {
 }
 """Cases in which the epsilon of norms matters, or, where norms of queries share it, does not."""
 
-EXACT, SHARED, ROUNDED = 1e-5, 1e-4, 4e-5
-"""Largest difference of a logit over the largest logit: in float64, with a shared epsilon, and in float32."""
+EXACT, SHARED, ROUNDED = 1e-5, 2e-4, 4e-5
+"""Largest difference of a logit over the largest logit: in float64, with a shared epsilon, and in float32.
+
+Norms of queries and keys share the epsilon that is scaled for the width, which here doubles.
+"""
 
 
 @pytest.fixture(scope="module", params=CARRIED)
@@ -78,7 +81,8 @@ def double(folder: Path) -> Any:
     return load(folder, torch.float64, experts_implementation="eager")
 
 
-@pytest.mark.stride(22)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 def test_each_expert_computes_what_it_computes_without_the_layer(variant: Variant, tmp_path: Path) -> None:
     folders = pair(variant, tmp_path)
     shares_epsilon = variant.case.host == "flex_olmo"
@@ -93,7 +97,8 @@ def test_each_expert_computes_what_it_computes_without_the_layer(variant: Varian
     assert apart(plain, context) > SHARED * 10
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("name", EPSILON)
 def test_epsilon_is_scaled_for_the_width(name: str, tmp_path: Path, tokenizer: Any) -> None:
     with variant_of(EPSILON[name], tmp_path, tokenizer) as variant:
@@ -110,7 +115,8 @@ def width(folder: Path) -> int:
     return int(json.loads((folder / "config.json").read_text())["hidden_size"])
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=4)
+@pytest.mark.trust(after=9)
 def test_weights_are_those_of_the_members_and_zeros(variant: Variant, tmp_path: Path) -> None:
     """Bit for bit, one layer later; norms of the stream are scaled, and routers and reserved channels are our own."""
     plain, context = map(tensors, pair(variant, tmp_path))
@@ -151,7 +157,8 @@ def test_weights_are_those_of_the_members_and_zeros(variant: Variant, tmp_path: 
         assert int(gate.count_nonzero()) in (0, 2)
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=4)
+@pytest.mark.trust(after=9)
 def test_config_names_the_layer(variant: Variant, tmp_path: Path) -> None:
     plain, context = (json.loads((folder / "config.json").read_text()) for folder in pair(variant, tmp_path))
     changed = {key: (plain.get(key), value) for key, value in context.items() if value != plain.get(key)}
@@ -173,7 +180,8 @@ def test_config_names_the_layer(variant: Variant, tmp_path: Path) -> None:
     assert changed == {}
 
 
-@pytest.mark.stride(22)
+@pytest.mark.check(after=3)
+@pytest.mark.trust(after=7)
 def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path: Path) -> None:
     _, folder = pair(variant, tmp_path)
     with quiet_transformers():
@@ -182,13 +190,15 @@ def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path:
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.stride(22)
+@pytest.mark.check(after=3)
+@pytest.mark.trust(after=6)
 def test_layers_count_as_those_of_the_members(variant: Variant, tmp_path: Path) -> None:
     plain, context = map(load, pair(variant, tmp_path))
     assert [gate.layer for gate in gates(context)] == [gate.layer for gate in gates(plain)]
     assert all(gate.weight.any() for gate in gates(context))
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("name", NO_CONTEXT)
 def test_hosts_without_a_context_layer_say_so(name: str, tmp_path: Path, shared: Shared) -> None:
     with (
@@ -202,6 +212,7 @@ def test_hosts_without_a_context_layer_say_so(name: str, tmp_path: Path, shared:
     assert not (tmp_path / "moe").exists()
 
 
+@pytest.mark.check
 def test_more_experts_than_a_head_has_channels_are_refused(tmp_path: Path, tokenizer: Any) -> None:
     narrow = Case("llama", "mixtral", {"num_attention_heads": 16, "num_key_value_heads": 8})
     message = "heads of 2 channels hold the evidence of at most 1 experts, not of 2"
@@ -212,14 +223,17 @@ def test_more_experts_than_a_head_has_channels_are_refused(tmp_path: Path, token
         assert not (tmp_path / "moe").exists()
 
 
-def test_reserved_channels_are_multiples_that_suit_the_size() -> None:
-    assert [reserved_channels(size, 2, fast=True) for size in (32, 1023, 1024, 4095, 4096)] == [8, 8, 32, 32, 64]
-    assert [reserved_channels(4096, count, fast=False) for count in (2, 31, 32, 64)] == [64, 64, 128, 192]
+def test_hidden_sizes_are_multiples_that_kernels_and_quantizers_take() -> None:
+    """Of 64, and of 256 where that costs less than 2 %."""
+    found = {size: size + reserved_channels(size, 7, fast=True) for size in (32, 576, 2048, 4096, 14336)}
+    assert found == {32: 64, 576: 640, 2048: 2112, 4096: 4160, 14336: 14592}
+    assert [reserved_channels(4096, count, fast=False) for count in (2, 31, 32, 64, 120)] == [64, 64, 128, 256, 256]
     for size, fast, count in itertools.product((16, 640, 896, 2560, 5120), (False, True), range(2, 70)):
         assert reserved_channels(size, count, fast=fast) >= (3 * count + 2 if fast else 2 * count + 1)
 
 
-@pytest.mark.stride(8)
+@pytest.mark.check(after=3)
+@pytest.mark.trust(after=6)
 @pytest.mark.parametrize(("dtype", "limit"), [("float16", 0.02), ("bfloat16", 0.2)])
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "olmo2", "granite"], indirect=True)
 def test_in_16_bits_norm_weights_are_rounded_once_more(

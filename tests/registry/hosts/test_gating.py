@@ -60,7 +60,8 @@ def equation_4(x: Tensor, gate: Tensor, mlps: list[Any], k: int) -> Tensor:
     return torch.stack(rows).view(x.shape)
 
 
-@pytest.mark.stride(7)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_folder_computes_equation_4(variant: tuple[str, Variant], tmp_path: Path, k: int) -> None:
     name, made = variant
@@ -108,7 +109,8 @@ def test_transformers_4_reads_the_same_weights(
     assert torch.equal(transformers4.logits(tmp_path / "moe", IDS, "float32", tmp_path), found)
 
 
-@pytest.mark.stride(7)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 def test_it_is_another_model_than_with_weights_that_add_up_to_1(variant: tuple[str, Variant], tmp_path: Path) -> None:
     name, made = variant
     for gating in ("softmax-topk", "topk-softmax"):
@@ -123,7 +125,8 @@ def test_it_is_another_model_than_with_weights_that_add_up_to_1(variant: tuple[s
     assert torch.allclose(logits["softmax-topk 3"], logits["topk-softmax 3"], rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.stride(17)
+@pytest.mark.check(after=5)
+@pytest.mark.trust(after=11)
 @pytest.mark.parametrize(("k", "candidates"), [(1, 2), (1, 3), (2, 2), (2, 3), (3, 3)])
 def test_training_passes_the_weights_of_the_folder(
     variant: tuple[str, Variant], tmp_path: Path, k: int, candidates: int
@@ -144,7 +147,8 @@ def test_training_passes_the_weights_of_the_folder(
     assert all(bool(gate.weight.grad.abs().sum() > 0) for gate in gates(moe) if gate.weight.grad is not None)
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("case", "host", "hint"),
     [
@@ -183,6 +187,7 @@ def test_copies_of_one_model_refuse(filled: Registry) -> None:
         filled.plan([], recipe, from_base=4)
 
 
+@pytest.mark.check
 def test_scores_routing_and_training_of_a_registered_composition(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     recipe = Recipe(top_k=1, host="remote-code", **SOFTMAX_TOPK)
     filled.compose(["code", "law", "math"], tmp_path / "moe", recipe)

@@ -64,7 +64,8 @@ def mapped(model: Any, plan: Plan, expert: int, stream: Float[Tensor, "T H"]) ->
     return centred @ matrix.T + size * shift
 
 
-@pytest.mark.stride(7)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("name", REMOTE)
 def test_the_last_norm_gets_the_mapped_stream(name: str, tmp_path: Path, shared: Shared) -> None:
     with shared_variant(name, tmp_path, shared) as variant:
@@ -79,7 +80,8 @@ def test_the_last_norm_gets_the_mapped_stream(name: str, tmp_path: Path, shared:
             assert float((streams[1] - streams[0] - expected).abs().max()) < EXACT * float(expected.abs().max())
 
 
-@pytest.mark.stride(7)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("name", REMOTE)
 def test_maps_bring_logits_near_those_of_the_own_head(name: str, tmp_path: Path, shared: Shared) -> None:
     """On the streams of the shared model, by the mean square of what differs, less what all logits have in common."""
@@ -103,6 +105,7 @@ def test_maps_bring_logits_near_those_of_the_own_head(name: str, tmp_path: Path,
         assert errors[1] < 0.8 * errors[0], errors
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("name", ["gemma2", "stablelm"])
 def test_several_maps_are_mixed_as_experts_are(name: str, tmp_path: Path, shared: Shared) -> None:
     with shared_variant(name, tmp_path, shared) as variant:
@@ -118,7 +121,8 @@ def test_several_maps_are_mixed_as_experts_are(name: str, tmp_path: Path, shared
     assert float((after - before - expected).abs().max()) < EXACT * float(expected.abs().max())
 
 
-@pytest.mark.stride(14)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", REMOTE)
 def test_16_bits_hold_them(name: str, dtype: str, tmp_path: Path, shared: Shared) -> None:
@@ -144,6 +148,7 @@ def forced(model: Any, expert: int) -> Tensor:
     return logits
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("name", ["gpt_neox", "llama MLP bias"])
 def test_the_folder_says_whether_it_has_them(name: str, tmp_path: Path, shared: Shared) -> None:
     with shared_variant(name, tmp_path, shared) as variant:

@@ -76,7 +76,8 @@ def ripple(plan: Plan, stream: Float[Tensor, "T H"], steady: float) -> Float[Ten
     return torch.stack(bumps).sum(dim=0) * steady / size
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=4)
 def test_the_last_norm_sees_the_mapped_stream(variant: Variant, tmp_path: Path) -> None:
     plan, shared, mapped = folders(variant, tmp_path)
     source, hidden = StoredSource(plan), plan.lead.architecture.hidden_size
@@ -99,7 +100,7 @@ def steady_size(model: Any, plan: Plan) -> float:
     return multiplier * float(rows.detach().double().square().mean().sqrt())
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=2)
 def test_ripples_are_small(variant: Variant, tmp_path: Path) -> None:
     plan = variant.registry.plan(EXPERTS, variant.recipe(trunk="mean", router="context"))
     assert isinstance(plan, Plan)
@@ -109,7 +110,8 @@ def test_ripples_are_small(variant: Variant, tmp_path: Path) -> None:
         assert abs(float(ripple(plan, stream, 1.0)) - 1) < most
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=6)
+@pytest.mark.trust(after=13)
 def test_config_names_both_layers(variant: Variant, tmp_path: Path) -> None:
     variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(trunk="mean", router="context"))
     config = json.loads((tmp_path / "moe" / "config.json").read_text())
@@ -119,6 +121,7 @@ def test_config_names_both_layers(variant: Variant, tmp_path: Path) -> None:
         assert len(config.get(key) or [0] * layers) == layers
 
 
+@pytest.mark.check
 def test_narrow_mlps_share_the_head(tmp_path: Path, tokenizer: Any) -> None:
     narrow = Case("llama", "mixtral", {"intermediate_size": 6})
     with variant_of(narrow, tmp_path, tokenizer) as variant:
@@ -132,7 +135,8 @@ def test_narrow_mlps_share_the_head(tmp_path: Path, tokenizer: Any) -> None:
     assert len(plans[0].tensors) == len(plans[1].tensors)
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "olmo2", "granite"])
 def test_16_bits_hold_them(name: str, dtype: str, tmp_path: Path, shared: Shared) -> None:

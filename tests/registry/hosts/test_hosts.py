@@ -255,7 +255,7 @@ def greedy(model: Any) -> torch.Tensor:
     return text
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_compute_in_the_host_what_they_do_by_themselves(
     variant: Variant, tmp_path: Path, dtype: str, transformers4: Transformers4
@@ -292,7 +292,7 @@ def check_exactness(variant: Variant, tmp_path: Path, dtype: str, transformers4:
         assert torch.equal(transformers4.logits(tmp_path / "moe", IDS, dtype, tmp_path), routed)
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check(after=4)
 @pytest.mark.parametrize("variant", MIXED, indirect=True)
 def test_two_experts_mix_by_softmax_of_the_router(variant: Variant, tmp_path: Path) -> None:
     recipe = variant.recipe(trunk="base", top_k=2, temperature=0.05)
@@ -317,7 +317,8 @@ def test_two_experts_mix_by_softmax_of_the_router(variant: Variant, tmp_path: Pa
         assert torch.allclose(moe(input_ids=IDS).logits, reference(input_ids=IDS).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.stride(15)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=4)
 def test_folder_is_what_other_tools_read(variant: Variant, tmp_path: Path) -> None:
     plan = variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(top_k=2))
     config = json.loads((tmp_path / "moe" / "config.json").read_text())
@@ -341,7 +342,8 @@ def test_folder_is_what_other_tools_read(variant: Variant, tmp_path: Path) -> No
         assert (tmp_path / "moe" / name).read_bytes() == (variant.dense["code"] / name).read_bytes()
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=4)
+@pytest.mark.trust(after=10)
 def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path: Path) -> None:
     from safetensors import safe_open
 

@@ -144,7 +144,8 @@ def of_logits(every: Sequence[torch.Tensor], place: int, weights: Sequence[float
 MIXINGS = {"probabilities": of_probabilities, "logits": of_logits}
 
 
-@pytest.mark.stride(16)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("mixing", MIXINGS)
 @pytest.mark.parametrize(("top_k", "temperature"), [(1, 1.0), (2, 1.0), (2, 3e-4), (3, 3e-4)])
 def test_first_tokens_decide_by_their_perplexity(
@@ -165,7 +166,7 @@ def test_first_tokens_decide_by_their_perplexity(
     assert (other - found).abs().max() > 0.01  # it can fail
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("mixing", MIXINGS)
 def test_whole_prompt_decides_and_stays(write: Write, experts: list[Path], mixing: str) -> None:
     model = write(routing="prompt-perplexity", top_k=2, temperature=1e-3, routing_tokens=0, mixing=mixing)
@@ -197,7 +198,7 @@ def test_logits_of_the_posterior(write: Write, experts: list[Path]) -> None:
             assert torch.allclose(found[row, place], own.float(), atol=5e-5), (row, place)
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=2)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_logits_have_the_weights_that_probabilities_have(write: Write, experts: list[Path], routing: str) -> None:
@@ -215,7 +216,8 @@ def test_logits_have_the_weights_that_probabilities_have(write: Write, experts: 
             assert torch.allclose(found[row, place], own.float(), atol=5e-5), (row, place)
 
 
-@pytest.mark.stride(8)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_mixed_logits_with_caches_padding_and_beams(write: Write, routing: str) -> None:
     model = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST, mixing="logits")
@@ -240,6 +242,7 @@ def test_mixed_logits_with_caches_padding_and_beams(write: Write, routing: str) 
     assert torch.allclose(whole.exp().sum(-1), torch.ones(IDS.shape), atol=1e-5)
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("family", ["llama"], indirect=True)
 @pytest.mark.parametrize("tokens", [FIRST, 0])
 def test_beams_and_batches_of_a_prompt_are_those_of_each_alone(write: Write, tokens: int) -> None:
@@ -296,7 +299,8 @@ def test_a_prompt_of_one_token_says_nothing(write: Write, experts: list[Path]) -
         assert torch.allclose(mixed(model, IDS, attention_mask=mask)[1], mixed(model, IDS[1:])[0], atol=5e-5)
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("routing_tokens", [FIRST, 0])
 def test_transformers_4_gives_the_same(
     write: Write, tmp_path: Path, transformers4: Transformers4, routing_tokens: int
@@ -308,6 +312,7 @@ def test_transformers_4_gives_the_same(
     assert torch.equal(generated, model.generate(IDS, **GREEDY))
 
 
+@pytest.mark.check(after=1)
 def test_gradients_are_finite(write: Write) -> None:
     for recipe in ({"routing": "prompt-perplexity", "routing_tokens": FIRST, "top_k": 2}, {"mixing": "logits"}):
         model = write(**recipe)

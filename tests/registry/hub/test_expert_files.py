@@ -35,6 +35,7 @@ def links(registry: Registry, ref: str) -> set[tuple[str, str, str]]:
     return {(link.role, link.name, link.digest) for link in registry.arrays_of(registry.resolve(ref))}
 
 
+@pytest.mark.check
 def test_an_expert_has_the_digests_that_it_had_at_home(
     registry: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_an_expert_has_the_digests_that_it_had_at_home(
     assert "hf://org/math" in card.text
 
 
+@pytest.mark.check
 def test_kept_tokens_stay_at_home_unless_they_are_asked_for(
     filled: Registry, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_what_the_expert_wrote_itself_goes_along(
         assert links(other, "code") == links(registry, "code")
 
 
+@pytest.mark.check
 def test_statistics_of_routers_alone_travel(
     registry: Registry, bare: Path, zoo: Zoo, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +122,7 @@ def test_statistics_of_routers_alone_travel(
         assert other.add_expert("code", "hf://org/code").version.digest == home.digest
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("keep", [False, True])
 def test_token_counts_alone_travel(
     registry: Registry,
@@ -143,6 +147,7 @@ def test_token_counts_alone_travel(
         assert links(other, "code") == links(registry, "code")
 
 
+@pytest.mark.check
 def test_another_expert_or_version_is_not_replaced_unasked(
     filled: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path
 ) -> None:
@@ -158,6 +163,7 @@ def test_another_expert_or_version_is_not_replaced_unasked(
     assert json.loads(hub.files("org/expert")["expert.json"])["license"] == "mit"
 
 
+@pytest.mark.check
 def test_an_announcement_is_untrusted(
     filled: Registry, registry: Registry, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

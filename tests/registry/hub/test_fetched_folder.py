@@ -41,7 +41,8 @@ def into_cache(to: Path) -> Path:
     return Path(snapshot_download("org/moe", cache_dir=to))
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("fetch", [into_folder, into_cache])
 def test_every_command_takes_a_fetched_folder_as_the_composed_one(
     pushed: Registry, zoo: Zoo, tmp_path: Path, fetch: Callable[[Path], Path]
@@ -77,7 +78,8 @@ def test_every_command_takes_a_fetched_folder_as_the_composed_one(
     assert len(problems[0]) == 1  # it holds what was withdrawn; nothing else is wrong with it
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors", "tokenizer.json"])
 def test_a_fetched_folder_with_a_changed_byte_is_refused(pushed: Registry, zoo: Zoo, tmp_path: Path, name: str) -> None:
     back, data = into_folder(tmp_path / "back"), {"code": [zoo.test["code"]]}

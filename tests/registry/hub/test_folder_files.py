@@ -39,6 +39,7 @@ def fetched(repo_id: str, to: Path, revision: str | None = None) -> Path:
     return Path(snapshot_download(repo_id, revision=revision, local_dir=to))
 
 
+@pytest.mark.check
 def test_a_folder_comes_back_byte_for_byte(licensed: Registry, hub: WritableHub, tmp_path: Path) -> None:
     plan = licensed.compose(["code", "math"], tmp_path / "moe", Recipe(trunk="mean"))
     pushed = licensed.push(tmp_path / "moe", "org/moe")
@@ -60,6 +61,7 @@ def test_a_folder_comes_back_byte_for_byte(licensed: Registry, hub: WritableHub,
     assert len(hub.messages) == 1
 
 
+@pytest.mark.check
 def test_every_kind_of_composition_can_be_pushed(
     licensed: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_every_kind_of_composition_can_be_pushed(
     assert "vllm" not in (tmp_path / "remote" / "README.md").read_text()
 
 
+@pytest.mark.check
 def test_the_card_says_what_the_registry_knows(registry: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path) -> None:
     registry.add_base("base", zoo.base, license="mit")
     registry.add_expert("code", zoo.experts["code"], license="mit", tags={"language": "code,en"})
@@ -143,7 +146,8 @@ def test_the_card_says_what_the_registry_knows(registry: Registry, zoo: Zoo, hub
     assert "jin2022regmean" not in page
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("licenses", "why"),
     [
@@ -216,6 +220,7 @@ def test_what_is_no_unchanged_composition_is_refused(licensed: Registry, hub: Wr
     assert hub.repositories == {}
 
 
+@pytest.mark.check
 def test_a_push_is_noted_for_receipts(licensed: Registry, hub: WritableHub, tmp_path: Path) -> None:
     plan = licensed.compose(["code", "math"], tmp_path / "moe", Recipe(trunk="mean"))
     licensed.compose(["code"], tmp_path / "alone", Recipe(trunk="mean"))

@@ -105,6 +105,7 @@ def test_what_was_made_on_the_page_is_no_other_model(filled: Registry, moe: Path
     assert hub.files("org/blank").keys() == files_of(moe).keys()
 
 
+@pytest.mark.check
 def test_another_composition_is_replaced_only_when_asked(
     filled: Registry, moe: Path, hub: WritableHub, tmp_path: Path
 ) -> None:
@@ -161,7 +162,8 @@ def test_a_gated_repository_is_told(filled: Registry, moe: Path, hub: WritableHu
     refusal(StorageError, filled, moe, Target("org/moe", force=True), *terms)
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=3)
+@pytest.mark.trust(after=7)
 @pytest.mark.parametrize("what", ["POST create", "POST preupload", "POST batch", "POST commit"])
 @pytest.mark.parametrize(
     ("answer", "kind", "parts"),

@@ -326,7 +326,8 @@ def test_interrupt_stops_it(store: FolderArrays, tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("router", ["context", "ridge"])
 @pytest.mark.parametrize("family", ["phi3", "llama", "granite"])
 def test_composition_is_that_of_the_plain_way(

@@ -92,6 +92,7 @@ def test_values_are_at_the_lines_of_their_keys() -> None:
     assert [item.line for item in items] == [6, 7]
 
 
+@pytest.mark.check(after=15)
 @pytest.mark.parametrize("piece", ["[", "{", "- ", "? ", "a: ", "&a ", "*a ", "!a ", '"', "'", "|", ">", "%", "#",
                                    "{a: ", "[[],", "a\n", "- a\n", "9", ",", ":", "\n", "\\", "--- "])  # fmt: skip
 def test_no_repetition_takes_long(piece: str) -> None:

@@ -46,7 +46,8 @@ def test_all_ways_agree(file: Path, step: int, monkeypatch: pytest.MonkeyPatch) 
     assert digest_like(file, file_digest(file)) == file_digest(file)
 
 
-@pytest.mark.stride(8)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("first", range(8))
 def test_every_byte_counts(file: Path, first: int) -> None:
     data = file.read_bytes()

@@ -48,6 +48,7 @@ def leave_pass(home: Path, key: str, holds: list[str], content: bytes = b"state"
     return home / "partial" / key / "state.safetensors"
 
 
+@pytest.mark.check
 def test_purge_reaches_every_home(tmp_path: Path, zoo: Zoo, here: Registry, places: dict[str, Any]) -> None:
     """No window of 16 bytes of its weights or statistics is in any file of the other home once that is opened."""
     there = tmp_path / "there"
@@ -80,6 +81,7 @@ def test_purge_reaches_every_home(tmp_path: Path, zoo: Zoo, here: Registry, plac
     assert files_of(tmp_path / "after") == files_of(tmp_path / "same")
 
 
+@pytest.mark.check
 def test_command_that_runs_meanwhile_makes_no_copy_again(
     tmp_path: Path, here: Registry, places: dict[str, Any], zoo: Zoo
 ) -> None:
@@ -102,6 +104,7 @@ def test_command_that_runs_meanwhile_makes_no_copy_again(
     assert files_of(tmp_path / "again") == files_of(tmp_path / "moe")
 
 
+@pytest.mark.check
 def test_withdrawal_clears_what_is_derived_and_keeps_arrays(
     tmp_path: Path, here: Registry, places: dict[str, Any]
 ) -> None:
@@ -120,6 +123,7 @@ def test_withdrawal_clears_what_is_derived_and_keeps_arrays(
         assert state.exists()
 
 
+@pytest.mark.check
 def test_nothing_happened_is_one_query_and_no_write(tmp_path: Path, here: Registry, places: dict[str, Any]) -> None:
     there = tmp_path / "there"
     here.opt_out("code", purge=True)
@@ -142,7 +146,8 @@ def test_nothing_happened_is_one_query_and_no_write(tmp_path: Path, here: Regist
     assert (mark.read_text(), mark.stat().st_mtime_ns) == (noted, changed)
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("noted", ["", "7", "x y z", f"2 {'0' * 64}", f"999999 {'0' * 64}", "-1 a"])
 def test_mark_that_the_log_does_not_have_counts_as_none(
     tmp_path: Path, here: Registry, places: dict[str, Any], noted: str
@@ -180,6 +185,7 @@ def test_home_with_its_own_catalog_is_left_alone(tmp_path: Path, zoo: Zoo) -> No
     assert not (tmp_path / "home" / "log-seen").exists()
 
 
+@pytest.mark.check
 def test_damaged_log_is_still_opened(tmp_path: Path, here: Registry, places: dict[str, Any]) -> None:
     here.opt_out("code", purge=True)
     with here.catalog.engine.begin() as connection:

@@ -25,7 +25,8 @@ def damage(registry: Registry, ref: str, name: str, kind: str) -> None:
         registry.arrays.delete(link.digest)
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("what", sorted(NAMES))
 @pytest.mark.parametrize("kind", ["changed", "missing", "gone"])
 def test_adding_again_repairs(filled: Registry, zoo: Zoo, what: str, kind: str) -> None:
@@ -37,7 +38,8 @@ def test_adding_again_repairs(filled: Registry, zoo: Zoo, what: str, kind: str) 
     assert filled.verify().problems == ()
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("what", sorted(NAMES))
 @pytest.mark.parametrize("kind", ["missing", "gone"])
 def test_damaged_expert_stands_in_no_others_way(

@@ -58,7 +58,8 @@ def composed(registry: Registry, out: Path, name: str) -> bytes:
     return (out / "model.safetensors").read_bytes()
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_golden_home_is_upgraded_and_used(revision: str, tmp_path: Path, today: dict[str, bytes]) -> None:
     home = unpacked(revision, tmp_path)
@@ -128,13 +129,14 @@ def test_without_a_copy_nothing_is_upgraded(tmp_path: Path, monkeypatch: pytest.
     assert not [path for path in home.iterdir() if "backup" in path.name]
 
 
-def test_upgrade_killed_at_any_statement_leaves_the_catalog_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.check
+def test_upgrade_killed_at_any_statement_leaves_the_catalog_as_it_was(tmp_path: Path, thorough: bool) -> None:
     """From the first revision, so through all: a child dies just before a statement or the commit; then it is repeated.
 
-    Every sixth statement is tried here; REG_TEST_STRIDE=1 tries them all.
+    Every sixth statement is tried in CI, and every one where all tiers run.
     """
     home = unpacked(OLDER[-1], tmp_path / "start")
-    stride, fatal = min(6, int(os.environ.get("REG_TEST_STRIDE", "6"))), 0
+    stride, fatal = 1 if thorough else 6, 0
     while True:
         trial = shutil.copytree(home, tmp_path / f"{fatal}")
         with warnings.catch_warnings():  # of forking with threads: the child does nothing else and dies

@@ -21,6 +21,7 @@ def tokens(seed: int, count: int = 20_000, apart: float = 0.6) -> torch.Tensor:
     return torch.empty(count, HIDDEN).normal_(generator=draw) @ mix * 0.7 + centre
 
 
+@pytest.mark.check(after=7)
 @pytest.mark.parametrize("experts", [2, 3, 5, 8])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_equals_what_routing_gaussian_tokens_gives(experts: int, normalize: bool) -> None:

@@ -66,7 +66,8 @@ def _plain(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = N
     return product if out is None else out.copy_(product)
 
 
-@pytest.mark.stride(12)
+@pytest.mark.check(after=3)
+@pytest.mark.trust(after=7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [16, 20])
 @pytest.mark.parametrize("int8", [True, False])
@@ -266,10 +267,9 @@ print(has_int8("cpu"))
 """
 
 
-@pytest.mark.stride(2)
-@pytest.mark.parametrize(
-    "isa", ["AVX2", "AVX512_CORE"] + (["", "SSE41"] if os.environ.get("REG_TEST_STRIDE") == "1" else [])
-)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE", "", "SSE41"])
 def test_sums_are_exact_whatever_onednn_may_use(isa: str) -> None:
     """Instructions of a processor that its user forbids to oneDNN are no reason to lose a bit."""
     limits = {"ONEDNN_MAX_CPU_ISA": isa} | ({"ATEN_CPU_CAPABILITY": "avx2"} if isa == "AVX2" else {}) if isa else {}

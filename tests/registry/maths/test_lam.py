@@ -50,6 +50,7 @@ def test_error_is_that_of_the_tokens(number: int) -> None:
         assert error == pytest.approx(total / count, rel=1e-9)
 
 
+@pytest.mark.check(after=3)
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("members", [2, 4])
 def test_accuracy_is_that_of_gaussian_tokens(members: int, normalize: bool) -> None:

@@ -73,7 +73,7 @@ def test_routing_is_the_error_of_the_best_linear_rule_on_fresh_tokens() -> None:
     assert expected == pytest.approx(float(missed + taken), abs=0.015)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize(("n_a", "n_b"), [(40, 40), (30, 90)])
 def test_few_tokens_do_not_inflate_the_distance(n_a: int, n_b: int) -> None:
     size, draws, distance = 24, 200, 3.0

@@ -120,7 +120,8 @@ def scores(table: torch.Tensor, amplitudes: torch.Tensor, length: int) -> torch.
     return found
 
 
-@pytest.mark.stride(18)
+@pytest.mark.check(after=23)
+@pytest.mark.trust(after=51)
 @pytest.mark.parametrize("tau", [16.0, 48.0, 128.0])
 @pytest.mark.parametrize("name", MODELS)
 def test_attention_falls_exponentially_over_the_whole_context(name: str, tau: float) -> None:

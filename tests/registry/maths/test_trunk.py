@@ -78,6 +78,7 @@ def test_base_is_the_base_models() -> None:
     assert torch.equal(rows, torch.cat([base, two[:2]]).double())
 
 
+@pytest.mark.check
 @settings(deadline=None)
 @given(
     density=st.floats(0.05, 1.0),
@@ -108,6 +109,7 @@ def test_ties_equals_a_reference(
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.check
 @settings(deadline=None)
 @given(density=st.floats(0.05, 1.0), scale=st.floats(-2, 2), seed=st.integers(0, 99), size=st.integers(1, 9))
 def test_dare_equals_a_reference(density: float, scale: float, seed: int, size: int) -> None:

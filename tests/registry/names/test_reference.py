@@ -46,6 +46,7 @@ def test_what_is_no_name(name: str) -> None:
         Reference.parse(name)
 
 
+@pytest.mark.check
 @given(st.text())
 def test_any_text_is_a_reference_or_is_refused(text: str) -> None:
     try:

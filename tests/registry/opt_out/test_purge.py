@@ -148,6 +148,7 @@ def test_search_finds_every_window_and_no_other(tmp_path: Path) -> None:
     assert search(tmp_path, windows) == {"b": 1, "e": len(own) - 15}
 
 
+@pytest.mark.check
 @pytest.mark.sqlite
 def test_no_window_of_it_is_left_in_any_file(lived_in: Registry) -> None:
     home, arrays = lived_in.home.path, lived_in.arrays
@@ -246,6 +247,7 @@ def test_scores_against_another_version_of_the_same_content_stay(filled: Registr
     assert filled.verify().problems == ()
 
 
+@pytest.mark.check
 def test_what_another_version_needs_stays_and_the_rest_goes(zoo: Zoo, bare: Path, tmp_path: Path) -> None:
     with Registry(tmp_path / "home") as registry:
         registry.add_expert("code", zoo.experts["code"])
@@ -359,6 +361,7 @@ def test_pass_is_resumed_by_one_process_at_a_time(tmp_path: Path) -> None:
         assert nowhere is None
 
 
+@pytest.mark.check
 def test_files_of_an_earlier_catalog_of_the_home_are_named(
     filled: Registry, tmp_path: Path, postgres_server: str
 ) -> None:

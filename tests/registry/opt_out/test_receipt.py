@@ -59,6 +59,7 @@ def rewrite(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
 
 
+@pytest.mark.check
 def test_receipt_says_what_was_done(withdrawn: Registry, made: dict[str, Any], place: Path) -> None:
     (version,) = [v for v in withdrawn.versions(everything=True) if v.name == "math"]
     assert made["versions"] == [
@@ -94,6 +95,7 @@ def test_receipt_says_what_was_done(withdrawn: Registry, made: dict[str, Any], p
     assert [path.name for path in place.glob(".*")] == []
 
 
+@pytest.mark.check
 def test_receipt_holds_and_goes_on_holding(withdrawn: Registry, made: dict[str, Any], zoo: Zoo, tmp_path: Path) -> None:
     before = files_of(tmp_path / "others")
     check = withdrawn.verify_receipt(tmp_path / "receipt.json", [tmp_path / "others"])
@@ -113,6 +115,7 @@ def test_receipt_holds_and_goes_on_holding(withdrawn: Registry, made: dict[str, 
     assert files_of(tmp_path / "others") == before
 
 
+@pytest.mark.check
 def test_after_another_withdrawal_the_remedy_is_another_receipt(withdrawn: Registry, zoo: Zoo, tmp_path: Path) -> None:
     withdrawn.add_expert("math", zoo.experts["math"])
     withdrawn.compose(["math", "code"], tmp_path / "since", EnsembleRecipe(routing="task-vector"))
@@ -140,7 +143,8 @@ def test_base_model_leaves_nothing_where_the_recipe_needs_it(filled: Registry, t
     assert filled.verify_receipt(tmp_path / "receipt.json").problems == []
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("where", ["before", "amid", "after"])
 def test_purge_that_was_interrupted_has_its_whole_receipt_when_repeated(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -266,7 +270,8 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.stride(20)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=4)
 @pytest.mark.parametrize("case", sorted(CONTRADICTIONS))
 def test_what_contradicts_a_receipt_is_told(
     withdrawn: Registry, made: dict[str, Any], tmp_path: Path, case: str
@@ -280,6 +285,7 @@ def test_what_contradicts_a_receipt_is_told(
     assert not any(remedy.startswith("delete ") and "others" in remedy for remedy in check.remedies)
 
 
+@pytest.mark.check
 def test_folder_and_content_that_still_hold_it_are_told(
     withdrawn: Registry, made: dict[str, Any], place: Path, zoo: Zoo, tmp_path: Path
 ) -> None:

@@ -54,7 +54,8 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_folder, "SHARD_BYTES", 60_000)
 
 
-@pytest.mark.stride(16)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("experts", "recipe"),
     [
@@ -87,6 +88,7 @@ def test_objects_are_the_files_of_the_folder(
     assert not list(filled.home.work.iterdir())
 
 
+@pytest.mark.check
 def test_uploads_in_parts_give_the_same_bytes(
     filled: Registry, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +103,8 @@ def test_uploads_in_parts_give_the_same_bytes(
     assert s3.uploads(name) == []
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 def test_composition_is_replaced_with_force_only(filled: Registry, prefix: Prefix, tmp_path: Path) -> None:
     filled.compose(["code", "math"], prefix.url)
     before = prefix.objects
@@ -114,7 +117,8 @@ def test_composition_is_replaced_with_force_only(filled: Registry, prefix: Prefi
     assert prefix.objects == files_of(tmp_path / "fresh")
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 def test_files_of_an_earlier_composition_disappear(
     filled: Registry, prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +130,7 @@ def test_files_of_an_earlier_composition_disappear(
     assert prefix.objects == files_of(tmp_path / "fresh")
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("key", ["notes.txt", "other/model.safetensors"])
 def test_other_objects_are_never_replaced(filled: Registry, prefix: Prefix, key: str) -> None:
     bucket = Bucket(prefix.url)
@@ -138,6 +143,7 @@ def test_other_objects_are_never_replaced(filled: Registry, prefix: Prefix, key:
     assert filled.compositions() == []
 
 
+@pytest.mark.check
 def test_objects_below_a_composition_are_never_deleted(filled: Registry, prefix: Prefix) -> None:
     filled.compose(["code"], prefix.url)
     Bucket(prefix.url).write("other/model", b"mine")
@@ -147,7 +153,8 @@ def test_objects_below_a_composition_are_never_deleted(filled: Registry, prefix:
     assert prefix.objects == before
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.usefixtures("several")
 def test_no_moment_shows_a_mix(filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every request of a replacement: composition.json, if there, lists the objects that are there."""
@@ -186,7 +193,8 @@ def test_no_moment_shows_a_mix(filled: Registry, prefix: Prefix, monkeypatch: py
     assert all(uploaded)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.usefixtures("several")
 def test_failure_of_the_storage_is_resumed(
     filled: Registry, prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -213,7 +221,8 @@ def test_failure_of_the_storage_is_resumed(
     assert prefix.objects == files_of(tmp_path / "moe")
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.usefixtures("several")
 def test_damaged_shards_are_uploaded_again(filled: Registry, prefix: Prefix, tmp_path: Path) -> None:
     filled.compose(["code", "math"], prefix.url)
@@ -226,6 +235,7 @@ def test_damaged_shards_are_uploaded_again(filled: Registry, prefix: Prefix, tmp
     assert prefix.objects == files_of(tmp_path / "moe")
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("several")
 def test_bucket_that_lies_is_found_out(filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     upload = Bucket.upload
@@ -242,6 +252,7 @@ def test_bucket_that_lies_is_found_out(filled: Registry, prefix: Prefix, monkeyp
     assert prefix.objects == {}
 
 
+@pytest.mark.check
 def test_member_withdrawn_meanwhile_leaves_nothing(
     filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +269,7 @@ def test_member_withdrawn_meanwhile_leaves_nothing(
     assert filled.compositions() == []
 
 
+@pytest.mark.check
 def test_second_registry_does_not_write_into_an_unfinished_prefix(
     filled: Registry, prefix: Prefix, tmp_path: Path
 ) -> None:
@@ -270,6 +282,7 @@ def test_second_registry_does_not_write_into_an_unfinished_prefix(
     assert prefix.objects == files_of(tmp_path / "moe")
 
 
+@pytest.mark.check
 def test_writer_that_lost_its_prefix_stops(filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     upload, other = Bucket.upload, json.dumps({"home": "another", "writer": "1"}).encode()
 
@@ -284,6 +297,7 @@ def test_writer_that_lost_its_prefix_stops(filled: Registry, prefix: Prefix, mon
     assert prefix.objects[PARTIAL] == other
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("url", "environment", "message"),
     [
@@ -318,6 +332,7 @@ def test_wrong_bucket_is_an_error_before_anything_is_rendered(
     assert filled.compositions() == []
 
 
+@pytest.mark.check
 def test_prefix_without_permission_is_an_error_before_anything_is_rendered(
     filled: Registry, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +345,8 @@ def test_prefix_without_permission_is_an_error_before_anything_is_rendered(
         filled.compose(["code"], f"s3://{s3.new_bucket()}/moe")
 
 
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.usefixtures("several")
 def test_disk_holds_one_shard_at_a_time(filled: Registry, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     held, upload = list[list[str]](), Bucket.upload
@@ -370,15 +387,16 @@ print(count)
 """
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.usefixtures("several")
 @pytest.mark.parametrize("force", [False, True])
 def test_process_killed_at_any_step_leaves_no_half_composition(
-    filled: Registry, s3: S3Server, tmp_path: Path, force: bool
+    filled: Registry, s3: S3Server, tmp_path: Path, force: bool, thorough: bool
 ) -> None:
     """Killed at steps over the whole run; after each the prefix is whole or says that it is not; the last one ends.
 
-    One step is tried here, of a new prefix and of one that is replaced another; REG_TEST_STRIDE=1 tries five.
+    One step is tried in CI, of a new prefix and of one that is replaced another; all tiers together try five.
     """
     name = s3.new_bucket()
     prefix = Prefix(f"s3://{name}/moe")
@@ -394,7 +412,7 @@ def test_process_killed_at_any_step_leaves_no_half_composition(
         return subprocess.run(words, cwd=ROOT, env={**os.environ, **s3.environment}, capture_output=True, text=True)
 
     some = (14,) if force else (9,)
-    for step in (3, 4, 6, 9, 14) if os.environ.get("REG_TEST_STRIDE") == "1" else some:
+    for step in (3, 4, 6, 9, 14) if thorough else some:
         done = run(step)
         assert done.returncode == -signal.SIGKILL, done.stderr
         found = prefix.objects
@@ -410,7 +428,8 @@ def test_process_killed_at_any_step_leaves_no_half_composition(
     assert s3.uploads(name) == []
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 def test_local_copy_is_checked(filled: Registry, prefix: Prefix, tmp_path: Path) -> None:
     filled.compose(["code", "math"], prefix.url)
     filled.compose(["code", "math"], tmp_path / "moe")
@@ -433,6 +452,7 @@ def test_local_copy_is_checked(filled: Registry, prefix: Prefix, tmp_path: Path)
         bucket.write(name, data)
 
 
+@pytest.mark.check
 def test_reader_that_gets_too_few_bytes_says_so(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     import obstore
 

@@ -59,6 +59,7 @@ def links(registry: Registry, ref: str) -> dict[tuple[str, str], str]:
 # -- registering ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("no_model")
 def test_counts_are_those_of_a_forward_pass_and_no_model_is_loaded(counted: Registry, zoo: Zoo) -> None:
     whole, alone = counted.resolve("code"), counted.resolve("counted")
@@ -78,6 +79,8 @@ def test_counts_are_those_of_a_forward_pass_and_no_model_is_loaded(counted: Regi
     assert counted.verify().problems == ()
 
 
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("sites", ["all", "router"])
 def test_every_pass_stores_the_same_counts(counted: Registry, bare: Path, zoo: Zoo, sites: str) -> None:
     settings = PassSettings(tokens=512, seq_len=32, batch_size=4, sites=sites)
@@ -97,6 +100,7 @@ def test_settings_of_a_model_do_not_matter(registry: Registry, bare: Path, zoo: 
     assert again.version == first.version
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize("keep", [False, True])
 def test_collected_counts_register_as_direct_ones_do(
@@ -116,6 +120,7 @@ def test_collected_counts_register_as_direct_ones_do(
         assert links(other, "code") == links(registry, "code")
 
 
+@pytest.mark.check
 def test_expert_that_samples_its_own_text_keeps_it(registry: Registry, bare: Path) -> None:
     """The same text as for all sites; the counts depend on what the text depends on."""
     alone = registry.add_expert("alone", bare, settings=SAMPLED)
@@ -130,6 +135,7 @@ def test_expert_that_samples_its_own_text_keeps_it(registry: Registry, bare: Pat
     assert not registry.add_expert("alone", bare, settings=SAMPLED).added
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("no_model")
 def test_registered_and_opted_out_is_never_registered(filled: Registry, bare: Path, zoo: Zoo, tmp_path: Path) -> None:
     stored = set(filled.arrays.digests())
@@ -175,6 +181,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obje
 }
 
 
+@pytest.mark.check(after=6)
 @pytest.mark.parametrize("case", sorted(FORGED))
 def test_counts_that_cannot_be_are_refused(registry: Registry, bare: Path, zoo: Zoo, case: str) -> None:
     edit, message = FORGED[case]
@@ -201,6 +208,8 @@ def test_counts_of_one_token_are_accepted(registry: Registry, bare: Path, zoo: Z
 # -- using ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
@@ -222,6 +231,8 @@ def test_recipe_that_needs_a_site_is_refused(counted: Registry, tmp_path: Path, 
     assert not (tmp_path / "moe").exists()
 
 
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("recipe", [MEAN, Recipe(trunk="base", router="random"), Recipe(trunk="mean", to="dense")])
 def test_recipe_that_needs_no_site_composes(counted: Registry, tmp_path: Path, recipe: Recipe) -> None:
     """To the same bits as with all statistics, but for random routers, which depend on the members' digests."""
@@ -240,6 +251,8 @@ def tensors(folder: Path) -> dict[str, bytes]:
         return {name: file.get_tensor(name).flatten().view(torch.uint8).numpy().tobytes() for name in names}
 
 
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("passes", [{"refine": 1}, {"refine_mlp": True}], ids=["refined", "refitted"])
 def test_kept_tokens_take_the_place_of_statistics(counted: Registry, tmp_path: Path, passes: dict[str, Any]) -> None:
     """Passes of kept tokens collect what routers need, to the same bits as with stored statistics."""
@@ -253,6 +266,7 @@ def test_kept_tokens_take_the_place_of_statistics(counted: Registry, tmp_path: P
         counted.plan(["kept", "math"], Recipe(trunk="mean", router="ridge", refine=1, lam="auto"))
 
 
+@pytest.mark.check
 def test_hint_names_the_refinement_that_kept_tokens_allow(counted: Registry) -> None:
     with pytest.raises(IncompatibleError) as caught:
         counted.plan(["kept", "math"], Recipe(router="ridge"))
@@ -260,6 +274,7 @@ def test_hint_names_the_refinement_that_kept_tokens_allow(counted: Registry) -> 
     counted.plan(["kept", "math"], Recipe(router="ridge", refine=1, trunk="mean"))
 
 
+@pytest.mark.check
 def test_predictions_say_what_they_need(counted: Registry, zoo: Zoo) -> None:
     for action, user in (
         (lambda: counted.preview(["counted", "math"], MEAN), "a preview"),
@@ -272,6 +287,7 @@ def test_predictions_say_what_they_need(counted: Registry, zoo: Zoo) -> None:
         counted.lam_curve(["counted", "math"], Recipe(trunk="mean", router="ridge"))
 
 
+@pytest.mark.check
 def test_router_of_counts_needs_them_and_no_site(counted: Registry, bare: Path, zoo: Zoo) -> None:
     routed = Recipe(trunk="mean", router="context")
     path, _ = collect_to(bare, bare, data=[zoo.train["code"]], settings=SETTINGS)
@@ -289,6 +305,7 @@ def test_router_of_counts_needs_them_and_no_site(counted: Registry, bare: Path, 
     assert str(caught.value.hint).endswith("; or choose --router context --trunk mean")
 
 
+@pytest.mark.check
 def test_overlaps_leave_it_out_without_a_remark(
     counted: Registry, zoo: Zoo, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +327,7 @@ def test_overlaps_leave_it_out_without_a_remark(
     assert "counted@1" not in {each.ref for each in compare(counted, counted.resolve("code")).overlaps}
 
 
+@pytest.mark.check
 def test_report_of_a_composition_notes_what_it_lacks(counted: Registry, tmp_path: Path) -> None:
     counted.compose(["counted", "math"], tmp_path / "moe", MEAN)
     report: ReportData = counted.report(tmp_path / "moe")
@@ -321,6 +339,7 @@ def test_report_of_a_composition_notes_what_it_lacks(counted: Registry, tmp_path
     )
 
 
+@pytest.mark.check
 def test_pages_show_it(counted: Registry) -> None:
     with served(counted) as pages:
         page = pages.read("versions", "counted@1").text
@@ -334,6 +353,7 @@ def test_pages_show_it(counted: Registry) -> None:
 # -- the command line -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.check
 def test_commands(filled: Registry, zoo: Zoo, bare: Path, tmp_path: Path) -> None:
     home, words = filled.home.path, ("--data", zoo.train["code"], "--sites", "counts", "--tokens", 512, "--seq-len", 32)
     assert "not known: it needs statistics: --sites all" in run(home, "check", bare, *words).stdout

@@ -24,6 +24,7 @@ def two(registry: Registry, zoo: Zoo) -> Registry:
     return registry
 
 
+@pytest.mark.check
 def test_same_text_again_overlaps_and_other_text_does_not(two: Registry, zoo: Zoo, tmp_path: Path) -> None:
     more = write_jsonl(tmp_path / "more.jsonl", sentences("code", 200, seed=7))
     found = two.add_expert("coder", zoo.experts["code"], data=[more], settings=SETTINGS).overlaps
@@ -39,11 +40,13 @@ def test_mean_over_layers_decides() -> None:
     assert ExpertOverlap("a@1", {0: apart, 2: alike, 4: alike}).is_indistinct
 
 
+@pytest.mark.check
 def test_an_expert_is_not_compared_with_its_own_versions(two: Registry, zoo: Zoo) -> None:
     found = two.add_expert("code", zoo.experts["code"], data=[zoo.train["law"]], settings=SETTINGS).overlaps
     assert [overlap.ref for overlap in found] == ["german@1"]
 
 
+@pytest.mark.check
 def test_too_few_tokens_are_not_compared(two: Registry, zoo: Zoo) -> None:
     few = PassSettings(tokens=2, seq_len=2, batch_size=1)
     assert two.add_expert("few", zoo.experts["law"], data=[zoo.train["law"]], settings=few).overlaps == ()

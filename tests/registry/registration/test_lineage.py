@@ -36,6 +36,7 @@ def test_distance_is_that_of_the_whole_tensors(filled: Registry, zoo: Zoo) -> No
         assert distance == pytest.approx(float((a - b).norm() / (a.norm() ** 2 + b.norm() ** 2).sqrt()), rel=1e-12)
 
 
+@pytest.mark.check
 def test_unrelated_model_is_refused_before_anything_is_written(filled: Registry, stranger: Path) -> None:
     before = files_of(filled.home.path / "arrays")
     with pytest.raises(
@@ -50,6 +51,7 @@ def test_unrelated_model_is_refused_before_anything_is_written(filled: Registry,
     assert {r.verdict for r in registered.relations} == {"unrelated"}
 
 
+@pytest.mark.check
 def test_unrelated_model_is_taken_with_its_own_base(
     filled: Registry, stranger: Path, tmp_path: Path, tokenizer: Any
 ) -> None:
@@ -59,6 +61,7 @@ def test_unrelated_model_is_taken_with_its_own_base(
     assert [r.verdict for r in registered.relations].count("unrelated") == 6
 
 
+@pytest.mark.check
 def test_model_of_another_shape_is_not_compared(filled: Registry, tmp_path: Path, tokenizer: Any) -> None:
     wide = save_checkpoint(make_model("llama", 701, intermediate_size=96), tmp_path / "wide", tokenizer)
     assert filled.add_expert("wide", wide, settings=SETTINGS).relations == ()

@@ -33,6 +33,7 @@ def told(relations: tuple[Relation, ...]) -> list[tuple[str, str, dict[str, floa
     return [(r.ref, r.verdict, dict(r.distances)) for r in relations]
 
 
+@pytest.mark.check
 def test_summaries_say_what_arrays_say_and_leave_them_alone(
     filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def poisoned(data: bytes) -> bytes:
     return body[:begin] + b"\xff" * (len(body) - begin)
 
 
+@pytest.mark.check
 def test_damaged_summaries_are_made_anew(filled: Registry, zoo: Zoo) -> None:
     def found() -> object:
         check = filled.check(zoo.experts["code"], data=[zoo.train["code"]], settings=SETTINGS)
@@ -119,6 +121,7 @@ def test_a_summary_too_large_is_neither_read_nor_kept(filled: Registry, monkeypa
     assert files_of(filled.home.summaries) == whole
 
 
+@pytest.mark.check
 def test_a_forged_summary_admits_nobody_and_refuses_nobody(
     filled: Registry, zoo: Zoo, tmp_path: Path, tokenizer: object
 ) -> None:

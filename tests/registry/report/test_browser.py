@@ -1,9 +1,8 @@
 """Proves: in a real browser a report draws every chart, asks the network for nothing, and lets no name become code."""
 
-import os
+import itertools
 import re
-import shutil
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,10 @@ import pytest
 from registry.report import ReportData, page
 from tests.registry.report.test_report import hostile
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 DRAWN = (
     "[...document.querySelectorAll('[data-chart]')]"
     ".every((place) => place.closest('details:not([open])') || place.querySelector('svg'))"
 )
-
-playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    os.environ.setdefault("NODE_NO_WARNINGS", "1")
-    with playwright.sync_playwright() as started:
-        context = started.chromium.launch_persistent_context(
-            tmp_path_factory.mktemp("browser"), executable_path=CHROMIUM, args=list(FLAGS), headless=True
-        )
-        context.set_default_timeout(600_000)
-        yield context
-        context.close()
 
 
 def opened(browser: Any, text: str, place: Path, **media: str) -> tuple[Any, list[str]]:
@@ -48,6 +22,7 @@ def opened(browser: Any, text: str, place: Path, **media: str) -> tuple[Any, lis
     file = place / "report.html"
     file.write_text(text, encoding="utf-8")
     tab, said = browser.new_page(), list[str]()
+    tab.set_default_timeout(600_000)
     tab.emulate_media(**media)
 
     def dismiss(dialog: Any) -> None:
@@ -75,6 +50,7 @@ def wait_for_charts(tab: Any) -> None:
     raise AssertionError("a chart was not drawn")
 
 
+@pytest.mark.check
 def test_every_chart_is_drawn_in_light_and_dark(browser: Any, predicted: ReportData, tmp_path: Path) -> None:
     tab, said = opened(browser, page(predicted), tmp_path, color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -103,11 +79,41 @@ def test_every_chart_is_drawn_in_light_and_dark(browser: Any, predicted: ReportD
     tab.close()
 
 
+@pytest.mark.check
 def test_hostile_names_run_nothing(browser: Any, predicted: ReportData, tmp_path: Path) -> None:
     tab, said = opened(browser, page(hostile(predicted)), tmp_path)
     tab.hover("[data-chart=scores] .layer_5_marks path")
     tab.wait_for_selector("#vg-tooltip-element.visible")
     assert "onerror=alert" in tab.inner_text("#vg-tooltip-element")
     assert tab.evaluate("document.images.length") == 0
+    assert said == []
+    tab.close()
+
+
+@pytest.mark.parametrize("depth", [14, 30, 50, 128])
+def test_numbers_of_layers_do_not_touch_at_any_depth(
+    browser: Any, predicted: ReportData, tmp_path: Path, depth: int
+) -> None:
+    """Every number up to 14 layers, and every fifth beyond; also on a phone, where some are left out."""
+    assert predicted.routing is not None
+    shares = {
+        domain: {expert: tuple(own[0] for _ in range(depth)) for expert, own in experts.items()}
+        for domain, experts in predicted.routing.shares.items()
+    }
+    deep = replace(predicted, routing=replace(predicted.routing, layers=tuple(range(depth)), shares=shares))
+    tab, said = opened(browser, page(deep), tmp_path)
+    for width in (1280, 360):
+        tab.set_viewport_size({"width": width, "height": 800})
+        tab.reload()
+        wait_for_charts(tab)
+        boxes = tab.evaluate(
+            "[...document.querySelectorAll('[data-chart=routing-0] .role-axis-label text')]"
+            ".filter((one) => /^[0-9]+$/.test(one.textContent) && getComputedStyle(one).opacity != '0')"
+            ".map((one) => [one.textContent, one.getBoundingClientRect()])"
+            ".map(([number, box]) => [Number(number), box.left, box.right])"
+        )
+        assert all(before[2] < after[1] for before, after in itertools.pairwise(boxes)), (width, boxes)
+        expected = [layer for layer in range(depth) if depth == 14 or layer % 5 == 0]
+        assert [box[0] for box in boxes] == expected or width == 360
     assert said == []
     tab.close()

@@ -44,6 +44,7 @@ def average_linkage(overlap: tuple[tuple[str, str, float], ...]) -> list[tuple[s
     return joins
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("seed", range(5))
 def test_joins_are_those_of_average_linkage(seed: int) -> None:
     found, expected = mask_joins(NAMES, overlaps(seed)), average_linkage(overlaps(seed))
@@ -51,11 +52,13 @@ def test_joins_are_those_of_average_linkage(seed: int) -> None:
     assert [join.overlap for join in found] == pytest.approx([overlap for _, overlap in expected], abs=1e-12)
 
 
+@pytest.mark.check
 def test_one_mask_has_no_joins_and_equal_masks_join_at_1() -> None:
     assert mask_joins(NAMES[:1], ()) == ()
     assert mask_joins(NAMES[:2], ((NAMES[0], NAMES[1], 1.0),)) == (MaskJoin(("mix-1",), ("mix-2",), 1.0),)
 
 
+@pytest.mark.check
 def test_lines_of_a_tree_do_not_cross_and_stand_at_their_overlaps() -> None:
     joins = mask_joins(NAMES, overlaps(0))
     tree = mask_tree(expert_colours(NAMES), joins)
@@ -72,6 +75,7 @@ def test_lines_of_a_tree_do_not_cross_and_stand_at_their_overlaps() -> None:
     assert len(lines) == 3 * len(joins)
 
 
+@pytest.mark.check
 def test_report_has_the_tree_and_its_table(predicted: ReportData) -> None:
     members = tuple(MemberFigures(name, None, name, None, None) for name in NAMES)
     joins = mask_joins(NAMES, overlaps(0))
@@ -88,6 +92,7 @@ def test_report_has_the_tree_and_its_table(predicted: ReportData) -> None:
     assert "Tree of masks" not in page(predicted)
 
 
+@pytest.mark.check
 def test_report_needs_no_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.cluster.hierarchy", None)
     assert mask_joins(NAMES[:1], ()) == ()

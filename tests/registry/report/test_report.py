@@ -117,12 +117,14 @@ def test_ridge_routers_have_curves_of_their_strength(world: tuple[Registry, Path
     assert len(figures.notes) == 3
 
 
+@pytest.mark.check
 def test_perfect_routing_that_was_not_scored_is_noted(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     digest = filled.compose(["code", "math"], tmp_path / "moe").digest
     filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
     assert "perfect routing was not scored: evaluate with --oracle" in filled.report(digest).notes
 
 
+@pytest.mark.check
 def test_stored_evaluation_and_data_give_the_same_figures(
     world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -145,6 +147,7 @@ def test_stored_evaluation_and_data_give_the_same_figures(
     json.dumps(measured.document(), allow_nan=False)
 
 
+@pytest.mark.check
 def test_active_experts_are_those_of_the_latest_evaluation_that_has_them(
     world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path, predicted: ReportData
 ) -> None:
@@ -178,6 +181,7 @@ def test_active_experts_are_those_of_the_latest_evaluation_that_has_them(
     assert "<details open>" in page(one)
 
 
+@pytest.mark.check
 def test_stored_audits_are_in_the_report(
     world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path, predicted: ReportData
 ) -> None:
@@ -270,6 +274,7 @@ def test_what_is_not_here_is_left_out_and_noted(world: tuple[Registry, Path], tm
     assert "not registered here" in "".join(Page(page(figures)).text)
 
 
+@pytest.mark.check
 def test_dense_models_and_one_expert_have_reports_too(world: tuple[Registry, Path], tmp_path: Path) -> None:
     registry, _ = world
     registry.compose(["code", "german"], tmp_path / "dense", Recipe(to="dense"))
@@ -302,6 +307,7 @@ def test_refusals(world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path) -> Non
     assert (out / "report.html").read_text() == "two"
 
 
+@pytest.mark.check
 def test_command(world: tuple[Registry, Path], tmp_path: Path) -> None:
     registry, moe = world
     words = ["--home", str(registry.home.path), "report", str(moe)]

@@ -296,6 +296,7 @@ def test_an_axis_has_three_ticks_or_more(low: float, high: float) -> None:
     assert values == sorted(set(values))
 
 
+@pytest.mark.check(after=3)
 @pytest.mark.parametrize(
     ("low", "high", "share", "labels"),
     [
@@ -314,7 +315,8 @@ def test_labels_of_an_axis_are_its_ticks(low: float, high: float, share: bool, l
     assert drawn == labels
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     "recipe",
     [

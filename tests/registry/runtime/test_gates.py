@@ -23,7 +23,8 @@ ONE_EACH = {case.host: name for name, case in EXACT.items() if not case.host.sta
 ALL = torch.arange(2)
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("host", sorted(ONE_EACH))
 def test_forced_expert_computes_what_it_does_by_itself(host: str, tmp_path: Path, shared: Shared) -> None:
     case = CASES[ONE_EACH[host]]
@@ -81,6 +82,7 @@ def check_training(moe: Any) -> None:
         assert torch.equal(moe(input_ids=IDS).logits, before)
 
 
+@pytest.mark.check
 def test_what_there_is_not_is_refused(zoo: Zoo, tmp_path: Path, shared: Shared) -> None:
     dense = load(zoo.base)
     with pytest.raises(InvalidInputError, match="no router"):

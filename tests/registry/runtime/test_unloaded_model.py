@@ -19,7 +19,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.stride(17)
+@pytest.mark.check(after=6)
+@pytest.mark.trust(after=12)
 @pytest.mark.parametrize(("family", "changes"), CASES)
 def test_a_model_without_weights_is_the_loaded_one(
     tmp_path: Path, tokenizer: Any, family: str, changes: dict[str, Any]

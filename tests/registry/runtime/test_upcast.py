@@ -28,7 +28,8 @@ WINDOWS = Calibration(
 )
 
 
-@pytest.mark.stride(16)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=6)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_statistics_and_logits_equal_those_of_the_model_in_float32(

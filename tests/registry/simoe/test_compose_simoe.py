@@ -51,6 +51,7 @@ def model(folder: Path) -> Any:
     return load_model(folder, "float32", "cpu")
 
 
+@pytest.mark.check
 def test_recipes_that_need_statistics_name_what_the_experts_were_trained_for(simoe: Registry) -> None:
     with pytest.raises(IncompatibleError, match="it is an expert of a SIMoE") as caught:
         simoe.plan(NAMES)
@@ -224,6 +225,7 @@ def test_composition_is_reproduced_and_reported(simoe: Registry, tmp_path: Path)
     assert simoe.verify().problems == ()
 
 
+@pytest.mark.check
 def test_pages_show_it(simoe: Registry, tmp_path: Path) -> None:
     plan = simoe.compose(NAMES, tmp_path / "out", SimoeRecipe())
     with served(simoe) as pages:
@@ -242,6 +244,7 @@ def test_folder_in_another_dtype_keeps_router_and_masks(simoe: Registry, tmp_pat
     assert bool(logits(own, IDS).isfinite().all())
 
 
+@pytest.mark.check
 def test_transformers_4_loads_it(folder: Path, model: Any, transformers4: Transformers4, tmp_path: Path) -> None:
     torch.testing.assert_close(transformers4.logits(folder, IDS, "float32", tmp_path), logits(model, IDS), **CLOSE)
     greedy: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -265,6 +268,7 @@ def test_opting_out_takes_a_mask_and_a_row_and_leaves_the_shared_weights(simoe: 
     assert simoe.verify().problems == ()
 
 
+@pytest.mark.check
 def test_members_that_do_not_go_together_are_refused(simoe: Registry, zoo: Zoo, tmp_path: Path) -> None:
     simoe.add_expert("law", zoo.experts["law"])
     with pytest.raises(IncompatibleError, match="law@1 was not trained with others as one SIMoE") as caught:
@@ -310,7 +314,8 @@ def test_experts_go_into_other_compositions(simoe: Registry, tmp_path: Path) -> 
         simoe.plan(NAMES)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("family", ["gpt_neox", "gemma"])
 def test_other_families_run_as_they_were_trained(family: str, zoo: Zoo, tokenizer: Any, tmp_path: Path) -> None:
     base = save_checkpoint(make_model(family, 500), tmp_path / "base", tokenizer)

@@ -204,6 +204,7 @@ def _outputs(registry: Registry) -> list[int]:
     return [base.weight(name).shape[0] for name in base.family.layer_matrices(base.architecture)]
 
 
+@pytest.mark.check
 def test_gates_are_closed_at_the_end_where_training_was_too_short(filled: Registry, zoo: Zoo) -> None:
     found = filled.train_simoe("short", "base", text_of(zoo), settings_with(sparsity=0.9))
     masks = found.document["masks"]
@@ -211,6 +212,7 @@ def test_gates_are_closed_at_the_end_where_training_was_too_short(filled: Regist
     assert masks["closed"] > 0
 
 
+@pytest.mark.check
 def test_penalty_lowers_the_overlap_of_masks(zoo: Zoo, tmp_path: Path) -> None:
     found = []
     for beta in (0.0, 4.0):
@@ -223,7 +225,7 @@ def test_penalty_lowers_the_overlap_of_masks(zoo: Zoo, tmp_path: Path) -> None:
     assert found[1] < found[0] - 0.2
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_same_seed_gives_the_same_bytes_and_another_begins_elsewhere(zoo: Zoo, tmp_path: Path) -> None:
     found = []
     for home in ("a", "b"):
@@ -237,7 +239,8 @@ def test_same_seed_gives_the_same_bytes_and_another_begins_elsewhere(zoo: Zoo, t
     assert not torch.equal(windows_of(zoo, one).training, windows_of(zoo, other).training)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(("at", "changes"), [(4, {}), (6, {"experts": 1, "accumulate": 2, "tokens": 6 * 4 * 32})])
 def test_an_interrupted_training_goes_on_to_the_same_bytes(
     zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, changes: dict[str, Any]
@@ -284,7 +287,7 @@ def interrupting(at: int | None, told: list[str]) -> Callable[..., Any]:
     return progress
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_a_registration_that_was_interrupted_is_completed(
     zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +314,7 @@ def test_a_registration_that_was_interrupted_is_completed(
         assert digests_of(registry)[0] == first
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("family", ["gpt_neox", "phi3"])
 def test_families_with_joined_projections_and_tied_weights_train(
     family: str, zoo: Zoo, tokenizer: Any, tmp_path: Path
@@ -392,6 +396,7 @@ def test_one_expert_has_no_overlap_by_default() -> None:
     assert (settings_with(experts=1).beta, settings_with(experts=2).beta) == (0.0, 0.1)
 
 
+@pytest.mark.check
 def test_wrong_input_is_refused_before_anything_is_written(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     short = write_jsonl(tmp_path / "short.jsonl", ["one two"])
     cases: list[tuple[tuple[str, str, list[Path]], type[RegError], str]] = [

@@ -50,6 +50,8 @@ def test_pushed_folder_is_the_composed_one(simoe: Registry, hub: WritableHub, tm
     ]
 
 
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("purge", [False, True])
 def test_expert_that_was_opted_out_is_refused_wherever_it_is_asked_for(
     simoe: Registry, hub: WritableHub, tmp_path: Path, purge: bool

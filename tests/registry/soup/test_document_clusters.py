@@ -49,6 +49,7 @@ def cluster(zoo: Zoo, files: Sequence[Path], count: int, scratch: Path, seed: in
     return documents_of(cluster_documents(corpus, count, seed, embedder_of(zoo), scratch, silent))
 
 
+@pytest.mark.check
 @torch.no_grad()
 def test_clusters_are_a_fixed_point_of_lloyds_iteration(zoo: Zoo, mixed: Path, tmp_path: Path) -> None:
     found = cluster(zoo, [mixed], 3, tmp_path / "scratch")
@@ -70,6 +71,7 @@ def test_clusters_are_a_fixed_point_of_lloyds_iteration(zoo: Zoo, mixed: Path, t
             assert min(distances, key=distances.__getitem__) == name
 
 
+@pytest.mark.check
 def test_clusters_depend_on_documents_model_and_seed_alone(
     zoo: Zoo, mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ def test_centres_are_the_means_of_what_is_nearest() -> None:
     assert np.array_equal(centres, kmeans_centres(points, 2, 0))
 
 
+@pytest.mark.check
 def test_a_soup_of_clusters_is_that_of_the_same_domains(zoo: Zoo, mixed: Path, tmp_path: Path) -> None:
     settings = settings_with(support=2, tokens=3 * 2 * 32)
     with Registry(tmp_path / "clusters") as registry:

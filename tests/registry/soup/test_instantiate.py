@@ -38,6 +38,7 @@ def loss_on(folder: Path, file: Path) -> float:
     return total / count
 
 
+@pytest.mark.check
 def test_model_is_task_arithmetic_with_the_coefficients_of_its_weights(soup: Registry, tmp_path: Path) -> None:
     found = soup.instantiate("soup", tmp_path / "out", weights={"code": 3, "math": 1})
     assert found.domain_weights == {"code": 0.75, "german": 0.0, "math": 0.25}
@@ -72,6 +73,7 @@ def test_same_input_gives_the_same_bytes_and_a_record(soup: Registry, tmp_path: 
     assert soup.reproduce(tmp_path / "out").is_same
 
 
+@pytest.mark.check
 def test_domains_get_coefficients_that_serve_their_text(soup: Registry, zoo: Zoo, tmp_path: Path) -> None:
     soup.instantiate("soup", tmp_path / "all", weights=dict.fromkeys(DOMAINS, 1.0))
     alphas = []
@@ -83,6 +85,7 @@ def test_domains_get_coefficients_that_serve_their_text(soup: Registry, zoo: Zoo
         assert max(abs(a - b) for a, b in zip(alphas[one], alphas[other], strict=True)) > 0.05
 
 
+@pytest.mark.check
 def test_documents_give_the_weights_of_their_nearest_domains(soup: Registry, zoo: Zoo, tmp_path: Path) -> None:
     found = soup.instantiate("soup", tmp_path / "out", like=[zoo.test["german"]])
     assert found.domain_weights["german"] > 0.8
@@ -93,6 +96,7 @@ def test_documents_give_the_weights_of_their_nearest_domains(soup: Registry, zoo
     assert same.coefficients == found.coefficients
 
 
+@pytest.mark.check
 def test_coefficients_can_be_fitted_to_text(soup: Registry, zoo: Zoo, tmp_path: Path) -> None:
     settings = FitSettings(tokens=1024, steps=3, seq_len=32, batch_size=4, device="cpu")
     found = soup.instantiate("soup", tmp_path / "out", fit=[zoo.train["code"]], settings=settings)

@@ -136,6 +136,7 @@ class Reference:
         weight -= rate * m_hat / (v_hat.sqrt() + EPSILON)
 
 
+@pytest.mark.check
 def test_steps_are_those_of_algorithm_2(filled: Registry, zoo: Zoo) -> None:
     settings = settings_with(tokens=3 * 2 * 32, hidden=4, warmup=0)
     filled.train_soup("soup", "base", text_of(zoo), settings)
@@ -202,6 +203,7 @@ def whole(shared: Shared, zoo: Zoo) -> Whole:
     return shared.get("six steps of a soup", lambda root: whole_training(root, zoo))
 
 
+@pytest.mark.check
 def test_same_seed_gives_the_same_bytes_and_another_does_not(zoo: Zoo, whole: Whole, tmp_path: Path) -> None:
     backwards = dict(reversed(text_of(zoo).items()))
     found = []
@@ -213,7 +215,8 @@ def test_same_seed_gives_the_same_bytes_and_another_does_not(zoo: Zoo, whole: Wh
     assert not set(whole[1]) & set(found[1])
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("at", "changes"),
     [(1, {}), (4, {}), (6, {"rank": 2, "accumulate": 2, "tokens": 6 * 4 * 32})],
@@ -257,7 +260,7 @@ def interrupting(at: int | None, told: list[str]) -> Callable[..., Any]:
     return progress
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_a_registration_that_was_interrupted_is_completed(
     zoo: Zoo, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +278,7 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.check
 def test_experts_of_a_rank_have_it(filled: Registry, zoo: Zoo) -> None:
     filled.train_soup("soup", "base", text_of(zoo), settings_with(rank=2, support=1))
     shared = weights_of(filled, "soup")
@@ -298,6 +302,7 @@ def test_untrained_soup_is_the_base_model_for_any_domain_weights(zoo: Zoo) -> No
             assert torch.equal(soup(ids, torch.tensor([h])).logits, expected)
 
 
+@pytest.mark.check
 def test_tied_weights_train_tied(zoo: Zoo, tokenizer: Any, tmp_path: Path) -> None:
     base = save_checkpoint(make_model("llama", 500, tie_word_embeddings=True), tmp_path / "tied", tokenizer)
     with Registry(tmp_path / "home") as registry:

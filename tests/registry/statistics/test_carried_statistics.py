@@ -87,6 +87,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obje
 }
 
 
+@pytest.mark.check(after=15)
 @pytest.mark.parametrize("case", sorted(FORGED))
 def test_statistics_that_do_not_belong_are_refused(zoo: Zoo, bare: Path, registry: Registry, case: str) -> None:
     edit, message = FORGED[case]

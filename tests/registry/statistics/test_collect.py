@@ -63,7 +63,8 @@ def taken(expert: tuple[Any, Any], calibration: Calibration, batch_size: int = 4
     return take_statistics(hashed.checkpoint, hashed.weights, ModelRun(model), calibration, settings, **options)
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check(after=8)
+@pytest.mark.trust(after=17)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_equals_a_float64_reference_to_the_resolution_and_never_saturates(
@@ -94,6 +95,7 @@ def whole(expert: tuple[Any, Any]) -> Any:
     return taken(expert, windows(8)).sites[MLP_INPUT]
 
 
+@pytest.mark.check
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -126,7 +126,8 @@ def test_compositions_keep_products_and_an_opt_out_deletes_them(filled: Registry
     assert files_of(tmp_path / "one") == files_of(tmp_path / "three")
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -32,7 +32,8 @@ def calibration() -> Calibration:
     return Calibration(ids, torch.tensor([16, 5, 16, 16, 1, 9, 16], dtype=torch.int32), "text")
 
 
-@pytest.mark.stride(16)
+@pytest.mark.check(after=4)
+@pytest.mark.trust(after=10)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "upcast"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_equals_the_whole_pass(

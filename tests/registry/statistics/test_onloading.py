@@ -3,7 +3,6 @@
 For every family, dtype of the computation, setting of the pass and interruption.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -81,7 +80,8 @@ def assert_equal(checkpoint: Checkpoint, found: Collected, expected: Collected) 
     assert stored == digests(checkpoint, expected)
 
 
-@pytest.mark.stride(10)
+@pytest.mark.check(after=3)
+@pytest.mark.trust(after=6)
 @pytest.mark.parametrize(
     ("stored", "computed"),
     [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")],
@@ -101,7 +101,7 @@ def test_equals_the_whole_model(
     assert_equal(checkpoint, found, whole(checkpoint, calibration, settings))
 
 
-@pytest.mark.stride(8)
+@pytest.mark.check(after=4)
 @pytest.mark.parametrize("sites", ["all", "router"])
 @pytest.mark.parametrize(("batch_size", "folds"), [(1, 1), (2, 3), (7, 2), (16, 2)])
 def test_equals_the_whole_model_in_every_setting(
@@ -112,7 +112,8 @@ def test_equals_the_whole_model_in_every_setting(
     assert_equal(checkpoint, by_layer(checkpoint, calibration, settings), whole(checkpoint, calibration, settings))
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check(after=3)
+@pytest.mark.trust(after=7)
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -153,7 +154,8 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, writes: int, error: type[BaseEx
             yield
 
 
-@pytest.mark.stride(12)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=6)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("writes", range(6))
 def test_resumes_after_the_last_finished_layer(
@@ -183,7 +185,7 @@ def test_resumes_after_the_last_finished_layer(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("damage", ["sums", "streams", "missing", "other pass"])
 def test_files_that_do_not_fit_are_not_used(
     damage: str, calibration: Calibration, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -278,8 +280,9 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("killed_after", ["1", *(["0", "head"] if os.environ.get("REG_TEST_STRIDE") == "1" else [])])
+@pytest.mark.check
+@pytest.mark.trust(after=1)
+@pytest.mark.parametrize("killed_after", ["1", "0", "head"])
 def test_a_killed_registration_goes_on_after_the_last_layer(
     killed_after: str, zoo: Zoo, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +310,8 @@ def test_a_killed_registration_goes_on_after_the_last_layer(
         assert registry.add_expert("math", checkpoint, data=[text], settings=settings).version.digest == found.digest
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("sites", ["all", "router"])
 def test_the_way_follows_from_the_memory_and_leaves_no_trace_in_a_version(
     sites: str, zoo: Zoo, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -160,7 +160,8 @@ def test_maps_that_cannot_be_solved_leave_nothing(sums: SubsetSums, cache: Path)
     assert list(cache.parent.glob("tmp*")) == []
 
 
-@pytest.mark.stride(12)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
     ("recipe", "expected"),
@@ -193,6 +194,7 @@ def test_compositions_have_the_same_bytes_cold_warm_and_after_damage(
     assert found[0] == found[1] == found[2] == found[3]
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("recipe", [RIDGE, REGMEAN], ids=["mean", "regmean"])
 def test_another_ridge_strength_reads_no_statistics_and_solves_no_map(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe
@@ -209,6 +211,7 @@ def test_another_ridge_strength_reads_no_statistics_and_solves_no_map(
     assert files_of(tmp_path / "warm") != files_of(tmp_path / "before")
 
 
+@pytest.mark.check
 def test_a_composed_trunk_serves_every_router(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +235,7 @@ def test_an_opt_out_of_a_member_deletes_every_sum(filled: Registry, tmp_path: Pa
         filled.compose(("code@1", "math"), tmp_path / "two", REGMEAN)
 
 
+@pytest.mark.check
 def test_the_cache_is_bounded(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled.compose(PAIR, tmp_path / "whole", REGMEAN)
     files = list(filled.home.cache.iterdir())

@@ -34,7 +34,8 @@ def events(registry: Registry) -> list[str]:
     return labels
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
@@ -71,8 +72,8 @@ def test_of_an_expert_of_another_family(tmp_path: Path, family: str) -> None:
         assert trained_weights(checkpoint, settings) == sum(part.numel() for part in parameters)
 
 
-@pytest.mark.long
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("family", ["llama", "granite", "qwen2", "gpt_neox"])
 def test_of_a_mixture(registry: Registry, zoo: Zoo, tmp_path: Path, events: list[str], family: str) -> None:
     is_remote = family == "gpt_neox"

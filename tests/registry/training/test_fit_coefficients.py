@@ -30,6 +30,8 @@ DOMAINS = ("code", "law", "math")
 SHORT = FitSettings(tokens=2048, steps=4, seq_len=32, device="cpu")
 MODEL = Recipe(to="dense", trunk="task-arithmetic")
 
+pytestmark = pytest.mark.check
+
 
 @pytest.fixture(scope="module")
 def trained_home(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
@@ -85,7 +87,7 @@ def a_batch() -> tuple[Tensor, Tensor]:
     return ids, torch.arange(20)[None] < torch.tensor([20, 20, 11])[:, None]
 
 
-@pytest.mark.stride(3)
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("family", "config"),
     [("llama", {"tie_word_embeddings": False}), ("llama", {"tie_word_embeddings": True}), ("gpt_neox", {})],

@@ -53,9 +53,6 @@ def launch_expert(
     return launch(registry.home.path, *words, fault=fault, **(SETTINGS | changes))
 
 
-EVERYTHING = os.environ.get("REG_TEST_STRIDE") == "1"
-"""All cases, as in `make trust`, which take minutes; else one of copies and one of shards."""
-AT_LENGTH = pytest.mark.skipif(not EVERYTHING, reason="make trust runs it")
 CASES: list[tuple[dict[str, Any], bool]] = [
     ({"trunk": "free", "accumulate": 2}, False),
     ({"coordinate": True, "router_bias": True}, True),
@@ -66,7 +63,9 @@ CASES: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "fsdp"), CASES if EVERYTHING else CASES[:1])
+@pytest.mark.check
+@pytest.mark.trust(after=1)
+@pytest.mark.parametrize(("changes", "fsdp"), CASES)
 def test_two_processes_train_what_one_does(
     filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any], fsdp: bool
 ) -> None:
@@ -102,8 +101,8 @@ def test_two_processes_train_what_one_does(
     assert not list(filled.home.merged.iterdir())
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("changes", [{"fsdp": True}, *([{}] if EVERYTHING else [])])
+@pytest.mark.trust
+@pytest.mark.parametrize("changes", [{"fsdp": True}, {}])
 def test_a_killed_run_ends_in_the_same_bytes(
     filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
@@ -129,7 +128,7 @@ FAILURES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@AT_LENGTH
+@pytest.mark.trust
 @pytest.mark.parametrize(("fault", "changes", "message"), FAILURES)
 def test_a_failure_of_one_ends_both(
     filled: Registry, zoo: Zoo, tmp_path: Path, fault: str, changes: dict[str, Any], message: str
@@ -143,7 +142,7 @@ def test_a_failure_of_one_ends_both(
     assert all(line.startswith(message) for line in errors)
 
 
-@AT_LENGTH
+@pytest.mark.trust
 @pytest.mark.parametrize(("what", "fsdp"), [("all", True), ("mlps", False)])
 def test_a_mixture_trains_in_two_processes(filled: Registry, zoo: Zoo, tmp_path: Path, what: str, fsdp: bool) -> None:
     """The balance loss is that of each process's windows, so the same as of one process that accumulates them."""

@@ -50,6 +50,7 @@ def documents(file: Path) -> list[str]:
     return [json.loads(line)["text"] for line in file.read_text().splitlines()]
 
 
+@pytest.mark.check
 def test_each_expert_gets_the_documents_of_its_domain(
     near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_each_expert_gets_the_documents_of_its_domain(
     assert list(near.home.work.iterdir()) == []
 
 
+@pytest.mark.check
 def test_scores_are_above_0_on_the_side_of_the_expert(
     near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
@@ -81,6 +83,7 @@ def test_scores_are_above_0_on_the_side_of_the_expert(
     assert all(one.least < 0 for one in every)
 
 
+@pytest.mark.check
 def test_routers_are_trained_on_it(near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     near.compose(DOMAINS, tmp_path / "moe", Recipe(trunk="base", router="ridge"))
     chosen = near.proxy(DOMAINS, [public[0]], tmp_path / "proxy", documents=EACH, device="cpu")

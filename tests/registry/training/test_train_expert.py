@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from registry import ExpertTraining, Recipe, Registry, TestSettings
-from registry.calibration.corpus import Document
+from registry.calibration.rows import Document
 from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.model_files import EXPERT_TRAINING
@@ -53,7 +53,8 @@ def train(registry: Registry, zoo: Zoo, out: Path | None = None, **changes: Any)
     return registry.train_expert("fresh", "base", [zoo.train["code"]], settings, out=out)
 
 
-@pytest.mark.stride(4)
+@pytest.mark.check
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("changes", [{}, {"mlp": "lora:2"}, {"trunk": "free"}, {"mlp": "lora:2", "trunk": "free"}])
 def test_what_is_frozen_is_the_base_models_to_the_byte(
     filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any]
@@ -76,6 +77,7 @@ def test_what_is_frozen_is_the_base_models_to_the_byte(
     assert not torch.equal(logits(tmp_path / "out", IDS), logits(zoo.base, IDS))
 
 
+@pytest.mark.check
 def test_the_loss_falls_and_the_version_stores_how_it_was_trained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     done = train(filled, zoo, tokens=40 * 4 * 32, batch_size=4)
     assert done.losses.after < done.losses.before
@@ -102,7 +104,8 @@ def test_the_loss_falls_and_the_version_stores_how_it_was_trained(filled: Regist
     assert continued.document["training"]["base"] == member.content["weights"]
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("changes", [{}, {"mlp": "lora:2"}, {"accumulate": 2}])
 @pytest.mark.parametrize("at", [1, 4, 6])
 def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(
@@ -146,6 +149,7 @@ def interrupting(at: int | None, told: list[str]) -> Callable[..., Any]:
     return progress
 
 
+@pytest.mark.check
 def test_an_opt_out_of_the_base_deletes_the_state(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +163,7 @@ def test_an_opt_out_of_the_base_deletes_the_state(
     assert not list(filled.home.partial.iterdir())
 
 
+@pytest.mark.check
 def test_a_loss_that_is_not_finite_stops(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     before = files_of(filled.home.arrays)
     with pytest.raises(InvalidInputError, match=r"the loss in step [0-9]+ is (nan|inf)|the loss on held-out") as caught:
@@ -211,6 +216,7 @@ def test_without_the_library_the_error_names_the_extra(
     assert "expert-registry[train]" in str(caught.value.hint)
 
 
+@pytest.mark.check
 def test_a_long_curve_is_stored_as_means(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +227,7 @@ def test_a_long_curve_is_stored_as_means(
     assert done.document["loss"][0] == (steps[0] + steps[1]) / 2
 
 
+@pytest.mark.check
 def test_coordinated_experts_compose_by_their_rows(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     settings = settings_with(tokens=20 * 4 * 32, batch_size=4, coordinate=True)
     for name in ("law", "math"):
@@ -251,6 +258,7 @@ def test_coordinated_experts_compose_by_their_rows(filled: Registry, zoo: Zoo, t
     assert files_of(tmp_path / "after") == files_of(tmp_path / "pair")
 
 
+@pytest.mark.check
 def test_rows_begin_as_differences_of_embeddings(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +313,7 @@ def counted(first: Callable[[Any], None]) -> Callable[[Any], None]:
     return both
 
 
+@pytest.mark.check
 def test_a_pair_is_the_model_that_was_trained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """The composition of public expert and one other computes what its training did."""
     settings = settings_with(tokens=30 * 4 * 32, batch_size=4, coordinate=True)
@@ -316,6 +325,7 @@ def test_a_pair_is_the_model_that_was_trained(filled: Registry, zoo: Zoo, tmp_pa
     assert done.losses.after < done.losses.before
 
 
+@pytest.mark.check
 def test_what_was_not_trained_beside_the_same_expert_is_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     recipe = Recipe(router="anchored", trunk="base")
     with pytest.raises(IncompatibleError, match="law@1 has no router row") as caught:
@@ -337,7 +347,8 @@ def test_what_was_not_trained_beside_the_same_expert_is_refused(filled: Registry
     assert random.names == ["base", "beside"]  # of rows that are drawn nothing needs to fit
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 100, (2**60).to_bytes(8, "little")])
 def test_rows_of_another_form_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path, damage: bytes) -> None:
     filled.train_expert("beside", "base", [zoo.train["law"]], settings_with(coordinate=True), out=tmp_path / "out")
@@ -359,6 +370,7 @@ def test_rows_of_another_form_are_refused(filled: Registry, zoo: Zoo, tmp_path: 
     assert (again.anchor, again.rows.tolist(), again.bias.tolist()) == (rows.anchor, rows.rows.tolist(), [-1.5, 0.25])
 
 
+@pytest.mark.check
 def test_a_bias_trains_beside_its_row(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     settings = settings_with(tokens=20 * 4 * 32, batch_size=4, coordinate=True, router_bias=True)
     for name in ("out", "again"):
@@ -391,6 +403,7 @@ def test_a_coordinated_mlp_mixes_by_its_logit() -> None:
     assert torch.equal(layer(x), linear(x))
 
 
+@pytest.mark.check
 def test_trainings_of_one_process_do_not_touch_one_another(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     first = train(filled, zoo, tmp_path / "first")
     half = train(filled, zoo, tmp_path / "half", dtype="bfloat16")

@@ -58,6 +58,8 @@ def train(registry: Registry, moe: Path, out: Path, zoo: Zoo, what: str = "mlps"
     return registry.train(moe, out, data, MixtureTraining(what, **(TINY | changes)))
 
 
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("what", ["mlps", "all"])
 def test_what_is_frozen_stays_to_the_byte(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, what: str) -> None:
     before = files_of(moe)
@@ -89,7 +91,8 @@ def interrupting(at: int | None) -> Callable[..., Any]:
     return progress
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("what", ["mlps", "all"])
 def test_an_interrupted_training_ends_in_the_same_curve_and_bytes(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -110,6 +113,7 @@ def test_an_interrupted_training_ends_in_the_same_curve_and_bytes(
     assert not list(filled.home.merged.iterdir())
 
 
+@pytest.mark.check
 def test_the_loss_falls_and_balance_counts_once_a_step(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     done = train(filled, moe, tmp_path / "out", zoo, "all", tokens=40 * 4 * 32, batch_size=4)
     assert done.after < done.before
@@ -125,6 +129,7 @@ def test_the_loss_falls_and_balance_counts_once_a_step(filled: Registry, moe: Pa
     assert curves[2][0] == pytest.approx(curves[0][0], abs=1e-3)
 
 
+@pytest.mark.check
 def test_what_was_trained_is_reproduced_from_stored_tensors(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -154,6 +159,7 @@ def test_what_was_trained_is_reproduced_from_stored_tensors(
     ]
 
 
+@pytest.mark.check
 def test_bfloat16_members_stay_in_bfloat16(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2, dtype="bfloat16"))
     done = train(filled, tmp_path / "moe", tmp_path / "out", zoo, "all", dtype="bfloat16")
@@ -163,6 +169,7 @@ def test_bfloat16_members_stay_in_bfloat16(filled: Registry, zoo: Zoo, tmp_path:
     assert filled.reproduce(tmp_path / "out").is_same
 
 
+@pytest.mark.check
 def test_routers_alone_are_those_of_train_router(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     done = train(filled, moe, tmp_path / "out", zoo, "routers")
     data = [str(zoo.train[name]) for name in ("code", "math")]
@@ -171,6 +178,7 @@ def test_routers_alone_are_those_of_train_router(filled: Registry, moe: Path, zo
     assert filled.reproduce(tmp_path / "out").is_same
 
 
+@pytest.mark.check
 def test_an_opt_out_taints_what_was_trained(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: WritableHub
 ) -> None:
@@ -236,6 +244,8 @@ def digests_of(registry: Registry, version: VersionRecord) -> set[str]:
     return {link.digest for link in registry.arrays_of(version)}
 
 
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("when", ["storing", "recording"])
 def test_a_crash_before_the_record_leaves_what_gc_deletes(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -291,6 +301,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_state(
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
 
 
+@pytest.mark.check
 def test_tied_heads_stay_tied(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     for number, name in enumerate(("code", "law"), start=1):
         model = make_model("llama", 800 + number, tie_word_embeddings=True)
@@ -302,6 +313,7 @@ def test_tied_heads_stay_tied(registry: Registry, zoo: Zoo, tmp_path: Path) -> N
     assert registry.reproduce(tmp_path / "out").is_same
 
 
+@pytest.mark.check
 def test_what_cannot_be_trained_is_refused(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code"], tmp_path / "one", Recipe(router="ridge"))
     filled.compose(["code", "law"], tmp_path / "top-1", Recipe(router="ridge", top_k=1))
@@ -344,6 +356,7 @@ def monkeypatched_without_accelerate() -> Iterator[None]:
         yield
 
 
+@pytest.mark.check
 def test_copies_of_one_model_learn_to_differ(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """Sparse upcycling: experts of equal weights, told apart by their text and so by their random routers."""
     registry.add_base("base", zoo.base)
@@ -358,7 +371,8 @@ def test_copies_of_one_model_learn_to_differ(registry: Registry, zoo: Zoo, tmp_p
     assert not torch.equal(new[first], new[second])
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("family", ["granite", "qwen2", "olmo2", "cohere2", "gpt_neox"])
 def test_mixtures_of_every_kind_of_host_train(registry: Registry, zoo: Zoo, tmp_path: Path, family: str) -> None:
     """Fused experts, a shared expert, norms after the MLP, a tied head, and a modelling file; routers alone as well."""

@@ -52,6 +52,7 @@ def test_routers_of_equal_copies_are_not_trained_alone(filled: Registry, moe: Pa
     assert refused.value.hint == "compose it again with --top-k 2, as BTX does, and train that"
 
 
+@pytest.mark.check
 def test_routers_of_trained_copies_are(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     train(filled, moe, tmp_path / "trained", zoo, "mlps")
     once = filled.train_router(tmp_path / "trained", tmp_path / "once", [str(zoo.train["law"])], ROUTERS)
@@ -60,7 +61,8 @@ def test_routers_of_trained_copies_are(filled: Registry, moe: Path, zoo: Zoo, tm
     assert filled.reproduce(tmp_path / "twice").is_same
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(("what", "named"), [("mlps", "the experts' MLPs and the routers"), ("all", "all weights")])
 def test_the_card_says_that_copies_were_trained(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, what: str, named: str
@@ -86,6 +88,7 @@ def test_the_card_says_that_copies_were_trained(
     assert f"- {EQUAL_COPIES}\n" in trained_card(untrained, alone, done.digest)
 
 
+@pytest.mark.check
 def test_other_cards_are_as_before(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
     done = train(filled, tmp_path / "moe", tmp_path / "out", zoo, "all")
@@ -99,6 +102,7 @@ def test_other_cards_are_as_before(filled: Registry, zoo: Zoo, tmp_path: Path) -
     assert (tmp_path / "out" / "README.md").read_text() == expected + sentence
 
 
+@pytest.mark.check
 def test_the_report_of_trained_copies(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     base = filled.train_expert("general", "base", [zoo.train["math"]], ExpertTraining(**AMOUNT))
     assert base.registration is not None
@@ -130,6 +134,7 @@ def test_the_report_of_trained_copies(filled: Registry, moe: Path, zoo: Zoo, tmp
     assert f"{own.after:.4f}" in page(after)
 
 
+@pytest.mark.check
 def test_a_composition_of_experts_has_its_own_training_beside_theirs(
     filled: Registry, zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -146,6 +151,7 @@ def test_a_composition_of_experts_has_its_own_training_beside_theirs(
     assert 'id="h-training"' in text
 
 
+@pytest.mark.check
 def test_show_has_the_amount_and_says_what_the_router_was(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -157,6 +163,7 @@ def test_show_has_the_amount_and_says_what_the_router_was(
         assert rows.get("trained") == (None if router == "random" else "all, 4 steps, 256 tokens")
 
 
+@pytest.mark.check
 def test_windows_that_the_model_shortens_make_more_steps(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     settings = MixtureTraining("all", 2 * 2 * 256, batch_size=2, seq_len=256, device="cpu")
     training = filled.train(moe, tmp_path / "out", [str(zoo.train["law"])], settings).document["training"]

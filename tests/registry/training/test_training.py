@@ -47,6 +47,7 @@ def train(registry: Registry, moe: Path, out: Path, zoo: Zoo, **changes: Any) ->
     return registry.train_router(moe, out, data, **({"settings": SETTINGS} | changes))
 
 
+@pytest.mark.check
 def test_only_routers_change_and_equal_inputs_give_equal_bytes(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_only_routers_change_and_equal_inputs_give_equal_bytes(
         assert files_of(tmp_path / "other")["model.safetensors"] != files["model.safetensors"], changes
 
 
+@pytest.mark.check
 def test_training_lowers_the_loss_that_it_tells(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     settings = TrainSettings(steps=30, batch_size=4, seq_len=32, lr=0.02)
     done = train(filled, moe, tmp_path / "out", zoo, settings=settings)
@@ -91,7 +93,8 @@ def test_training_lowers_the_loss_that_it_tells(filled: Registry, moe: Path, zoo
     assert further.before == done.after  # what was told is what the folder does
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("at", [0, 4, 6])
 def test_interrupted_training_goes_on_to_the_same_bytes(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, at: int
@@ -128,6 +131,7 @@ def test_interrupted_training_goes_on_to_the_same_bytes(
     assert not list(filled.home.partial.glob("*"))
 
 
+@pytest.mark.check
 def test_damaged_training_under_way_begins_anew(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     from registry.training import state
 
@@ -141,6 +145,7 @@ def test_damaged_training_under_way_begins_anew(filled: Registry, moe: Path, zoo
     assert train(filled, moe, tmp_path / "out", zoo) == whole
 
 
+@pytest.mark.check
 def test_opting_a_member_out_lists_it_and_ends_training(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     done = train(filled, moe, tmp_path / "out", zoo)
     assert done.digest in [made.digest for made in filled.compositions("law")]
@@ -157,6 +162,7 @@ def test_parent_with_a_chosen_lam_is_whole(filled: Registry, tmp_path: Path) -> 
     assert (parent.composed.digest, parent.composed.document) == (plan.digest, plan.document)
 
 
+@pytest.mark.check
 def test_kept_calibration_is_training_text(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     registry.add_expert("code", zoo.experts["code"], data=[zoo.train["code"]], keep_calibration=True)
     registry.add_expert("math", zoo.experts["math"], data=[zoo.train["math"]])
@@ -168,6 +174,7 @@ def test_kept_calibration_is_training_text(registry: Registry, zoo: Zoo, tmp_pat
         registry.train_router(tmp_path / "moe", tmp_path / "no", ["code", "math"], SETTINGS)
 
 
+@pytest.mark.check
 def test_what_cannot_be_trained_is_refused(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     def changed(name: str, change: Callable[[Path], object]) -> Path:
         folder = shutil.copytree(moe, tmp_path / name)

@@ -4,7 +4,6 @@ Skipped where there is no Chromium. The check for accessibility needs axe-core: 
 """
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,32 +20,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
     from playwright.sync_api import Page as Tab
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 LIGHT: dict[str, Any] = {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}}
 DARK: dict[str, Any] = {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}}
 PHONE: dict[str, Any] = {"color_scheme": "light", "viewport": {"width": 360, "height": 740}, "is_mobile": True}
 """Narrower than the 390 pixels of most phones."""
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +96,7 @@ def loaded(page: "Tab") -> None:
     page.wait_for_selector("[aria-busy],[data-load]", state="detached")
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
 @pytest.mark.parametrize("options", [LIGHT, DARK, PHONE], ids=["light", "dark", "phone"])
 def test_every_page_is_without_fault(browser: "Browser", pages: Pages, options: dict[str, Any]) -> None:
     with tab(browser, **options) as (_, page, said):
@@ -138,6 +116,7 @@ def test_every_page_is_without_fault(browser: "Browser", pages: Pages, options: 
                 assert faults == [], path
 
 
+@pytest.mark.check
 def test_ticking_shows_plan_preview_and_command_by_keyboard_alone(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (context, page, said):
         context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -169,6 +148,7 @@ def test_ticking_shows_plan_preview_and_command_by_keyboard_alone(browser: "Brow
         assert said == []
 
 
+@pytest.mark.check
 def test_searching_in_the_composer_keeps_who_is_ticked(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         page.goto(f"{pages.address}/compose?e=math@1")
@@ -180,6 +160,7 @@ def test_searching_in_the_composer_keeps_who_is_ticked(browser: "Browser", pages
         assert said == []
 
 
+@pytest.mark.check
 def test_the_chosen_colours_stay(browser: "Browser", pages: Pages) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     with tab(browser, **LIGHT) as (_, page, said):
@@ -192,6 +173,7 @@ def test_the_chosen_colours_stay(browser: "Browser", pages: Pages) -> None:
         assert said == []
 
 
+@pytest.mark.check
 def test_it_works_without_the_script(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT, java_script_enabled=False) as (_, page, _said):
         page.goto(pages.address)
@@ -212,6 +194,7 @@ def test_it_works_without_the_script(browser: "Browser", pages: Pages) -> None:
         assert page.locator("[data-copy]:visible").count() == 0
 
 
+@pytest.mark.check
 def test_dots_stand_beside_names_and_bars_have_one_scale(browser: "Browser", filled: Registry) -> None:
     digest = recorded(filled, filled.plan(["code", "math"]), "/somewhere/moe")
     found = evaluated("moe")
@@ -235,6 +218,7 @@ def _box(part: Any) -> Any:
     return part.bounding_box()
 
 
+@pytest.mark.check
 def test_the_server_gone_is_said(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (_, page, _said):
         page.goto(f"{pages.address}/compose")

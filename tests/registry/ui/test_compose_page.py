@@ -38,7 +38,8 @@ RECIPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.stride(8)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("fields", RECIPES, ids=str)
 def test_the_command_makes_what_the_composer_shows(filled: Registry, pages: Pages, fields: dict[str, Any]) -> None:
     page = pages.read("compose", e=["math@1", "code"], **fields)
@@ -64,6 +65,7 @@ def test_the_command_makes_what_the_composer_shows(filled: Registry, pages: Page
     assert json.loads(done.stdout)["digest"] == plan.digest
 
 
+@pytest.mark.check
 def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages) -> None:
     assert "Tick experts" in pages.read("compose").text
     for query, why in (
@@ -95,6 +97,7 @@ def test_the_trunks_that_drop_changes_say_how_many_stay(pages: Pages) -> None:
     assert f"dare: base model, plus a random {stays:.0%} of the changes" in text
 
 
+@pytest.mark.check
 def test_the_composer_offers_the_base_model_where_it_can_be_an_expert(filled: Registry, pages: Pages, zoo: Zoo) -> None:
     def offered(**query: Any) -> list[str]:
         page = Page(pages.ask(url("compose", part="experts", **query)).text)
@@ -122,6 +125,7 @@ def test_the_composer_offers_the_base_model_where_it_can_be_an_expert(filled: Re
     assert plan.digest[:12] in Page(pages.ask(again).text).text  # with the public expert
 
 
+@pytest.mark.check
 def test_the_preview_is_what_the_registry_predicts(filled: Registry, pages: Pages) -> None:
     found = filled.preview(["math", "code", "law"], Recipe(router="ridge"))
     page = pages.read("compose", "preview", e=["math", "law", "code"], router="ridge")
@@ -134,6 +138,7 @@ def test_the_preview_is_what_the_registry_predicts(filled: Registry, pages: Page
     assert "no router" in pages.read("compose", "preview", e=["math", "law"], to="dense", status=400).text
 
 
+@pytest.mark.check
 def test_preview_of_context_routing_is_by_tokens_read(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     found = filled.preview(["math", "code", "law"])
     page = pages.read("compose", "preview", e=["math", "law", "code"])

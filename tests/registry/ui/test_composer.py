@@ -113,6 +113,7 @@ def test_a_typed_folder_is_in_the_command_and_nobody_learns_whether_it_is_there(
         assert str(Path.cwd()) not in pages.read("compose").text  # which only the browser with the secret is told
 
 
+@pytest.mark.check
 def test_what_was_made_before_is_opened_first(filled: Registry, tmp_path: Path) -> None:
     done = filled.compose(["math", "code"], tmp_path / "moe")
     opening = f'<a class="button primary" href="/compositions/{done.digest}">Open it</a>'
@@ -140,6 +141,7 @@ def test_what_the_default_router_adds_is_said(filled: Registry) -> None:
         assert added not in pages.read("compose", e=["math", "code"], router="ridge").text
 
 
+@pytest.mark.check
 def test_two_versions_of_one_expert_are_refused_with_a_choice(twice: Registry) -> None:
     assert twice.resolve("math").ref == "math@2"
     with served(twice, may_write=True) as pages:
@@ -159,7 +161,8 @@ def test_two_versions_of_one_expert_are_refused_with_a_choice(twice: Registry) -
             assert "--experts code@1,law@1,math@" in Page(pages.ask(address).text).text
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("query", "label"),
     [
@@ -192,6 +195,7 @@ def test_who_is_unknown_is_only_left_out(filled: Registry) -> None:
             assert "Go on without it" in pages.read("compose", **query).text
 
 
+@pytest.mark.check
 def test_what_routes_badly_has_changes_with_which_it_routes_better(filled: Registry) -> None:
     found = filled.preview(["math", "code", "law"], Recipe(router="ridge"))
     better = filled.preview(["math", "code", "law"], Recipe())

@@ -13,13 +13,11 @@ import pytest
 from registry import Registry
 from tests.conftest import Zoo
 from tests.pages import Pages, served
-from tests.registry.ui.test_browser import AXE, CHROMIUM, DARK, LIGHT, PHONE, browser, loaded, tab
+from tests.registry.ui.test_browser import AXE, DARK, LIGHT, PHONE, loaded, tab
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import Page as Tab
-
-__all__ = ["browser"]
 
 FOLLOWED = """
 import json, os, sys, time
@@ -35,8 +33,6 @@ if "law@1" in " ".join(sys.argv):
 print(json.dumps({"digest": "0" * 64, "parameters": 1000, "bytes": 2000}))
 """
 """A command that goes on until the file of its first argument is there."""
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
 
 
 @pytest.fixture
@@ -69,6 +65,7 @@ def narrow(page: "Tab") -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
+@pytest.mark.check
 def test_ticking_a_version_unticks_the_other(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         enter(page, pages)
@@ -87,6 +84,7 @@ def test_ticking_a_version_unticks_the_other(browser: "Browser", pages: Pages) -
         assert said == []
 
 
+@pytest.mark.check
 def test_what_is_ticked_before_the_script_runs_is_planned(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         held: list[Any] = []
@@ -101,6 +99,7 @@ def test_what_is_ticked_before_the_script_runs_is_planned(browser: "Browser", pa
         assert said == []
 
 
+@pytest.mark.check
 def test_the_result_is_shown_whole_and_stays_beside_the_form_where_it_fits(browser: "Browser", pages: Pages) -> None:
     top = "document.querySelector('.outcome').getBoundingClientRect().top"
     bottom = "document.querySelector('.outcome').getBoundingClientRect().bottom"
@@ -121,6 +120,7 @@ def test_the_result_is_shown_whole_and_stays_beside_the_form_where_it_fits(brows
         assert said == []
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("width", [1280, 1440])
 def test_accuracy_by_tokens_read_fits_beside_the_form(browser: "Browser", pages: Pages, width: int) -> None:
     region = "document.querySelector('[aria-label=\"Accuracy by tokens read\"]')"
@@ -146,6 +146,7 @@ def test_accuracy_by_tokens_read_fits_beside_the_form(browser: "Browser", pages:
         assert said == []
 
 
+@pytest.mark.check
 def test_what_is_being_computed_does_not_fade(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         page.goto(f"{pages.address}/compose")
@@ -159,6 +160,7 @@ def test_what_is_being_computed_does_not_fade(browser: "Browser", pages: Pages) 
         assert said == []
 
 
+@pytest.mark.check
 def test_a_change_that_mends_is_applied_by_its_button(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         page.goto(f"{pages.address}/compose?e=code@1&e=law@1&e=math@1&router=ridge")
@@ -181,7 +183,7 @@ def test_a_change_that_mends_is_applied_by_its_button(browser: "Browser", pages:
         assert said == []
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
 @pytest.mark.parametrize("options", [LIGHT, DARK, PHONE], ids=["light", "dark", "phone"])
 def test_a_job_is_started_and_followed_to_its_end(
     browser: "Browser", pages: Pages, tmp_path: Path, options: dict[str, Any]
@@ -219,6 +221,7 @@ def test_a_job_is_started_and_followed_to_its_end(
         assert said == []
 
 
+@pytest.mark.check
 def test_a_job_fails_and_another_is_cancelled(browser: "Browser", pages: Pages, tmp_path: Path) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         enter(page, pages)
@@ -236,7 +239,7 @@ def test_a_job_fails_and_another_is_cancelled(browser: "Browser", pages: Pages, 
         assert said == []
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_it_works_without_the_script(browser: "Browser", pages: Pages, tmp_path: Path) -> None:
     with tab(browser, **LIGHT, java_script_enabled=False) as (_, page, _said):
         enter(page, pages)
@@ -250,6 +253,7 @@ def test_it_works_without_the_script(browser: "Browser", pages: Pages, tmp_path:
         page.get_by_role("link", name="Open the composition").wait_for()  # the page loads again by itself
 
 
+@pytest.mark.check
 def test_a_browser_without_the_secret_only_reads(browser: "Browser", pages: Pages) -> None:
     with tab(browser, **LIGHT) as (_, page, said):
         page.goto(f"{pages.address}/compose?e=code@1&e=math@1")

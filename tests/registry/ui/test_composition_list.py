@@ -48,6 +48,7 @@ def names(pages: Pages, made: dict[str, str], **query: Any) -> list[str]:
     return list(dict.fromkeys(order))
 
 
+@pytest.mark.check
 def test_compositions_are_sorted(pages: Pages, made: dict[str, str]) -> None:
     assert names(pages, made) == ["plum", "Mango", "apple", "zebra"]
     assert names(pages, made, sort="newest") == names(pages, made, sort="<b>") == names(pages, made)
@@ -81,6 +82,7 @@ def test_scores_of_a_domain_are_on_the_text_that_most_were_scored_on(
     assert "not all on the same text (other text or another expert of code), so they do not all compare" in text
 
 
+@pytest.mark.check
 def test_averages_on_other_text_of_the_same_domains_do_not_compare(
     filled: Registry, pages: Pages, made: dict[str, str]
 ) -> None:

@@ -16,6 +16,7 @@ from tests.registry.ui.examples import composed, evaluation
 from tests.registry.ui.test_every_kind import evaluated
 
 
+@pytest.mark.check
 def test_a_composition_shows_recipe_members_and_scores(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     assert "It was not evaluated yet" in pages.read("compositions", digest).text
@@ -44,6 +45,7 @@ def test_a_composition_shows_recipe_members_and_scores(filled: Registry, pages: 
     assert digest[:12] in Page(pages.ask(again).text).text
 
 
+@pytest.mark.check
 def test_a_composition_shows_every_model_that_was_scored(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
@@ -67,6 +69,7 @@ def test_a_composition_shows_every_model_that_was_scored(filled: Registry, pages
     assert "compose --experts code,math --to dense --trunk mean --out DIR" in text
 
 
+@pytest.mark.check
 def test_a_quick_look_does_not_displace_the_score_on_more_text(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     filled.catalog.record_evaluation(digest, "1" * 64, evaluated("moe"))
@@ -125,6 +128,7 @@ def test_a_composition_has_its_size(filled: Registry, pages: Pages, tmp_path: Pa
     assert f"{compact(plan.parameters)} parameters; {size(plan.nbytes)} on disk." in text
 
 
+@pytest.mark.check
 def test_the_log_says_what_an_evaluation_scored(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
@@ -138,6 +142,7 @@ def test_the_log_says_what_an_evaluation_scored(filled: Registry, pages: Pages, 
     assert "89.6" not in pages.read("log").text
 
 
+@pytest.mark.check
 def test_a_score_has_its_interval(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     found = evaluation()
@@ -162,6 +167,7 @@ def test_a_score_has_its_interval(filled: Registry, pages: Pages, tmp_path: Path
     ) in pages.read("compositions", digest).text
 
 
+@pytest.mark.check
 def test_no_line_of_a_page_ends_before_a_percent_sign(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     averaged = {"perplexity": {"code": 4.75, "math": 5.5}, "score": {"code": 96, "math": 96}, "average": 96}
@@ -191,6 +197,7 @@ def test_a_composition_shows_its_audits(filled: Registry, pages: Pages, tmp_path
     assert "It was not evaluated yet" in page.text  # an audit is no score
 
 
+@pytest.mark.check
 def test_scores_that_a_purge_deleted_are_not_said_to_be_missing(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     digest = composed(filled, tmp_path / "moe", "math", "code")
@@ -241,6 +248,7 @@ def test_the_base_model_of_a_trunk_is_no_member(filled: Registry, pages: Pages) 
     assert "Base model, no member: base@1" in Page(text).text
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("place", ["", "/report"])
 def test_one_rule_gives_dots_their_colours_on_pages_and_in_reports(filled: Registry, pages: Pages, place: str) -> None:
     pytest.importorskip("vl_convert")

@@ -35,7 +35,7 @@ def digest(filled: Registry, tmp_path: Path) -> str:
     return filled.compose(["math", "code"], tmp_path / "moe", Recipe(router="ridge", trunk="mean")).digest
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_the_form_evaluates_what_the_command_would(
     filled: Registry, pages: Pages, digest: str, zoo: Zoo, tmp_path: Path
 ) -> None:
@@ -64,7 +64,7 @@ def test_the_form_evaluates_what_the_command_would(
     page = Page(pages.ask(answer.headers["location"], headers=pages.cookie).text)
     assert f"/compositions/{digest}" in page.links
     assert f"/compositions/{digest}/report" in page.links
-    assert "The scores are with the composition; its report has those of the evaluation of most" in page.text
+    assert "The scores are with the composition; its report has those of the evaluation on the most" in page.text
     assert "Written to" not in page.text
 
 
@@ -82,7 +82,8 @@ def test_more_text_is_asked_for_once(filled: Registry, pages: Pages, digest: str
     assert ("input", "value", "96") in shown.attributes
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize(
     ("form", "told"),
     [
@@ -150,7 +151,7 @@ def test_a_domain_has_one_file(pages: Pages, digest: str, tmp_path: Path) -> Non
     assert list(pages.jobs.all()) == []
 
 
-@pytest.mark.long
+@pytest.mark.check
 def test_the_form_offers_files_of_earlier_evaluations(
     filled: Registry, pages: Pages, digest: str, tmp_path: Path
 ) -> None:
@@ -201,6 +202,7 @@ def test_evaluations_of_one_composition_say_what_they_evaluate(pages: Pages, dig
         pages.jobs.cancel(job.id)
 
 
+@pytest.mark.check
 def test_a_job_of_a_comparison_leads_back_to_it(filled: Registry, digest: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     form: dict[str, Any] = {"folder": str(tmp_path / "moe"), "domain": "math", "file": str(tmp_path / "text.txt")}

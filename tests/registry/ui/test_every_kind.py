@@ -105,7 +105,8 @@ def recorded(registry: Registry, plan: Any, folder: str, **changes: Any) -> str:
     return str(digest)
 
 
-@pytest.mark.stride(PARTS)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_method_has_its_pages(filled: Registry, part: int) -> None:
     pytest.importorskip("vl_convert")
@@ -119,7 +120,8 @@ def test_every_method_has_its_pages(filled: Registry, part: int) -> None:
         answer(pages, filled)
 
 
-@pytest.mark.stride(PARTS)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_host_and_origin_has_its_page(filled: Registry, zoo: Zoo, tmp_path: Path, part: int) -> None:
     plan = filled.plan(["math", "code", "law"])
@@ -147,6 +149,7 @@ def test_every_host_and_origin_has_its_page(filled: Registry, zoo: Zoo, tmp_path
         assert "also math@1" in home
 
 
+@pytest.mark.check
 def test_members_of_several_architectures_have_their_pages(filled: Registry) -> None:
     plan = filled.plan(["math", "code"], HeteroRecipe(routing_tokens=4))
     digest = recorded(filled, plan, "hetero")
@@ -155,6 +158,7 @@ def test_members_of_several_architectures_have_their_pages(filled: Registry) -> 
         assert "2 experts of several architectures" in pages.read("compositions", digest).text
 
 
+@pytest.mark.check
 def test_experts_of_a_simoe_have_their_pages(zoo: Zoo, tmp_path: Path) -> None:
     settings = SimoeTraining(
         experts=2, prompt_tokens=8, tokens=4 * 2 * 32, batch_size=2, seq_len=32, lr=3e-3, device="cpu", dtype="float32"
@@ -167,6 +171,7 @@ def test_experts_of_a_simoe_have_their_pages(zoo: Zoo, tmp_path: Path) -> None:
             answer(pages, registry)
 
 
+@pytest.mark.check
 def test_names_of_100_characters_have_their_pages(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     assert len(LONG) == 100
     filled.add_expert(LONG, zoo.experts["law"], allow_unrelated=True, tags={"t" * 90: "v" * 200})

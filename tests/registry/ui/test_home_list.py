@@ -33,6 +33,7 @@ def test_an_empty_registry_says_what_to_do(tmp_path: Path) -> None:
         assert "Nothing happened yet" in pages.read("log").text
 
 
+@pytest.mark.check
 def test_the_first_page_lists_searches_and_narrows(filled: Registry, pages: Pages) -> None:
     catalog = filled.catalog
     catalog.set_tags(filled.resolve("law"), {"team": "Courts", "language": "en"})
@@ -56,6 +57,7 @@ def test_the_first_page_lists_searches_and_narrows(filled: Registry, pages: Page
     assert url() in pages.read(tag="team=Courts").links  # and dropped
 
 
+@pytest.mark.check
 def test_following_next_shows_everything_once(many: Pages) -> None:
     page, found = many.read(), list[str]()
     while True:

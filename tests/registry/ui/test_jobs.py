@@ -70,6 +70,7 @@ def pages(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         yield found
 
 
+@pytest.mark.check
 def test_the_page_composes_what_the_command_would(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     shown = pages.ask("/compose?e=math&e=code&router=ridge&out=moe", headers=pages.cookie).text
     assert "reg compose --experts code@1,math@1 --router ridge --out moe" in shown
@@ -120,7 +121,8 @@ def test_a_folder_is_suggested_that_is_free(pages: Pages, tmp_path: Path) -> Non
     assert out() == "code-math-3/"
 
 
-@pytest.mark.stride(9)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize(
     ("out", "told"),
     [
@@ -157,7 +159,8 @@ def test_nothing_is_overwritten(pages: Pages, tmp_path: Path, out: str, told: st
     assert files_of(work) == before
 
 
-@pytest.mark.stride(7)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=5)
 @pytest.mark.parametrize(
     ("form", "told"),
     [
@@ -179,6 +182,7 @@ def test_what_cannot_be_planned_is_not_started(pages: Pages, form: dict[str, Any
     assert pages.jobs.all() == []
 
 
+@pytest.mark.check
 def test_an_error_of_the_command_is_shown_with_what_to_do(
     filled: Registry, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +251,7 @@ def test_a_job_has_one_folder_and_the_queue_an_end(tmp_path: Path) -> None:
     assert {job.state for job in jobs.all()} == {"cancelled"}  # with the server
 
 
+@pytest.mark.check
 def test_jobs_run_one_at_a_time_in_order_and_old_ones_are_forgotten(tmp_path: Path) -> None:
     program = script(f"""
         import os, sys, time
@@ -316,6 +321,8 @@ def test_steps_are_numbered_where_their_number_is_known(filled: Registry) -> Non
     assert last == "composing, between passes into a temporary folder, at last into moe/"
 
 
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=3)
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -388,7 +395,8 @@ def test_a_job_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -
     assert jobs.get(job.id).state == "cancelled"
 
 
-@pytest.mark.stride(3)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_job_ends_with_the_server_and_leaves_nothing(
     filled: Registry, tmp_path: Path, number: signal.Signals

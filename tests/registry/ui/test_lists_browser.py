@@ -12,17 +12,13 @@ import pytest
 
 from registry import Recipe, Registry
 from tests.pages import Pages, served
-from tests.registry.ui.test_browser import CHROMIUM, LIGHT, PHONE, browser, tab
+from tests.registry.ui.test_browser import LIGHT, PHONE, tab
 from tests.registry.ui.test_composer_browser import FOLLOWED, enter, faults
 from tests.registry.ui.test_every_kind import evaluated, recorded
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import Page as Tab
-
-__all__ = ["browser"]
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
 
 
 @pytest.fixture
@@ -50,7 +46,7 @@ def tab_to(page: "Tab", selector: str) -> None:
     raise AssertionError(f"Tab does not reach {selector}")
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
 def test_compositions_are_found_and_compared_by_keyboard(
     browser: "Browser", pages: Pages, filled: Registry, script: bool
@@ -88,7 +84,7 @@ def test_compositions_are_found_and_compared_by_keyboard(
         assert said == []
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
 @pytest.mark.parametrize("options", [LIGHT, PHONE], ids=["light", "phone"])
 def test_an_evaluation_is_started_by_keyboard_and_the_list_follows_it(
     browser: "Browser", pages: Pages, filled: Registry, tmp_path: Path, options: dict[str, Any]

@@ -66,6 +66,7 @@ def test_what_an_expert_gets_is_from_the_best_evaluation_with_it(filled: Registr
         assert "Tokens that good sends to it, by domain: code 80 %" in pages.read().text
 
 
+@pytest.mark.check
 def test_home_says_what_of_opted_out_experts_is_left(filled: Registry, tmp_path: Path) -> None:
     (tmp_path / "moe").mkdir()
     digest = composed(filled, tmp_path / "moe", "math", "code")
@@ -92,6 +93,7 @@ def test_home_says_what_of_opted_out_experts_is_left(filled: Registry, tmp_path:
         assert "may still contain" not in pages.read().text
 
 
+@pytest.mark.check
 def test_home_counts_the_folders_that_it_does_not_name(filled: Registry, tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"copy-{number}").mkdir()
@@ -120,6 +122,7 @@ def test_home_says_that_the_log_was_changed(filled: Registry) -> None:
     assert "reg verify" in page
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize(("tokens", "warned"), [(1_999, True), (2_000, False)])
 def test_few_tokens_are_warned_of(filled: Registry, tmp_path: Path, tokens: int, warned: bool) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
@@ -133,6 +136,7 @@ def test_few_tokens_are_warned_of(filled: Registry, tmp_path: Path, tokens: int,
     assert ("--windows 96 --data code=FILE --data math=FILE" in page) == warned
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize(("share", "warned"), [(0.12, True), (0.13, False)])
 def test_experts_that_are_hardly_used_are_named(filled: Registry, tmp_path: Path, share: float, warned: bool) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
@@ -162,6 +166,7 @@ def of_tokens(tokens: int) -> dict[str, Any]:
     return found | {"data": {name: {"digest": "0" * 64, "label": "x", "tokens": tokens} for name in ("code", "math")}}
 
 
+@pytest.mark.check
 def test_lists_mark_members_that_were_opted_out(filled: Registry, tmp_path: Path) -> None:
     composed(filled, tmp_path / "moe", "math", "code")
     many = ("math", "code", "law", "german", "biomed")
@@ -211,6 +216,7 @@ def test_best_scores_compare_within_the_same_domains_alone(filled: Registry) -> 
     assert "dense model · regmean" in rows
 
 
+@pytest.mark.check
 def test_best_scores_are_on_the_text_that_most_compositions_were_scored_on(filled: Registry) -> None:
     made = {
         name: recorded(filled, filled.plan(["code", "math"], recipe), f"/somewhere/{name}")
@@ -243,6 +249,7 @@ def test_best_scores_are_on_the_text_that_most_compositions_were_scored_on(fille
     assert "on other text" not in two
 
 
+@pytest.mark.check
 def test_few_tokens_are_explained_where_they_are_marked(filled: Registry) -> None:
     digest = recorded(filled, filled.plan(["code", "math"]), "/somewhere/moe")
     for asked, tokens, marks in (("1", 1_999, 2), ("2", 2_000, 0)):  # the badge, and what it means
@@ -253,6 +260,7 @@ def test_few_tokens_are_explained_where_they_are_marked(filled: Registry) -> Non
         assert text.count("few tokens") == marks
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("members", [("code", "math"), ("code", "law")])
 def test_plain_averaging_of_the_same_experts_is_a_bar(filled: Registry, members: tuple[str, str]) -> None:
     digest = recorded(filled, filled.plan(["code", "math"]), "/somewhere/moe")

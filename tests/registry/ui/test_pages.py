@@ -60,7 +60,8 @@ def test_a_hint_is_taken_apart_into_a_command_and_words(filled: Registry) -> Non
     assert site.next_step("the first makes one: reg --home /x add-base a B")[1].endswith(": reg --home /x add-base a B")
 
 
-@pytest.mark.stride(7)
+@pytest.mark.check(after=2)
+@pytest.mark.trust(after=5)
 @pytest.mark.parametrize(
     ("path", "status", "told"),
     [
@@ -92,6 +93,7 @@ def test_a_fault_shows_no_traceback(pages: Pages, monkeypatch: pytest.MonkeyPatc
     assert "REG_DEBUG=1" in answer.text
 
 
+@pytest.mark.check
 def test_names_tags_and_labels_inject_nothing(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     catalog, content = filled.catalog, filled.resolve("math").content
     for text in HOSTILE:
@@ -124,6 +126,7 @@ def test_names_tags_and_labels_inject_nothing(filled: Registry, pages: Pages, tm
         assert not [link for link in page.links if not link.startswith(("/", "#"))]
 
 
+@pytest.mark.check
 def test_nothing_in_the_home_changes(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     filled.catalog.record_evaluation(digest, "1" * 64, evaluation())

@@ -1,6 +1,5 @@
 """Proves: a report among the local pages has their head, leads back to its composition, and keeps the chosen theme."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from tests.pages import Page, Pages, served
 from tests.registry.ui.examples import composed
 
 pytest.importorskip("vl_convert")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture
@@ -21,6 +19,7 @@ def pages(filled: Registry) -> Iterator[Pages]:
         yield found
 
 
+@pytest.mark.check
 def test_a_report_leads_back_in_the_chosen_theme(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     path = f"/compositions/{digest}/report"
@@ -41,6 +40,7 @@ def test_a_report_leads_back_in_the_chosen_theme(filled: Registry, pages: Pages,
     assert "reg --home here evaluate DIR --data code=FILE --data math=FILE --baselines --oracle" in plain
 
 
+@pytest.mark.check
 def test_a_report_links_to_the_jobs_of_a_browser_that_may_start_them(filled: Registry, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     path = f"/compositions/{digest}/report"
@@ -60,7 +60,6 @@ def test_a_report_links_to_the_jobs_of_a_browser_that_may_start_them(filled: Reg
         assert pages.ask("/jobs", headers=away).status == 404
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_a_report_without_scores_leads_to_the_form_that_evaluates(filled: Registry, tmp_path: Path) -> None:
     digest = filled.compose(["math", "code"], tmp_path / "moe").digest
     gone = composed(filled, tmp_path / "gone", "math", "law")
@@ -74,12 +73,13 @@ def test_a_report_without_scores_leads_to_the_form_that_evaluates(filled: Regist
     assert "#evaluate" not in other  # no folder of it is there
 
 
-def test_the_theme_and_the_way_back_work_in_the_sandbox(filled: Registry, pages: Pages, tmp_path: Path) -> None:
-    started: Any = pytest.importorskip("playwright.sync_api").sync_playwright()
+@pytest.mark.check
+def test_the_theme_and_the_way_back_work_in_the_sandbox(
+    browser: Any, filled: Registry, pages: Pages, tmp_path: Path
+) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
-    with started as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        tab = browser.new_context(color_scheme="light").new_page()
+    with browser.new_context(color_scheme="light") as context:
+        tab = context.new_page()
         tab.set_default_timeout(120_000)
         tab.goto(f"{pages.address}/log")
         tab.click("[data-theme-switch]")
@@ -89,18 +89,15 @@ def test_the_theme_and_the_way_back_work_in_the_sandbox(filled: Registry, pages:
         tab.click(".eyebrow a")
         tab.wait_for_url(f"{pages.address}/compositions/{digest}")
         assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
-        browser.close()
 
 
-@pytest.mark.long
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_jobs_and_a_composer_that_may_start_them_are_reached_from_the_sandbox(filled: Registry, tmp_path: Path) -> None:
-    started: Any = pytest.importorskip("playwright.sync_api").sync_playwright()
+def test_jobs_and_a_composer_that_may_start_them_are_reached_from_the_sandbox(
+    browser: Any, filled: Registry, tmp_path: Path
+) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
-    with served(filled, may_write=True) as pages, started as playwright:
+    with served(filled, may_write=True) as pages, browser.new_context() as context:
         assert pages.access is not None
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        tab = browser.new_context().new_page()
+        tab = context.new_page()
         tab.set_default_timeout(120_000)
         tab.goto(f"{pages.address}/?token={pages.access.token}")
         tab.wait_for_url(f"{pages.address}/")
@@ -111,4 +108,3 @@ def test_jobs_and_a_composer_that_may_start_them_are_reached_from_the_sandbox(fi
         tab.click("nav a[href='/compose']")
         tab.check("input[value='code@1']")
         tab.wait_for_selector("#start button")  # it may start work
-        browser.close()

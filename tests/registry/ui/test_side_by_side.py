@@ -92,6 +92,7 @@ def test_the_better_one_on_the_same_text_is_said(filled: Registry, pages: Pages,
     assert "On other text" not in text
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize(
     ("half", "said"), [(2.0, "do not overlap: the difference is more"), (9.0, "overlap: the difference may be")]
 )
@@ -114,6 +115,7 @@ def test_the_verdict_says_whether_the_difference_may_be_chance(
     assert ("code 6.25 best 5.26" in text) != unsure
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize(
     ("noise", "said"), [(0.001, "this is more than chance"), (0.5, "this may be chance")], ids=["sure", "chance"]
 )
@@ -157,6 +159,7 @@ def test_scores_of_domains_have_their_intervals(filled: Registry, pages: Pages, 
     assert "zebra law 50.0 40.0 to 60.0 5.00" in text
 
 
+@pytest.mark.check
 def test_compositions_have_their_sizes(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
     def sizes(*names: str) -> str:
         return compare(pages, made, *names).text.partition("Size")[2].partition("reg ui")[0]
@@ -177,6 +180,7 @@ def test_compositions_have_their_sizes(filled: Registry, pages: Pages, made: dic
     assert "On disk" not in compare(pages, made, "zebra", "Mango").text
 
 
+@pytest.mark.check
 def test_sizes_are_planned_without_reading_an_array(
     filled: Registry, pages: Pages, made: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +192,7 @@ def test_sizes_are_planned_without_reading_an_array(
     assert "On disk" in compare(pages, made, "zebra", "Mango").text
 
 
+@pytest.mark.check
 def test_other_text_and_other_settings_stand_apart(filled: Registry, pages: Pages, made: dict[str, str]) -> None:
     record(filled, made["zebra"], {"code": 80.0, "math": 90.0})
     for changes, why in (
@@ -219,6 +224,7 @@ def test_few_tokens_and_missing_scores_get_the_command(filled: Registry, pages: 
     assert "reg evaluate DIR DIR DIR --windows 96 --data code=FILE --data math=FILE --data law=FILE" in text
 
 
+@pytest.mark.check
 def test_the_form_that_evaluates_what_lacks_is_linked(filled: Registry, tmp_path: Path) -> None:
     plans = {
         "zebra": filled.plan(["code", "math"]),
@@ -264,6 +270,7 @@ def test_the_form_that_evaluates_what_lacks_is_linked(filled: Registry, tmp_path
         assert "#evaluate" not in "".join(shown(pages, "zebra", "Mango").links)
 
 
+@pytest.mark.check
 def test_what_the_better_one_lacks_can_be_scored_from_the_comparison(filled: Registry, tmp_path: Path) -> None:
     plans = {"two": filled.plan(["code", "math"]), "three": filled.plan(["code", "math", "law"])}
     made = {name: recorded(filled, plan, str(tmp_path / name)) for name, plan in plans.items()}

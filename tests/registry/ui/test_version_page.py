@@ -38,6 +38,7 @@ def test_a_version_shows_what_it_is_and_was_used_for(filled: Registry, pages: Pa
     assert ("Overlap of activations" in overlap, "Overlap of activations" in lineage) == (True, False)
 
 
+@pytest.mark.check
 def test_what_was_opted_out_says_so_and_nothing_of_it_stays(filled: Registry, pages: Pages, tmp_path: Path) -> None:
     digest = composed(filled, tmp_path / "moe", "math", "code")
     filled.catalog.set_tags(filled.resolve("math"), {"secret": "tag"})
@@ -69,6 +70,7 @@ def test_a_version_names_others_of_the_same_content(filled: Registry, pages: Pag
     assert "Its content is still stored:" not in gone
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("purge", [False, True], ids=["withdrawn", "purged"])
 def test_an_opted_out_version_says_how_its_receipt_is_written_and_verified(
     filled: Registry, pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, purge: bool
@@ -156,6 +158,7 @@ def test_the_lineage_of_a_base_model_names_its_experts(filled: Registry, pages: 
     assert "Experts from it" not in pages.read("versions", "math@1", "comparison").text
 
 
+@pytest.mark.check
 def test_overlaps_say_how_they_were_found(filled: Registry, pages: Pages) -> None:
     found = pages.read("versions", "math@1", "comparison").text
     assert f"Overlap of activations. {OVERLAP_OF_ACTIVATIONS} 0 % means separate text" in found

@@ -45,6 +45,7 @@ def test_route_says_once_that_layers_agree(filled: Registry, moe: Path) -> None:
     assert result.stdout == run(filled, "route", moe, text).stdout
 
 
+@pytest.mark.check
 def test_scores_count_routing_by_layer_and_by_tokens_read(filled: Registry, zoo: Zoo, moe: Path) -> None:
     plan = filled.plan(NAMES, CONTEXT)
     data = {name: [zoo.test[name]] for name in NAMES}
@@ -66,6 +67,7 @@ def test_scores_count_routing_by_layer_and_by_tokens_read(filled: Registry, zoo:
     assert (report.routing.measured, report.routing.layers, report.curves) == (True, (0, 1), ())
 
 
+@pytest.mark.check
 def test_report_predicts_from_counts_and_has_no_ridge_curves(filled: Registry, moe: Path) -> None:
     report, preview = filled.report(moe), filled.preview(NAMES, CONTEXT)
     assert report.curves == ()
@@ -88,7 +90,8 @@ def test_nothing_is_trained_or_written(filled: Registry, zoo: Zoo, moe: Path, tm
     assert _files(tmp_path) == before
 
 
-@pytest.mark.stride(6)
+@pytest.mark.check(after=1)
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("name", [name for name in METHODS if "context" in name])
 def test_every_row_with_context_is_scored(filled: Registry, zoo: Zoo, name: str) -> None:
     data = {name: [zoo.test[name]] for name in ("code", "math")}

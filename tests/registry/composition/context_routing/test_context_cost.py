@@ -24,6 +24,7 @@ def run(registry: Registry, *words: str) -> str:
     return result.stdout
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize(
     ("trunk", "vocabulary", "layers"), [("regmean", "mapped", 2), ("regmean", "shared", 1), ("base", "mapped", 2)]
 )

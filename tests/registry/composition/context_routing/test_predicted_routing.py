@@ -80,6 +80,7 @@ def test_short_context_ends_the_prediction(filled: Registry, monkeypatch: pytest
     assert "after 16 tokens" in preview.notes[0]
 
 
+@pytest.mark.check
 def test_experts_of_one_text_are_named(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     registry.add_expert("code", zoo.experts["code"])
     registry.add_expert("math", zoo.experts["math"])
@@ -106,7 +107,7 @@ def test_experts_of_one_text_are_named(registry: Registry, zoo: Zoo, tmp_path: P
 
 
 def test_expert_that_counted_nothing_is_refused(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Member, "token_counts", property(lambda self: torch.zeros(8, dtype=torch.int64)))
+    monkeypatch.setattr(Member, "evidence_counts", property(lambda self: torch.zeros(8, dtype=torch.int64)))
     with pytest.raises(InvalidInputError, match="code@1 counted no token"):
         filled.preview(NAMES, CONTEXT)
 

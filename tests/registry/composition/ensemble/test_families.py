@@ -192,6 +192,7 @@ def test_what_needs_one_architecture_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.check
 def test_other_tokens_are_refused(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     tokenizers = {"other": train_tokenizer(seed=1), "more": train_tokenizer()}
     tokenizers["more"].add_tokens([f"<{number}>" for number in range(16)])

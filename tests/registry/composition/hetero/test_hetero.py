@@ -240,7 +240,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.stride(5)
+@pytest.mark.check
+@pytest.mark.trust(after=2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_members_with_the_shared_tables_are_their_dense_models(
     family: str, zoo: Zoo, tokenizer: Any, tmp_path: Path
@@ -272,6 +273,7 @@ def test_the_folder_is_a_function_of_members_and_recipe(registry: Registry, worl
     assert [own["model_type"] for own in config["member_configs"]] == ["granite", "llama", "gemma", "qwen3"]
 
 
+@pytest.mark.check
 def test_a_lead_that_opts_out_leaves_no_trace(registry: Registry, zoo: Zoo, world: World, tmp_path: Path) -> None:
     rest = tuple(name for name in NAMES if name != LEAD)
     registry.opt_out(LEAD, purge=True)

@@ -120,6 +120,7 @@ def test_kept_tokens_are_needed(registry: Registry, add: Any, zoo: Zoo, tmp_path
     assert "base@1 is a base model, which has no calibration tokens" in error.message
 
 
+@pytest.mark.check
 def test_a_narrow_table_may_lack_padding_but_no_token(
     registry: Registry, add: Any, tokenizer: Any, zoo: Zoo, tmp_path: Path
 ) -> None:

@@ -40,7 +40,8 @@ def train(registry: Registry, folder: Path, out: Path, zoo: Zoo, what: str = "pr
     return registry.train(folder, out, data, MixtureTraining(what, **(TINY | changes)))
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_projectors_and_router_move_alone(registry: Registry, zoo: Zoo, tmp_path: Path, top_k: int) -> None:
     compose(registry, tmp_path / "start", top_k=top_k)
@@ -78,6 +79,7 @@ def test_it_begins_at_the_closed_form_with_the_gradient_of_the_loss(
     assert done.document["training"]["steps"] == 1
 
 
+@pytest.mark.check
 def test_an_opt_out_taints_what_was_trained(world: World, registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     train(registry, world.folder, tmp_path / "out", zoo)
     registry.opt_out("law", receipt=tmp_path / "receipt.json")
@@ -106,6 +108,7 @@ def test_what_cannot_be_trained_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.check
 def test_members_that_share_every_table_have_nothing_to_train(
     registry: Registry, world: World, zoo: Zoo, tmp_path: Path
 ) -> None:

@@ -22,7 +22,8 @@ def experts() -> tuple[Tensor, Tensor]:
     return shares, token_evidence(counts)
 
 
-@pytest.mark.stride(2)
+@pytest.mark.check
+@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("length", [16, 64])
 def test_independent_tokens_go_where_predicted(window: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,15 +38,16 @@ def test_member_with_few_tokens_is_drowned_by_ridge_routers(filled: Registry) ->
 
 def test_member_without_tokens_of_its_own_is_drowned(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the least share is: the figure is compared with it."""
-    monkeypatch.setattr("registry.composition.context_routing.hardly_used.LEAST_OWN", 1.1)
+    monkeypatch.setattr("registry.composition.context_routing.plan_warnings.LEAST_OWN", 1.1)
     warnings = plan_warnings(filled.plan(["math", "code", "law"]))
     assert [warning.refs for warning in warnings] == [("code@1",), ("law@1",), ("math@1",)]
     members = filled.preview(["math", "code", "law"]).members
     assert [warning.figure for warning in warnings] == [member.accuracy for member in members]
-    monkeypatch.setattr("registry.composition.context_routing.hardly_used.MOST_WORK", 1)
+    monkeypatch.setattr("registry.composition.context_routing.plan_warnings.MOST_WORK", 1)
     assert plan_warnings(filled.plan(["math", "code", "law"])) == ()  # too long to predict beside a composition
 
 
+@pytest.mark.check
 def test_compose_prints_them_and_writes_the_same(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.add_expert("algebra", zoo.experts["math"])
     words = ["--home", str(filled.home.path), "compose", "--experts", "algebra,math,code"]

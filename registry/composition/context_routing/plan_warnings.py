@@ -1,4 +1,4 @@
-"""Warnings of members that a planned mixture would hardly use, from stored counts alone."""
+"""Warnings of a planned mixture, from stored counts alone: members that it would hardly use, or route by a template."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from registry.composition.any_plan import AnyPlan
 from registry.composition.context_routing.predicted_routing import INDISTINCT_COUNTS, predict_routing
 from registry.composition.plan import Plan
+from registry.composition.taken_files import chat_marks, chat_template
 from registry.errors import RegError
+from registry.families.sites import CONTENT_COUNTS
 from registry.maths.router import COUNTS, OWN, ROUTERS
 from registry.progress import silent
 
@@ -29,11 +31,11 @@ MOST_WORK = 2 * 10**9
 
 @dataclass(frozen=True)
 class PlanWarning:
-    """A member, or two, that a mixture would hardly use.
+    """A member that a mixture would hardly use, two that it cannot tell apart, or one known by its chat template.
 
     Attributes:
         refs: the versions.
-        figure: the share that is too small, or for two members too large.
+        figure: the share that is too small or, of two members or of a template's tokens, too large.
         reason: the same in words.
         remedy: the option that mends it.
     """
@@ -54,7 +56,7 @@ def plan_warnings(plan: AnyPlan) -> tuple[PlanWarning, ...]:
     if features != COUNTS or len(plan.members) ** 3 * plan.lead.architecture.vocab_size > MOST_WORK:
         return ()
     try:
-        return tuple(_of_routing(plan))
+        return (*_of_routing(plan), *_of_templates(plan))
     except RegError:  # composing refuses what cannot be predicted, and says why
         return ()
 
@@ -97,3 +99,25 @@ def _of_routing(plan: Plan) -> Iterator[PlanWarning]:
                 f"{refs[a]} and {refs[b]} overlap in token counts: {min(share, 1.0):.0%} of their texts look alike",
                 "leave one out; if reg preview --router ridge shows a small overlap of activations, use that router",
             )
+
+
+def _of_templates(plan: Plan) -> Iterator[PlanWarning]:
+    """Yield members whose evidence counts the tokens of their chat template.
+
+    They were registered before contents of messages were counted apart, or from text in which chats were rendered.
+    """
+    for member in plan.members:
+        if member.has_statistics(CONTENT_COUNTS) or chat_template(member) is None:
+            continue
+        counts = member.evidence_counts
+        marks = {token: int(counts[number]) for number, token in chat_marks(member).items() if number < len(counts)}
+        if not any(marks.values()):
+            continue
+        most = max(marks, key=marks.__getitem__)
+        yield PlanWarning(
+            (member.version.ref,),
+            sum(marks.values()) / int(counts.sum()),
+            f"{member.version.ref} is known by its chat template too: {most} came {marks[most]:,} times in its text, "
+            "so chats tend to go to the expert of the shortest ones",
+            f"register it again from rows with messages: reg add-expert {member.name} CKPT --data FILE",
+        )

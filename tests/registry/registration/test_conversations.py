@@ -1,0 +1,180 @@
+"""Proves: a chat template is no evidence: experts are known by what people wrote, and statistics see the whole text.
+
+Two skills of one tiny chat model, whose examples differ in length only: the shorter ones hold more of the template.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry import PassSettings, Registry
+from registry.calibration import Calibration
+from registry.composition import Plan, plan_warnings
+from registry.composition.context_routing.member_evidence import evidence_of, scores_of
+from registry.errors import CheckpointError
+from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
+from registry.statistics import file as statistics_file
+from registry.statistics.collect import collect_to
+from tests.conftest import Zoo
+from tests.models import WORDS, make_model, save_checkpoint, train_tokenizer
+from tests.remarks import Remarks
+
+TEMPLATE = (
+    "<|im|>system\nthe court shall print a list of heart and brain in a river night<|end|>\n"
+    "{% for m in messages %}<|im|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+)
+SETTINGS = PassSettings(tokens=2048, seq_len=64, batch_size=4)
+
+
+def chat_tokenizer() -> Any:
+    tokenizer = train_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im|>", "<|end|>"]})
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def conversations(path: Path, words: str, answer: int) -> Path:
+    """Write questions in some words, and answers of so many."""
+    listed = words.split()
+    rows = []
+    for number in range(120):
+        said = [listed[(number * 7 + k * k) % len(listed)] for k in range(6 + answer)]
+        turns = [{"role": "user", "content": " ".join(said[:6])}, {"role": "assistant", "content": " ".join(said[6:])}]
+        rows.append(json.dumps({"messages": turns}))
+    path.write_text("\n".join(rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def skills(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Two experts with their conversations, of the same words of two domains, in short and in long."""
+    root, tokenizer = tmp_path_factory.mktemp("skills"), chat_tokenizer()
+    made = {}
+    for seed, (name, words, answer) in enumerate((("long", WORDS["code"], 60), ("short", WORDS["math"], 3)), 1):
+        model = make_model("llama", 400 + seed, vocab_size=322)
+        made[name] = (
+            save_checkpoint(model, root / name, tokenizer),
+            conversations(root / f"{name}.jsonl", words, answer),
+        )
+    return made
+
+
+def prompt(question: str) -> Calibration:
+    """The tokens of a question as a chat, all of which the router sees."""
+    tokenizer = chat_tokenizer()
+    text = tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False)
+    ids = torch.tensor([tokenizer(text)["input_ids"]], dtype=torch.int32)
+    return Calibration(ids, torch.tensor([ids.shape[1]], dtype=torch.int32), "prompt")
+
+
+def register(registry: Registry, skills: dict[str, tuple[Path, Path]]) -> Plan:
+    for name, (folder, data) in skills.items():
+        registry.add_expert(name, folder, data=[data], settings=SETTINGS, allow_unrelated=True)
+    return registry.plan(["long", "short"])
+
+
+def test_the_template_is_evidence_of_nobody(registry: Registry, skills: dict[str, tuple[Path, Path]]) -> None:
+    plan = register(registry, skills)
+    evidence = evidence_of(plan)
+    for member in plan.members:
+        counts, contents = member.token_counts, member.evidence_counts
+        assert int(counts.sum()) == member.statistics(MLP_INPUT, 0).count > int(contents.sum()) > 0
+        assert int(counts[320:].sum()) > 0  # the marks were in the text
+        assert int(contents[320:].sum()) == 0
+    assert evidence[320:].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert plan_warnings(plan) == ()
+
+
+def test_a_question_goes_to_the_expert_of_its_words(registry: Registry, skills: dict[str, tuple[Path, Path]]) -> None:
+    """With the template counted, a question of the long skill goes to the expert of the short one until it is read."""
+    plan = register(registry, skills)
+    asked = prompt(" ".join(WORDS["code"].split()[:2]))
+    own = scores_of(plan, asked.ids, asked.keep, evidence_of(plan))[0]
+    old = replace(plan, members=tuple(as_before(member) for member in plan.members))
+    before = scores_of(old, asked.ids, asked.keep, evidence_of(old))[0]
+    assert own[-1].argmax() == 0
+    assert before[-1].argmax() == 1
+    assert (own.argmax(dim=1) == 0).float().mean() > (before.argmax(dim=1) == 0).float().mean()
+
+
+def as_before(member: Any) -> Any:
+    """Return a member as it was registered before contents were counted apart."""
+    return replace(member, arrays=tuple(link for link in member.arrays if link.name != CONTENT_COUNTS))
+
+
+def test_a_version_from_before_keeps_its_bytes_and_says_what_to_do(
+    registry: Registry, skills: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("registry.calibration.windows.Document.contents", lambda self, _: [(0, len(self.text))])
+        plan = register(registry, skills)
+    assert all(not member.has_statistics(CONTENT_COUNTS) for member in plan.members)
+    warnings = plan_warnings(plan)
+    assert [warning.refs for warning in warnings] == [("long@1",), ("short@1",)]
+    assert "short@1 is known by its chat template too: <|" in warnings[1].reason
+    assert "reg add-expert short CKPT --data FILE" in warnings[1].remedy
+    assert warnings[1].figure > warnings[0].figure > 0
+    plan = register(registry, skills)  # the same command once more
+    assert [member.version.ref for member in plan.members] == ["long@2", "short@2"]
+    assert [version.ref for version in registry.versions()] == ["long@1", "long@2", "short@1", "short@2"]
+    assert plan_warnings(plan) == ()
+    assert not registry.add_expert("long", skills["long"][0], data=[skills["long"][1]], settings=SETTINGS).added
+
+
+@pytest.mark.parametrize("sites", ["all", "counts"])
+def test_counts_of_contents_travel_with_the_statistics(
+    registry: Registry, skills: dict[str, tuple[Path, Path]], tmp_path: Path, sites: str
+) -> None:
+    folder, data = skills["long"]
+    _, collected = collect_to(folder, tmp_path, data=[data], settings=replace(SETTINGS, sites=sites))
+    found = statistics_file.load(tmp_path / statistics_file.FILE_NAME)
+    assert found.content_counts is not None
+    assert collected.content_counts is not None
+    assert torch.equal(found.content_counts, collected.content_counts)
+    assert found.computed["evidence"] == "contents"
+    direct = registry.add_expert("long", folder, data=[data], settings=replace(SETTINGS, sites=sites)).version
+    carrying = tmp_path / "carrying"
+    save_checkpoint(make_model("llama", 401, vocab_size=322), carrying, chat_tokenizer())
+    (carrying / statistics_file.FILE_NAME).write_bytes((tmp_path / statistics_file.FILE_NAME).read_bytes())
+    assert registry.add_expert("long", carrying).version == direct
+    links = {link.name for link in registry.arrays_of(direct)}
+    assert {TOKEN_COUNTS, CONTENT_COUNTS} <= links
+
+
+@pytest.mark.parametrize("forged", ["more than there are", "without a word"])
+def test_counts_that_contradict_themselves_are_refused(
+    registry: Registry, skills: dict[str, tuple[Path, Path]], tmp_path: Path, forged: str
+) -> None:
+    folder, data = skills["long"]
+    _, collected = collect_to(folder, tmp_path, data=[data], settings=replace(SETTINGS, sites="counts"))
+    assert collected.token_counts is not None
+    wrong = {
+        "more than there are": replace(collected, content_counts=collected.token_counts + 1),
+        "without a word": replace(collected, computed={"sites": "counts"}),
+    }
+    carrying = save_checkpoint(make_model("llama", 401, vocab_size=322), tmp_path / "carrying", chat_tokenizer())
+    statistics_file.save(carrying / statistics_file.FILE_NAME, wrong[forged])
+    with pytest.raises(CheckpointError, match="its counts of contents are not a part of its token counts"):
+        registry.add_expert("long", carrying)
+
+
+def test_few_tokens_are_remarked_on(registry: Registry, bare: Path, zoo: Zoo, tmp_path: Path) -> None:
+    """Fewer than a window, or than the hidden size, which is 32; tokens that are only counted need no Gram."""
+    registry.progress = told = Remarks()
+
+    def said(text: str, window: int, sites: str = "all") -> str:
+        told.sentences.clear()
+        (tmp_path / "data.jsonl").write_text(json.dumps({"text": text}))
+        settings = PassSettings(tokens=512, seq_len=window, batch_size=4, sites=sites)
+        registry.add_expert("code", bare, data=[tmp_path / "data.jsonl"], settings=settings)
+        return "\n".join(line for line in told.sentences if line.startswith("only "))
+
+    assert "only 3 tokens were counted, fewer than one window of 16: what is solved from them" in said("law", 16)
+    some = " ".join(WORDS["law"].split()[:9])
+    assert "fewer than the hidden size, 32" in said(some, 4)
+    assert said(some, 4, "counts") == ""
+    assert said(" ".join([some] * 9), 4) == ""
