@@ -2,11 +2,11 @@
 
     python -m tests.bitflips --flips N --seed S [--subsets M]
 
-The registry has a base model, three experts, one that was purged, tags, aliases, compositions, an evaluation. For each
-flip a file is chosen (of the arrays: a chunk or a zarr.json; the database, its write-ahead log folded in; every file of
-four composed folders), then a bit of it. `reg verify`, or for a folder `reg reproduce`, must exit with 1 and show no
-traceback. A flip that is not told must lie in unused space: no row of any table, no key, index or column of the schema,
-and no element of an array is another than before.
+The registry is that of `tests.fuzz`: base models, experts, one that was purged, a soup, a SIMoE, tags, aliases,
+compositions, and here an evaluation. For each flip a file is chosen (of the arrays: a chunk or a zarr.json; the
+database, its write-ahead log folded in; every file of the composed folders), then a bit of it. `reg verify`, or for a
+folder `reg reproduce`, must exit with 1 and show no traceback. A flip that is not told must lie in unused space: no row
+of any table, no key, index or column of the schema, and no element of an array is another than before.
 
 While the bit is flipped, the registry is composed: of the compositions that the damaged array is needed for, or of all
 where the database is damaged, M (default: every one). Each must be refused, leaving nothing, or be byte for byte what
@@ -15,78 +15,67 @@ it was before.
 Prints one line of JSON.
 """
 
-import argparse
-import json
 import random
 import shutil
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
 from click.testing import CliRunner
 
 from cli.main import main as reg
-from registry import EnsembleRecipe, PassSettings, Recipe, Registry
+from registry import EnsembleRecipe, Recipe, Registry, SimoeRecipe
+from registry.composition import AnyRecipe
 from registry.errors import DamagedError, RegError
 from store.arrays import FolderArrays
 from tests.conftest import files_of
-from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
+from tests.fuzz.fuzz_world import SPARSE, WIDE, World
+from tests.preloaded import before_forks
+from tests.running import command_line, tell
 
 EXPERTS = ("code", "law", "math")
-SETTINGS = PassSettings(tokens=128, seq_len=32, batch_size=4)
-AREAS = ("arrays", "arrays", "database", "database", "folders")
-"""Where a flip falls, as often as it is named here."""
+AREAS = ("arrays", "database", "folders", "arrays", "database")
+"""Where flips fall, one after another."""
 
 Job = tuple[tuple[str, ...], str]
-RECIPES = {
+RECIPES: dict[str, AnyRecipe] = {
     "default": Recipe(),
     "base": Recipe(trunk="base", router="domain-embedding"),
     "ridge": Recipe(router="ridge"),
+    "ensemble": EnsembleRecipe(),
+    "simoe": SimoeRecipe(),
 }
+WITH_BASE = ("base", "simoe")
 JOBS: list[Job] = [
     *((subset, "default") for size in (1, 2, 3) for subset in combinations(EXPERTS, size)),
-    *((EXPERTS, recipe) for recipe in RECIPES if recipe != "default"),
+    *((EXPERTS, recipe) for recipe in ("base", "ridge")),
+    (("code", WIDE), "ensemble"),
+    (SPARSE, "simoe"),
 ]
-"""Every composition that is tried: all subsets by the default recipe, and all experts by the others."""
-
-
-@dataclass
-class Found:
-    """What came of the flips.
-
-    Attributes:
-        told: area → flips that were told.
-        unused: area → flips that were not, and changed nothing of meaning.
-        compositions: refused as damaged, refused otherwise, identical.
-        wrong: what should not be; one line each.
-    """
-
-    told: Counter[str] = field(default_factory=Counter)
-    unused: Counter[str] = field(default_factory=Counter)
-    compositions: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
+"""Every composition that is tried: all subsets by the default recipe, and others."""
 
 
 class Place:
     """A registry, folders composed of it, and what they are while they are whole."""
 
-    def __init__(self, root: Path) -> None:
-        self.home, self.out = root / "home", root / "out"
-        self.folders = [root / name for name in ("mixture", "dense", "ensemble", "ridge")]
-        self._make(root)
-        self.database = self.home / "catalog.sqlite"
+    def __init__(self, world: World) -> None:
+        self.home, self.out, self.database = world.home, world.scratch / "out", world.home / "catalog.sqlite"
+        self.folders = [world.composed, world.by_context, *world.later]
         with Registry(self.home) as registry:
+            registry.add_expert("law", world.carried)
+            made = registry.compositions()[0].digest
+            registry.catalog.record_evaluation(made, "e" * 64, {"figures": {"average": 88.7}})
             needed = [(v.name, link.digest) for v in registry.versions() for link in registry.arrays_of(v)]
         self.users = {digest: {name for name, other in needed if other == digest} for _, digest in needed}
-        self._fold_in()
+        with closing(sqlite3.connect(self.database)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.backup = self.database.read_bytes()
-        self.rows, self.schema = dump(self.database)
+        self.rows_and_schema = dump(self.database)
         self.arrays = sorted(path for path in (self.home / "arrays").rglob("*") if path.is_file())
         self.expected: dict[Job, dict[str, bytes]] = {}
         for job in JOBS:
@@ -96,35 +85,6 @@ class Place:
             self.restore()
         assert self.cli("verify") == 0
 
-    def _make(self, root: Path) -> None:
-        tokenizer = train_tokenizer()
-        with Registry(self.home) as registry:
-            registry.add_base("base", save_checkpoint(make_model("llama", 100), root / "base", tokenizer))
-            for number, name in enumerate((*EXPERTS, "german"), start=1):
-                folder = save_checkpoint(make_model("llama", 100 + number), root / name, tokenizer)
-                data = [write_jsonl(root / f"{name}.jsonl", sentences(name, 20))]
-                registry.add_expert(
-                    name,
-                    folder,
-                    data=data,
-                    settings=SETTINGS,
-                    tags={"team": f"{name}s"},
-                    license="mit",
-                    alias="stable",
-                    keep_calibration=True,
-                )
-            registry.opt_out("german", purge=True)
-            made = registry.compose(EXPERTS, self.folders[0])
-            registry.compose(["code", "math"], self.folders[1], Recipe(to="dense"))
-            registry.compose(["code", "law"], self.folders[2], EnsembleRecipe())
-            registry.compose(["law", "math"], self.folders[3], RECIPES["ridge"])
-            registry.catalog.record_evaluation(made.digest, "e" * 64, {"figures": {"average": 88.7}})
-        self._fold_in()
-
-    def _fold_in(self) -> None:
-        with closing(sqlite3.connect(self.home / "catalog.sqlite")) as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
     def files(self, area: str) -> list[Path]:
         """Return the files that a flip may fall on."""
         if area == "folders":
@@ -133,10 +93,10 @@ class Place:
 
     def jobs(self, area: str, path: Path) -> list[Job]:
         """Return the compositions that a damaged file can have a part in."""
-        if area == "folders":
-            return []
-        users = self.users.get(path.parent.name, {*EXPERTS, "base"})
-        return [job for job in JOBS if users & {*job[0], *(["base"] if job[1] == "base" else [])}]
+        if area != "arrays":
+            return JOBS if area == "database" else []
+        users = self.users.get(path.parent.name, set())
+        return [job for job in JOBS if users & {*job[0], *(["base"] if job[1] in WITH_BASE else [])}]
 
     def cli(self, *words: object) -> int:
         """Run `reg --home HOME WORDS` and return its exit code; a traceback or a bug in the program raises."""
@@ -153,30 +113,28 @@ class Place:
         shutil.rmtree(self.out, ignore_errors=True)
         try:
             with Registry(self.home) as registry:
-                registry.compose(experts, self.out, RECIPES[recipe])
+                base = "base" if recipe in WITH_BASE else None
+                registry.compose(experts, self.out, RECIPES[recipe], base=base)
         except RegError as error:
             return error
         return None
 
-    def restore(self) -> None:
-        """Put the database back as it was, and take away what composing left."""
+    def restore(self, database: bytes | None = None) -> None:
+        """Put the database back as it was, or as it is given, and take away what composing left."""
         for suffix in ("-wal", "-shm"):
             self.database.with_name(self.database.name + suffix).unlink(missing_ok=True)
-        self.database.write_bytes(self.backup)
+        self.database.write_bytes(self.backup if database is None else database)
         shutil.rmtree(self.out, ignore_errors=True)
 
     def is_unused(self, area: str, path: Path) -> bool:
         """Tell whether nothing of meaning has changed."""
         if area == "database":
             try:
-                return dump(self.database) == (self.rows, self.schema)
+                return dump(self.database) == self.rows_and_schema
             except sqlite3.Error:
                 return False
-        return (
-            area == "arrays"
-            and path.name.startswith("c.")
-            and FolderArrays(self.home / "arrays").is_intact(path.parent.name)
-        )
+        is_chunk = area == "arrays" and path.name.startswith("c.")
+        return is_chunk and FolderArrays(self.home / "arrays").is_intact(path.parent.name)
 
 
 def dump(database: Path) -> tuple[dict[str, list[tuple[object, ...]]], list[object]]:
@@ -188,9 +146,8 @@ def dump(database: Path) -> tuple[dict[str, list[tuple[object, ...]]], list[obje
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
         if connection.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
             raise sqlite3.DatabaseError("integrity_check")
-        tables = [
-            row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1")
-        ]
+        named = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1")
+        tables = [name for (name,) in named]
         rows: dict[str, list[tuple[object, ...]]] = {}
         schema: list[object] = [tables]
         for table in tables:
@@ -204,9 +161,8 @@ def dump(database: Path) -> tuple[dict[str, list[tuple[object, ...]]], list[obje
         return rows, schema
 
 
-def flip(place: Place, draw: random.Random, found: Found, subsets: int | None) -> None:
-    """Flip one bit, look, and flip it back."""
-    area = draw.choice(AREAS)
+def flip(place: Place, area: str, draw: random.Random, subsets: int | None) -> Iterator[tuple[str, str]]:
+    """Flip one bit, look, and flip it back; yield what came of it, each by its kind."""
     path = draw.choice(place.files(area))
     before = path.read_bytes()
     bit = draw.randrange(len(before) * 8)
@@ -217,71 +173,44 @@ def flip(place: Place, draw: random.Random, found: Found, subsets: int | None) -
     try:
         words = ("reproduce", path.parent) if area == "folders" else ("verify",)
         if place.cli(*words) == 1:
-            found.told[area] += 1
+            yield "told", area
         elif place.is_unused(area, path):
-            found.unused[area] += 1
+            yield "unused", area
         else:
-            found.wrong.append(f"{where}: not told")
+            yield "wrong", f"{where}: not told"
         jobs = place.jobs(area, path)
         for job in jobs if subsets is None else draw.sample(jobs, min(subsets, len(jobs))):
-            if area == "database":
-                _forget_log(place, bytes(changed))
+            place.restore(bytes(changed) if area == "database" else None)
             refused = place.compose(job)
             if refused is None:
-                found.compositions["identical"] += 1
+                yield "compositions", "identical"
                 if files_of(place.out) != place.expected[job]:
-                    found.wrong.append(f"{where}: {job} was composed of what is damaged")
+                    yield "wrong", f"{where}: {job} was composed of what is damaged"
             else:
-                found.compositions["damaged" if isinstance(refused, DamagedError) else type(refused).__name__] += 1
+                yield "compositions", "damaged" if isinstance(refused, DamagedError) else type(refused).__name__
                 if place.out.exists() or list(place.out.parent.glob(".out*")):
-                    found.wrong.append(f"{where}: {job} was refused, and left something")
+                    yield "wrong", f"{where}: {job} was refused, and left something"
     except Exception as error:
-        found.wrong.append(f"{where}: {type(error).__name__}: {error}")
+        yield "wrong", f"{where}: {type(error).__name__}: {error}"
     finally:
         path.write_bytes(before)
         place.restore()
 
 
-def _forget_log(place: Place, changed: bytes) -> None:
-    for suffix in ("-wal", "-shm"):
-        place.database.with_name(place.database.name + suffix).unlink(missing_ok=True)
-    place.database.write_bytes(changed)
-
-
-def run(root: Path, flips: int, seed: int, subsets: int | None = None) -> Found:
-    """Flip `flips` bits, one at a time."""
-    place, draw, found = Place(root), random.Random(seed), Found()
-    for _ in range(flips):
-        flip(place, draw, found, subsets)
-    return found
-
-
 def main() -> None:
     """Do all of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bitflips")
-    parser.add_argument("--flips", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--subsets", type=int, default=None)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    memory = Path("/dev/shm")
-    started = time.monotonic()
-    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        found = run(Path(folder), arguments.flips, arguments.seed, arguments.subsets)
-    for line in found.wrong:
-        print(line)
-    figures = {
-        "flips": arguments.flips,
-        "seed": arguments.seed,
-        "told": dict(found.told),
-        "unused": dict(found.unused),
-        "compositions": dict(found.compositions),
-        "wrong": len(found.wrong),
-        "seconds": round(time.monotonic() - started),
-    }
-    print(json.dumps(figures))
-    if found.wrong:
-        raise SystemExit(1)
+    given = command_line(__doc__, flips=500, seed=0, subsets=None).parse_args()
+    before_forks()
+    started, draw = time.monotonic(), random.Random(given.seed)
+    found: dict[str, Counter[str]] = {kind: Counter() for kind in ("told", "unused", "compositions", "wrong")}
+    with TemporaryDirectory(dir=given.scratch) as folder:
+        place = Place(World(Path(folder)))
+        for number in range(given.flips):
+            for kind, what in flip(place, AREAS[number % len(AREAS)], draw, given.subsets):
+                found[kind][what] += 1
+    wrong = found.pop("wrong")
+    figures = {"flips": given.flips, "seed": given.seed, **found, "wrong": wrong.total()}
+    tell(figures | {"seconds": round(time.monotonic() - started)}, wrong)
 
 
 if __name__ == "__main__":

@@ -12,31 +12,22 @@ registry that never held anything but its members makes of them, the log must be
 Prints one line of JSON with its figures; every fault is told on stderr.
 """
 
-import argparse
 import json
 import multiprocessing as mp
 import os
 import random
 import re
 import shutil
-import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# What operations import is imported before the forks, so that it costs nothing.
-import alembic.command
-import torch
-import transformers.models.llama.modeling_llama
-import transformers.models.mixtral.modeling_mixtral
-import zarr
 from click.testing import CliRunner
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli.main import main as reg
 from registry import Registry
@@ -45,17 +36,11 @@ from registry.evaluation import TestSettings
 from registry.progress import Advance, silent
 from registry.registration.summary_store import strays_in
 from tests.catalogs import in_database
+from tests.preloaded import before_forks
+from tests.running import add_places, command_line, tell
 from tests.s3_server import in_storage
 from tests.tiny import BASE, CONTENTS, RECIPES, SETTINGS, Fresh, Pool, make_pool, tree
 
-PRELOADED = (
-    alembic.command,
-    zarr,
-    transformers.models.llama.modeling_llama,
-    transformers.models.mixtral.modeling_mixtral,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-)
 NAMES = ("code", "math", "law", "german")
 SHARED = "shared"
 REFUSALS = {
@@ -69,6 +54,10 @@ REFUSALS = {
 """What another process may have done to what was asked for, and how that is told."""
 TOGETHER = 20
 """After so many operations all processes register the same checkpoint at the same moment."""
+
+
+Weights = dict[Callable[[Registry], Any], int]
+"""Operations, and how often each is done."""
 
 
 @contextmanager
@@ -86,157 +75,139 @@ class Worker:
         self.folders: list[Path] = []
         self.number = 0
         out.mkdir()
-        self.journal = (out.with_suffix(".jsonl")).open("w")
 
     def work(self, operations: int) -> None:
         """Do so many operations."""
-        for self.number in range(operations):
-            if self.number % TOGETHER == 0:
-                self.barrier.wait(600)
-                choices: list[Callable[[], Any]] = [self.together]
-            else:
-                choices = self.draw.choices(list(self.weights), list(self.weights.values()))
-            self.attempt(choices[0])
-        self.journal.close()
+        frequent: Weights = {self.look: 10, self.add: 18, self.compose: 12, self.compose_shared: 8, self.command: 14}
+        seldom: Weights = {self.alias: 6, self.remove_alias: 3, self.opt_out: 5, self.purge: 6, self.collect: 4}
+        heavy: Weights = {
+            self.verify: 5,
+            self.compose_slowly: 4,
+            self.reproduce: 4,
+            self.evaluate: 1,
+            self.add_by_pass: 1,
+        }
+        weights = frequent | seldom | heavy
+        with self.out.with_suffix(".jsonl").open("w") as journal:
+            for self.number in range(operations):
+                operation = self.draw.choices(list(weights), list(weights.values()))[0]
+                if self.number % TOGETHER == 0:
+                    self.barrier.wait(600)
+                    operation = self.together
+                print(json.dumps(self.attempt(operation)), file=journal, flush=True)
 
-    @property
-    def weights(self) -> dict[Callable[[], Any], int]:
-        """Operations and how often each is done."""
-        frequent = {self.look: 10, self.add: 18, self.compose: 12, self.compose_shared: 8, self.command: 14}
-        seldom = {self.alias: 6, self.remove_alias: 3, self.opt_out: 5, self.purge: 6, self.collect: 4, self.verify: 5}
-        return frequent | seldom | {self.read_long: 4, self.reproduce: 4, self.evaluate: 1, self.add_by_pass: 1}
-
-    def attempt(self, operation: Callable[[], Any]) -> None:
-        """Do one operation, and write down what came of it."""
+    def attempt(self, operation: Callable[[Registry], Any]) -> dict[str, Any]:
+        """Do one operation on the registry, opened as every command does, and return what came of it."""
         entry: dict[str, Any] = {"do": operation.__name__}
         try:
-            entry["done"] = operation()
+            with Registry(self.home, progress=slow if operation == self.compose_slowly else silent) as opened:
+                return entry | {"done": operation(opened)}
         except RegError as error:
-            entry["refused"] = f"{type(error).__name__}: {error.message}"
+            return entry | {"refused": f"{type(error).__name__}: {error.message}"}
         except Exception as error:
-            entry["fault"] = "".join(traceback.format_exception(error))
-        print(json.dumps(entry), file=self.journal, flush=True)
-
-    @contextmanager
-    def registry(self) -> Iterator[Registry]:
-        """Open the registry, as every command does."""
-        with Registry(self.home) as opened:
-            yield opened
+            return entry | {"fault": "".join(traceback.format_exception(error))}
 
     # -- operations --------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        with self.registry() as registry:
-            versions = registry.versions(everything=True)
-            registry.log(limit=5)
-            registry.compositions()
-            if versions:
-                ref = self.draw.choice(versions).ref
-                registry.compositions(ref)
-                registry.relations(ref)
+    def look(self, registry: Registry) -> None:
+        versions = registry.versions(everything=True)
+        registry.log(limit=5)
+        registry.compositions()
+        if versions:
+            ref = self.draw.choice(versions).ref
+            registry.compositions(ref)
+            registry.relations(ref)
 
-    def together(self) -> Any:
+    def together(self, registry: Registry) -> Any:
         """Register what all register now."""
         turn = self.number // TOGETHER
-        return self._add(NAMES[turn % len(NAMES)], CONTENTS[turn % len(CONTENTS)], None, {})
+        return self._add(registry, NAMES[turn % len(NAMES)], CONTENTS[turn % len(CONTENTS)], None, {})
 
-    def add(self) -> Any:
+    def add(self, registry: Registry) -> Any:
         name, content = self.draw.choice((*NAMES, "base")), self.draw.choice(CONTENTS)
-        alias = self.draw.choice((None, None, "stable"))
-        return self._add(
-            name, BASE if name == "base" else content, alias, self.draw.choice(({}, {"by": self.out.name}))
-        )
+        alias, tags = self.draw.choice((None, None, "stable")), self.draw.choice(({}, {"by": self.out.name}))
+        return self._add(registry, name, BASE if name == "base" else content, alias, tags)
 
-    def add_by_pass(self) -> Any:
+    def add_by_pass(self, registry: Registry) -> Any:
         """Register with statistics taken now, by a pass that others may be at as well."""
-        bare = self.out / "bare"
-        shutil.copytree(self.pool.checkpoints["one"], bare)
+        bare = shutil.copytree(self.pool.checkpoints["one"], self.out / "bare")
         (bare / "statistics.safetensors").unlink()
         try:
-            with self.registry() as registry:
-                done = registry.add_expert("passed", bare, data=[self.pool.text], settings=SETTINGS)
-                return {"ref": done.version.ref, "digest": done.version.digest, "content": "one"}  # the same text
+            done = registry.add_expert("passed", bare, data=[self.pool.text], settings=SETTINGS)
+            return {"ref": done.version.ref, "digest": done.version.digest, "content": "one"}  # the same text
         finally:
             shutil.rmtree(bare)
 
-    def alias(self) -> None:
-        with self.registry() as registry:
-            registry.alias(self.draw.choice(NAMES), self.draw.choice(("stable", "best")))
+    def alias(self, registry: Registry) -> None:
+        registry.alias(self.draw.choice(NAMES), self.draw.choice(("stable", "best")))
 
-    def remove_alias(self) -> None:
-        with self.registry() as registry:
-            registry.remove_alias(self.draw.choice(NAMES), "best")
+    def remove_alias(self, registry: Registry) -> None:
+        registry.remove_alias(self.draw.choice(NAMES), "best")
 
-    def compose(self) -> Any:
-        return self._compose(self.out / f"moe-{self.number}")
+    def compose(self, registry: Registry) -> Any:
+        return self._compose(registry, self.out / f"moe-{self.number}")
 
-    def compose_shared(self) -> Any:
-        return self._compose(self.out.parent / SHARED)
+    def compose_slowly(self, registry: Registry) -> Any:
+        """Read for long: a member may be purged meanwhile."""
+        return self._compose(registry, self.out / f"slow-{self.number}")
 
-    def read_long(self) -> Any:
-        """Compose slowly: a member may be purged meanwhile."""
-        with Registry(self.home, progress=slow) as registry:
-            return self._compose(self.out / f"slow-{self.number}", registry)
+    def compose_shared(self, registry: Registry) -> Any:
+        return self._compose(registry, self.out.parent / SHARED)
 
-    def reproduce(self) -> None:
+    def reproduce(self, registry: Registry) -> None:
         if self.folders:
-            with self.registry() as registry:
-                assert registry.reproduce(self.draw.choice(self.folders)).is_same
+            assert registry.reproduce(self.draw.choice(self.folders)).is_same
 
-    def evaluate(self) -> Any:
+    def evaluate(self, registry: Registry) -> Any:
         mixtures = [folder for folder in self.folders if "Mixtral" in (folder / "config.json").read_text()]
         if not mixtures:
             return None
         folder = self.draw.choice(mixtures)
-        with self.registry() as registry:
-            registry.evaluate([folder], {"text": [self.pool.text]}, TestSettings(windows=1, seq_len=16))
+        registry.evaluate([folder], {"text": [self.pool.text]}, TestSettings(windows=1, seq_len=16))
         return {"evaluated": json.loads((folder / "composition.json").read_text())["digest"]}
 
-    def opt_out(self) -> Any:
-        with self.registry() as registry:
-            active = registry.versions()
-            return self._opt_out(registry, self.draw.choice(active).ref, purge=False) if active else None
+    def opt_out(self, registry: Registry) -> Any:
+        active = registry.versions()
+        return {"withdrew": registry.opt_out(self.draw.choice(active).ref).withdrew} if active else None
 
-    def purge(self) -> Any:
-        with self.registry() as registry:
-            versions = registry.versions(everything=True)
-            if not versions:
-                return None
-            version = self.draw.choice(versions[-8:])
-            ref = version.name if self.draw.random() < 0.1 else version.ref
-            return self._opt_out(registry, ref, purge=True)
+    def purge(self, registry: Registry) -> Any:
+        versions = registry.versions(everything=True)
+        if not versions:
+            return None
+        version = self.draw.choice(versions[-8:])
+        done = registry.opt_out(version.name if self.draw.random() < 0.1 else version.ref, purge=True)
+        return {"withdrew": done.withdrew, "purged": [version.ref for version in done.versions]}
 
-    def collect(self) -> None:
-        with self.registry() as registry:
-            registry.gc(dry_run=self.draw.random() < 0.3)
+    def collect(self, registry: Registry) -> None:
+        registry.gc(dry_run=self.draw.random() < 0.3)
 
-    def verify(self) -> None:
-        with self.registry() as registry:
-            assert registry.verify().problems == ()
+    def verify(self, registry: Registry) -> None:
+        assert registry.verify().problems == ()
 
-    def command(self) -> Any:
+    def command(self, registry: Registry) -> Any:
         """Do something at the command line."""
+        registry.close()
         name, out = self.draw.choice(NAMES), self.out / f"told-{self.number}"
-        lines: list[tuple[str, ...]] = [
-            ("list", "--all", "--json"),
-            ("log", "--json"),
-            ("compositions", "--json"),
-            ("show", name, "--json"),
-            ("verify", "--json"),
-            ("gc", "--json"),
-            ("alias", name, "best"),
-            ("export", name, "--out", str(out)),
-            ("compose", "--experts", ",".join(self.draw.sample(NAMES, 2)), "--out", str(out), "--json"),
-            ("add-expert", name, str(self.pool.checkpoints[self.draw.choice(CONTENTS)]), "--json"),
-            ("opt-out", name, "--yes", "--json"),
-        ]
-        line = self.draw.choices(lines, (6, 3, 3, 6, 3, 2, 4, 4, 6, 6, 1))[0]
-        result = CliRunner().invoke(reg, ["--home", str(self.home), *line])
+        lines = {
+            "list --all --json": 6,
+            "log --json": 3,
+            "compositions --json": 3,
+            f"show {name} --json": 6,
+            "verify --json": 3,
+            "gc --json": 2,
+            f"alias {name} best": 4,
+            f"export {name} --out {out}": 4,
+            f"compose --experts {','.join(self.draw.sample(NAMES, 2))} --out {out} --json": 6,
+            f"add-expert {name} {self.pool.checkpoints[self.draw.choice(CONTENTS)]} --json": 6,
+            f"opt-out {name} --yes --json": 1,
+        }
+        line = self.draw.choices(list(lines), list(lines.values()))[0]
+        result = CliRunner().invoke(reg, ["--home", str(self.home), *line.split()])
         if result.exit_code == 0:
-            if line[0] == "compose":
+            if line.startswith("compose "):
                 self.folders.append(out)
                 return {"folder": str(out), "digest": json.loads(result.stdout)["digest"]}
-            return {"withdrew": json.loads(result.stdout)["withdrew"]} if line[0] == "opt-out" else None
+            return {"withdrew": json.loads(result.stdout)["withdrew"]} if line.startswith("opt-out") else None
         told = result.stderr.splitlines()
         if result.exit_code == 1 and "--json" in line and told and told[-1].startswith('{"error"'):
             error = json.loads(told[-1])["error"]
@@ -244,37 +215,24 @@ class Worker:
                 raise _RefusedError(error["message"])
         if result.exit_code == 1 and told and told[0].startswith("error: ") and told[-1].startswith("  next: "):
             raise _RefusedError(told[0].removeprefix("error: "))
-        raise AssertionError(
-            f"reg {' '.join(line)} ended with {result.exit_code}: {result.output}"
-        ) from result.exception
+        raise AssertionError(f"reg {line} ended with {result.exit_code}: {result.output}") from result.exception
 
     # -- within ------------------------------------------------------------------------------------------------------
 
-    def _add(self, name: str, content: str, alias: str | None, tags: dict[str, str]) -> Any:
-        with self.registry() as registry:
-            add = registry.add_base if name == "base" else registry.add_expert
-            done = add(name, self.pool.checkpoints[content], alias=alias, tags=tags)
-            return {"ref": done.version.ref, "digest": done.version.digest, "content": content}
+    def _add(self, registry: Registry, name: str, content: str, alias: str | None, tags: dict[str, str]) -> Any:
+        add = registry.add_base if name == "base" else registry.add_expert
+        done = add(name, self.pool.checkpoints[content], alias=alias, tags=tags)
+        return {"ref": done.version.ref, "digest": done.version.digest, "content": content}
 
-    def _compose(self, out: Path, given: Registry | None = None) -> Any:
-        if given is None:
-            with self.registry() as registry:
-                return self._compose(out, registry)
-        chosen: dict[str, str] = {}
-        for version in self.draw.sample(found := given.versions(kind="expert"), len(found)):
-            if version.name in NAMES:
-                chosen[version.name] = version.ref
+    def _compose(self, registry: Registry, out: Path) -> Any:
+        found = registry.versions(kind="expert")
+        chosen = {v.name: v.ref for v in self.draw.sample(found, len(found)) if v.name in NAMES}
         names = self.draw.sample(list(chosen) or NAMES, min(self.draw.randint(1, 3), len(chosen) or 3))
         recipe = RECIPES[self.draw.choice(list(RECIPES))](names)
-        plan = given.compose([chosen.get(name, name) for name in names], out, recipe, force=True)
+        plan = registry.compose([chosen.get(name, name) for name in names], out, recipe, force=True)
         if out.name != SHARED:
             self.folders.append(out)
         return {"folder": str(out), "digest": plan.digest}
-
-    def _opt_out(self, registry: Registry, ref: str, *, purge: bool) -> Any:
-        done = registry.opt_out(ref, purge=purge)
-        state = "purged" if purge else "withdrawn"
-        return {"withdrew": done.withdrew, state: [version.ref for version in done.versions]}
 
 
 class _RefusedError(RegError):
@@ -284,8 +242,8 @@ class _RefusedError(RegError):
 # -- afterwards ------------------------------------------------------------------------------------------------------
 
 
-def check(home: Path, scratch: Path, pool: Pool, processes: int) -> Counter[str]:
-    """Hold what the registry holds against the journals, and every folder against a fresh registry; count."""
+def check(home: Path, scratch: Path, pool: Pool, processes: int) -> tuple[Counter[str], list[str]]:
+    """Hold what the registry holds against the journals, and every folder against a fresh registry; count, and tell."""
     entries = [json.loads(line) for n in range(processes) for line in (scratch / f"worker-{n}.jsonl").open()]
     counted: Counter[str] = Counter(operations=len(entries))
     told = list(_judged(entries, counted))
@@ -311,13 +269,12 @@ def check(home: Path, scratch: Path, pool: Pool, processes: int) -> Counter[str]
                 told.append(f"the log does not tell of {ref} as often as it should")
         if len(withdrawn) != len(set(withdrawn)):
             told.append("two were told that they withdrew the same version")
-        recorded = {made.digest for made in registry.compositions()}
-        told += [
-            f"{e['digest']} was composed, and is lost" for e in done if "folder" in e and e["digest"] not in recorded
-        ]
+        recorded = {made.digest: made for made in registry.compositions()}
+        composed = [(entry["folder"], entry["digest"]) for entry in done if "folder" in entry]
+        told += [f"{digest} was composed, and is lost" for _, digest in composed if digest not in recorded]
         for digest in {entry["evaluated"] for entry in done if "evaluated" in entry}:
             counted["evaluations"] += 1
-            made = next(made for made in registry.compositions() if made.digest == digest)
+            made = recorded[digest]
             if not {*withdrawn} & {*made.members} and not registry.evaluations(made):  # they go with a member
                 told.append(f"{digest} was evaluated, and its figures are lost")
         registry.gc()
@@ -325,13 +282,10 @@ def check(home: Path, scratch: Path, pool: Pool, processes: int) -> Counter[str]
             told.append("after collecting garbage there is some left")
         active = [version.digest for version in versions.values() if version.state == "active"]
         told += [f"{path} is a summary of no version" for path in strays_in(home / "summaries", active)]
-    told += _folders(scratch, pool, contents, {entry["folder"] for entry in done if "folder" in entry}, counted)
+    told += _folders(scratch, pool, contents, {folder for folder, _ in composed}, counted)
     told += [f"{path} was left behind" for path in (*scratch.rglob(".*.partial"), *scratch.rglob(".*.old"))]
     told += [f"{path} was left behind" for name in ("work", "merged") for path in (home / name).glob("*")]
-    counted["faults"] = len(told)
-    for line in told:
-        print(line, file=sys.stderr)
-    return counted
+    return counted, told
 
 
 def _judged(entries: list[dict[str, Any]], counted: Counter[str]) -> Iterator[str]:
@@ -353,7 +307,7 @@ def _fits(how: str, said: str) -> bool:
 
 
 def _folders(
-    scratch: Path, pool: Pool, contents: dict[str, str], folders: set[str], counted: Counter[str]
+    scratch: Path, pool: Pool, contents: dict[str, str], folders: Iterable[str], counted: Counter[str]
 ) -> Iterator[str]:
     fresh = Fresh(pool, scratch / "fresh")
     for folder in sorted(folders):
@@ -403,49 +357,42 @@ def create(home: Path, pool: Pool, processes: int) -> list[int]:
     return at_once(processes, act)
 
 
-def run(processes: int, operations: int, seed: int, creations: int, scratch: Path) -> dict[str, Any]:
-    """Do all of it, and return the figures."""
-    torch.set_num_threads(1)  # no thread pool may exist when a process forks
+def run(processes: int, operations: int, seed: int, creations: int, scratch: Path) -> tuple[dict[str, Any], list[str]]:
+    """Do all of it, and return the figures and the faults."""
+    before_forks()
     os.environ["COLUMNS"] = "200"
     began = time.monotonic()
     assert at_once(1, lambda number, barrier: (make_pool(scratch / "pool"), None)[1]) == [0]
     pool = Pool({name: scratch / "pool" / name for name in (BASE, *CONTENTS)}, scratch / "pool" / "one.jsonl")
-    failed = 0
+    ended = []
     for number in range(creations):
-        failed += sum(code != 0 for code in create(scratch / f"created-{number}", pool, processes))
+        ended += create(scratch / f"created-{number}", pool, processes)
         shutil.rmtree(scratch / f"created-{number}")
     home = scratch / "home"
 
     def act(number: int, barrier: Any) -> None:
         Worker(home, pool, scratch / f"worker-{number}", f"{seed} {number}", barrier).work(operations)
 
-    ended = at_once(processes, act)
+    ended += at_once(processes, act)
     worked = time.monotonic() - began
-    counted = check(home, scratch, pool, processes)
-    counted["faults"] += failed + sum(code != 0 for code in ended)
-    told = {"processes": processes, "creations": creations, **counted}
-    return told | {"seconds": round(worked, 1), "seconds_checking": round(time.monotonic() - began - worked, 1)}
+    counted, told = check(home, scratch, pool, processes)
+    told += [f"a process ended with {code}" for code in ended if code != 0]
+    seconds = {"seconds": round(worked, 1), "seconds_checking": round(time.monotonic() - began - worked, 1)}
+    return {"processes": processes, "creations": creations, **counted, "faults": len(told), **seconds}, told
 
 
 def main() -> None:
     """Do all of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("processes", 8), ("operations", 200), ("seed", 0), ("creations", 20)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--scratch", type=Path)
-    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
-    parser.add_argument("--arrays", choices=("folder", "s3"), default="folder")
+    parser = command_line(__doc__, processes=8, operations=200, seed=0, creations=20)
+    add_places(parser)
     given = parser.parse_args()
-    memory = Path("/dev/shm")
-    where = given.scratch or (memory if memory.is_dir() else None)
     with (
-        tempfile.TemporaryDirectory(prefix="reg-concurrency-", dir=where) as scratch,
+        tempfile.TemporaryDirectory(prefix="reg-concurrency-", dir=given.scratch) as scratch,
         in_database(given.database),
         in_storage(given.arrays),
     ):
-        told = run(given.processes, given.operations, given.seed, given.creations, Path(scratch))
-    print(json.dumps(told))
-    sys.exit(1 if told["faults"] else 0)
+        figures, told = run(given.processes, given.operations, given.seed, given.creations, Path(scratch))
+    tell(figures, told)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -65,33 +64,18 @@ class FakeHub:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
-    def join(self) -> None:
-        """Wait until the server is shut down."""
-        self._thread.join()
-
-    def add(
-        self,
-        repo_id: str,
-        files: Mapping[str, bytes] | Path,
-        *,
-        revision: str = "main",
-        private: bool = False,
-        gated: bool = False,
-    ) -> str:
-        """Commit `files`, or a folder's, to a revision of a repository, and return the commit."""
+    def add(self, repo_id: str, files: Mapping[str, bytes] | Path, *, revision: str = "main", **access: bool) -> str:
+        """Commit files, or a folder's, to a revision of a repository (`private`, `gated`), and return the commit."""
         if isinstance(files, Path):
-            files = {
-                path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()
-            }
+            paths = [path for path in files.rglob("*") if path.is_file()]
+            files = {path.relative_to(files).as_posix(): path.read_bytes() for path in paths}
         repository = self.repositories.setdefault(repo_id, Repository())
-        repository.private, repository.gated = private, gated
+        repository.private, repository.gated = access.get("private", False), access.get("gated", False)
         content = [(name, hashlib.sha256(data).hexdigest()) for name, data in sorted(files.items())]
         commit = hashlib.sha1(json.dumps([repo_id, content]).encode()).hexdigest()
         repository.commits[commit] = dict(files)
@@ -103,6 +87,9 @@ class FakeHub:
         files = [request.file for request in self.requests if request.method == "GET" and request.file]
         self.requests.clear()
         return sorted(files)
+
+
+INVALID = "Invalid credentials in Authorization header"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -124,9 +111,7 @@ class Handler(BaseHTTPRequestHandler):
         api = re.fullmatch(r"/api/models/(.+?)(?:/(revision|tree)/([^/]+))?", path)
         resolve = re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path)
         file = unquote(resolve[3]) if resolve else None
-        bearer = re.fullmatch("Bearer (.+)", self.headers.get("Authorization") or "")
-        token = bearer[1] if bearer else None
-        self.hub.requests.append(Request(self.command, path, token, file))
+        token = self._noted(file)
         if api:
             repo_id, revision = api[1], unquote(api[3] or "main")
         elif resolve:
@@ -134,7 +119,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             return self._send(404)
         if token and token not in self.hub.tokens:
-            return self._refuse(401, None, "Invalid credentials in Authorization header", token)
+            return self._refuse(401, None, INVALID, token)
         repository = self.hub.repositories.get(repo_id)
         if repository is None or (repository.private and token is None):
             return self._refuse(404 if token else 401, "RepoNotFound", "Repository not found", token)
@@ -151,24 +136,26 @@ class Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "EntryNotFound", "Entry not found", token)
         return self._file(file, files[file], commit)
 
+    def _noted(self, file: str | None = None) -> str | None:
+        """Note the request, and return its token."""
+        bearer = re.fullmatch("Bearer (.+)", self.headers.get("Authorization") or "")
+        token = bearer[1] if bearer else None
+        self.hub.requests.append(Request(self.command, urlsplit(self.path).path, token, file))
+        return token
+
     def _list(self, repo_id: str, commit: str, files: dict[str, bytes], *, tree: bool) -> None:
         if self.hub.page is not None:
             return self._send(200, self.hub.page, {"Content-Type": "text/html"})
         private = self.hub.repositories[repo_id].private
         sized = "blobs=true" in urlsplit(self.path).query.lower()
         siblings = [{"rfilename": name} | ({"size": len(data)} if sized else {}) for name, data in files.items()]
-        document: Any = {"id": repo_id, "sha": commit, "private": private, "siblings": siblings}
         if tree:
-            document = [entry(name, data) for name, data in sorted(files.items())]
-        return self._send(200, json.dumps(document).encode(), {"Content-Type": "application/json"})
+            return self._json([entry(name, data) for name, data in sorted(files.items())])
+        return self._json({"id": repo_id, "sha": commit, "private": private, "siblings": siblings})
 
     def _file(self, name: str, data: bytes, commit: str) -> None:
-        headers = {
-            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
-            "X-Repo-Commit": commit,
-            "Accept-Ranges": "bytes",
-            "Content-Type": "application/octet-stream",
-        }
+        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": commit}
+        headers |= {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
         if span := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or ""):
             start = int(span[1])
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
@@ -178,6 +165,9 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return self._send(200, data[: len(data) // 2], headers | {"Content-Length": str(len(data))})
         return self._send(200, data, headers)
+
+    def _json(self, document: Any, status: int = 200) -> None:
+        self._send(status, json.dumps(document).encode(), {"Content-Type": "application/json"})
 
     def _refuse(self, status: int, code: str | None, message: str, token: str | None) -> None:
         """Answer as the Hub does, and give the token away, to see that it is shown to nobody."""

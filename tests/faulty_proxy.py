@@ -67,15 +67,13 @@ def faulty_proxy(server: str, hang_seconds: float = 3.0) -> Iterator[FaultyProxy
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             fault = proxy.next_fault(self.command, self.path)
-            if fault == "hang":
-                time.sleep(hang_seconds)
-                return self.give_up()
-            if fault == "reset":
+            if fault in ("hang", "reset"):
+                time.sleep(hang_seconds if fault == "hang" else 0)
                 return self.give_up()
             if fault in _STATUS:
                 status, code = _STATUS[fault]
                 data = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
-                return self.reply(status, [("Content-Type", "application/xml")], data, len(data))
+                return self.reply(status, {"Content-Type": "application/xml"}, data, len(data))
             connection = http.client.HTTPConnection(host, timeout=60)
             connection.request(self.command, self.path, body, dict(self.headers))
             answer = connection.getresponse()
@@ -84,7 +82,7 @@ def faulty_proxy(server: str, hang_seconds: float = 3.0) -> Iterator[FaultyProxy
             if fault == "reset after":
                 return self.give_up()
             own = ("content-length", "connection", "transfer-encoding")
-            headers = [(k, v) for k, v in answer.getheaders() if k.lower() not in own]
+            headers = {k: v for k, v in answer.getheaders() if k.lower() not in own}
             length = int(answer.getheader("Content-Length") or 0) if self.command == "HEAD" else len(data)
             if fault == "flip" and data:
                 data = data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
@@ -95,11 +93,10 @@ def faulty_proxy(server: str, hang_seconds: float = 3.0) -> Iterator[FaultyProxy
 
         do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_any  # noqa: N815
 
-        def reply(self, status: int, headers: list[tuple[str, str]], data: bytes, length: int) -> None:
+        def reply(self, status: int, headers: dict[str, str], data: bytes, length: int) -> None:
             self.send_response_only(status)
-            for name, value in headers:
+            for name, value in (headers | {"Content-Length": str(length)}).items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(length))
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(data)
@@ -117,9 +114,9 @@ def faulty_proxy(server: str, hang_seconds: float = 3.0) -> Iterator[FaultyProxy
     proxy.endpoint = f"http://127.0.0.1:{listening.server_port}"
     thread = threading.Thread(target=listening.serve_forever, daemon=True)
     thread.start()
-    try:
-        yield proxy
-    finally:
-        listening.shutdown()
-        thread.join()
-        listening.server_close()
+    with listening:
+        try:
+            yield proxy
+        finally:
+            listening.shutdown()
+            thread.join()

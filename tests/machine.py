@@ -14,12 +14,12 @@ anything but these members. With `--untrained` no step trains or fits: the SIMoE
 line of JSON: examples, steps, kills, compositions compared, fresh compositions.
 """
 
-import argparse
 import json
 import resource
 import shutil
 import tempfile
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,29 +40,10 @@ from hypothesis.stateful import (
 
 from registry import Registry
 from registry.errors import ConflictError
+from tests import tiny
 from tests.model import Model, Version, observed
-from tests.tiny import (
-    ALL_RECIPES,
-    BASE,
-    BASE_NAME,
-    CONTENTS,
-    FOR_SEVERAL,
-    FOR_SPARSE,
-    PARTS,
-    RECIPES,
-    SOUP,
-    SPARSE,
-    WIDE,
-    WITH_BASE,
-    Fresh,
-    Member,
-    Pool,
-    make,
-    make_pool,
-    perform,
-    tree,
-    with_others,
-)
+from tests.running import command_line, tell
+from tests.tiny import BASE, BASE_NAME, CONTENTS, PARTS, RECIPES, SOUP, SPARSE, WIDE, WITH_BASE, Fresh, Member, Pool
 from tests.zygote import Zygote
 
 NAMES = ("code", "math", "law")
@@ -75,7 +56,9 @@ any_name = st.sampled_from(NAMES)
 any_content = st.sampled_from(CONTENTS)
 any_alias = st.sampled_from(ALIASES)
 any_other = st.sampled_from((WIDE, *SPARSE))
+any_recipe = st.sampled_from(list(RECIPES))
 any_number = st.integers(0, 11)
+any_numbers = st.lists(any_number, min_size=1, max_size=3)
 killed = st.one_of(st.none(), st.none(), st.floats(0, 1, exclude_max=True))
 """When a command is killed: not at all, or after a share of its steps."""
 
@@ -100,9 +83,8 @@ class Machine(RuleBasedStateMachine):
         self.home = self.scratch / "home"
         shutil.copytree(self.scratch / "start", self.home)  # making a catalog takes longer than all else
         self.registry = Registry(self.home)
-        self.model = (
-            Model().add(BASE_NAME, "base", BASE, None, {})[-1].add(self.names[0], "expert", CONTENTS[0], None, {})[-1]
-        )
+        based = Model().add(BASE_NAME, "base", BASE, None, {})[-1]
+        self.model = based.add(self.names[0], "expert", CONTENTS[0], None, {})[-1]
         self.known: list[tuple[tuple[str, ...], str]] = []
         self.folders: dict[str, tuple[frozenset[Member], str] | None] = dict.fromkeys(FOLDERS)
         self.on_disk: frozenset[str] = frozenset()
@@ -112,7 +94,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Look at all of it once more, and delete it."""
         try:
-            self._verify()
+            self.verify()
             self.counted["steps"] += self.done
             self.counted["examples"] += self.done >= self.steps
         finally:
@@ -121,7 +103,7 @@ class Machine(RuleBasedStateMachine):
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    @initialize(recipe=st.sampled_from(list(RECIPES)))
+    @initialize(recipe=any_recipe)
     def begin(self, recipe: str) -> None:
         self._compose(self._experts(), [0], recipe, None)
 
@@ -156,22 +138,12 @@ class Machine(RuleBasedStateMachine):
         self._do({"do": "remove-alias", "name": name, "alias": alias}, self.model.remove_alias(name, alias), at)
 
     @precondition(lambda self: self._experts())
-    @rule(numbers=st.lists(any_number, min_size=1, max_size=3), recipe=st.sampled_from(list(RECIPES)))
-    def compose_undisturbed(self, numbers: list[int], recipe: str) -> None:
-        self._compose(self._experts(), numbers, recipe, None)
-
-    @precondition(lambda self: self._experts())
-    @rule(numbers=st.lists(any_number, min_size=1, max_size=3), recipe=st.sampled_from(list(RECIPES)), at=killed)
+    @rule(numbers=any_numbers, recipe=any_recipe, at=killed)
     def compose(self, numbers: list[int], recipe: str, at: float | None) -> None:
         self._compose(self._experts(), numbers, recipe, at)
 
     @precondition(lambda self: self._named(SPARSE))
-    @rule(
-        numbers=st.lists(any_number, min_size=1, max_size=3),
-        recipe=st.sampled_from(FOR_SPARSE),
-        others=st.booleans(),
-        at=killed,
-    )
+    @rule(numbers=any_numbers, recipe=st.sampled_from(tiny.FOR_SPARSE), others=st.booleans(), at=killed)
     def compose_sparse(self, numbers: list[int], recipe: str, others: bool, at: float | None) -> None:
         if self._base() is None:
             recipe = "ensemble"
@@ -180,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         self._compose(some, numbers, recipe, at)
 
     @precondition(lambda self: self._named((WIDE,)) and self._experts())
-    @rule(numbers=st.lists(any_number, min_size=1, max_size=2), recipe=st.sampled_from(FOR_SEVERAL), at=killed)
+    @rule(numbers=any_numbers, recipe=st.sampled_from(tiny.FOR_SEVERAL), at=killed)
     def compose_several(self, numbers: list[int], recipe: str, at: float | None) -> None:
         experts, wide = self._experts(), self._named((WIDE,))
         self.counted["of several architectures"] += 1
@@ -217,13 +189,13 @@ class Machine(RuleBasedStateMachine):
             self._write(parts, SOUP, folder, None, at)
             return
         with pytest.raises(ConflictError, match="was opted out or is not registered here"):
-            make(self.registry, [], self.home / "none", SOUP, self.pool.text)
+            tiny.make(self.registry, [], self.home / "none", SOUP, self.pool.text)
 
     def _write(self, chosen: list[Version], recipe: str, folder: str, digest: str | None, at: float | None) -> None:
         """Compose into a folder, and look at what is there then; the digest is a fresh registry's if none is given."""
         refs = tuple(version.ref for version in chosen)
         expected = frozenset((version.name, version.content) for version in chosen), recipe
-        made = str(json.loads(self._fresh(*expected)["composition.json"])["digest"])
+        made = str(json.loads(self.fresh.files(*expected)["composition.json"])["digest"])
         base = next((one for one in self.model.active("base") if one.name == self._beside(recipe)), None)
         used = frozenset(refs) | ({base.ref} if base else frozenset())
         before = self.folders[folder]
@@ -263,20 +235,15 @@ class Machine(RuleBasedStateMachine):
         self.registry = Registry(self.home)
         self.changed = True
 
-    @rule()
-    def verify(self) -> None:
-        self._verify()
-
     @rule(folder=st.sampled_from(FOLDERS))
     def reproduce(self, folder: str) -> None:
         made = self.folders[folder]
         if made is None:
             return
         members, recipe = made
-        beside = self._beside(recipe)
-        if members <= {(version.name, version.content) for version in self.model.active()} and (
-            beside is None or any(version.name == beside for version in self.model.active("base"))
-        ):
+        active = {(version.name, version.content) for version in self.model.active()}
+        bases = {version.name for version in self.model.active("base")} | {None}
+        if members <= active and self._beside(recipe) in bases:
             assert self.registry.reproduce(self.home / folder).is_same
             self.counted["compared"] += 1
         else:
@@ -316,9 +283,9 @@ class Machine(RuleBasedStateMachine):
                 continue
             plan = self._plan(refs, recipe)
             self.registry.write(plan, self.home / "again")
-            found = tree(self.home / "again")
+            found = tiny.tree(self.home / "again")
             shutil.rmtree(self.home / "again")
-            assert found == self._fresh(frozenset(active[ref] for ref in refs), recipe), (refs, recipe)
+            assert found == self.fresh.files(frozenset(active[ref] for ref in refs), recipe), (refs, recipe)
             self.counted["compared"] += 1
 
     # -- within ------------------------------------------------------------------------------------------------------
@@ -341,7 +308,7 @@ class Machine(RuleBasedStateMachine):
 
     def _plan(self, refs: Sequence[str], recipe: str) -> Any:
         names = [ref.partition("@")[0] for ref in refs]
-        return self.registry.plan(refs, ALL_RECIPES[recipe](names), base=self._beside(recipe))
+        return self.registry.plan(refs, tiny.ALL_RECIPES[recipe](names), base=self._beside(recipe))
 
     def _add(self, name: str, kind: str, content: str, alias: str | None, tagged: bool, at: float | None) -> None:
         tags = {"from": content} if tagged else {}
@@ -355,7 +322,7 @@ class Machine(RuleBasedStateMachine):
         self.counted[command["do"]] += 1
         dead = False
         if at is None:
-            perform(self.home, command, self.registry)
+            tiny.perform(self.home, command, self.registry)
         else:
             self.registry.close()
             fatal = int(at * self.lengths.get(command["do"], 100))
@@ -371,7 +338,7 @@ class Machine(RuleBasedStateMachine):
         self.was_killed = True
         found = observed(self.registry)
         self.model = next((state for state in states if state.state() == found), self.model)
-        self._verify(but=command.get("folder"))  # what that holds is found out next
+        self.verify(but=command.get("folder"))  # what that holds is found out next
         return False
 
     def _found(
@@ -383,18 +350,16 @@ class Machine(RuleBasedStateMachine):
             aside = self.home / f".{folder}.old"
             assert (aside.exists()) == (before is not None)
             return None
-        found = tree(place)
-        return next(one for one in (before, expected) if one is not None and found == self._fresh(*one))
+        found = tiny.tree(place)
+        return next(one for one in (before, expected) if one is not None and found == self.fresh.files(*one))
 
     def _check_folder(self, folder: str) -> None:
         if (made := self.folders[folder]) is not None:
-            assert tree(self.home / folder) == self._fresh(*made)
+            assert tiny.tree(self.home / folder) == self.fresh.files(*made)
             self.counted["compared"] += 1
 
-    def _fresh(self, members: frozenset[Member], recipe: str) -> dict[str, bytes]:
-        return self.fresh.files(members, recipe)
-
-    def _verify(self, but: str | None = None) -> None:
+    @rule()
+    def verify(self, but: str | None = None) -> None:
         self.counted["verified"] += 1
         result = self.registry.verify()
         assert result.problems == ()
@@ -423,62 +388,43 @@ class Machine(RuleBasedStateMachine):
         return choices[number % len(choices)]
 
 
-def drive(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+def drive(given: Namespace, scratch: Path) -> dict[str, Any]:
     """Run the machine as the command line asks, and return what there is to tell of it."""
-    examples, steps, start = given.examples, given.steps, given.seed
     torch.set_num_threads(1)  # no thread pool may exist when a process forks
     began = time.monotonic()
-    zygote = Zygote(perform)
-    pool = with_others(make_pool(scratch / "pool"), scratch / "pool")
+    zygote = Zygote(tiny.perform)
+    pool = tiny.with_others(tiny.make_pool(scratch / "pool"), scratch / "pool")
     with Registry(scratch / "start") as registry:
         registry.add_base(BASE_NAME, pool.checkpoints[BASE])
         registry.add_expert(NAMES[0], pool.checkpoints[CONTENTS[0]])
-    fresh, counted = Fresh(pool, scratch / "fresh", start), Counter[str]()
-
-    class Driven(Machine):
-        pass
-
-    for name, value in {
-        "pool": pool,
-        "fresh": fresh,
-        "zygote": zygote,
-        "scratch": scratch,
-        "names": NAMES[: given.names],
-        "untrained": given.untrained,
-        "steps": steps,
-        "counted": counted,
-        "lengths": {},
-        "arrays": {},
-    }.items():
-        setattr(Driven, name, value)
+    fresh, counted = Fresh(pool, scratch / "fresh", given.seed), Counter[str]()
+    own = {"pool": pool, "fresh": fresh, "zygote": zygote, "scratch": scratch, "counted": counted}
+    own |= {"names": NAMES[: given.names], "untrained": given.untrained, "steps": given.steps}
+    driven = seed(given.seed)(type("Driven", (Machine,), own | {"lengths": {}, "arrays": {}}))
     profile = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
+        max_examples=given.examples,
+        stateful_step_count=given.steps,
         deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(seed(start)(Driven), settings=profile, _min_steps=steps)
-    zygote.close()
-    seconds = time.monotonic() - began
+    try:
+        run_state_machine_as_test(driven, settings=profile, _min_steps=given.steps)
+    finally:
+        zygote.close()
     used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    figures = {"fresh": fresh.made, "seconds": round(seconds, 1), "cpu_seconds": round(used, 1)}
-    return dict(sorted(counted.items())) | figures
+    seconds = {"seconds": round(time.monotonic() - began, 1), "cpu_seconds": round(used, 1)}
+    return dict(sorted(counted.items())) | {"fresh": fresh.made} | seconds
 
 
 def main() -> None:
     """Do all of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("examples", 500), ("steps", 30), ("seed", 0), ("names", len(NAMES))):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--scratch", type=Path)
+    parser = command_line(__doc__, examples=500, steps=30, seed=0, names=len(NAMES))
     parser.add_argument("--untrained", action="store_true")
     given = parser.parse_args()
-    memory = Path("/dev/shm")
-    where = given.scratch or (memory if memory.is_dir() else None)
-    with tempfile.TemporaryDirectory(prefix="reg-machine-", dir=where) as scratch:
-        print(json.dumps(drive(given, Path(scratch))))
+    with tempfile.TemporaryDirectory(prefix="reg-machine-", dir=given.scratch) as scratch:
+        tell(drive(given, Path(scratch)))
 
 
 if __name__ == "__main__":

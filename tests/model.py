@@ -5,7 +5,7 @@ Every command gives the states that a registry may be found in when it was inter
 
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from registry import Registry
@@ -90,24 +90,20 @@ class Model:
 
     def alias(self, ref: str, alias: str) -> "list[Model]":
         """Point an alias at a version."""
-        model = deepcopy(self)
-        version = model.named(ref)
+        model, version = self._after("alias", ref), self.named(ref)
         model.aliases[version.name, alias] = version.number
-        model.events.append(("alias", ref))
         return [self, model]
 
     def remove_alias(self, name: str, alias: str) -> "list[Model]":
         """Forget an alias."""
-        model = deepcopy(self)
+        model = self._after("alias", name)
         del model.aliases[name, alias]
-        model.events.append(("alias", name))
         return [self, model]
 
     def compose(self, digest: str, refs: frozenset[str]) -> "list[Model]":
         """Record a composition."""
-        model = deepcopy(self)
+        model = self._after("compose", digest)
         model.compositions[digest] = model.compositions.get(digest, frozenset()) | refs
-        model.events.append(("compose", digest))
         return [self, model]
 
     def train_soup(self, names: Iterable[str]) -> "list[Model]":
@@ -138,9 +134,10 @@ class Model:
 
     def collect(self) -> "list[Model]":
         """Delete garbage, of which there is some."""
-        model = deepcopy(self)
-        model.events.append(("gc", "arrays"))
-        return [self, model]
+        return [self, self._after("gc", "arrays")]
+
+    def _after(self, *event: str) -> "Model":
+        return replace(deepcopy(self), events=[*self.events, (event[0], event[1])])
 
 
 def observed(registry: Registry) -> dict[str, Any]:

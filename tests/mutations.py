@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-from collections.abc import Callable
 from typing import Any
 
 Draw = random.Random
@@ -11,29 +10,9 @@ Draw = random.Random
 _NUMBERS = (-1, 0, 1, 2, 7, 255, 2**16, 2**31 - 1, 2**31, 2**53 + 1, 2**63, 2**64, 10**39, 10**400, -(2**63) - 1)
 _FLOATS = (0.5, -0.0, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))
 _TEXTS = (
-    "",
-    "x",
-    "../x",
-    "/etc/passwd",
-    "a/b",
-    "..",
-    "x" * 300,
-    "x" * 20_000,
-    "\x00",
-    "a\nb",
-    "\x1b[31m",
-    "'; DROP TABLE experts; --",
-    "%s%n{0}",
-    "ｃｏｄｅ",
-    "соde",
-    "\u202ecode",
-    "e\u0301",
-    "🙂",
-    "\ud800",
-    "NaN",
-    "0" * 64,
-    "NoneType",
-    "__class__",
+    *("", "x", "../x", "/etc/passwd", "a/b", "..", "x" * 300, "x" * 20_000, "\x00", "a\nb", "\x1b[31m"),
+    *("'; DROP TABLE experts; --", "%s%n{0}", "ｃｏｄｅ", "соde", "\u202ecode", "e\u0301", "🙂", "\ud800"),
+    *("NaN", "0" * 64, "NoneType", "__class__"),
 )
 
 
@@ -110,37 +89,30 @@ def text(draw: Draw, known: str) -> str:
     if change == 0 or not known:
         return str(draw.choice(_TEXTS))
     at = draw.randrange(len(known))
-    if change == 1:
-        return known[:at] + str(draw.choice(_TEXTS)) + known[at:]
-    if change == 2:
-        return (
-            known[:at]
-            + chr(draw.choice((0, 9, 10, 27, 32, 47, 64, 92, 127, 160, 0x200B, 0x430, 0xFF41)))
-            + known[at + 1 :]
-        )
-    if change == 3:
-        return known[:at]
-    if change == 4:
-        return known.upper() if draw.random() < 0.5 else known + known
-    return "".join(draw.choices([*known, "@", "/", ".", " ", "=", "-", "0", "é"], k=draw.randrange(1, 130)))
+    strange = chr(draw.choice((0, 9, 10, 27, 32, 47, 64, 92, 127, 160, 0x200B, 0x430, 0xFF41)))
+    ways = (
+        known[:at] + str(draw.choice(_TEXTS)) + known[at:],
+        known[:at] + strange + known[at + 1 :],
+        known[:at],
+        known.upper() if draw.random() < 0.5 else known + known,
+        "".join(draw.choices([*known, "@", "/", ".", " ", "=", "-", "0", "é"], k=draw.randrange(1, 130))),
+    )
+    return ways[change - 1]
 
 
 def as_json(draw: Draw, document: Any) -> bytes:
     """Return a document as JSON, now and then with a key twice, another encoding or a number no parser likes."""
-    data = json.dumps(document, ensure_ascii=draw.random() < 0.5, indent=draw.choice((None, 2))).encode(
-        "utf-8", "surrogatepass"
-    )
-    change = draw.randrange(20)
+    plain = json.dumps(document, ensure_ascii=draw.random() < 0.5, indent=draw.choice((None, 2)))
+    data, change = plain.encode("utf-8", "surrogatepass"), draw.randrange(20)
     if change == 0 and b'{"' in data:
         end = data.index(b'{"') + 2
         name = data[end : data.index(b'"', end)]
-        data = data.replace(b'{"', b'{"' + name + b'": 0, "', 1)
-    elif change == 1:
-        data = data.decode("utf-8", "replace").encode(
-            draw.choice(("utf-16", "utf-8-sig", "latin-1", "utf-32")), "replace"
-        )
-    elif change == 2:
-        data = data.replace(b"1", draw.choice((b"1e999", b"1" * 5000, b"-", b"01", b"NaN", b"1E400")), 1)
+        return data.replace(b'{"', b'{"' + name + b'": 0, "', 1)
+    if change == 1:
+        other = draw.choice(("utf-16", "utf-8-sig", "latin-1", "utf-32"))
+        return data.decode("utf-8", "replace").encode(other, "replace")
+    if change == 2:
+        return data.replace(b"1", draw.choice((b"1e999", b"1" * 5000, b"-", b"01", b"NaN", b"1E400")), 1)
     return data
 
 
@@ -209,26 +181,17 @@ def changed_safetensors(draw: Draw, data: bytes) -> bytes:
     if way < 0.25:
         return changed_bytes(draw, data)
     if way < 0.35:
-        return (
-            draw.choice((2**63, 2**64 - 1, 10**8, 2**23 + 1, len(data), 0, 1, length + 1)).to_bytes(8, "little")
-            + data[8:]
-        )
+        claimed = draw.choice((2**63, 2**64 - 1, 10**8, 2**23 + 1, len(data), 0, 1, length + 1))
+        return claimed.to_bytes(8, "little") + data[8:]
     if way < 0.4:
         header = spam(draw)
         return len(header).to_bytes(8, "little") + header + tensors
-    document: dict[str, Any] = json.loads(header)
-    edit: Callable[[], Any] = draw.choice(
-        (
-            lambda: changed_document(draw, document),
-            lambda: lied(draw, document),
-            lambda: nested_metadata(draw, document),
-        )
-    )
-    header = as_json(draw, edit())
+    edit = draw.choice((changed_document, lied, nested_metadata))
+    header = as_json(draw, edit(draw, json.loads(header)))
     header += b" " * (-len(header) % 8)
-    return (
-        len(header).to_bytes(8, "little") + header + (changed_bytes(draw, tensors) if draw.random() < 0.1 else tensors)
-    )
+    if draw.random() < 0.1:
+        tensors = changed_bytes(draw, tensors)
+    return len(header).to_bytes(8, "little") + header + tensors
 
 
 def lied(draw: Draw, document: dict[str, Any]) -> dict[str, Any]:
@@ -244,9 +207,16 @@ def lied(draw: Draw, document: dict[str, Any]) -> dict[str, Any]:
     elif change == 2:
         one["data_offsets"][draw.randrange(2)] += draw.choice((-8, -1, 1, 8, 2**40, -(2**40)))
     elif change == 3:
-        one["shape"] = draw.choice(
-            ([2**31, 2**31], [-1, -4], [0], [], one["shape"][::-1], [*one["shape"], 1], [10**30])
+        shapes: tuple[list[int], ...] = (
+            [2**31, 2**31],
+            [-1, -4],
+            [0],
+            [],
+            one["shape"][::-1],
+            [*one["shape"], 1],
+            [10**30],
         )
+        one["shape"] = draw.choice(shapes)
     elif change == 4:
         one["dtype"] = draw.choice(("F64", "F16", "BF16", "I8", "BOOL", "F8_E4M3", "object", "C64", ""))
     else:

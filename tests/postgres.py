@@ -24,17 +24,10 @@ from sqlalchemy.pool import NullPool
 URL_VARIABLE = "TEST_DB_URL"
 USER = "reg"
 START_SECONDS = 60.0
-_QUICK = {
-    "fsync": "off",
-    "synchronous_commit": "off",
-    "full_page_writes": "off",
-    "autovacuum": "off",
-    "max_connections": "200",
-    "shared_buffers": "64MB",
-    "listen_addresses": "",
-    "log_min_messages": "fatal",
-    "max_wal_size": "256MB",
-}
+_QUICK = (
+    *("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "max_connections=200"),
+    *("shared_buffers=64MB", "listen_addresses=", "log_min_messages=fatal", "max_wal_size=256MB"),
+)
 
 
 def programs() -> Path:
@@ -63,16 +56,11 @@ def start(owner: int, settings: Sequence[str] = (), place: Path | None = None) -
     """Start a cluster in a folder of its own below `place`, or in memory, that ends with `owner`; return its URL."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="reg-postgres-", dir=place or (memory if memory.is_dir() else None)))
-    given = [str(owner), str(folder), *settings]
+    words = [sys.executable, __file__, str(owner), str(folder), *settings]
+    alone: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+    alone["env"] = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     with (folder / "log").open("wb") as log:
-        keeper = subprocess.Popen(
-            [sys.executable, __file__, *given],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
-        )
+        keeper = subprocess.Popen(words, stdout=log, stderr=log, **alone)
     end = time.monotonic() + START_SECONDS
     while not (folder / "ready").exists():
         if keeper.poll() is not None or time.monotonic() > end:
@@ -91,22 +79,13 @@ def keep(owner: int, folder: Path, settings: Sequence[str]) -> None:
     folder.chmod(0o755)
     data, bin_ = folder / "data", programs()
     quiet: dict[str, Any] = {"user": runs_as, "cwd": "/", "start_new_session": True}
-    made: list[str | Path] = [
-        bin_ / "initdb",
-        "-D",
-        data,
-        "-U",
-        USER,
-        "--auth=trust",
-        "--no-sync",
-        "--encoding=UTF8",
-        "--locale=C.UTF-8",
-    ]
+    words = f"-U {USER} --auth=trust --no-sync --encoding=UTF8 --locale=C.UTF-8".split()
+    made: list[str | Path] = [bin_ / "initdb", "-D", data, *words]
     icu = ["--locale-provider=icu", "--icu-locale=en-US"]  # its order is not that of the bytes
     if subprocess.run([*made, *icu], **quiet, check=False).returncode != 0:
         shutil.rmtree(data, ignore_errors=True)
         subprocess.run(made, **quiet, check=True)
-    chosen = [f"-c{name}={value}" for name, value in _QUICK.items()] + [f"-c{setting}" for setting in settings]
+    chosen = [f"-c{setting}" for setting in (*_QUICK, *settings)]
     server = subprocess.Popen([bin_ / "postgres", "-D", data, "-k", folder, *chosen], **quiet)
     try:
         while not (folder / ".s.PGSQL.5432").exists() or not _answers(folder):

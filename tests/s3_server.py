@@ -50,12 +50,7 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running server.
-
-    Attributes:
-        endpoint: its address, http://127.0.0.1:PORT.
-        process: its process.
-    """
+    """A running server, its address and its process."""
 
     endpoint: str
     process: "subprocess.Popen[str]"
@@ -69,13 +64,8 @@ class S3Server:
         """Return a client of boto3, which shares no code with reg."""
         import boto3  # type: ignore[import-untyped]
 
-        return boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            region_name=KEYS["AWS_REGION"],
-            aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
-        )
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        return boto3.client("s3", endpoint_url=self.endpoint, region_name=KEYS["AWS_REGION"], **keys)
 
     def new_bucket(self, *, versioned: bool = False) -> str:
         """Create an empty bucket of a new name, and return the name."""
@@ -120,8 +110,7 @@ def start_s3() -> S3Server:
         | {"MOTO_DISABLE_GLOBAL_CORS": "true"},
     )
     assert process.stdout is not None
-    port = process.stdout.readline().strip()
-    server = S3Server(f"http://127.0.0.1:{port}", process)
+    server = S3Server(f"http://127.0.0.1:{process.stdout.readline().strip()}", process)
     for _ in range(200):
         try:
             with urlopen(f"{server.endpoint}/moto-api/", timeout=5):
@@ -133,11 +122,7 @@ def start_s3() -> S3Server:
 
 def stop_s3(server: S3Server) -> None:
     """Stop a server and wait for its end."""
-    assert server.process.stdin is not None
-    assert server.process.stdout is not None
-    server.process.stdin.close()
-    server.process.wait(30)
-    server.process.stdout.close()
+    server.process.communicate(timeout=30)
 
 
 @contextmanager

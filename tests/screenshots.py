@@ -11,14 +11,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from registry import Registry
 from tests.chromium import CHROMIUM, FLAGS
 from tests.pages import Pages, served
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 LOOKS = {
     "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
@@ -44,45 +40,28 @@ def addresses(registry: Registry) -> Iterator[tuple[str, str]]:
     yield from {"home": "/", "search": "/?q=code&all=1", "compositions": "/compositions", "log": "/log"}.items()
     yield from {"compose": "/compose", "error": "/versions/nobody", "no-match": "/compositions?q=nothing"}.items()
     yield from {"sorted": "/compositions?sort=score", "jobs": "/jobs", "job": "/jobs/JOB"}.items()
-    for number, record in enumerate(registry.compositions()[-MOST:], 1):
+    made = registry.compositions()
+    for number, record in enumerate(made[-MOST:], 1):
         yield f"composition-{number}", f"/compositions/{record.digest}"
         yield f"report-{number}", f"/compositions/{record.digest}/report"
-    made = registry.compositions()
     for number in (2, 4):
         if len(made) >= number:
             beside = "&".join(f"c={record.digest[:12]}" for record in made[-number:])
             yield f"beside-{number}", f"/compositions/compare?{beside}"
-    versions = registry.versions(everything=True)
-    of_kind = {kind: [one for one in versions if (one.kind, one.state) == kind] for kind in
-               (("expert", "active"), ("base", "active"), ("expert", "withdrawn"), ("expert", "purged"))}  # fmt: skip
-    for (kind, state), found in of_kind.items():
+    for kind, state in (("expert", "active"), ("base", "active"), ("expert", "withdrawn"), ("expert", "purged")):
+        found = [one for one in registry.versions(everything=True) if (one.kind, one.state) == (kind, state)]
         for number, version in enumerate(found[:MOST], 1):
             yield f"{kind}-{state}-{number}", f"/versions/{version.ref}"
-    active = of_kind["expert", "active"]
-    if active:
-        yield "comparison", f"/versions/{active[0].ref}/comparison"
-        chosen = "&".join(f"e={version.ref}" for version in active[:3])
-        yield "compose-chosen", f"/compose?{chosen}"
-
-
-def wanted_of(every: list[tuple[str, str]], wanted: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the pages whose names are or begin with one of `wanted`, all if there is none, and those that name none.
-
-    A name is that of one page (`compose`) or, without its number, of several (`composition`).
-    """
-    names = {name for name, _ in every}
-    chosen = {
-        name for name in names for one in wanted if name == one or (one not in names and name.startswith(f"{one}-"))
-    }
-    unknown = [one for one in wanted if not any(name == one or name.startswith(f"{one}-") for name in names)]
-    return [(name, path) for name, path in every if not wanted or name in chosen], unknown
+    if experts := registry.versions(kind="expert"):
+        yield "comparison", f"/versions/{experts[0].ref}/comparison"
+        yield "compose-chosen", "/compose?" + "&".join(f"e={version.ref}" for version in experts[:3])
 
 
 def take(pages: Pages, found: list[tuple[str, str]], out: Path) -> None:
     """Write the pictures, with the browser of this machine."""
     from playwright.sync_api import sync_playwright
 
-    job = _job_going_on(pages)
+    job, said = _job_going_on(pages), list[str]()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         for look, options in LOOKS.items():
@@ -91,7 +70,8 @@ def take(pages: Pages, found: list[tuple[str, str]], out: Path) -> None:
             context.add_cookies([{"name": pages.access.cookie, "value": pages.access.token, "url": pages.address}])
             tab = context.new_page()
             tab.set_default_timeout(300_000)
-            said = _listen(tab)
+            tab.on("console", lambda message: said.append(message.text))
+            tab.on("pageerror", lambda error: said.append(str(error)))
             for name, address in found:
                 tab.goto(pages.address + address.replace("JOB", job))
                 tab.wait_for_selector("[aria-busy],[data-load]", state="detached")
@@ -119,14 +99,6 @@ def _job_going_on(pages: Pages) -> str:
     return job.id
 
 
-def _listen(tab: "Page") -> list[str]:
-    """Return the list to which everything that the console of a page says is added."""
-    said: list[str] = []
-    tab.on("console", lambda message: said.append(message.text))
-    tab.on("pageerror", lambda error: said.append(str(error)))
-    return said
-
-
 def main() -> None:
     """Take the pictures that the command line asks for."""
     if len(sys.argv) < 3:
@@ -135,7 +107,8 @@ def main() -> None:
     folder = Path(out)
     with Registry(home) as registry, served(registry, may_write=True, program=(sys.executable, "-c", SLOW)) as pages:
         every = list(addresses(registry))
-        chosen, unknown = wanted_of(every, wanted)
+        chosen = [(name, path) for name, path in every if not wanted or name.startswith(tuple(wanted))]
+        unknown = [one for one in wanted if not any(name.startswith(one) for name, _ in every)]
         if unknown:
             sys.exit(f"no page is called {', '.join(unknown)}; there are {', '.join(name for name, _ in every)}")
         folder.mkdir(parents=True, exist_ok=True)

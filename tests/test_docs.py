@@ -13,10 +13,10 @@ import click
 import pytest
 
 from cli.main import main
+from tests.running import ROOT
 
-ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "QUALITY.md", *SITE]
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -31,16 +31,13 @@ def lines_of(page: Path) -> Iterator[str]:
     """Yield every line of a page's code blocks that starts with `reg`."""
     for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         if language in ("bash", "console"):
-            for line in block.replace("\\\n", "").splitlines():
-                command = line.strip().removeprefix("$ ")
-                if command.startswith("reg "):
-                    yield command
+            lines = (line.strip().removeprefix("$ ") for line in block.replace("\\\n", "").splitlines())
+            yield from (line for line in lines if line.startswith("reg "))
 
 
-def inline_of(page: Path) -> Iterator[str]:
-    """Yield every `reg …` in the text of a page."""
-    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
-    yield from re.findall(r"`(reg [^`]+)`", prose)
+def prose_of(page: Path) -> str:
+    """Return a page without its code blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def words_of(line: str) -> list[str]:
@@ -49,56 +46,24 @@ def words_of(line: str) -> list[str]:
     return list(takewhile(lambda word: word not in "<>", words))
 
 
-def find(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:
-    """Return the command that words name, its context, and the words after its name.
-
-    Raises:
-        click.UsageError: there is no such command, or no such option before it.
-    """
+def find(words: list[str]) -> tuple[click.Command, click.Context | None, list[str]]:
+    """Return the command that words name, the context that it is found in, and the words after its name."""
     command: click.Command = main
-    context, rest = main.make_context("reg", words[1:] or ["--help"], resilient_parsing=True), words[1:]
-    while isinstance(command, click.Group):
-        while rest and rest[0].startswith("-"):
-            options = options_of(command)
-            if rest[0] not in options:
-                raise click.UsageError(f"no option {rest[0]} before a command")
-            rest = rest[1 if options[rest[0]] else 2 :]
-        if not rest:
-            break
-        subcommand = command.get_command(context, rest[0])
-        if subcommand is None:
-            raise click.UsageError(f"no command {rest[0]}")
-        command, rest = subcommand, rest[1:]
-        context = click.Context(command, info_name=command.name, parent=context)
+    context, rest = None, [word for word in words[1:] if word not in ("--help", "--version")]
+    while isinstance(command, click.Group) and rest:
+        context = command.make_context(command.name, rest, parent=context)
+        _, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert found is not None
+        command = found
     return command, context, rest
 
 
-def options_of(command: click.Command) -> dict[str, bool]:
-    """Return option → whether it is a flag."""
-    options = [option for option in command.get_params(click.Context(command)) if isinstance(option, click.Option)]
-    return {
-        name: option.is_flag or option.is_eager for option in options for name in (*option.opts, *option.secondary_opts)
-    }
-
-
 def parse(line: str) -> None:
-    """Parse a command line as `reg` would.
-
-    Raises:
-        click.ClickException: as `reg` would.
-    """
-    command, context, rest = find(words_of(line.replace("…", "x")))
-    if "--help" not in rest:
-        command.make_context(command.name, rest, parent=context.parent)
-
-
-@every_page
-def test_commands_are_parsed_as_they_stand(page: Path) -> None:
-    for line in lines_of(page):
-        try:
-            parse(line)
-        except click.ClickException as error:
-            pytest.fail(f"{name_of(page)}: {line}: {error.format_message()}")
+    """Parse a command line as `reg` would."""
+    words = words_of(line.replace("…", "x"))
+    command, context, rest = find(words)
+    if "--help" not in words:
+        command.make_context(command.name, rest, parent=context)
 
 
 @pytest.mark.parametrize(
@@ -120,23 +85,25 @@ def test_wrong_commands_are_refused(line: str) -> None:
 
 
 @every_page
-def test_commands_in_the_text_exist(page: Path) -> None:
-    for text in inline_of(page):
-        words = [word.rstrip(":,") for word in text.split() if word != "…"]
-        try:
-            command, _, rest = find(words)
-        except click.ClickException as error:
-            pytest.fail(f"{name_of(page)}: `{text}`: {error.format_message()}")
-        options = {*options_of(command), "--help"}
-        for word in rest:
-            if re.fullmatch(r"--[a-z][a-z-]*", word):
-                assert word in options, f"{name_of(page)}: `{text}`: no {word}"
+def test_commands_exist(page: Path) -> None:
+    """Those of code blocks are parsed as they stand; those in the text may lack arguments."""
+    line = ""
+    try:
+        for line in lines_of(page):
+            parse(line)
+        for line in re.findall(r"`(reg [^`]+)`", prose_of(page)):
+            command, _, rest = find([word.rstrip(":,") for word in line.split() if word != "…"])
+            options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+            named = {word for word in rest if re.fullmatch(r"--[a-z][a-z-]*", word)}
+            assert named <= options, f"{name_of(page)}: {line}"
+    except click.ClickException as error:
+        pytest.fail(f"{name_of(page)}: {line}: {error.format_message()}")
 
 
 def slugs(page: Path) -> tuple[set[str], set[str]]:
     """Return the anchors of a page's headings: in the repository, and on the site."""
     shown, built = set[str](), set[str]()
-    for heading in re.findall(r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
+    for heading in re.findall(r"^#+ +(.+?) *$", prose_of(page), re.MULTILINE):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
         shown.add(re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-"))
         plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
@@ -145,9 +112,8 @@ def slugs(page: Path) -> tuple[set[str], set[str]]:
 
 
 @every_page
-def test_links_and_anchors_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"`[^`]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
-    for target in re.findall(r"\]\(([^)]+)\)", text):
+def test_links_anchors_and_files_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", re.sub(r"`[^`]*`", "", prose_of(page))):
         if target.startswith("https://"):
             continue
         path, _, anchor = target.partition("#")
@@ -158,12 +124,7 @@ def test_links_and_anchors_lead_somewhere(page: Path) -> None:
             assert anchor in shown, f"{name_of(page)}: {target}: no such heading in {name_of(file)}"
             if file.is_relative_to(ROOT / "docs"):
                 assert anchor in built, f"{name_of(page)}: {target}: the site has another anchor"
-
-
-@every_page
-def test_files_named_in_the_text_exist(page: Path) -> None:
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    for path in re.findall(r"`((?:benchmarks|cli|docs|migrations|registry|store|tests)/[\w./-]*)`", text):
+    for path in re.findall(r"`((?:benchmarks|cli|docs|migrations|registry|store|tests)/[\w./-]*)`", prose_of(page)):
         assert (ROOT / path).exists() or path == "registry/families/seed_oss.py", f"{name_of(page)}: {path}"
 
 

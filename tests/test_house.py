@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.house import components, import_arrows
+from tests.running import ROOT
 
-ROOT = Path(__file__).parents[1]
 REGISTRY = ROOT / "registry"
 PACKAGES = ("cli", "registry", "store")
-MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 SAME_STEM = {
     "refit": "maths/refit.py is the least-squares problem, composition/refit/ the pass that poses it",
@@ -35,6 +34,9 @@ SAME_STEM = {
 }
 """Stems that two modules of `registry` may share, and why."""
 
+NOT_A_THING = re.compile(r"(What|Whether|How|Where|Who|That|Of)\b")
+"""How no docstring begins: it names the thing with a noun or a verb."""
+
 TELLING = re.compile(
     r"\b(anew|foretold|see there)\b|\b(is|are|was|were) none of\b|\bthat (is|are) none\b", re.IGNORECASE
 )
@@ -46,32 +48,25 @@ def name_of(path: Path) -> str:
 
 
 @functools.cache
-def trees(package: Path) -> list[tuple[Path, ast.Module]]:
-    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(package.rglob("*.py"))]
+def nodes_of(package: str) -> dict[Path, list[ast.AST]]:
+    """Return every node of the syntax of every module of a package."""
+    paths = sorted((ROOT / package).rglob("*.py"))
+    return {path: list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in paths}
 
 
-def first_party(node: ast.AST) -> bool:
-    """Tell whether a statement imports a module of the project."""
-    if isinstance(node, ast.ImportFrom):
-        return (node.module or "").split(".")[0] in PACKAGES
-    return isinstance(node, ast.Import) and any(alias.name.split(".")[0] in PACKAGES for alias in node.names)
+def names_in(node: ast.AST) -> set[str]:
+    """Return the modules that a statement imports; a name of one may be a module, too."""
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
 
 
-def test_the_root_of_registry_has_at_most_eight_modules() -> None:
+def test_folders_are_small_and_names_are_unique() -> None:
+    modules = [path for path in REGISTRY.rglob("*.py") if path.name != "__init__.py"]
     assert len(list(REGISTRY.glob("*.py"))) <= 8
-
-
-def test_no_folder_has_more_than_twenty_modules() -> None:
-    folders = Counter(path.parent for path in REGISTRY.rglob("*.py") if path.name != "__init__.py")
-    assert {name_of(folder): count for folder, count in folders.items() if count > 20} == {}
-
-
-def test_no_two_modules_share_a_stem() -> None:
-    stems = Counter(
-        path.stem
-        for path in REGISTRY.rglob("*.py")
-        if path.name != "__init__.py" and path.parent.name not in ("families", "hosts")
-    )
+    folders = Counter(name_of(path.parent) for path in modules)
+    assert {folder: count for folder, count in folders.items() if count > 20} == {}
+    stems = Counter(path.stem for path in modules if path.parent.name not in ("families", "hosts"))
     stems.update(path.parent.name for path in REGISTRY.rglob("__init__.py") if path.parent != REGISTRY)
     stems.subtract({path.name for path in REGISTRY.iterdir() if path.is_dir() and (path / f"{path.name}.py").exists()})
     assert {stem for stem, count in stems.items() if count > 1} <= set(SAME_STEM)
@@ -79,28 +74,15 @@ def test_no_two_modules_share_a_stem() -> None:
 
 @pytest.mark.check
 def test_modules_import_at_their_top() -> None:
-    late = [
-        f"{name_of(path)}:{inner.lineno}"
-        for path, tree in trees(REGISTRY)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for inner in ast.walk(node)
-        if first_party(inner) and isinstance(inner, ast.stmt)
-    ]
-    assert late == [], "import the package at the top: its names load their modules when they are first used"
-
-
-def test_type_checking_hides_no_import_of_the_project() -> None:
+    """In `registry` no import of the project is indented, in `store` none is under TYPE_CHECKING."""
     hidden = [
-        f"{name_of(path)}:{inner.lineno}"
-        for package in ("registry", "store")
-        for path, tree in trees(ROOT / package)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-        if first_party(inner) and isinstance(inner, ast.stmt)
+        (path, ast.walk(one)) for path, nodes in nodes_of("store").items() for one in nodes if isinstance(one, ast.If)
     ]
-    assert hidden == []
+    for path, nodes in [*nodes_of("registry").items(), *hidden]:
+        for node in nodes:
+            if isinstance(node, ast.stmt) and node.col_offset:
+                own = {name.split(".")[0] for name in names_in(node)} & {*PACKAGES}
+                assert not own, f"{name_of(path)}:{node.lineno}: import the package at the top: its names load lazily"
 
 
 @pytest.mark.check
@@ -108,56 +90,46 @@ def test_imports_form_no_circle() -> None:
     """First package by package, then module by module; imports under TYPE_CHECKING count too."""
     assert [group for group in components(import_arrows(REGISTRY)) if len(group) > 1] == []
     modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): tree
-        for path, tree in trees(REGISTRY)
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): nodes
+        for path, nodes in nodes_of("registry").items()
     }
-    arrows: dict[str, set[str]] = {name: set() for name in modules}
-    for name, tree in modules.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                named = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-            elif isinstance(node, ast.Import):
-                named = {alias.name for alias in node.names}
-            else:
-                continue
-            arrows[name] |= {other for other in named if other in modules and other != name}
+    arrows = {
+        name: {other for node in nodes for other in names_in(node) if other in modules and other != name}
+        for name, nodes in modules.items()
+    }
     assert [sorted(group) for group in components(arrows) if len(group) > 1] == []
 
 
 def test_methods_of_the_facade_have_at_most_three_statements() -> None:
     tree = ast.parse((REGISTRY / "registry.py").read_text(encoding="utf-8"))
     (facade,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    assert facade.name == "Registry"
-    assert facade.bases == []
+    assert (facade.name, facade.bases) == ("Registry", [])
     for method in facade.body:
         if isinstance(method, ast.FunctionDef):
             body = method.body[1:] if ast.get_docstring(method) else method.body
             assert len(body) <= 3, f"Registry.{method.name} has {len(body)} statements"
 
 
-@pytest.mark.parametrize("stub", sorted(REGISTRY.rglob("__init__.pyi")), ids=lambda stub: stub.parent.name)
-def test_packages_offer_what_their_stubs_say(stub: Path) -> None:
+def test_packages_offer_what_their_stubs_say() -> None:
     """A name that is also a module's must be defined in that module, or the module would hide it."""
-    package = ".".join(stub.parent.relative_to(ROOT).parts)
-    modules = {path.stem for path in stub.parent.glob("*.py")} | {path.name for path in stub.parent.iterdir()}
-    for node in ast.parse(stub.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        for alias in node.names:
-            offered = getattr(importlib.import_module(package), alias.name)
-            assert offered is getattr(importlib.import_module(f"{package}.{node.module}"), alias.name)
-            assert alias.name not in modules or alias.name == node.module
+    for stub in REGISTRY.rglob("__init__.pyi"):
+        package = ".".join(stub.parent.relative_to(ROOT).parts)
+        modules = {path.stem for path in stub.parent.glob("*.py")} | {path.name for path in stub.parent.iterdir()}
+        tree = ast.parse(stub.read_text(encoding="utf-8"))
+        for node in (one for one in tree.body if isinstance(one, ast.ImportFrom)):
+            for alias in node.names:
+                offered = getattr(importlib.import_module(package), alias.name)
+                assert offered is getattr(importlib.import_module(f"{package}.{node.module}"), alias.name)
+                assert alias.name not in modules or alias.name == node.module, f"{package}: {alias.name}"
 
 
-@pytest.mark.check(after=244)
-@pytest.mark.trust(after=523)
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_docstrings_are_in_plain_words(path: Path) -> None:
-    """The first line names the thing with a noun or a verb."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        text = ast.get_docstring(node) or ""
-        where = f"{name_of(path)}:{getattr(node, 'lineno', 1)}"
-        assert not re.match(r"(What|Whether|How|Where|Who|That|Of)\b", text), f"{where}: {text.splitlines()[0]}"
-        assert not TELLING.search(text), f"{where}: {TELLING.search(text)}"
+@pytest.mark.check
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_are_in_plain_words(package: str) -> None:
+    for path, nodes in nodes_of(package).items():
+        for node in nodes:
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                where = f"{name_of(path)}:{getattr(node, 'lineno', 1)}: {text.partition(chr(10))[0]}"
+                assert not NOT_A_THING.match(text), where
+                assert not TELLING.search(text), where

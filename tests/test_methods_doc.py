@@ -4,8 +4,6 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-
 from cli.commands.compose import compose
 from registry.composition.ensemble.recipe import ROUTINGS, TO_ENSEMBLE
 from registry.composition.interpolated.simoe_recipe import TO_SIMOE
@@ -15,8 +13,8 @@ from registry.evaluation import METHODS, Continual, Row
 from registry.evaluation.methods import DENSE
 from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
+from tests.running import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "methods.md"
 MEASURED = ROOT / "benchmarks" / "QUALITY.md"
 
@@ -59,16 +57,14 @@ def test_methods_are_those_that_exist() -> None:
     assert names(page["Rows of a table"]) == [*DENSE, *METHODS]
 
 
-def test_options_are_those_of_compose() -> None:
+def test_options_are_those_of_compose_and_of_recipes_with_their_defaults() -> None:
+    page = tables(PAGE)
     options = {str(option.name) for option in compose.params} - NO_METHOD - OWN_TABLES
-    assert {name.strip("-").replace("-", "_") for name in names(tables(PAGE)["Options"])} == options
-
-
-def test_every_recipe_field_is_listed_with_its_default() -> None:
-    defaults = {row[0].strip("`"): row[1] for row in tables(PAGE)["Options"]}
+    assert {name.strip("-").replace("-", "_") for name in names(page["Options"])} == options
+    defaults = {row[0].strip("`"): row[1] for row in page["Options"]}
     expected = {field.option: field.default_text for field in FIELDS.values() if field.name not in OWN_TABLES}
     assert defaults == expected | {"--like": "", "--fit": "", "--from-base": ""}
-    routed = next(row[1] for row in tables(PAGE)["Outputs: --routing"] if row[0] == "`task-vector`")
+    routed = next(row[1] for row in page["Outputs: --routing"] if row[0] == "`task-vector`")
     assert f"`--routing-tokens` ({FIELDS['routing_tokens'].default_text} by default)" in routed
 
 
@@ -89,9 +85,3 @@ def test_scores_are_those_measured() -> None:
     for name, score in scored:
         row = name.strip("`")
         assert score == " / ".join(scores[row] for scores in (near, far) if row in scores), row
-
-
-@pytest.mark.parametrize("page", [PAGE, MEASURED], ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target

@@ -14,10 +14,10 @@ from cli.main import main
 from registry import Registry
 from tests.catalogs import Schemas
 from tests.conftest import Zoo, files_of
-from tests.test_readme import ROOT, blocks, run_line
+from tests.running import ROOT
+from tests.test_readme import blocks, run_line
 
 PAGE = ROOT / "docs" / "tasks" / "team.md"
-NAMES = ("base", "code", "math")
 
 
 @pytest.fixture
@@ -40,9 +40,8 @@ def places(
     schemas.drop()
 
 
-def commands() -> list[list[str]]:
-    """Return the lines of each block of the page that is run."""
-    return [text.splitlines() for language, text in blocks(PAGE) if language == "bash"]
+LINES = [text.splitlines() for language, text in blocks(PAGE) if language == "bash"]
+"""The lines of each block of the page that is run."""
 
 
 def on_machine(name: str, lines: list[str], places: dict[str, str]) -> None:
@@ -55,14 +54,8 @@ def on_machine(name: str, lines: list[str], places: dict[str, str]) -> None:
             run_line(line)
 
 
-def said(*words: str) -> str:
-    result = CliRunner().invoke(main, list(words))
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_the_set_up_is_ten_commands() -> None:
-    first, second, _ = commands()
+    first, second, _ = LINES
     assert len(first + second) == 10
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (asked,) = re.findall(r"pip install .* -e '\.\[(.*)\]'", first[0])
@@ -71,23 +64,19 @@ def test_the_set_up_is_ten_commands() -> None:
 
 @pytest.mark.check
 def test_two_machines_share_what_the_page_sets_up(places: dict[str, str], zoo: Zoo, tmp_path: Path) -> None:
-    first, second, _ = commands()
+    first, second, _ = LINES
     on_machine("one", first, places)
     os.environ["REG_ACTOR"] = "grace"
     *before, _, _ = second
     on_machine("two", before, places)
-    assert said("list", "--all").count("active") == 3
+    assert CliRunner().invoke(main, ["list", "--all"]).output.count("active") == 3
     on_machine("two", second[len(before) :], places)
     with Registry("two") as two, Registry("one") as one:
-        assert [(v.ref, v.state) for v in one.versions(everything=True)] == [
-            ("base@1", "active"),
-            ("code@1", "active"),
-            ("math@1", "withdrawn"),
-        ]
+        states = {version.ref: version.state for version in one.versions(everything=True)}
+        assert states == {"base@1": "active", "code@1": "active", "math@1": "withdrawn"}
         assert one.versions(everything=True) == two.versions(everything=True)
-        assert {e.subject: e.actor for e in one.log() if e.action.startswith("add-")} == {
-            f"{n}@1": "ada" for n in NAMES
-        }
+        added = {event.subject: event.actor for event in one.log() if event.action.startswith("add-")}
+        assert added == {"base@1": "ada", "code@1": "ada", "math@1": "ada"}
         assert [(e.action, e.actor) for e in one.log(limit=1)] == [("opt-out", "grace")]
         assert one.verify().problems == ()
         assert {path.name for path in Path("one").iterdir()}.isdisjoint({"arrays", "catalog.sqlite"})
@@ -104,7 +93,7 @@ def test_two_machines_share_what_the_page_sets_up(places: dict[str, str], zoo: Z
 
 @pytest.mark.check
 def test_registry_of_one_machine_moves_as_the_page_says(places: dict[str, str], zoo: Zoo) -> None:
-    first, _, move = commands()
+    first, _, move = LINES
     source: dict[str, Any] = {"database": f"sqlite:///{places['/srv/registry']}/catalog.sqlite"}
     with Registry(places["/srv/registry"], **source, arrays=f"{places['/srv/registry']}/arrays") as one:
         for name in ("math", "code"):

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from registry import (
     EnsembleRecipe,
     FitSettings,
@@ -28,14 +26,8 @@ from registry.composition import AnyRecipe
 from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
-SIZES = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "tie_word_embeddings": True,
-}
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES |= {"num_key_value_heads": 1, "tie_word_embeddings": True}
 WIDE_SIZES = SIZES | {"hidden_size": 24, "num_attention_heads": 3, "head_dim": 8}
 SETTINGS = PassSettings(tokens=64, seq_len=32, batch_size=2, folds=1)
 CONTENTS = ("one", "two", "three")
@@ -97,33 +89,35 @@ class Pool:
     text: Path
 
 
+def save_expert(folder: Path, text: Path, settings: PassSettings, model: Any) -> Path:
+    """Write a checkpoint that carries its statistics of a text."""
+    save_checkpoint(model, folder, train_tokenizer())
+    collect_to(folder, folder, data=[text], settings=settings, keep_calibration=True)
+    return folder
+
+
 def make_pool(folder: Path) -> Pool:
     """Write the checkpoints: experts of one base that carry statistics, the last sharing its trunk with the base."""
-    tokenizer = train_tokenizer()
-    checkpoints = {BASE: save_checkpoint(make_model("llama", 400, **SIZES), folder / BASE, tokenizer)}
+    checkpoints = {BASE: save_checkpoint(make_model("llama", 400, **SIZES), folder / BASE, train_tokenizer())}
     for number, name in enumerate(CONTENTS, start=1):
         model = make_model("llama", 400 + number, **SIZES)
         if name == CONTENTS[-1]:
-            own = dict(model.named_parameters())
-            with torch.no_grad():
-                for key, weight in make_model("llama", 400, **SIZES).named_parameters():
-                    if "mlp" not in key:
-                        own[key].copy_(weight)
-        checkpoints[name] = save_checkpoint(model, folder / name, tokenizer)
-        data = write_jsonl(folder / f"{name}.jsonl", sentences("math", 10, seed=number))
-        collect_to(checkpoints[name], checkpoints[name], data=[data], settings=SETTINGS, keep_calibration=True)
+            base = make_model("llama", 400, **SIZES).state_dict()
+            model.load_state_dict({key: weight for key, weight in base.items() if "mlp" not in key}, strict=False)
+        text = write_jsonl(folder / f"{name}.jsonl", sentences("math", 10, seed=number))
+        checkpoints[name] = save_expert(folder / name, text, SETTINGS, model)
     return Pool(checkpoints, folder / "one.jsonl")
+
+
+TRAINING: dict[str, Any] = {"tokens": 64, "seq_len": 16, "batch_size": 2, "device": "cpu", "dtype": "float32"}
 
 
 def with_others(pool: Pool, folder: Path) -> Pool:
     """Return the pool with `WIDE` and the experts of a SIMoE, which is trained here, written to `folder`."""
-    wide = save_checkpoint(make_model("qwen3", 500, **WIDE_SIZES), folder / WIDE, train_tokenizer())
-    collect_to(wide, wide, data=[pool.text], settings=SETTINGS, keep_calibration=True)
-    settings = SimoeTraining(
-        experts=len(SPARSE), prompt_tokens=4, tokens=64, seq_len=16, batch_size=2, device="cpu", dtype="float32"
-    )
+    save_expert(folder / WIDE, pool.text, SETTINGS, make_model("qwen3", 500, **WIDE_SIZES))
     with Registry(folder / "simoe-home") as registry:
         registry.add_base(BASE_NAME, pool.checkpoints[BASE])
+        settings = SimoeTraining(experts=len(SPARSE), prompt_tokens=4, **TRAINING)
         registry.train_simoe(SPARSE[0].removesuffix("-1"), BASE_NAME, [pool.text], settings)
         for name in SPARSE:
             registry.export(name, folder / name)
@@ -133,9 +127,7 @@ def with_others(pool: Pool, folder: Path) -> Pool:
 def train_soup(registry: Registry, pool: Pool) -> None:
     """Train the soup, which is a function of the pool alone, and register it."""
     domains = {content: [pool.checkpoints[content].with_suffix(".jsonl")] for content in CONTENTS[:2]}
-    settings = SoupTraining(
-        experts=2, rank=2, hidden=4, tokens=64, seq_len=16, batch_size=2, device="cpu", dtype="float32"
-    )
+    settings = SoupTraining(experts=2, rank=2, hidden=4, **TRAINING)
     registry.train_soup(SOUP, pool.checkpoints[BASE], domains, settings)
 
 
@@ -148,9 +140,8 @@ def make(registry: Registry, refs: Sequence[str], out: Path, recipe: str, text: 
         registry.compose([], out, base=base, from_base=2, force=True)
     elif recipe == "fit":
         settings = FitSettings(tokens=160, steps=2, seq_len=16, batch_size=2, device="cpu")
-        registry.compose(
-            refs, out, registry.fit(refs, [text], settings=settings, base=base).recipe, base=base, force=True
-        )
+        fitted = registry.fit(refs, [text], settings=settings, base=base).recipe
+        registry.compose(refs, out, fitted, base=base, force=True)
     else:
         names = [ref.partition("@")[0] for ref in refs]
         registry.compose(refs, out, ALL_RECIPES[recipe](names), base=base, force=True)
@@ -204,24 +195,22 @@ class Fresh:
         """Return the files of a composition, by their names."""
         key = frozenset(members), recipe
         if key not in self._known:
-            self._known[key] = self._make(*key)
+            self._known[key] = self._make(sorted(key[0]), recipe)
         return self._known[key]
 
-    def _make(self, members: frozenset[Member], recipe: str) -> dict[str, bytes]:
-        with_base = recipe in WITH_BASE
-        home = self._homes.setdefault((members, with_base), self._scratch / f"home-{len(self._homes)}")
-        order = sorted(members)
+    def _make(self, order: list[Member], recipe: str) -> dict[str, bytes]:
+        place = frozenset(order), recipe in WITH_BASE
+        home = self._homes.setdefault(place, self._scratch / f"home-{len(self._homes)}")
         self._draw.shuffle(order)
-        names = [name for name, _ in order]
         with Registry(home) as registry:
             if not registry.versions():
-                if with_base:
+                if recipe in WITH_BASE:
                     registry.add_base(BASE_NAME, self._pool.checkpoints[BASE])
                 if recipe == SOUP:
                     train_soup(registry, self._pool)
                 for name, content in () if recipe == SOUP else order:
                     registry.add_expert(name, self._pool.checkpoints[content])
-            make(registry, names, self._scratch / "moe", recipe, self._pool.text)
+            make(registry, [name for name, _ in order], self._scratch / "moe", recipe, self._pool.text)
         found = tree(self._scratch / "moe")
         shutil.rmtree(self._scratch / "moe")
         return found

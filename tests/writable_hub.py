@@ -1,7 +1,6 @@
 """A Hub on this machine that can be pushed to: create, preupload, LFS batch, upload and verify, commit, branch, PR."""
 
 import base64
-import binascii
 import hashlib
 import json
 import re
@@ -14,7 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from huggingface_hub import ModelCard, close_session
 
-from tests.fake_hub import LFS, FakeHub, Handler, Repository, Request, entry, use_hub
+from tests.fake_hub import INVALID, LFS, FakeHub, Handler, Repository, entry, use_hub
 
 TOKEN, READER, STRANGER = "hf_secret_writer", "hf_secret_reader", "hf_secret_stranger"
 """Tokens of somebody who may write to `org`, of somebody who may only read, and of somebody else."""
@@ -73,7 +72,7 @@ class WritableHandler(Handler):
         if self._refused("GET whoami", token):
             return None
         if token not in self.hub.tokens:
-            return self._refuse(401, None, "Invalid credentials in Authorization header", token)
+            return self._refuse(401, None, INVALID, token)
         name, role = ("stranger" if token == STRANGER else "me"), ("read" if token == READER else "write")
         account = {"type": "user", "name": name, "auth": {"type": "access_token", "accessToken": {"role": role}}}
         return self._json(account)
@@ -81,16 +80,17 @@ class WritableHandler(Handler):
     def do_PUT(self) -> None:  # noqa: N802 - as above
         oid = urlsplit(self.path).path.removeprefix("/lfs/")
         length = int(self.headers["Content-Length"])
-        if oid in self.hub.breaking:
-            self.hub.uploads.append(Upload(oid, len(self.rfile.read(length // 2))))
-            self.close_connection = True
-            self.connection.shutdown(2)
-            return
-        data = self.rfile.read(length)
+        data = self.rfile.read(length // 2 if oid in self.hub.breaking else length)
         self.hub.uploads.append(Upload(oid, len(data)))
+        if oid in self.hub.breaking:
+            return self._break_off()
         assert hashlib.sha256(data).hexdigest() == oid
         self.hub.objects[oid] = data
-        self._send(200)
+        return self._send(200)
+
+    def _break_off(self) -> None:
+        self.close_connection = True
+        self.connection.shutdown(2)
 
     def do_POST(self) -> None:  # noqa: N802 - as above
         token, body = self._noted(), self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -102,7 +102,7 @@ class WritableHandler(Handler):
                 if self._refused(f"POST {name}", token):
                     return None
                 if token is None or token not in self.hub.tokens:
-                    return self._refuse(401, None, "Invalid credentials in Authorization header", token)
+                    return self._refuse(401, None, INVALID, token)
                 parts = [unquote(part) for part in found.groups()]
                 return getattr(self, f"_{name}")(token, body, query, *parts)  # type: ignore[no-any-return]
         return self._send(404)
@@ -113,22 +113,23 @@ class WritableHandler(Handler):
         """Check a card's metadata, as far as it is known how the Hub does."""
         card: Any = ModelCard(content).data
         data = card.to_dict()
-        errors = []
-        if str(data.get("license", "mit")) not in LICENSES:
-            errors.append({"message": f'"license" must be one of [{", ".join(sorted(LICENSES)[:3])}, …]'})
-        bases = data.get("base_model", [])
-        for base in [bases] if isinstance(bases, str) else bases:
-            if not re.fullmatch(r"[\w.-]+/[\w.-]+", base):
-                errors.append({"message": f'"base_model" with value "{base}" is not valid'})
-        if data.get("base_model_relation", "merge") not in ("merge", "adapter", "quantized", "finetune"):
-            errors.append({"message": '"base_model_relation" is not valid'})
-        for language in data.get("language", []):
-            if not re.fullmatch("[a-z]{2,3}|code|multilingual", language):
-                errors.append({"message": f'"language" {language} is not valid'})
-        for model in data.get("model-index", []):
-            for result in model["results"]:
-                if not (result["task"]["type"] and result["dataset"]["type"] and result["dataset"]["name"]):
-                    errors.append({"message": '"model-index" is not valid'})
+        bases, languages = data.get("base_model", []), data.get("language", [])
+        results = [result for model in data.get("model-index", []) for result in model["results"]]
+        relations = ("merge", "adapter", "quantized", "finetune")
+        valid = {
+            "license": str(data.get("license", "mit")) in LICENSES,
+            "base_model": all(
+                re.fullmatch(r"[\w.-]+/[\w.-]+", b) for b in ([bases] if isinstance(bases, str) else bases)
+            ),
+            "base_model_relation": data.get("base_model_relation", "merge") in relations,
+            "language": all(re.fullmatch("[a-z]{2,3}|code|multilingual", language) for language in languages),
+            "model-index": all(r["task"]["type"] and r["dataset"]["type"] and r["dataset"]["name"] for r in results),
+        }
+        errors = [
+            {"message": f'"{name}" must be one of those that the Hub knows'}
+            for name, is_valid in valid.items()
+            if not is_valid
+        ]
         self._json({"errors": errors, "warnings": []}, 400 if errors else 200)
 
     def _create(self, token: str, body: bytes, _query: Any) -> None:
@@ -158,10 +159,8 @@ class WritableHandler(Handler):
         for asked in json.loads(body)["objects"]:
             answer: dict[str, Any] = {"oid": asked["oid"], "size": asked["size"]}
             if asked["oid"] not in self.hub.objects:
-                answer["actions"] = {
-                    "upload": {"href": f"{self.hub.url}/lfs/{asked['oid']}"},
-                    "verify": {"href": f"{self.hub.url}/lfs/verify"},
-                }
+                places = {"upload": asked["oid"], "verify": "verify"}
+                answer["actions"] = {what: {"href": f"{self.hub.url}/lfs/{place}"} for what, place in places.items()}
             objects.append(answer)
         self._json({"transfer": "basic", "objects": objects})
 
@@ -195,7 +194,7 @@ class WritableHandler(Handler):
             elif operation["key"] == "lfsFile":
                 now[value["path"]] = self.hub.objects[value["oid"]]
             else:
-                now[value["path"]] = _decoded(value["content"])
+                now[value["path"]] = base64.b64decode(value["content"], validate=True)
         for name in self.hub.spoiling & {*now}:
             now[name] = now[name][:-1] + bytes([now[name][-1] ^ 1])
         number = sum(name.startswith("refs/pr/") for name in repository.revisions) + 1
@@ -204,9 +203,7 @@ class WritableHandler(Handler):
         self.hub.messages.append((header["value"]["summary"], header["value"]["description"]))
         if self.hub.lost:
             self.hub.lost = False
-            self.close_connection = True
-            self.connection.shutdown(2)
-            return None
+            return self._break_off()
         answer = {"commitUrl": f"{self.hub.url}/{repo_id}/commit/{commit}", "commitOid": commit}
         if proposed:
             answer["pullRequestUrl"] = f"{self.hub.url}/{repo_id}/discussions/{number}"
@@ -235,21 +232,12 @@ class WritableHandler(Handler):
             return repository.commits[repository.revisions[revision]]
         return None
 
-    def _noted(self) -> str | None:
-        bearer = re.fullmatch("Bearer (.+)", self.headers.get("Authorization") or "")
-        token = bearer[1] if bearer else None
-        self.hub.requests.append(Request(self.command, urlsplit(self.path).path, token, None))
-        return token
-
     def _refused(self, what: str, token: str | None) -> bool:
         if what not in self.hub.refusing:
             return False
         status, message, code = self.hub.refusing[what]
         self._refuse(status, code, message, token)
         return True
-
-    def _json(self, document: Any, status: int = 200) -> None:
-        self._send(status, json.dumps(document).encode(), {"Content-Type": "application/json"})
 
 
 WritableHub.handler = WritableHandler
@@ -264,13 +252,6 @@ _ROUTES = (
 LICENSES = {"apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "gpl-3.0", "llama3.1", "gemma", "other", "unknown"}
 
 
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise AssertionError("content is no base64") from error
-
-
 def writable_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[WritableHub]:
     """Give a Hub that can be pushed to, with the token of who may, for a fixture."""
     server = WritableHub()
@@ -280,9 +261,3 @@ def writable_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Writab
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         yield server
         close_session()
-
-
-if __name__ == "__main__":  # to try commands against: PYTHONPATH=. python -m tests.writable_hub
-    with WritableHub() as served:
-        print(f"export HF_ENDPOINT={served.url} HF_TOKEN={TOKEN} HF_HUB_DISABLE_XET=1  # org/… may be written to")
-        served.join()

@@ -3,11 +3,13 @@
 It is forked before anything starts a thread, as a process may not be forked safely after that.
 """
 
-import json
+import multiprocessing as mp
 import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from sqlalchemy import Engine
 
 Perform = Callable[[Path, dict[str, Any]], None]
 
+_FORK = mp.get_context("fork")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.truncate", "sqlite3.connect"}
 
@@ -49,20 +52,14 @@ class Zygote:
     """Does commands in children.
 
     Args:
-        perform: does a command (what JSON can carry) on the registry in a home.
+        perform: does a command on the registry in a home.
     """
 
     def __init__(self, perform: Perform) -> None:
-        ours, theirs = os.pipe()
-        answers, told = os.pipe()
-        self.process = os.fork()
-        if self.process == 0:
-            os.close(theirs)
-            os.close(answers)
-            _serve(perform, ours, told)
-        os.close(ours)
-        os.close(told)
-        self._orders, self._answers = os.fdopen(theirs, "w"), os.fdopen(answers)
+        self._orders, theirs = _FORK.Pipe()
+        self._process = _FORK.Process(target=_serve, args=(perform, self._orders, theirs))
+        self._process.start()
+        theirs.close()
 
     def run(self, home: Path, command: dict[str, Any], fatal: int | None) -> tuple[bool, int | None]:
         """Do a command, killed before step `fatal`; return whether it was killed, and else how many steps it had.
@@ -70,43 +67,31 @@ class Zygote:
         Raises:
             AssertionError: it ended with an error.
         """
-        self._orders.write(json.dumps([str(home), command, fatal]) + "\n")
-        self._orders.flush()
-        status, steps = json.loads(self._answers.readline())
+        self._orders.send((home, command, fatal))
+        status, steps = self._orders.recv()
         assert status in (0, -signal.SIGKILL), f"{command} ended with {status}"
         return status != 0, steps
 
     def close(self) -> None:
         """End it."""
         self._orders.close()
-        self._answers.close()
-        os.waitpid(self.process, 0)
+        self._process.join()
 
 
-def _serve(perform: Perform, orders: int, told: int) -> None:
-    with os.fdopen(orders) as lines, os.fdopen(told, "w") as answers:
-        for line in lines:
-            home, command, fatal = json.loads(line)
-            ours, theirs = os.pipe()
-            child = os.fork()
-            if child == 0:
-                _act(perform, Path(home), command, fatal, theirs)
-            os.close(theirs)
-            _, status = os.waitpid(child, 0)
-            with os.fdopen(ours) as counted:
-                steps = counted.read()
-            answers.write(json.dumps([os.waitstatus_to_exitcode(status), int(steps) if steps else None]) + "\n")
-            answers.flush()
-    os._exit(0)
+def _serve(perform: Perform, ours: Connection, orders: Connection) -> None:
+    ours.close()
+    with suppress(EOFError):
+        while True:
+            counted, told = _FORK.Pipe(duplex=False)
+            child = _FORK.Process(target=_act, args=(perform, *orders.recv(), told))
+            child.start()
+            told.close()
+            child.join()
+            orders.send((child.exitcode, counted.recv() if child.exitcode == 0 else None))
 
 
-def _act(perform: Perform, home: Path, command: dict[str, Any], fatal: int | None, theirs: int) -> None:
-    try:
-        steps = Steps(fatal)
-        steps.watch()
-        perform(home, command)
-        os.write(theirs, str(steps.count).encode())
-    except BaseException as error:
-        print(f"{command}: {type(error).__name__}: {error}", flush=True)
-        os._exit(1)
-    os._exit(0)
+def _act(perform: Perform, home: Path, command: dict[str, Any], fatal: int | None, told: Connection) -> None:
+    steps = Steps(fatal)
+    steps.watch()
+    perform(home, command)
+    told.send(steps.count)

@@ -85,7 +85,9 @@ class Corpus:
         if not self._tokenizer.is_fast:
             self._remark("the tokenizer does not say where its tokens stand: the chat template's count as evidence too")
         try:
-            return Document(str(self._tokenizer.apply_chat_template(messages, tokenize=False)), tuple(messages))
+            tools = row.get("tools") or None
+            text = str(self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
+            return Document(text, tuple(messages), tools)
         except Exception as error:  # templates are programs of the checkpoint's author
             raise CalibrationError(
                 f"{where}: the tokenizer's chat template cannot render its messages: {first_line(error)}",
@@ -115,14 +117,13 @@ def check_files(
         Corpus([Path(file) for file in require_list(own, noun)], None)
 
 
-def find_calibration(folder: Path) -> Path | None:
-    """Return the `calibration.*` file of a checkpoint folder, if it has one.
+def find_calibration(folder: Path) -> list[Path]:
+    """Return the `calibration.*` files of a checkpoint folder, the one that is read first.
 
     Raises:
-        CheckpointError: the file is a symbolic link out of the folder.
+        CheckpointError: a file is a symbolic link out of the folder.
     """
-    candidates = (own_file(folder, f"calibration{suffix}") for suffix in SUFFIXES)
-    return next((path for path in candidates if path is not None), None)
+    return [path for suffix in SUFFIXES if (path := own_file(folder, f"calibration{suffix}")) is not None]
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[tuple[int, Any]]]:

@@ -1,7 +1,7 @@
 """Rows of files as documents: plain text, conversations, and the shapes that instruction data has.
 
     {"text": …}                                            as it is
-    {"messages": [{"role": …, "content": …}, …]}           a conversation
+    {"messages": [{"role": …, "content": …}, …]}           a conversation; `tools` beside it describes what it may call
     {"conversations": [{"from": …, "value": …}, …]}        the same (ShareGPT)
     {"instruction": …, "input": …, "output": …}            a question and its answer (Alpaca; `input` may be missing)
     {"prompt": …, "completion": …}                         texts joined as they are, or two lists of messages (TRL)
@@ -15,7 +15,10 @@ from typing import Any
 
 Message = Mapping[str, Any]
 
-FIELDS = ("text", "messages", "conversations", "instruction", "input", "output", "response", "prompt", "completion")
+FIELDS = (
+    *("text", "messages", "tools", "conversations", "instruction", "input", "output", "response"),
+    *("prompt", "completion"),
+)
 """Fields of a row that are read."""
 
 SHAPES = "'text', 'messages', 'conversations', 'instruction' with 'output', or 'prompt' with 'completion'"
@@ -39,10 +42,12 @@ class Document:
     Attributes:
         text: the text.
         messages: the conversation that a chat template made it of, with its own start token; None for other text.
+        tools: descriptions of the tools of the conversation, which the template writes.
     """
 
     text: str
     messages: tuple[Message, ...] | None = None
+    tools: Any = None
 
     @property
     def is_chat(self) -> bool:
@@ -60,7 +65,7 @@ class Document:
         marked = [{**message, "content": _MARK.format(number)} for number, message in enumerate(self.messages)]
         pieces = list[str]()
         try:
-            rest = str(tokenizer.apply_chat_template(marked, tokenize=False))
+            rest = str(tokenizer.apply_chat_template(marked, tools=self.tools, tokenize=False))
             for one in marked:
                 piece, mark, rest = rest.partition(one["content"])
                 pieces += [piece] if mark else []

@@ -128,6 +128,8 @@ class Adapter:
             raise self._misfit(f"{some(unknown)} for no tensor of the base")
         for target, parts in changes.items():
             self._check_shapes(target, parts, shapes[target], base if target in (embedding, head) else None)
+        if absent := [name for name in self._settings.targets if not any(f".{name}." in f".{key}" for key in changes)]:
+            self.notes.append(f"{some(absent)} in target_modules, and no tensor changes one: they stay the base's")
         whole = {name for name, parts in changes.items() if "whole" in parts}
         for module in self._settings.saved:
             if missing := [name for name in shapes if f".{module}." in f".{name}" and name not in whole]:

@@ -37,6 +37,7 @@ class Settings:
         rslora: the scaling is that of rsLoRA.
         dora: every change has a magnitude vector.
         saved: the modules that were trained in full.
+        targets: the modules that low-rank changes were trained for, where the configuration lists them.
     """
 
     def __init__(self, config: dict[str, Any], label: str) -> None:
@@ -52,6 +53,8 @@ class Settings:
         )
         self.rslora, self.dora = (bool(self._value(key, bool, "a boolean")) for key in ("use_rslora", "use_dora"))
         self.saved = [str(name) for name in self._value("modules_to_save", list, "a list") or ()]
+        targets = config.get("target_modules")
+        self.targets = [str(name) for name in targets] if isinstance(targets, list) else []
         self._rank = self._number("r", config.get("r"), whole=True)
         self._alpha = self._number("lora_alpha", config.get("lora_alpha"))
         self._ranks = self._patterns("rank_pattern", whole=True)

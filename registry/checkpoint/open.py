@@ -23,6 +23,9 @@ PathLike = str | os.PathLike[str]
 Registered = Callable[[str], DenseWeights | None]
 """Returns the weights of a registered model, or None if a reference does not match one."""
 
+_OTHER_TOKENIZERS = ("tekken.json", "*.tiktoken", "*.spm", "tokenizer.model.v*", "additional_chat_templates")
+"""Names of what other programs read of a tokenizer."""
+
 NAME_BASE = "name its base model: --base NAME[@V] of a registered one, --base FOLDER, or --base hf://ORG/NAME"
 
 
@@ -114,6 +117,11 @@ def _local(checkpoint: PathLike) -> tuple[Path, str]:
 def _opened(folder: Path, label: str, remote_code: bool, progress: Progress) -> Checkpoint:
     """Open a plain folder, with a remark on what is not used of it."""
     checkpoint = Checkpoint(folder, label=label, remote_code=remote_code)
+    if "auto_map" in checkpoint.config:
+        kind = checkpoint.family.class_name
+        remark(progress, f"{label}: its own code (auto_map in config.json) is not run: it is read as {kind}")
+    if files := sorted(path.name for path in folder.iterdir() if any(map(path.match, _OTHER_TOKENIZERS))):
+        remark(progress, f"{label}: {some(files)} not taken over, as transformers does not read them")
     if buffers := list(checkpoint.unused):
         remark(progress, f"{label}: {some(buffers)} not used: buffers are computed from config.json")
     known = {*checkpoint.weight_files, ROUTER_FILE, SOUP_ROUTER, SIMOE_ARRAYS, "statistics.safetensors"}

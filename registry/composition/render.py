@@ -5,7 +5,7 @@ tensor add up to (R, C). Expert tensors that are stacked have the experts E firs
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from registry.composition.plan import OutputTensor
 from registry.composition.tensor_source import TensorSource
+from registry.errors import InvalidInputError
 from registry.hosts import Constant, Experts, RowSelection, Trunk
 from registry.hosts.tensors import (
     Entries,
@@ -35,8 +36,32 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
 
     Raises:
         DamagedError: a stored array is damaged.
-        InvalidInputError: a linear system cannot be solved.
+        InvalidInputError: a linear system cannot be solved, or a weight does not fit the dtype.
     """
+    yield from held(_rendered(source, tensor), tensor.dtype, tensor.name)
+
+
+def held(blocks: Iterable[Block], dtype: str, name: str) -> Iterator[Block]:
+    """Yield the blocks of a tensor that was cast, checked: float16 makes infinity of a weight beyond 65,504.
+
+    Args:
+        blocks: the tensor, in its dtype's carrier.
+        dtype: the dtype.
+        name: the tensor, for the message.
+
+    Raises:
+        InvalidInputError: a weight is infinite.
+    """
+    for block in blocks:
+        if dtype == "float16" and not np.isfinite(block).all():
+            raise InvalidInputError(
+                f"tensor {name} has a weight that float16 cannot hold, beyond {np.finfo(np.float16).max:,.0f}",
+                "choose a dtype of the same range: --dtype bfloat16",
+            )
+        yield block
+
+
+def _rendered(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
     dtype = torch_dtype(tensor.dtype)
     match tensor.made:
         case Experts(parts=parts):
@@ -216,7 +241,8 @@ def copied(source: ArraySource, rows: RowSelection, dtype: str) -> Iterator[Bloc
         yield from source.blocks()
     else:
         blocks = (to_tensor(block, source.dtype) for block in source.blocks())
-        yield from (to_block(tensor.to(torch_dtype(dtype))) for tensor in _rows(blocks, rows))
+        cast = (to_block(tensor.to(torch_dtype(dtype))) for tensor in _rows(blocks, rows))
+        yield from held(cast, dtype, rows.name)
 
 
 def _rows(blocks: Iterator[Float[torch.Tensor, "r ..."]], rows: RowSelection) -> Iterator[Float[torch.Tensor, "r ..."]]:

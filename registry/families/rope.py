@@ -6,6 +6,9 @@ from typing import Any
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Layer types in `layer_types` and in nested rope parameters."""
 
+ORIGINAL = "original_max_position_embeddings"
+"""Key of the longest text before a rope was scaled: among its parameters, or beside them in config.json."""
+
 _SCALED = ("llama3", "yarn", "longrope")
 
 
@@ -23,7 +26,8 @@ def rope_parameters(values: Mapping[str, Any], theta: float) -> dict[str, Any]:
     if "partial_rotary_factor" in values:
         rope.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
     if rope["rope_type"] in _SCALED:
-        rope.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+        rope.setdefault(ORIGINAL, values["max_position_embeddings"])
+        rope[ORIGINAL] = values.get(ORIGINAL, rope[ORIGINAL])  # beside the rope it comes first, as in transformers
     return rope
 
 
@@ -43,7 +47,7 @@ def nested_rope_parameters(values: Mapping[str, Any], full: float, sliding: floa
         rope.setdefault("rope_type", kind)
         rope.setdefault("rope_theta", theta)
         if rope["rope_type"] in _SCALED:
-            rope.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+            rope.setdefault(ORIGINAL, values["max_position_embeddings"])
     return ropes
 
 

@@ -55,8 +55,8 @@ class ClusterCorpus(Corpus):
     def __iter__(self) -> Iterator[Document]:
         with self.paths[0].open(encoding="utf-8") as file:
             for line in file:
-                text, messages = json.loads(line)
-                yield Document(text, messages and tuple(messages))
+                text, messages, tools = json.loads(line)
+                yield Document(text, messages and tuple(messages), tools)
 
 
 def check_clustering() -> None:
@@ -176,7 +176,7 @@ def _split(corpus: Corpus, numbers: npt.NDArray[np.int64], paths: Sequence[Path]
     for document, number in zip(corpus, numbers, strict=True):
         if number == _NONE:
             continue
-        line = json.dumps([document.text, document.messages]) + "\n"
+        line = json.dumps([document.text, document.messages, document.tools]) + "\n"
         waiting[number].append(line)
         sizes[number] += len(line)
         if sizes[number] > _BUFFERED:

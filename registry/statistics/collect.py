@@ -20,6 +20,7 @@ from registry.checkpoint.open import open_checkpoint
 from registry.distributed import Cluster, Step, Task
 from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.families.sites import COUNTS, MLP_INPUT, SITES
+from registry.io.display import some
 from registry.io.files import own_file
 from registry.io.memory import return_freed_memory
 from registry.io.work_dirs import temporary_folder
@@ -59,9 +60,11 @@ def text_calibration(
     """
     if not data:
         own = find_calibration(checkpoint.folder)
-        if own is None:
+        if not own:
             return None
-        data = (own,)
+        data, others = own[:1], [path.name for path in own[1:]]
+        if others:
+            remark(progress, f"{own[0].name} is read, and {some(others)} not: name all files with --data")
     tokenizer = load_tokenizer(checkpoint.folder)
     seq_len = window_size(checkpoint, settings)
     take = random_places if settings.document_tokens is None else document_beginnings

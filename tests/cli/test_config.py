@@ -12,32 +12,29 @@ from registry.maintenance.environment import Setting, configuration
 TOKEN, PASSWORD = "hf_secret_token", "s3cret"
 
 
-def settings(*words: str) -> dict[str, dict[str, str]]:
-    result = CliRunner().invoke(main, [*words, "config", "--json"])
-    assert result.exit_code == 0, result.output
-    assert TOKEN not in result.output
-    assert PASSWORD not in result.output
-    found: dict[str, dict[str, str]] = json.loads(result.stdout)["settings"]
-    return found
-
-
 @pytest.mark.parametrize("by_variable", [False, True])
 def test_every_setting_has_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool) -> None:
     home, url = tmp_path / "home", f"postgresql+psycopg://reg:{PASSWORD}@db/reg?sslpassword={PASSWORD}"
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words, source = ["--home", str(home), "--database", url], "option --{}"
     if by_variable:
         monkeypatch.setenv("REG_HOME", str(home))
         monkeypatch.setenv("REG_DATABASE", url)
-        found, source = settings(), "environment variable REG_{}"
-    else:
-        found, source = settings("--home", str(home), "--database", url), "option --{}"
+        words, source = [], "environment variable REG_{}"
+    output = CliRunner().invoke(main, [*words, "config", "--json"]).output
+    assert TOKEN not in output
+    assert PASSWORD not in output
+    found = json.loads(output)["settings"]
     for name in ("home", "database"):
         assert found[name]["source"] == source.format(name.upper() if by_variable else name)
     assert found["home"]["value"] == str(home)
     assert found["database"]["value"] == "postgresql+psycopg://reg:***@db/reg?sslpassword=%2A%2A%2A"
     assert found["hub_token"] == {"value": "present", "source": "environment variable HF_TOKEN"}
     assert found["threads"]["source"] == "environment variable OMP_NUM_THREADS"
+    lines = CliRunner().invoke(main, [*words, "config"]).stdout.splitlines()
+    assert lines[0].split() == ["setting", "value", "source"]
+    assert {"reg", "torch", "transformers", "zarr"} <= {line.split()[0] for line in lines if line}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -54,14 +51,5 @@ def test_defaults_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("huggingface_hub.get_token", lambda: TOKEN)
     token = next(one for one in configuration() if one.name == "Hub token")
     assert (token.value, token.source.partition(" ")[0]) == ("present", "file")
-
-
-def test_what_is_no_url_is_not_shown() -> None:
-    found = {one.name: one.value for one in configuration("home", f"nonsense {PASSWORD}")}
-    assert found["database"] == "(not a database URL)"
-
-
-def test_table_has_versions(tmp_path: Path) -> None:
-    lines = CliRunner().invoke(main, ["--home", str(tmp_path), "config"]).stdout.splitlines()
-    assert lines[0].split() == ["setting", "value", "source"]
-    assert {"reg", "torch", "transformers", "zarr"} <= {line.split()[0] for line in lines if line}
+    no_url = {one.name: one.value for one in configuration("home", f"nonsense {PASSWORD}")}
+    assert no_url["database"] == "(not a database URL)"

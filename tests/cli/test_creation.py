@@ -3,23 +3,18 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from cli.main import main
 from registry import Registry
 from store.catalog import Catalog, NewVersion
+from tests.cli.conftest import Reg
 from tests.conftest import Zoo
 
 FAILING = {
     "no folder": "add-expert math nosuch",
-    "no checkpoint": "add-expert math {tmp}",
     "no data": "add-expert math {code} --data nosuch.txt",
-    "bad name": "add-expert ../math {code}",
     "no statistics of other weights": "add-expert math {tmp}/broken",
     "no base": "add-base base nosuch",
     "no such model": "evaluate nosuch --data code={text}",
-    "no such text": "evaluate {base} --data code=nosuch.txt",
-    "no training text": "train-expert math --base {base} --data nosuch.txt",
     "no base to train": "train-expert math --base nosuch --data {text}",
     "no soup text": "train-soup s --base {base} --domains a=nosuch.txt --domains b={text} --experts 1",
     "no audited model": "audit-extraction nosuch --data {text}",
@@ -28,29 +23,22 @@ FAILING = {
 }
 
 
-def run(home: Path, words: str, **values: object) -> Result:
-    return CliRunner().invoke(main, ["--home", str(home), *words.format(**values).split()])
-
-
 @pytest.mark.parametrize("case", FAILING)
 def test_command_that_fails_leaves_nothing(zoo: Zoo, tmp_path: Path, case: str) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "llama"}')
     values = {"tmp": tmp_path, "code": zoo.experts["code"], "base": zoo.base, "text": zoo.test["code"]}
     before = sorted(tmp_path.rglob("*"))
-    result = run(tmp_path / "typo" / "home", FAILING[case], **values)
-    assert result.exit_code == 1, result.output
+    Reg(tmp_path / "typo" / "home")(*FAILING[case].format(**values).split(), code=1)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_command_that_only_looks_leaves_nothing(zoo: Zoo, tmp_path: Path) -> None:
-    assert run(tmp_path / "home", "check {code}", code=zoo.experts["code"]).exit_code == 0
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_first_registration_creates_the_registry(zoo: Zoo, tmp_path: Path) -> None:
-    assert run(tmp_path / "a" / "home", "add-expert code {code}", code=zoo.experts["code"]).exit_code == 0
-    with Registry(tmp_path / "a" / "home", create=False) as registry:
+    reg = Reg(tmp_path / "a" / "home")
+    reg("check", zoo.experts["code"])  # which only looks
+    assert list(tmp_path.iterdir()) == []
+    reg("add-expert", "code", zoo.experts["code"])
+    with Registry(reg.home, create=False) as registry:
         assert [version.ref for version in registry.versions()] == ["code@1"]
         assert registry.verify().problems == ()
         assert registry.arrays.owner() == registry.catalog.id

@@ -1,4 +1,7 @@
-"""Proves: help lists every command by what it is for, whole, and every command's help ends with lines that parse."""
+"""Proves: help lists every command by what it is for, whole, and every command's help is in plain words.
+
+It has each option once, under headings where there are many, and ends with lines that parse.
+"""
 
 import re
 from pathlib import Path
@@ -10,9 +13,9 @@ from click.testing import CliRunner
 from cli.command_reference import commands
 from cli.help_jobs import ALIASES, JOBS
 from cli.main import COMMANDS, main
-from cli.option_groups import GroupedCommand
+from cli.option_groups import COMMON, FEW, RECIPE, GroupedCommand, grouped
 from cli.summaries import SUMMARIES
-from registry import Registry
+from tests.cli.conftest import Reg
 from tests.test_docs import parse
 
 EVERY = {own.command_path: (command, own) for command, own in commands()}
@@ -24,11 +27,8 @@ def shown(*words: str) -> str:
     return result.stdout
 
 
-def test_every_command_stands_in_one_job() -> None:
-    assert sorted(name for names in JOBS.values() for name in names) == sorted(COMMANDS)
-
-
 def test_help_lists_commands_by_job_with_whole_summaries() -> None:
+    assert sorted(name for names in JOBS.values() for name in names) == sorted(COMMANDS)
     text = shown("--help")
     places = [text.index(f"\n{job}:\n") for job in JOBS]
     assert places == sorted(places)
@@ -37,52 +37,9 @@ def test_help_lists_commands_by_job_with_whole_summaries() -> None:
     flat = "".join(text.split())
     assert all("".join(summary.split()) in flat for summary in SUMMARIES.values())
     assert "reg demo" in text[: places[0]]
-
-
-def test_help_of_a_group_is_whole() -> None:
-    assert "create it if it does not exist." in " ".join(shown("db", "--help").split())
-    assert "..." not in shown("db", "--help").replace("COMMAND [ARGS]...", "")
-
-
-@pytest.mark.parametrize("path", EVERY)
-def test_help_ends_with_examples_that_parse(path: str) -> None:
-    command, own = EVERY[path]
-    assert isinstance(command, GroupedCommand)
-    assert 1 <= len(command.examples) <= 3
-    end = command.get_help(own).partition("\nExamples:\n")[2]
-    assert end.splitlines() == [f"  {line}" for line in command.examples]
-    of_command = [line for line in command.examples if re.match(rf"{path}( |$)|reg --\w+ \S+ {path[4:]}( |$)", line)]
-    assert of_command or path == "reg completion"
-    for line in command.examples:
-        assert len(line) <= 78
-        if line.startswith("reg "):
-            parse(line)
-
-
-def test_examples_do_not_only_look_like_commands() -> None:
-    with pytest.raises(click.ClickException):
-        parse("reg compose --experts code,math --output moe/")
-
-
-@pytest.mark.parametrize(("short", "name"), ALIASES.items())
-def test_a_shorter_name_is_the_command(tmp_path: Path, short: str, name: str) -> None:
-    assert shown(short, "--help") == shown(name, "--help")
-    assert re.search(rf"^  {name}, {short} +\w", shown("--help"), re.MULTILINE)
-    assert not re.search(rf"`reg {short}[` ]", Path("docs/cli.md").read_text(encoding="utf-8"))
-    assert main.get_command(click.Context(main), short) is main.get_command(click.Context(main), name)
-
-
-def test_a_shorter_name_works(filled: Registry) -> None:
-    run = CliRunner().invoke
-    home = ["--home", str(filled.home.path)]
-    assert run(main, [*home, "ls"]).stdout == run(main, [*home, "list"]).stdout
-    assert run(main, [*home, "rm", "math", "--yes", "--quiet"]).stdout == "math@1\n"
-    assert run(main, [*home, "add", "x", "absent"]).stderr == run(main, [*home, "add-expert", "x", "absent"]).stderr
-
-
-def test_a_misspelt_shorter_name_is_answered() -> None:
-    assert "did you mean 'ls'?" in CliRunner().invoke(main, ["lss"]).stderr
-    assert "did you mean 'rm'?" in CliRunner().invoke(main, ["rmm"]).stderr
+    group = shown("db", "--help")
+    assert "create it if it does not exist." in " ".join(group.split())
+    assert "..." not in group.replace("COMMAND [ARGS]...", "")
 
 
 INVENTED = re.compile(
@@ -92,7 +49,59 @@ INVENTED = re.compile(
 
 
 @pytest.mark.parametrize("path", EVERY)
-def test_help_is_in_plain_words(path: str) -> None:
-    command, _ = EVERY[path]
-    texts = [command.help or "", *(str(one.help) for one in command.params if isinstance(one, click.Option))]
+def test_help_is_in_plain_words_and_ends_with_examples_that_parse(path: str) -> None:
+    command, own = EVERY[path]
+    assert isinstance(command, GroupedCommand)
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    texts = [command.help or "", *(one.help or "" for one in options)]
+    assert all(texts)
     assert [text for text in texts if INVENTED.search(text)] == []
+    help_text = command.get_help(own)
+    assert "--json" in help_text
+    assert {"home", "database"} <= {one.name for one in options}
+    assert "--database" not in help_text  # the help of the program has it
+    assert 1 <= len(command.examples) <= 3
+    end = help_text.partition("\nExamples:\n")[2]
+    assert end.splitlines() == [f"  {line}" for line in command.examples]
+    of_command = [line for line in command.examples if re.match(rf"{path}( |$)|reg --\w+ \S+ {path[4:]}( |$)", line)]
+    assert of_command or path == "reg completion"
+    for line in command.examples:
+        assert len(line) <= 78
+        if line.startswith("reg "):
+            parse(line)
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_every_option_stands_once_under_headings_where_there_are_many(path: str) -> None:
+    command, own = EVERY[path]
+    assert isinstance(command, GroupedCommand)
+    visible = [one for one in command.get_params(own) if isinstance(one, click.Option) and not one.hidden]
+    text, groups = command.get_help(own), dict(grouped(command.get_params(own), command.headings))
+    shown_once = sorted(one.opts[0] for options in groups.values() for one in options)
+    assert shown_once == sorted(one.opts[0] for one in visible)
+    assert all(f"\n  {name}" in text for name in shown_once)
+    many = len(visible) > FEW
+    assert ("\nOptions:\n" in text) is not many
+    if many:
+        assert {option.opts[-1] for option in groups.get(COMMON, [])} == {"--json", "--quiet", "--help"}
+        assert len(groups) > 2
+        places = [text.index(f"\n{heading}:\n") for heading in groups]  # in the order of a command's work
+        assert places == sorted(places)
+    without_recipe = path in ("reg train-expert", "reg audit-extraction")
+    composes = bool({"trunk", "top_k", "alpha"} & {one.name for one in visible}) and not without_recipe
+    assert (many and command.headings is RECIPE) is composes
+
+
+@pytest.mark.parametrize(("short", "name"), ALIASES.items())
+def test_a_shorter_name_is_the_command(short: str, name: str) -> None:
+    assert shown(short, "--help") == shown(name, "--help")
+    assert re.search(rf"^  {name}, {short} +\w", shown("--help"), re.MULTILINE)
+    assert not re.search(rf"`reg {short}[` ]", Path("docs/cli.md").read_text(encoding="utf-8"))
+    assert main.get_command(click.Context(main), short) is main.get_command(click.Context(main), name)
+    assert f"did you mean '{short}'?" in CliRunner().invoke(main, [short + short[-1]]).stderr
+
+
+def test_a_shorter_name_works(reg: Reg) -> None:
+    assert reg("ls").stdout == reg("list").stdout
+    assert reg("rm", "math", "--yes", "--quiet").stdout == "math@1\n"
+    assert reg("add", "x", "absent", code=1).stderr == reg("add-expert", "x", "absent", code=1).stderr

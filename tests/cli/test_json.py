@@ -15,10 +15,11 @@ from click.testing import CliRunner
 from cli.command_reference import commands
 from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
 from cli.json_schema.fields import rows
-from cli.main import main
+from cli.output import print_json
 from registry import Registry
 from registry.demo import DemoResult
 from registry.evaluation import Row
+from tests.cli.conftest import Reg, some_text
 from tests.conftest import Zoo
 from tests.writable_hub import writable_hub
 
@@ -37,9 +38,6 @@ def validate(found: Any, schema: Any) -> None:
     jsonschema.Draft202012Validator(closed(deepcopy(schema))).validate(found)
 
 
-pytestmark = pytest.mark.check
-
-
 @pytest.fixture(scope="module")
 def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What every command printed, in one registry."""
@@ -50,14 +48,11 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
     moe, receipt = work / "moe", work / "receipt.json"
     found: dict[str, list[Any]] = {}
 
-    def run(*words: object) -> Any:
-        result = CliRunner().invoke(main, ["--home", str(home), "--json", *map(str, words)])
-        assert result.exit_code == 0, result.output
+    def run(*words: object) -> None:
         name = next(name for name in NAMES if f"reg {' '.join(map(str, words))} ".startswith(f"{name} "))
-        found.setdefault(name, []).append(json.loads(result.stdout))
-        return found[name][-1]
+        found.setdefault(name, []).append(Reg(home).json(*words))
 
-    text = ("--windows", 2, "--seq-len", 32, "--data", f"math={zoo.test['math']}")
+    text, small = some_text(zoo, "math", windows=2), ("--tokens", 64, "--seq-len", 32)
     with pytest.MonkeyPatch.context() as patch:
         rows = [Row("moe", {"code": 2.0}, {"code": 90.0}, accuracy={"code": [1.0]}, load={"code": [1.0]})]
         orders: dict[tuple[str, ...], str] = {("a", "b"): "1", ("b", "a"): "1"}
@@ -66,7 +61,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         hub = writable_hub(patch, work / "huggingface")
         next(hub)
         run("check", zoo.experts["law"])
-        run("collect", bare, "--data", zoo.train["code"], "--tokens", 64, "--seq-len", 32, "--out", work / "stats")
+        run("collect", bare, "--data", zoo.train["code"], *small, "--out", work / "stats")
         run("add-base", "base", zoo.base)
         run("add-expert", "law", zoo.experts["law"], "--tag", "a=b")
         (work / "experts.yaml").write_text(f"- {{name: law, checkpoint: {zoo.experts['law']}}}\n")
@@ -76,10 +71,21 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         run("compose", "--experts", "math,code", "--out", moe)
         run("compose", "--experts", "math,code", "--to", "ensemble", "--plan")
         run("compose", "--experts", "math,code", "--router", "ridge", "--out", work / "ridge")
-        run("train-expert", "new", "--base", "base", "--data", zoo.train["code"], "--tokens", 64, "--seq-len", 32)
+        run("train-expert", "new", "--base", "base", "--data", zoo.train["code"], *small)
         run("compose", "--experts", "math,code", "--router", "ridge", "--top-k", 2, "--out", work / "two")
-        training = ("--data", "math", "--tokens", 64, "--seq-len", 32, "--batch-size", 1)
-        run("train", work / "two", "--train", "mlps", *training, "--out", work / "mlps")
+        run(
+            "train",
+            work / "two",
+            "--train",
+            "mlps",
+            "--data",
+            "math",
+            *small,
+            "--batch-size",
+            1,
+            "--out",
+            work / "mlps",
+        )
         run("train-router", work / "ridge", "--data", "math", "--steps", 1, "--seq-len", 32, "--out", work / "trained")
         run("lam-curve", "--experts", "math,code")
         run("preview", "--experts", "math,code")
@@ -102,9 +108,9 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         run("push-expert", "math", "org/math")
         run("reproduce", moe)
         domains = ("--domains", zoo.train["code"], "--domains", zoo.train["math"])
-        run("train-soup", "mixed", "--base", "base", *domains, "--experts", 1, "--tokens", 64, "--seq-len", 32)
-        run("train-simoe", "found", "--base", "base", "--data", zoo.train["code"], "--experts", 2, "--prompt-tokens", 8,
-            "--tokens", 64, "--seq-len", 32)  # fmt: skip
+        run("train-soup", "mixed", "--base", "base", *domains, "--experts", 1, *small)
+        data = ("--data", zoo.train["code"])
+        run("train-simoe", "found", "--base", "base", *data, "--experts", 2, "--prompt-tokens", 8, *small)
         run("instantiate", "mixed", "--weights", "code=1", "--out", work / "instance")
         run("export", "math", "--out", work / "math")
         run("arrays", "copy", home / "arrays", work / "arrays")
@@ -120,6 +126,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
     return found
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", NAMES)
 def test_output_is_what_the_schema_says(outputs: dict[str, list[Any]], name: str) -> None:
     assert name in SCHEMAS, "document what it prints with --json, in cli/json_schema/commands.py"
@@ -127,6 +134,7 @@ def test_output_is_what_the_schema_says(outputs: dict[str, list[Any]], name: str
         validate(found, schema_of(name))
 
 
+@pytest.mark.check
 def test_schemas_are_schemas_and_of_commands_that_exist(outputs: dict[str, list[Any]]) -> None:
     assert list(SCHEMAS.keys() - NAMES) == []
     for name in SCHEMAS:
@@ -137,56 +145,36 @@ def test_schemas_are_schemas_and_of_commands_that_exist(outputs: dict[str, list[
     ]
 
 
-def test_every_field_has_a_meaning() -> None:
+def test_every_field_has_a_meaning_and_what_does_not_fit_is_refused() -> None:
     for name, schema in SCHEMAS.items():
         assert schema["description"], name
         assert all(says for _, _, says in rows(schema)), name
-
-
-def test_schema_that_does_not_fit_is_refused() -> None:
     with pytest.raises(jsonschema.ValidationError):
         validate([{"ref": "a@1"}], schema_of("reg list"))
 
 
-ERRORS = {
-    "told": (["show", "mth", "--json"], 1, "NotFoundError", "did you mean 'math'?", "reg list"),
-    "before": (["--json", "show", "mth"], 1, "NotFoundError", "there is no expert 'mth'", "reg list"),
-    "usage": (["list", "--limit", "x", "--json"], 2, "BadParameter", "not a valid integer", "list --help"),
-    "command": (["--json", "comose"], 2, "UsageError", "did you mean 'compose'?", "--help"),
-    "below": (["receipt", "verify", "absent", "--json"], 1, "NotFoundError", "is not a file", "reg opt-out --receipt"),
-    "nobody": (["opt-out", "math", "--json"], 1, "InvalidInputError", "no terminal to confirm on", "--yes"),
-}
-
-
-@pytest.mark.parametrize("case", sorted(ERRORS))
-def test_errors_are_json_too(filled: Registry, case: str) -> None:
-    words, code, kind, message, following = ERRORS[case]
-    result = CliRunner().invoke(main, ["--home", str(filled.home.path), *words])
-    assert (result.exit_code, result.stdout) == (code, "")
-    found = json.loads(result.stderr.splitlines()[-1])
-    validate(found, ERROR)
-    error = found["error"]
-    assert (error["kind"], error["exit_code"]) == (kind, code)
-    assert message in error["message"]
-    assert following in error["next"]
-
-
-def test_word_after_two_dashes_asks_for_nothing(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["--home", str(tmp_path / "home"), "show", "--", "--json"])
-    assert result.stderr.startswith("error: ")
-
-
-def test_what_is_not_agreed_to_is_told_as_json(filled: Registry) -> None:
-    words = ["--home", str(filled.home.path), "opt-out", "math", "--json"]
-    result = CliRunner().invoke(main, words, input="n\n")
-    assert result.exit_code == 1
-    assert json.loads(result.stderr.splitlines()[-1])["error"]["kind"] == "Abort"
+def test_errors_are_json_too(reg: Reg, filled: Registry) -> None:
+    for line, code, kind, message, following in (
+        ("show mth --json", 1, "NotFoundError", "did you mean 'math'?", "reg list"),
+        ("--json show mth", 1, "NotFoundError", "there is no expert 'mth'", "reg list"),
+        ("receipt verify absent --json", 1, "NotFoundError", "is not a file", "reg opt-out --receipt"),
+        ("list --limit x --json", 2, "BadParameter", "not a valid integer", "list --help"),
+        ("opt-out math --json", 1, "InvalidInputError", "no terminal to confirm on", "--yes"),
+        ("opt-out math --json", 1, "Abort", "nothing was done", "answer y"),
+    ):
+        result = reg(*line.split(), code=code, input="n\n" if kind == "Abort" else "")
+        assert result.stdout == ""
+        found = json.loads(result.stderr.splitlines()[-1])
+        validate(found, ERROR)
+        error = found["error"]
+        assert (error["kind"], error["exit_code"]) == (kind, code), line
+        assert message in error["message"]
+        assert following in error["next"]
     assert filled.resolve("math").state == "active"
+    assert reg("show", "--", "--json", code=1).stderr.startswith("error: ")  # a word after two dashes asks for nothing
 
 
 def test_what_is_not_finite_is_null() -> None:
-    from cli.output import print_json
-
     @click.command()
     def command() -> None:
         print_json({"a": float("inf"), "b": [float("nan"), 1.5], "c": Path("x")})

@@ -13,17 +13,12 @@ from pathlib import Path
 import pytest
 
 from registry import Registry
+from tests.cli.conftest import ROOT
 from tests.conftest import Zoo
 
-REG = [sys.executable, "-m", "cli"]
-
-
-def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONWARNINGS", "REG_DEBUG")}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    return subprocess.run(
-        [*REG, *map(str, words)], capture_output=True, text=True, cwd=cwd, env=environment, check=False
-    )
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("PYTHONWARNINGS", "REG_DEBUG")} | {
+    "PYTHONPATH": str(ROOT)
+}
 
 
 @pytest.mark.check
@@ -31,15 +26,12 @@ def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("how", ["said", "quiet", "json"])
 def test_only_our_lines_are_on_stderr(zoo: Zoo, tmp_path: Path, how: str) -> None:
     """The checkpoint is one that transformers has something to say about: sampling options that greedy search drops."""
-    model = tmp_path / "model"
-    model.mkdir()
-    for file in zoo.base.iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
+    model = shutil.copytree(zoo.base, tmp_path / "model")
     options = {"do_sample": False, "temperature": 0.5, "top_p": 0.5}
     (model / "generation_config.json").write_text(json.dumps(options))
-    words = ["collect", "model", "--data", zoo.train["code"], "--tokens", 64, "--seq-len", 16, "--out"]
-    before, after = ["--quiet"] * (how == "quiet"), ["--json"] * (how == "json")
-    done = run(*before, *words, how, *after, cwd=tmp_path)
+    words = ["collect", "model", "--data", str(zoo.train["code"]), "--tokens", "64", "--seq-len", "16", "--out", how]
+    program = [sys.executable, "-m", "cli", *words, *([] if how == "said" else [f"--{how}"])]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT, check=False)
     assert done.returncode == 0, done.stderr
     if how == "said":
         first, following = done.stderr.splitlines()
@@ -57,8 +49,7 @@ def test_warnings_of_libraries_are_shown_on_request(tmp_path: Path) -> None:
         "try: main()\nexcept SystemExit: warnings.warn('of a library', UserWarning)"
     )
     for debug, shown in (("", False), ("1", True)):
-        environment = os.environ | {"REG_DEBUG": debug, "PYTHONPATH": str(Path(__file__).parents[2])}
-        environment.pop("PYTHONWARNINGS", None)
+        environment = ENVIRONMENT | {"REG_DEBUG": debug}
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
         )
@@ -72,10 +63,9 @@ def _hears_interrupts() -> None:
 
 def _interrupt(words: Sequence[str], folder: Path) -> tuple[int, str, str]:
     """Run a command, interrupt it once its pass runs, and return its exit code, stdout and stderr."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
-        [*REG, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment,
-        preexec_fn=_hears_interrupts,
+        [sys.executable, "-m", "cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        env=ENVIRONMENT, preexec_fn=_hears_interrupts,
     ) as process:  # fmt: skip
         mapped = Path(f"/proc/{process.pid}/maps")
         deadline = time.monotonic() + 120

@@ -12,6 +12,7 @@ from store.catalog import Catalog
 from tests.store.test_catalog import new
 
 VERSIONS = 7
+pytestmark = pytest.mark.sqlite
 
 
 @pytest.fixture
@@ -40,7 +41,6 @@ def listed(home: Path, *words: str) -> tuple[list[str], str]:
     return [line.split()[0] for line in result.stdout.splitlines()[1:]], result.stderr
 
 
-@pytest.mark.sqlite
 def test_following_the_command_for_more_shows_everything_once(home: Path) -> None:
     whole, nothing = listed(home, "--all")
     assert (len(whole), nothing) == (VERSIONS, SHOW)
@@ -54,11 +54,9 @@ def test_following_the_command_for_more_shows_everything_once(home: Path) -> Non
     assert found == whole
 
 
-@pytest.mark.sqlite
 def test_a_page_counts_only_what_is_asked_for(home: Path) -> None:
-    assert (
-        listed(home, "--kind", "expert", "--limit", "4")[1] == "1 more: reg list --kind expert --limit 4 --offset 4\n"
-    )
+    told = listed(home, "--kind", "expert", "--limit", "4")[1]
+    assert told == "1 more: reg list --kind expert --limit 4 --offset 4\n"
     page, told = listed(home, "--tag", "odd=yes", "--tag", "domain=code", "--limit", "1")
     assert (page, told) == (["code@1"], "  next: reg show code@1\n")
     page, told = listed(home, "--tag", "odd=yes", "--limit", "1")
@@ -67,7 +65,6 @@ def test_a_page_counts_only_what_is_asked_for(home: Path) -> None:
     assert listed(home, "--offset", "99") == ([], "")
 
 
-@pytest.mark.sqlite
 def test_tokens_are_those_of_an_expert_s_own_text(home: Path) -> None:
     catalog = Catalog(f"sqlite:///{home / 'catalog.sqlite'}", home / "lock")
     for digest, kind in enumerate(("soup", "simoe"), 7):
@@ -80,7 +77,6 @@ def test_tokens_are_those_of_an_expert_s_own_text(home: Path) -> None:
     assert set(found.values()) == {"100"}
 
 
-@pytest.mark.sqlite
 def test_a_screenful_is_the_default_of_the_table_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cli.commands.list.SCREENFUL", 2)
     assert listed(home) == (["base@1", "code@1"], "4 more: reg list --offset 2\n")

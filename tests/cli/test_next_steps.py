@@ -1,6 +1,5 @@
 """Proves: a command that succeeds ends with one line on stderr, what to type next, and that line parses."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -9,25 +8,19 @@ from click.testing import CliRunner, Result
 
 from cli.main import main
 from cli.next_steps import loading
+from cli.output import _SECRET
 from registry import Registry
 from registry.output.fresh import fresh
+from tests.cli.conftest import PAIR, TINY, Reg, some_text
 from tests.conftest import Zoo
 from tests.test_docs import parse
 
 NEXT = "  next: "
-SMALL = ("--windows", "1", "--seq-len", "32", "--device", "cpu")
-TINY = ("--batch-size", "2", "--seq-len", "32", "--device", "cpu")
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def run(home: Path, *words: object) -> Result:
-    result = CliRunner().invoke(main, ["--home", str(home), *map(str, words)])
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def following(result: Result) -> str:
@@ -41,9 +34,10 @@ def following(result: Result) -> str:
 
 
 @pytest.mark.check
-def test_what_follows_a_command_parses_and_names_the_registry(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    home, math, text = filled.home.path, zoo.test["math"], ("--data", f"math={zoo.test['math']}")
-    reg = f"reg --home {home}"
+def test_what_follows_a_command_parses_and_names_the_registry(
+    reg: Reg, filled: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
+    math, text = zoo.test["math"], some_text(zoo, "math")
     steps: list[tuple[tuple[object, ...], str]] = [
         (("list",), "show base@1"),
         (("show", "base"), "train-expert NAME --base base@1 --data FILE"),
@@ -60,14 +54,14 @@ def test_what_follows_a_command_parses_and_names_the_registry(filled: Registry, 
         (("show", "{digest}"), "report {digest} --out report.html"),
         (("report", "moe", "--out", "unscored.html"), "evaluate moe --data code=FILE --data math=FILE"),
         (("report", "{digest}", "--out", "by-digest.html"), f"evaluate {tmp_path / 'moe'} --data code=FILE --data"),
-        (("evaluate", "moe", *text, *SMALL), "report moe --out report.html"),
+        (("evaluate", "moe", *text), "report moe --out report.html"),
         (("route", "moe", "a text"), "report moe --out report.html"),
         (("report", "moe", "--out", "report.html"), "push moe ORG/NAME"),
         (("reproduce", "moe"), "evaluate moe --data code=FILE --data math=FILE"),
         (("lam-curve", "--experts", "code,math"), "compose --experts code,math --router ridge --lam auto --out moe-2/"),
-        (("evaluate", "--experts", "code,math", "--methods", "average", *text, *SMALL),
+        (("evaluate", "--experts", "code,math", "--methods", "average", *text),
          "compose --experts code,math --out moe-2/"),
-        (("continual", "--schedule", "math", *text, *SMALL, "--trunk", "mean"),
+        (("continual", "--schedule", "math", *text, "--trunk", "mean"),
          "compose --experts math --trunk mean --out moe-2/"),
         (("export", "math", "--out", "my math"), "evaluate 'my math' --data math=FILE"),
         (("log",), "verify"),
@@ -89,52 +83,37 @@ def test_what_follows_a_command_parses_and_names_the_registry(filled: Registry, 
     for words, expected in steps:
         made = filled.compositions()
         digest = made[0].digest[:12] if made else ""
-        result = run(home, *(str(word).replace("{digest}", digest) for word in words))
-        found = following(result)
-        assert found.startswith(f"{reg} {expected.replace('{digest}', digest)}"), words
+        result = reg(*(str(word).replace("{digest}", digest) for word in words))
+        assert following(result).startswith(f"reg --home {reg.home} {expected.replace('{digest}', digest)}"), words
         assert NEXT not in result.stdout
 
 
 @pytest.mark.check
-def test_two_experts_of_one_base_model_are_composed(registry: Registry, zoo: Zoo) -> None:
-    home = registry.home.path
-    assert following(run(home, "add-base", "base", zoo.base)).endswith(" add-expert NAME CKPT")
+def test_two_experts_of_one_base_model_are_composed(tmp_path: Path, zoo: Zoo) -> None:
+    reg = Reg(tmp_path / "home")
+    assert following(reg("add-base", "base", zoo.base)).endswith(" add-expert NAME CKPT")
     words = ("train-expert", "one", "--base", "base", "--data", zoo.train["code"], "--tokens", 128, *TINY)
-    assert following(run(home, *words)).endswith((" add-expert NAME CKPT", " opt-out one@1"))
+    assert following(reg(*words)).endswith((" add-expert NAME CKPT", " opt-out one@1"))
     other = ("train-expert", "two", "--base", "base", "--data", zoo.train["math"], "--tokens", 2048, *TINY)
-    assert following(run(home, *other)).endswith(" compose --experts one,two --out moe/")
-    assert following(run(home, "show", "two")).endswith(" compose --experts one,two --out moe/")
+    assert following(reg(*other)).endswith(" compose --experts one,two --out moe/")
+    assert following(reg("show", "two")).endswith(" compose --experts one,two --out moe/")
+    spoiled = ("--lr", "1000", "--warmup", "0")
+    assert following(reg(*words[:1], "worse", *words[2:], *spoiled)).endswith(" opt-out worse@1")
 
 
-@pytest.mark.check(after=1)
-@pytest.mark.parametrize("option", ["--quiet", "--json"])
-def test_nothing_follows_where_only_the_result_is_asked_for(filled: Registry, option: str) -> None:
-    for words in (("list",), ("show", "math"), ("compose", "--experts", "code,math", "--plan"), ("log",)):
-        assert run(filled.home.path, *words, option).stderr == ""
-        assert run(filled.home.path, option, *words).stderr == ""
+def test_nothing_follows_where_only_the_result_is_asked_for(reg: Reg) -> None:
+    for option in ("--quiet", "--json"):
+        for words in (("list",), ("show", "math"), ("compose", *PAIR, "--plan"), ("log",)):
+            assert reg(*words, option).stderr == reg(option, *words).stderr == ""
 
 
-def test_a_registry_of_the_environment_is_not_repeated(filled: Registry) -> None:
-    result = CliRunner().invoke(main, ["show", "math"], env={"REG_HOME": str(filled.home.path)})
+def test_a_registry_of_the_environment_and_a_password_are_not_repeated(reg: Reg) -> None:
+    result = CliRunner().invoke(main, ["show", "math"], env={"REG_HOME": str(reg.home)})
     assert following(result).startswith("reg compose --experts ")
-
-
-def test_a_password_is_not_repeated(filled: Registry) -> None:
-    url = f"sqlite:///{filled.home.path / 'catalog.sqlite'}"
-    assert f"--database {url} " in following(run(filled.home.path, "--database", url, "list"))
-    result = run(filled.home.path, "--database", f"{url}?password=hunter2", "config")
-    assert "hunter2" not in result.output
-    from cli.output import _SECRET
-
+    url = f"sqlite:///{reg.home / 'catalog.sqlite'}"
+    assert f"--database {url} " in following(reg("--database", url, "list"))
+    assert "hunter2" not in reg("--database", f"{url}?password=hunter2", "config").output
     assert _SECRET.sub(r"\1\2***", "postgresql://me:hunter2@host/db") == "postgresql://me:***@host/db"
-
-
-def test_quiet_prints_names_and_digests(filled: Registry) -> None:
-    home = filled.home.path
-    assert run(home, "list", "-q").stdout.split("\n") == [*(version.ref for version in filled.versions()), ""]
-    assert run(home, "-q", "list", "--kind", "base").stdout == "base@1\n"
-    planned = json.loads(run(home, "compose", "--experts", "code,math", "--plan", "--json").stdout)
-    assert run(home, "compose", "--experts", "code,math", "--plan", "-q").stdout == f"{planned['digest']}\n"
 
 
 def test_a_path_that_exists_is_not_suggested(tmp_path: Path) -> None:
@@ -153,8 +132,8 @@ def test_a_pushed_model_is_loaded_by_transformers() -> None:
     assert "revision" not in loading("org/moe", "main")
 
 
-def test_experts_that_routing_cannot_separate_are_not_suggested_together(filled: Registry, zoo: Zoo) -> None:
-    added = run(filled.home.path, "add-expert", "twin", zoo.experts["math"])
+def test_experts_that_routing_cannot_separate_are_not_suggested_together(reg: Reg, zoo: Zoo) -> None:
+    added = reg("add-expert", "twin", zoo.experts["math"])
     assert "100% overlap of activations with math@1: a linear router can hardly separate their tokens" in added.stdout
     experts = shlex.split(following(added))[5].split(",")
     assert "twin" in experts
@@ -163,10 +142,10 @@ def test_experts_that_routing_cannot_separate_are_not_suggested_together(filled:
 
 
 @pytest.mark.check
-def test_a_version_with_weights_of_an_earlier_one_says_what_differs(filled: Registry, zoo: Zoo) -> None:
-    added = run(filled.home.path, "add-expert", "math", zoo.experts["math"], "--license", "mit")
+def test_a_version_with_weights_of_an_earlier_one_says_what_differs(reg: Reg, zoo: Zoo) -> None:
+    added = reg("add-expert", "math", zoo.experts["math"], "--license", "mit")
     assert "it has the weights of math@1, but differs in: license (none there, mit here)\n" in added.stderr
     changed = ("--data", zoo.train["law"], "--tokens", 64, "--seq-len", 32, "--keep-calibration")
-    added = run(filled.home.path, "add-expert", "math", zoo.experts["math"], *changed)
+    added = reg("add-expert", "math", zoo.experts["math"], *changed)
     differs = "settings of the statistics, license (mit there, none here), text of the statistics"
     assert f"it has the weights of math@2, but differs in: {differs}\n" in added.stderr

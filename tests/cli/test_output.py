@@ -1,34 +1,31 @@
 """Proves: --quiet leaves the result alone, colours and bars are for terminals only, and a wrong word is answered."""
 
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from cli.main import main
 from cli.output import bar, lines, progress
 from registry import Registry
+from tests.cli.conftest import PAIR, Reg, on_terminal
 from tests.conftest import Zoo
 
 RED = "\x1b[31m"
 
 
-def run(home: Path, *words: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, ["--home", str(home), *map(str, words)])
-    assert result.exit_code == code, result.output
-    return result
-
-
 @pytest.mark.check
-def test_quiet_prints_results_alone(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    home, moe, receipt = filled.home.path, tmp_path / "moe", tmp_path / "receipt.json"
-    digest = run(home, "compose", "--experts", "math,code", "--out", moe, "--quiet").stdout.strip()
+def test_quiet_prints_results_alone(reg: Reg, filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    moe, receipt = tmp_path / "moe", tmp_path / "receipt.json"
+    digest = reg("compose", *PAIR, "--out", moe, "--quiet").stdout.strip()
     assert digest == filled.compositions()[0].digest
     quiet: dict[tuple[object, ...], str] = {
+        ("list",): "\n".join(version.ref for version in filled.versions()),
+        ("list", "--kind", "base"): "base@1",
+        ("compose", *PAIR, "--plan"): digest,
         ("add-expert", "law", zoo.experts["law"]): "law@1",
         ("alias", "math", "good"): "math@1",
         ("alias", "math", "good", "--delete"): "",
@@ -40,92 +37,53 @@ def test_quiet_prints_results_alone(filled: Registry, zoo: Zoo, tmp_path: Path) 
         ("receipt", "verify", receipt): "",
     }
     for words, result in quiet.items():
-        told = run(home, "-q", *words)
+        told = reg("-q", *words)
         assert (told.stdout.strip(), told.stderr) == (result, ""), words
-    assert run(home, "--quiet", "compositions").stdout == run(home, "compositions").stdout  # a table is the result
+    assert reg("--quiet", "compositions").stdout == reg("compositions").stdout  # a table is the result
     (moe / "config.json").write_text("{}")
-    told = run(home, "receipt", "verify", receipt, "--folder", moe, "--quiet", code=1)
+    told = reg("receipt", "verify", receipt, "--folder", moe, "--quiet", code=1)
     assert all(line.startswith("problem: ") for line in told.stdout.splitlines())
     assert told.stderr == ""
-    loud = run(home, "receipt", "verify", receipt, "--folder", moe, code=1)
+    loud = reg("receipt", "verify", receipt, "--folder", moe, code=1)
     assert loud.stderr.startswith("next: ")
-    assert run(home, "show", "mth", "--quiet", code=1).stderr.startswith("error: ")
+    assert reg("show", "mth", "--quiet", code=1).stderr.startswith("error: ")
 
 
-def test_quiet_reports_no_progress(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+def test_quiet_reports_no_progress(reg: Reg, zoo: Zoo) -> None:
     words = ("evaluate", zoo.base, "--data", f"x={zoo.test['law']}", "--windows", 1, "--seq-len", 32)
-    assert "no normalised score" in run(filled.home.path, *words).stderr
-    assert run(filled.home.path, *words, "--quiet").stderr == ""
+    assert "no normalised score" in reg(*words).stderr
+    assert reg(*words, "--quiet").stderr == ""
     assert "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ
 
 
-def test_empty_registry_says_what_to_type(tmp_path: Path) -> None:
-    Registry(tmp_path / "home").close()
-    told = run(tmp_path / "home", "list")
-    assert told.stderr == (
-        f"nothing is registered in {tmp_path / 'home'}: reg add-expert NAME CKPT registers an expert, --home or "
+def test_empty_registry_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reg = Reg(tmp_path / "home")
+    monkeypatch.setattr("registry.home._default", lambda: reg.home)
+    absent = CliRunner().invoke(main, ["list"])  # the default home may be absent
+    header = ["version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"]
+    assert (absent.exit_code, absent.stdout.split()) == (0, header)
+    Registry(reg.home).close()
+    assert reg("list").stderr == absent.stderr
+    assert absent.stderr == (
+        f"nothing is registered in {reg.home}: reg add-expert NAME CKPT registers an expert, --home or "
         "REG_HOME names another registry; reg list --all shows opted-out versions\n"
     )
-    assert "of that kind or with those tags" in run(tmp_path / "home", "list", "--tag", "a=b").stderr
-    assert run(tmp_path / "home", "list", "--quiet").stderr == ""
+    assert "of that kind or with those tags" in reg("list", "--tag", "a=b").stderr
+    assert reg("list", "--quiet").stderr == ""
 
 
-def test_home_that_is_a_file_is_told_as_one(tmp_path: Path) -> None:
-    (tmp_path / "home").write_text("x")
-    told = run(tmp_path / "home", "list", code=1).stderr
-    assert told.splitlines() == [
-        f"error: {tmp_path / 'home'} is a file, and a registry's home is a folder",
-        "  next: name a folder with --home or REG_HOME",
-    ]
-
-
-MEANT = {
-    "command": (["compsoe"], 2, "there is no command 'compsoe'; did you mean 'compose'?"),
-    "option": (["compose", "--expert", "a"], 2, "--experts"),
-    "choice": (["compose", "--experts", "a", "--trunk", "regmeen", "--out", "x"], 2, "did you mean 'regmean'?"),
-    "expert": (["show", "mth"], 1, "there is no expert 'mth'; did you mean 'math'?"),
-    "alias": (["show", "math@stabel"], 1, "did you mean 'stable'?"),
-    "method": (["evaluate", "--experts", "math", "--methods", "orakle", "--data", "a=b"], 1, "did you mean 'oracle'?"),
-    "license": (["push", "moe", "org/moe", "--license", "apache2"], 1, "did you mean 'apache-2.0'?"),
-    "schema": (["schema", "lst"], 1, "did you mean 'list'?"),
-}
-
-
-@pytest.mark.check(after=3)
-@pytest.mark.parametrize("case", sorted(MEANT))
-def test_wrong_word_is_answered_with_the_nearest(
-    filled: Registry, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words, code, answer = MEANT[case]
+def test_wrong_word_is_answered_with_the_nearest(reg: Reg, filled: Registry, tmp_path: Path) -> None:
     filled.alias("math", "stable")
     filled.compose(["math"], tmp_path / "moe")
-    monkeypatch.chdir(tmp_path)
-    assert answer in run(filled.home.path, *words, code=code).stderr
-
-
-def on_terminal(words: list[str], **environment: str) -> str:
-    """Return what a command prints on a terminal."""
-    above, below = pty.openpty()
-    script = "from cli.main import main; main(prog_name='reg')"
-    surroundings = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "TERM")}
-    with subprocess.Popen(
-        [sys.executable, "-c", script, *words],
-        stdout=below,
-        stderr=below,
-        env=surroundings | {"TERM": "xterm"} | environment,
+    for line, code, answer in (
+        ("compose --expert a", 2, "--experts"),
+        ("compose --experts a --trunk regmeen --out x", 2, "did you mean 'regmean'?"),
+        ("show math@stabel", 1, "did you mean 'stable'?"),
+        ("evaluate --experts math --methods orakle --data a=b", 1, "did you mean 'oracle'?"),
+        (f"push {tmp_path / 'moe'} org/moe --license apache2", 1, "did you mean 'apache-2.0'?"),
+        ("schema lst", 1, "did you mean 'list'?"),
     ):
-        os.close(below)
-        shown = b""
-        while True:
-            try:
-                piece = os.read(above, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not piece:
-                break
-            shown += piece
-    os.close(above)
-    return shown.decode()
+        assert answer in reg(*line.split(), code=code).stderr
 
 
 @pytest.mark.check
@@ -134,14 +92,10 @@ def on_terminal(words: list[str], **environment: str) -> str:
     ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)], ids=str
 )
 def test_colours_are_for_terminals_that_want_them(tmp_path: Path, environment: dict[str, str], coloured: bool) -> None:
-    shown = on_terminal(["--home", str(tmp_path / "absent"), "list"], **environment)
+    shown = on_terminal("--home", tmp_path / "absent", "list", **environment)
     assert "there is no registry at" in shown
     assert (RED in shown) is coloured
-
-
-def test_no_colour_without_a_terminal(tmp_path: Path) -> None:
-    Registry(tmp_path / "home").close()
-    assert RED not in run(tmp_path / "home", "list").output + run(tmp_path / "absent", "list", code=1).output
+    assert RED not in Reg(tmp_path / "absent")("list", code=1).output  # which is no terminal
 
 
 def test_bar_tells_rate_and_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,11 @@
 """Proves: `reg push`, `reg push-expert` and `reg compose --push` say what they did, and `--json` has it all."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from cli.main import main
-from registry import Registry
+from tests.cli.conftest import Reg
 from tests.conftest import files_of
 from tests.writable_hub import WritableHub, writable_hub
 
@@ -19,35 +16,30 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub
 
 
 @pytest.mark.check
-def test_pushes_are_told(filled: Registry, hub: WritableHub, tmp_path: Path) -> None:
-    def run(*words: object, code: int = 0) -> Result:
-        result = CliRunner().invoke(main, ["--home", str(filled.home.path), *map(str, words)])
-        assert result.exit_code == code, result.output
-        return result
-
+def test_pushes_are_told(reg: Reg, hub: WritableHub, tmp_path: Path) -> None:
     moe = tmp_path / "moe"
     compose = ("compose", "--experts", "code,math", "--trunk", "mean", "--out", moe)
-    refused = run(*compose, "--push", "org/moe", code=1).stderr
+    refused = reg(*compose, "--push", "org/moe", code=1).stderr
     assert "cannot be published under its members' licenses: no license was given for code, math" in refused
     assert "next: choose the license of the whole: --license ID" in refused
     assert not moe.exists()
-    assert "--private and --license are for --push" in run(*compose, "--private", code=2).stderr
-    told = run(*compose, "--push", "org/moe", "--license", "mit").stdout.splitlines()
+    assert "--private and --license are for --push" in reg(*compose, "--private", code=2).stderr
+    told = reg(*compose, "--push", "org/moe", "--license", "mit").stdout.splitlines()
     commit = hub.repositories["org/moe"].revisions["main"]
     assert told[-1].startswith(f"pushed to {hub.url}/org/moe  main, commit {commit[:12]}, ")
     assert told[-1].endswith("verified")
     assert hub.files("org/moe").keys() == files_of(moe).keys()
-    again = run("push", moe, "org/moe", "--license", "mit").stdout
+    again = reg("push", moe, "org/moe", "--license", "mit").stdout
     assert again.startswith(f"already up to date: {hub.url}/org/moe  main")
-    found = json.loads(run("push", moe, "hf://org/other@v1", "--license", "mit", "--private", "--json").stdout)
+    found = reg.json("push", moe, "hf://org/other@v1", "--license", "mit", "--private")
     assert (found["repo_id"], found["revision"], found["added"]) == ("org/other", "v1", True)
     assert hub.repositories["org/other"].private
-    lines = run("push-expert", "math@1", "org/math", "--calibration").stderr.splitlines()
+    lines = reg("push-expert", "math@1", "org/math", "--calibration").stderr.splitlines()
     assert lines[-1] == "  next: elsewhere: reg add-expert math hf://org/math"
-    taken = run("push", moe, "org/math", "--license", "mit", code=1).stderr
+    taken = reg("push", moe, "org/math", "--license", "mit", code=1).stderr
     assert "org/math is taken" in taken
     assert "next: choose another name" in taken
-    assert "ORG/moe" in run("push", moe, "moe", code=1).stderr
-    gone = run("opt-out", "math", "--yes").stdout
+    assert "ORG/moe" in reg("push", moe, "moe", code=1).stderr
+    gone = reg("opt-out", "math", "--yes").stdout
     assert f"    {hub.url}/org/moe  main  commit {commit[:12]}" in gone
     assert "hf_secret" not in gone + refused + taken

@@ -6,16 +6,15 @@ Root may write everywhere, so these tests put root's rights down for a while.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from cli.main import main
 from registry import Registry
 from registry.demo import run_demo  # noqa: F401 - imported while that is allowed
+from tests.cli.conftest import PAIR, Reg
 from tests.conftest import Zoo, files_of
 
 NOBODY = 65534
@@ -51,82 +50,64 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.fixture
-def home(scratch: Path, zoo: Zoo) -> Path:
+def reg(scratch: Path, zoo: Zoo) -> Reg:
+    """The program on a registry of a base model and two experts, of which one is composed."""
     with Registry(scratch / "home") as registry:
         registry.add_base("base", zoo.base)
         registry.add_expert("math", zoo.experts["math"])
         registry.add_expert("code", zoo.experts["code"])
         registry.compose(["math"], scratch / "moe")
-    return scratch / "home"
-
-
-@pytest.fixture
-def run(home: Path) -> Callable[..., Result]:
-    return lambda *words: CliRunner().invoke(main, ["--home", str(home), *map(str, words)])
+    return Reg(scratch / "home")
 
 
 @pytest.mark.check
-def test_reading_works(run: Callable[..., Result], home: Path, zoo: Zoo, scratch: Path) -> None:
+def test_reading_works(reg: Reg, zoo: Zoo, scratch: Path) -> None:
     out = scratch / "out"
     out.mkdir()
     out.chmod(0o777)
     text = shutil.copy(zoo.test["math"], scratch / "text.jsonl")
-    commands: list[list[object]] = [
-        ["evaluate", scratch / "moe", "--data", f"math={text}", "--windows", 1, "--seq-len", 32, "--baselines"],
-        ["list", "--json"],
-        ["show", "math"],
-        ["log"],
-        ["compositions"],
-        ["db", "current"],
-        ["verify"],
-        ["compose", "--experts", "math,code", "--plan"],
-        ["lam-curve", "--experts", "math,code"],
-        ["compose", "--experts", "math,code", "--to", "dense", "--like", text, "--plan"],
+    commands: list[tuple[object, ...]] = [
+        ("evaluate", scratch / "moe", "--data", f"math={text}", "--windows", 1, "--seq-len", 32, "--baselines"),
+        *(("list", "--json"), ("show", "math"), ("log",), ("compositions",), ("db", "current"), ("verify",)),
+        ("compose", *PAIR, "--plan"),
+        ("lam-curve", *PAIR),
+        ("compose", *PAIR, "--to", "dense", "--like", text, "--plan"),
     ]
-    allowed = [run(*words) for words in commands]  # also imports what root alone may be able to read
-    assert run("export", "math", "--out", out / "allowed").exit_code == 0
-    before = files_of(home)
-    with without_rights(home):
-        refused = [run(*words) for words in commands]
-        exported = run("export", "math", "--out", out / "refused")
+    allowed = [reg(*words) for words in commands]  # also imports what root alone may be able to read
+    reg("export", "math", "--out", out / "allowed")
+    before = files_of(reg.home)
+    with without_rights(reg.home):
+        refused = [reg(*words) for words in commands]
+        reg("export", "math", "--out", out / "refused")
     for words, one, other in zip(commands, allowed, refused, strict=True):
-        assert other.exit_code == 0, (words, other.output)
-        assert other.stdout == one.stdout
+        assert other.stdout == one.stdout, words
     (said,) = set(refused[0].stderr.splitlines()) - set(allowed[0].stderr.splitlines())
-    assert said.startswith(f"the figures of moe are not stored: the folder {home} cannot be written")
-    assert exported.exit_code == 0, exported.output
+    assert said.startswith(f"the figures of moe are not stored: the folder {reg.home} cannot be written")
     assert files_of(out / "refused") == files_of(out / "allowed")
-    assert files_of(home) == before
+    assert files_of(reg.home) == before
 
 
 @pytest.mark.check
-def test_writing_tells_which_folder_cannot_be_written(run: Callable[..., Result], home: Path, scratch: Path) -> None:
-    commands: list[list[object]] = [
-        ["db", "upgrade"],
-        ["alias", "math", "x"],
-        ["gc"],
-        ["compose", "--experts", "code", "--out", scratch / "new"],
-        ["opt-out", "code", "--yes"],
-    ]
+def test_writing_tells_which_folder_cannot_be_written(reg: Reg, scratch: Path) -> None:
     for command in ("list", "verify", "gc"):  # imports
-        assert run(command).exit_code == 0
-    before = files_of(home)
-    with without_rights(home):
-        results = [run(*words) for words in commands]
-    for words, result in zip(commands, results, strict=True):
-        assert result.exit_code == 1, words
-        assert f"error: the folder {home}" in result.stderr, (words, result.output)
-        assert "cannot be written: Permission denied" in result.stderr
-        assert "next: repeat as a user who may write there" in result.stderr
-    assert files_of(home) == before
+        reg(command)
+    before = files_of(reg.home)
+    with without_rights(reg.home):
+        for words in ("db upgrade", "alias math x", "gc", "opt-out code --yes"):
+            told = reg(*words.split(), code=1).stderr
+            assert f"error: the folder {reg.home}" in told
+            assert "cannot be written: Permission denied" in told
+            assert "next: repeat as a user who may write there" in told
+        told = reg("compose", "--experts", "code", "--out", scratch / "new", code=1).stderr
+        assert f"error: the folder {reg.home}" in told
+    assert files_of(reg.home) == before
     assert not (scratch / "new").exists()
 
 
 def test_folder_that_cannot_be_made_is_told(scratch: Path) -> None:
     (scratch / "nope").mkdir()
     with without_rights(scratch / "nope"):
-        result = CliRunner().invoke(main, ["demo", "--out", str(scratch / "nope" / "demo")])
-    assert result.exit_code == 1
+        result = Reg(scratch / "home")("demo", "--out", scratch / "nope" / "demo", code=1)
     assert result.stderr.splitlines() == [
         f"error: Permission denied: {scratch / 'nope' / 'demo'}",
         "  next: repeat as a user who may write there, or choose another path",

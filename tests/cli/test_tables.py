@@ -1,10 +1,20 @@
-"""Proves: a table is no wider than the terminal, numbers end at the same place, and a file gets every character."""
+"""Proves: no command prints a line that is wider than the terminal, whatever the names are.
+
+In tables numbers end at the same place, and a file gets every character.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 import pytest
 
 from cli.output import print_table
 from cli.tables import layout, shorten
+from registry import Registry
+from registry.names.reference import NAME_LIMIT
+from tests.cli.conftest import Reg
+from tests.conftest import Zoo
 
 LONG = "n" * 47 + "MIDDLE" + "z" * 47
 WIDTHS = (60, 80, 120)
@@ -21,11 +31,12 @@ LOG = (("at", "what"), [("2026-01-01 10:00", f"{LONG}@1 was registered")])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("table", [VERSIONS, SCORES, PAIRS, LOG], ids=["versions", "scores", "pairs", "log"])
-def test_no_line_is_wider_than_the_terminal(table: tuple[tuple[str, ...], list[tuple[str, ...]]], width: int) -> None:
-    parts = layout(*table, width)
-    assert max(len(line) for lines in parts for line in lines) <= width
-    assert all(len(lines) > len(table[1]) for lines in parts)
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    tables: list[tuple[Sequence[str], Sequence[Sequence[str]]]] = [VERSIONS, SCORES, PAIRS, LOG]
+    for header, rows in tables:
+        parts = layout(header, rows, width)
+        assert max(len(line) for lines in parts for line in lines) <= width, header
+        assert all(len(lines) > len(rows) for lines in parts), header
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -48,16 +59,13 @@ def test_numbers_and_times_are_never_shortened() -> None:
 def test_numbers_end_at_the_same_place() -> None:
     (lines,) = layout(("model", "score", "note"), [("a", "7.00", "x"), ("bc", "100.00", "y"), ("d", "", "z")])
     assert lines == ["model   score  note", "a        7.00  x", "bc     100.00  y", "d              z"]
+    assert layout(("a", "b", "c"), [("x\ny", "1", "z")]) == [["a    b  c", "x y  1  z"]]  # a line break breaks nothing
 
 
 def test_what_is_left_out_is_the_middle() -> None:
     assert shorten("abcdefghij", 7) == "abc…hij"
     assert shorten("abcdefghij", 10) == "abcdefghij"
     assert [shorten("abcdefghij", one) for one in (1, 2, 3)] == ["…", "a…", "a…j"]
-
-
-def test_a_line_break_in_a_cell_does_not_break_the_table() -> None:
-    assert layout(("a", "b", "c"), [("x\ny", "1", "z")]) == [["a    b  c", "x y  1  z"]]
 
 
 def test_a_file_gets_every_character(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,3 +109,34 @@ def test_columns_without_content_make_room() -> None:
     assert layout(("version", "a" * 10, "digest", "b" * 10), rows, 40) == [
         ["version  digest", f"code@1   {'ab' * 10}", f"math@1   {'cd' * 10}"]
     ]
+
+
+FIRST, SECOND = ("n" * (NAME_LIMIT - 1) + number for number in "12")
+
+
+@pytest.mark.check
+def test_lines_are_no_wider_than_the_terminal(
+    reg: Reg, filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled.add_expert(FIRST, zoo.experts["code"], tags={"t" * 60: "v" * 60})
+    filled.add_expert(SECOND, zoo.experts["math"])
+    made = filled.compose([FIRST, SECOND], tmp_path / "moe").digest
+    filled.alias(FIRST, "stable")
+    text = [word for name in (FIRST, SECOND) for word in ("--data", f"{name}={zoo.test['code']}")]
+    members = ["--experts", f"{FIRST},{SECOND}"]
+    commands: list[tuple[Sequence[object], tuple[int, ...]]] = [
+        (["evaluate", tmp_path / "moe", *text, "--windows", 1, "--seq-len", 32], (40, 80)),
+        (["preview", *members], (40, 80)),
+        (["compose", *members, "--plan"], (40, 80)),
+        *((words.split(), (40, 60, 80, 120)) for words in ("list", f"show {FIRST}", f"show {made[:12]}")),
+        *((words.split(), (40, 60, 80, 120)) for words in ("compositions", "log", "config")),
+    ]
+    for words, widths in commands:
+        for width in widths:
+            monkeypatch.setattr("cli.output.terminal_width", lambda width=width: width)
+            lines = click.unstyle(reg(*words).stdout).splitlines()
+            assert [line for line in lines if len(line) > width] == [], (words[0], width)
+    monkeypatch.undo()
+    whole = reg("list").stdout
+    assert f"{FIRST}@1" in whole
+    assert "…" not in whole

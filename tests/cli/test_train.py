@@ -1,49 +1,82 @@
-"""Proves: reg train does what the library does, prints loss and digest, and reg show has its curve.
+"""Proves: the commands that train do what the library does, print loss, digest and tokens, and share their options."""
 
-The commands that train have their common options in one order, and print the tokens that they trained on.
-"""
-
-import json
 from itertools import permutations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from cli.commands.train import train
 from cli.commands.train_expert import train_expert
 from cli.commands.train_router import train_router
-from cli.main import main
 from registry import Recipe, Registry
-from tests.conftest import Zoo
+from tests.cli.conftest import TINY, Reg
+from tests.conftest import Zoo, files_of
+
+
+@pytest.fixture
+def moe(filled: Registry, tmp_path: Path) -> Path:
+    filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
+    return tmp_path / "moe"
 
 
 @pytest.mark.check
-def test_train_prints_loss_and_digest(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
-    home = ["--home", str(filled.home.path)]
-    words = [*home, "train", str(tmp_path / "moe"), "--train", "all", "--data", str(zoo.train["code"])]
-    words += ["--tokens", "192", "--batch-size", "2", "--seq-len", "32", "--device", "cpu", "--out"]
-    result = CliRunner().invoke(main, [*words, str(tmp_path / "out"), "--json"])
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
-    assert (document["training"]["train"], document["training"]["steps"]) == ("all", 3)
-    again = CliRunner().invoke(main, [*words, str(tmp_path / "again")])
+def test_train_prints_loss_digest_and_tokens(reg: Reg, zoo: Zoo, moe: Path, tmp_path: Path) -> None:
+    words = ("train", moe, "--data", zoo.train["code"], "--accumulate", 2, "--tokens", 200, *TINY, "--train")
+    document = reg.json(*words, "all", "--out", tmp_path / "out")
+    assert (document["training"]["train"], document["training"]["steps"]) == ("all", 2)
+    assert document["trained_tokens"] == 256
+    again = reg(*words, "all", "--out", tmp_path / "again")
     assert again.stdout.splitlines()[0].endswith(f"again  {document['digest'][:12]}")
+    assert again.stdout.splitlines()[1] == "  2 steps on 256 tokens, 200 asked for"
     assert "held-out tokens" in again.stdout
-    assert "step 3 of 3: loss" in again.stderr
-    shown = CliRunner().invoke(main, [*home, "show", document["digest"]]).stdout.splitlines()
-    assert (
-        next(line for line in shown if line.startswith("trained ")).split(maxsplit=1)[1] == "all, 3 steps, 192 tokens"
-    )
+    assert "step 2 of 2: loss" in again.stderr
+    shown = reg("show", document["digest"]).stdout.splitlines()
+    trained = next(line for line in shown if line.startswith("trained "))
+    assert trained.split(maxsplit=1)[1] == "all, 2 steps, 256 tokens"
     assert any(line.startswith("loss ") and line.endswith(" last") for line in shown)
     assert any(line.startswith("held-out loss ") for line in shown)
-    for wrong, code in ((["--balance", "-1"], 1), (["--train", "heads"], 2)):
-        result = CliRunner().invoke(main, [*words, str(tmp_path / "out"), *wrong])
-        assert result.exit_code == code
-        assert "rror: " in result.stderr
-    result = CliRunner().invoke(main, [*words, str(tmp_path / "out")])
-    assert (result.exit_code, "is not empty" in result.stderr) == (1, True)
+    exactly = reg(*words, "routers", "--tokens", 128, "--out", tmp_path / "exactly").stdout
+    assert exactly.splitlines()[1] == "  1 step on 128 tokens"
+    for wrong, code in ((("all", "--balance", "-1"), 1), (("heads",), 2)):
+        assert "error: " in reg(*words, *wrong, "--out", tmp_path / "new", code=code).stderr
+    assert "is not empty" in reg(*words, "all", "--out", tmp_path / "out", code=1).stderr
+
+
+@pytest.mark.check
+def test_train_router_prints_loss_digest_and_tokens(reg: Reg, zoo: Zoo, moe: Path, tmp_path: Path) -> None:
+    words = ("train-router", moe, "--data", zoo.train["code"], "--steps", 3, "--warmup", 1, "--out", tmp_path / "out")
+    document = reg.json(*words, *TINY)
+    assert (document["training"]["warmup"], document["trained_tokens"], len(document["loss"])) == (1, 192, 2)
+    reg(*words, *TINY, code=1)  # --out stands there
+    result = reg(*words, *TINY, "--force")
+    assert result.stdout.splitlines()[0].endswith(document["digest"][:12])
+    assert result.stdout.splitlines()[1] == "  3 steps on 192 tokens"
+    assert "held-out tokens" in result.stdout
+    assert "step 3 of 3: loss" in result.stderr
+
+
+@pytest.mark.check
+def test_train_expert_prints_loss_digest_and_tokens(reg: Reg, zoo: Zoo, tmp_path: Path) -> None:
+    amount = ("--tokens", 100, "--accumulate", 2, *TINY)
+    words = ("train-expert", "fresh", "--base", "base", "--data", zoo.train["code"], "--tag", "domain=code", *amount)
+    result = reg(*words)
+    assert result.stdout.startswith("trained fresh in 1 step on 128 tokens, 100 asked for; registered fresh@1 ")
+    assert "held-out tokens" in result.stdout
+    assert "step 1 of 1: loss" in result.stderr
+    document = reg.json(*words)
+    assert (document["version"]["ref"], document["version"]["tags"]) == ("fresh@1", {"domain": "code"})
+    assert (document["trained_tokens"], document["training"]["training"]["steps"], len(document["loss"])) == (128, 1, 2)
+    assert document["training"]["training"]["tokens"] == 100  # as it was asked for, which the digest covers
+    assert result.stdout.splitlines()[0].endswith(document["version"]["digest"][:12])
+    assert "1 step, 128 tokens" in reg("show", "fresh").stdout
+    assert reg.json("show", "fresh")["training"]["tokens"] == 128
+    written = reg(*words, "--out", tmp_path / "out", "--mlp", "lora:2")
+    assert f"into {tmp_path / 'out'}" in written.stdout
+    for wrong in (("--mlp", "lora:x"), ("--device", "cuda:7")):
+        told = reg(*words, *wrong, code=1).stderr
+        assert "error: " in told
+        assert "  next: " in told
+    assert "already registered as fresh@1" in reg(*words).stdout
 
 
 def test_common_options_are_the_same_in_one_order() -> None:
@@ -59,23 +92,32 @@ def test_common_options_are_the_same_in_one_order() -> None:
 
 
 @pytest.mark.check
-def test_tokens_that_were_trained_on_are_printed_beside_those_asked_for(
-    filled: Registry, zoo: Zoo, tmp_path: Path
-) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
-    home = ["--home", str(filled.home.path)]
-    amount = ["--data", str(zoo.train["code"]), "--batch-size", "2", "--seq-len", "32", "--device", "cpu"]
-    words = [*home, "train", str(tmp_path / "moe"), *amount, "--accumulate", "2", "--tokens", "200", "--train"]
-    for part in ("mlps", "routers"):
-        result = CliRunner().invoke(main, [*words, part, "--out", str(tmp_path / part)])
-        assert result.stdout.splitlines()[1] == "  2 steps on 256 tokens, 200 asked for"
-    result = CliRunner().invoke(main, [*words, "mlps", "--out", str(tmp_path / "json"), "--json"])
-    assert json.loads(result.stdout)["trained_tokens"] == 256
-    whole = [*home, "train", str(tmp_path / "moe"), *amount, "--tokens", "128", "--train", "mlps"]
-    result = CliRunner().invoke(main, [*whole, "--out", str(tmp_path / "whole")])
-    assert result.stdout.splitlines()[1] == "  2 steps on 128 tokens"
-    words = [*home, "train-router", str(tmp_path / "moe"), *amount, "--steps", "3"]
-    result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "router")])
-    assert result.stdout.splitlines()[1] == "  3 steps on 192 tokens"
-    result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "again"), "--json"])
-    assert json.loads(result.stdout)["trained_tokens"] == 192
+def test_a_coordinated_expert_is_composed_with_the_public_one(reg: Reg, zoo: Zoo, tmp_path: Path) -> None:
+    words = ("train-expert", "beside", "--base", "base", "--data", zoo.train["law"], "--tokens", 192, *TINY)
+    reg(*words, "--coordinate", "--router-bias", "--public-data", zoo.train["german"])
+    assert "router rows" in reg("show", "beside").stdout
+    assert "router rows" not in reg("show", "law").stdout
+    anchored = ("--trunk", "base", "--router", "anchored")
+    alone = ("compose", "--experts", "beside", *anchored)
+    reg("compose", "--experts", "beside,base", *anchored, "--out", tmp_path / "named")
+    reg(*alone, "--public", "base", "--out", tmp_path / "public")
+    assert files_of(tmp_path / "public") == files_of(tmp_path / "named")
+    reg("compose", "--recipe", tmp_path / "named" / "composition.json", "--out", tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "named")
+    both = (*alone, "--public", "base", "--plan", "--bias")
+    plan = reg(*both, "beside=-1.5").stdout
+    assert "routers have a bias" in plan
+    assert "base=0, beside=-1.5" in plan
+    assert reg.json(*both, "beside=-1.5")["recipe"]["bias"] == {"base": 0.0, "beside": -1.5}
+    told = reg(*both, "beside=1", code=1).stderr
+    assert "the bias of beside is 1; with router method 'anchored' a bias makes an expert stand back" in told
+    assert "next: give --bias beside=-1" in told
+    told = reg(*alone, "--bias", "beside=-1", "--plan", code=1).stderr
+    assert "next: name the base model among the experts: --public" in told
+    general = "no expert stands for general text; to add the base model: --public base"
+    assert f"{general}\n" in reg(*alone, "--plan").output
+    assert reg(*alone, "--out", tmp_path / "alone").output.count(general) == 1
+    assert f"{general}@1\n" in reg("compose", "--recipe", tmp_path / "alone" / "composition.json", "--plan").output
+    assert "general text" not in reg(*alone, "--public", "base", "--plan").output
+    assert "general text" not in reg(*alone, "--plan", "--quiet").output
+    assert "general text" not in reg("compose", "--experts", "code", "--plan").output

@@ -12,12 +12,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from click.testing import CliRunner
 
 from cli.commands.ui import _jobs, _opened
-from cli.main import main
 from cli.session import Session
 from registry import Registry
+from tests.cli.conftest import Reg
 
 
 @pytest.mark.check
@@ -40,32 +39,22 @@ def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     Registry(tmp_path / "home").close()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        result = CliRunner().invoke(main, ["--home", str(tmp_path / "home"), "ui", "--port", port])
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert (
-        result.stderr == f"error: port {port} is taken\n  next: choose another one, or any free one: reg ui --port 0\n"
-    )
+        port = taken.getsockname()[1]
+        result = Reg(tmp_path / "home")("ui", "--port", port, code=1)
+    told = f"error: port {port} is taken\n  next: choose another one, or any free one: reg ui --port 0\n"
+    assert (result.stdout, result.stderr) == ("", told)
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 
     def without(name: str, package: str | None = None) -> ModuleSpec | None:
         return None if name in ("starlette", "uvicorn") else find(name, package)
 
     monkeypatch.setattr("importlib.util.find_spec", without)
-    result = CliRunner().invoke(main, ["ui"])
-    assert result.exit_code == 1
-    assert "the pages need starlette, uvicorn" in result.stderr
-    assert "pip install 'expert-registry[ui]'" in result.stderr
-
-
-def test_where_there_is_no_registry_none_is_made(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["--home", str(tmp_path / "nowhere"), "ui", "--port", "0"])
-    assert result.exit_code == 1
-    assert "there is no registry" in result.stderr
-    assert not (tmp_path / "nowhere").exists()
+    told = Reg(tmp_path)("ui", code=1).stderr
+    assert "the pages need starlette, uvicorn" in told
+    assert "pip install 'expert-registry[ui]'" in told
 
 
 def test_the_secret_goes_to_the_browser_by_a_file_of_this_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """The command line of the package."""
 
-import argparse
-import json
 import os
 import shutil
 import sys
@@ -9,28 +7,23 @@ import tempfile
 from pathlib import Path
 
 from tests.crash import faults
+from tests.running import add_places, command_line, tell
 
 PLACE = "REG_CRASH_SCRATCH"
 
 
 def main() -> None:
-    """Do what the command line says, and print one line of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    """Do what the command line says, and print one line of JSON; the folder stays if something fails."""
+    parser = command_line(__doc__, tries=None, kills=200, seed=0)
     parser.add_argument("what", choices=("kill", "random", "full", "mount", "sample"))
     parser.add_argument("commands", nargs="*", help="default all; not of random")
-    parser.add_argument("--tries", type=int, help="points of each command; default all, of full and mount 8")
-    parser.add_argument("--kills", type=int, default=200, help="of random")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scratch", type=Path, help="an absent or empty folder; it is deleted unless something fails")
-    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite", help="of random")
-    parser.add_argument("--arrays", choices=("folder", "s3"), default="folder", help="of random")
+    add_places(parser)
     given = parser.parse_args()
     if (given.database, given.arrays) != ("sqlite", "folder") and given.what != "random":
         parser.error("--database and --arrays are of random")
     if why := faults.why_not():
         sys.exit(f"this needs Linux and a C compiler: {why}")
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is flushed there costs nothing
-    scratch = given.scratch or Path(os.environ.get(PLACE) or tempfile.mkdtemp(prefix="reg-crash-", dir=memory))
+    scratch = Path(os.environ.get(PLACE) or tempfile.mkdtemp(prefix="reg-crash-", dir=given.scratch))
     os.environ[PLACE] = str(scratch)
     faults.load(scratch, apart=given.what == "mount")
 
@@ -42,9 +35,7 @@ def main() -> None:
     model_folder.ONE_FILE_BYTES = 0  # so that the tiny models have several files, and recompositions take some over
     with in_database(given.database), in_storage(given.arrays):
         figures = sweep.sweep(scratch, given)
-    print(json.dumps(figures))
-    if any(one["failed"] for one in figures.values()):
-        sys.exit(1)
+    tell(figures, [line for one in figures.values() for line in one["failed"]])
     shutil.rmtree(scratch)
 
 

@@ -9,14 +9,12 @@ import random
 import shutil
 import subprocess
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from tests.conftest import files_of
 from tests.crash import faults
-from tests.crash.checking import sound
 from tests.crash.commands import COMMANDS
-from tests.crash.killing import Ground, act, check_repeat, expected_of
+from tests.crash.killing import Ground, act, check_after, expected_of
 
 PAGE = 4096
 FULL = ("No space left on device", "disk is full", "disk I/O error", "unable to open database file", "its disk has")
@@ -51,59 +49,43 @@ class Mounted(Ground):
         subprocess.run(["mount", "-o", f"remount,size={size}", "none", self.world], check=True)
 
 
-def fill_at_points(ground: Ground, name: str, tries: int, draw: random.Random) -> dict[str, int]:
-    """Let the disk be full at random points of one command, and return the points, those tried and those refused."""
-    start = ground.start(COMMANDS[name].start)
-    total, _, expected = expected_of(ground, name, faults.FULL)
-    refused = 0
-    for _ in range(tries):
-        at = draw.randrange(total)
-        ground.fresh(start)
-        code, said = ground.told(partial(_met, ground, name, at))
-        refused += code != 0
-        where = f"{name}, full from change {at} of {total}"
+def fill(ground: Ground, name: str, tries: int, draw: random.Random) -> dict[str, int]:
+    """Let the disk be full at random points of one command, and return the points, those tried and those refused.
 
-        def check(code: int = code, said: str = said) -> None:
-            _check_told(ground, code, said)
-            problems = sound(start, ground.world)
-            assert not problems, problems
-            check_repeat(ground, name, expected)
-
-        assert faults.forked(check) == 0, f"{where}: {said}"
-    return {"points": total, "tried": tries, "refused": refused}
-
-
-def fill_file_system(ground: Ground, name: str, tries: int, draw: random.Random) -> dict[str, int]:
-    """Run one command on a file system with room for some of what it writes; `points` are the pages that it takes."""
-    assert isinstance(ground, Mounted)
+    Points of a file system are pages that the command takes, else changes that need space.
+    """
     start = ground.start(COMMANDS[name].start)
     ground.fresh(start)
-    before = ground.used()
-    *_, expected = expected_of(ground, name, faults.COUNT)
-    pages = max(0, ground.used() - before) // PAGE + 16
+    before = ground.used() if isinstance(ground, Mounted) else 0
+    points, _, expected = expected_of(ground, name, faults.COUNT if isinstance(ground, Mounted) else faults.FULL)
+    if isinstance(ground, Mounted):
+        points = max(0, ground.used() - before) // PAGE + 16
     refused = 0
     for _ in range(tries):
+        at = draw.randrange(points)
         ground.fresh(start)
-        free = draw.randrange(pages) * PAGE
-        ground.leave(free)
-        code, said = ground.told(lambda: act(ground, name))
-        ground.leave(None)
+        code, said = _met(ground, name, at)
         refused += code != 0
-
-        def check(code: int = code, said: str = said) -> None:
-            _check_told(ground, code, said)
-            problems = sound(start, ground.world)
-            assert not problems, problems
-            check_repeat(ground, name, expected)
-
-        assert faults.forked(check) == 0, f"{name}, {free:,} bytes free: {said}"
-    return {"points": pages, "tried": tries, "refused": refused}
+        _check_told(ground, code, said)
+        check_after(ground, name, expected, f"full from {at} of {points}: {said}")
+    return {"points": points, "tried": tries, "refused": refused}
 
 
 def _met(ground: Ground, name: str, at: int) -> tuple[int, str]:
-    faults.arm(faults.FULL, ground.world, at)
-    code, said = act(ground, name)
-    faults.arm(0, ground.world)
+    """Run a command, in a child, that meets a full disk, and return its exit code and what it said."""
+    if isinstance(ground, Mounted):
+        ground.leave(at * PAGE)
+        code, said = ground.told(lambda: act(ground, name))
+        ground.leave(None)
+        return code, said
+
+    def armed() -> tuple[int, str]:
+        faults.arm(faults.FULL, ground.world, at)
+        done = act(ground, name)
+        faults.arm(0, ground.world)
+        return done
+
+    code, said = ground.told(armed)
     return code, said
 
 

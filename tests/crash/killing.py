@@ -94,12 +94,18 @@ def expected_of(ground: Ground, name: str, how: int) -> tuple[int, list[int], An
     return points, distinct, ground.told(lambda: outcome(ground.world))
 
 
-def check_repeat(ground: Ground, name: str, expected: Any) -> None:
-    """Repeat a command, in this process, and check that it leads to what it must."""
-    code, said = act(ground, name)
-    assert code == 0 or any(text in said for text in ENDED), said  # then the result is there: it is compared below
-    found = outcome(ground.world)
-    assert found == expected, f"the repeat led elsewhere: {differences(found, expected)}"
+def check_after(ground: Ground, name: str, expected: Any, where: str) -> None:
+    """Check in a child what a disturbed command left, and that repeating it leads to what it must."""
+
+    def check() -> None:
+        problems = sound(ground.start(COMMANDS[name].start), ground.world)
+        assert not problems, problems
+        code, said = act(ground, name)
+        assert code == 0 or any(text in said for text in ENDED), said  # then the result is there: it is compared below
+        found = outcome(ground.world)
+        assert found == expected, f"the repeat led elsewhere: {differences(found, expected)}"
+
+    assert faults.forked(check) == 0, f"{name}, {where}"
 
 
 def differences(found: Any, expected: Any, where: str = "") -> list[str]:
@@ -116,14 +122,12 @@ def kill_at_points(ground: Ground, name: str, tries: int | None) -> dict[str, in
     A point before a change is not tried where nothing changed since the one after the last. Of states that are equal
     but for times, one is checked.
     """
-    start, given = ground.start(COMMANDS[name].start), ground.given
-    assert given.exists()
     total, distinct, expected = expected_of(ground, name, faults.COUNT)
     kills, seen = 0, set[str]()
     last = len(distinct) - 1
     chosen = sorted({distinct[round(last * n / (tries - 1))] for n in range(tries)} if tries else distinct)
     for point in chosen:
-        ground.fresh(start)
+        ground.fresh(ground.start(COMMANDS[name].start))
 
         def disturbed(point: int = point) -> None:
             faults.arm(faults.KILL, ground.world, point)
@@ -131,16 +135,11 @@ def kill_at_points(ground: Ground, name: str, tries: int | None) -> dict[str, in
             assert code == 0, said
             os._exit(0)
 
-        def check() -> None:
-            problems = sound(start, ground.world)
-            assert not problems, problems
-            check_repeat(ground, name, expected)
-
         ended = faults.forked(disturbed)
         assert ended in (0, -signal.SIGKILL), f"{name}, point {point}: the command ended with {ended}"
         kills += ended != 0
         state = signature(ground.world)
         if state not in seen:
             seen.add(state)
-            assert faults.forked(check) == 0, f"{name}, killed at point {point} of {total}"
+            check_after(ground, name, expected, f"killed at point {point} of {total}")
     return {"points": total, "distinct": len(distinct), "tried": len(chosen), "kills": kills, "states": len(seen)}

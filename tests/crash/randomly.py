@@ -13,7 +13,7 @@ from typing import Any
 from registry import Registry
 from tests.conftest import files_of
 from tests.crash import faults
-from tests.crash.checking import Rows, dangling, folders_differ, outcome, rows_of, verified
+from tests.crash.checking import Rows, dangling, folders_differ, lost_rows, outcome, rows_of, verified
 from tests.crash.commands import run
 from tests.crash.killing import Ground
 
@@ -26,7 +26,6 @@ def kill_at_random(ground: Ground, kills: int, seed: int, arrays: str = "folder"
     """Kill a process `kills` times, each on what the one before left, and return figures."""
     draw, journal = random.Random(seed), ground.scratch / "journal"
     given = ground.given
-    expected = Expected(ground)
     ground.fresh(None)
     (ground.world / "tmp").mkdir(parents=True)
     finished, begun = 0, dict[str, int]()
@@ -52,39 +51,30 @@ def kill_at_random(ground: Ground, kills: int, seed: int, arrays: str = "folder"
         members = ground.told(check)
         if members:
             found = ground.world / "all"
-            assert not (where := folders_differ(found, expected.of(members))), f"kill {number}: {where}"
+            assert not (where := folders_differ(found, expected_of(ground, members))), f"kill {number}: {where}"
     left = ground.told(lambda: outcome(ground.world))
     assert left["hidden"] == []
     assert given.exists()
     return {"kills": kills, "finished": finished, "under way": begun}
 
 
-class Expected:
-    """Compositions of a fresh registry that holds its members and nothing else."""
+def expected_of(ground: Ground, members: list[str]) -> Path:
+    """Return the composition of a fresh registry that holds its members and nothing else, made the first time."""
+    place = ground.scratch / "fresh" / "-".join(members)
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-
-    def of(self, members: list[str]) -> Path:
-        """Return the folder of the composition of some experts, made the first time."""
-        place = self._ground.scratch / "fresh" / "-".join(members)
-        if not place.exists():
-            home = place.with_name(f"{place.name}.home")
-            assert faults.forked(lambda: self._make(home, members, place)) == 0
-        return place
-
-    def _make(self, home: Path, members: list[str], out: Path) -> None:
-        with Registry(home) as opened:
+    def make() -> None:
+        with Registry(place.with_name(f"{place.name}.home")) as opened:
             for name in reversed(members):
-                opened.add_expert(name, self._ground.given / name)
-            opened.compose(members, out)
+                opened.add_expert(name, ground.given / name)
+            opened.compose(members, place)
+
+    assert place.exists() or faults.forked(make) == 0
+    return place
 
 
 def lost(before: Rows, now: Rows, lines: list[Any]) -> Iterator[str]:
     """Yield what a catalog knew, or a command that ended said it did, and what it does not know now."""
-    kept = {(row["id"], row["digest"]) for row in now.get("versions", ())}
-    yield from (f"version {row}" for row in before.get("versions", ()) if (row["id"], row["digest"]) not in kept)
-    yield from (f"event {row}" for row in before.get("events", ()) if row not in now["events"])
+    yield from lost_rows(before, now)
     known = {row["digest"] for row in now.get("compositions", ())}
     yield from (f"composition {row}" for row in before.get("compositions", ()) if row["digest"] not in known)
     numbers = {row["id"]: row["name"] for row in now.get("experts", ())}
@@ -116,7 +106,7 @@ def _work(ground: Ground, journal: Path, draw: random.Random) -> None:
     """Do one command after another, noting in `journal` what begins and what has ended."""
     ended: list[dict[str, Any]] = []
     while True:
-        words = [str(word) for word in _drawn(ground, draw)]
+        words = _drawn(ground, draw)
         _note(journal, [*ended, {"words": words, "code": None}])
         done = run(ground.world, words)
         if done.exit_code != 0 and " exists" not in done.output:
@@ -132,52 +122,37 @@ def _note(journal: Path, lines: list[dict[str, Any]]) -> None:
     fresh.replace(journal)
 
 
-def _drawn(ground: Ground, draw: random.Random) -> list[Any]:
-    """Return a command that the registry as it is can do."""
-    world, given = ground.world, ground.given
-    names = _active(world)
-    some = sorted(draw.sample(names, draw.randint(1, len(names)))) if names else []
-    kinds = ["add", "add", "add", "gc", "base"]
+def _drawn(ground: Ground, draw: random.Random) -> list[str]:
+    """Return the words of a command that the registry as it is can do."""
+    world, given, names = ground.world, ground.given, _active(ground.world)
+    kinds, new = ["add", "add", "add", "gc", "base"], draw.choice(EXPERTS)
+    some, one = draw.sample(names, draw.randint(1, len(names))) if names else [], draw.choice(names or [""])
+    file, key, router = world / f"{draw.randrange(1 << 40):x}", draw.choice("abc"), draw.choice(("context", "ridge"))
     if names:
         kinds += ["compose", "compose", "dense", "refine", "opt-out", "purge", "alias", "export", "tag"]
     if (world / "moe").exists() and len(files_of(world / "moe")) > 1:
-        kinds += ["evaluate"] if _whole(world, names) else []
-        kinds += ["train"] if _whole(world, names, router="ridge") else []
-    file = world / f"{draw.randrange(1 << 40):x}"
-    match draw.choice(kinds):
-        case "add":
-            name = draw.choice(EXPERTS)
-            return ["add-expert", name, given / name]
-        case "base":
-            return ["add-base", "base", given / "base"]
-        case "compose":
-            router = draw.choice(["context", "ridge"])
-            made = ["--router", router, "--top-k", 1, "--force", "--out", world / "moe"]
-            return ["compose", "--experts", ",".join(some), *made]
-        case "dense":
-            return ["compose", "--experts", ",".join(some), "--to", "dense", "--force", "--out", world / "dense"]
-        case "refine":
-            made = ["--router", "ridge", "--refine", 1, "--top-k", 1, "--force", "--out", world / "moe"]
-            return ["compose", "--experts", ",".join(some), *made]
-        case "opt-out":
-            return ["opt-out", draw.choice(names), "--yes"]
-        case "purge":
-            return ["opt-out", draw.choice(names), "--purge", "--yes", "--receipt", file]
-        case "alias":
-            return ["alias", draw.choice(names), draw.choice("abc")]
-        case "tag":
-            name = draw.choice(names)
-            return ["add-expert", name, given / name, "--tag", f"{draw.choice('abc')}={draw.randrange(9)}"]
-        case "export":
-            return ["export", draw.choice(names), "--out", file]
-        case "train":
-            settings = ["--steps", 2, "--batch-size", 2, "--seq-len", 16, "--device", "cpu"]
-            data = ["--data", given / "code.jsonl"]
-            return ["train-router", world / "moe", *data, *settings, "--force", "--out", world / "trained"]
-        case "evaluate":
-            settings = ["--windows", 1, "--seq-len", 16]
-            return ["evaluate", world / "moe", "--data", f"code={given / 'code.jsonl'}", *settings]
-    return ["gc"]
+        made = json.loads((world / "moe" / "composition.json").read_bytes())
+        members = {member["name"] for member in made["members"]}
+        if len(members) > 1 and members <= set(names):
+            kinds += ["evaluate", *(["train"] if made["recipe"]["router"] == "ridge" else [])]
+    compose, data = f"compose --experts {','.join(sorted(some))} --force --out {world}", f"{given}/code.jsonl"
+    lines = {
+        "add": f"add-expert {new} {given}/{new}",
+        "base": f"add-base base {given}/base",
+        "gc": "gc",
+        "compose": f"{compose}/moe --router {router} --top-k 1",
+        "dense": f"{compose}/dense --to dense",
+        "refine": f"{compose}/moe --router ridge --refine 1 --top-k 1",
+        "opt-out": f"opt-out {one} --yes",
+        "purge": f"opt-out {one} --purge --yes --receipt {file}",
+        "alias": f"alias {one} {key}",
+        "tag": f"add-expert {one} {given}/{one} --tag {key}={draw.randrange(9)}",
+        "export": f"export {one} --out {file}",
+        "train": f"train-router {world}/moe --data {data} --steps 2 --batch-size 2 --seq-len 16 --device cpu --force "
+        f"--out {world}/trained",
+        "evaluate": f"evaluate {world}/moe --data code={data} --windows 1 --seq-len 16",
+    }
+    return lines[draw.choice(kinds)].split()
 
 
 def _active(world: Path) -> list[str]:
@@ -185,13 +160,6 @@ def _active(world: Path) -> list[str]:
     names = {row["id"]: row["name"] for row in rows.get("experts", ()) if row["kind"] == "expert"}
     found = {names.get(row["expert_id"]) for row in rows.get("versions", ()) if row["state"] == "active"}
     return sorted(name for name in found if name)
-
-
-def _whole(world: Path, names: list[str], router: str | None = None) -> bool:
-    """Return whether the mixture that was composed last has two active members or more, and routers of a method."""
-    made = json.loads((world / "moe" / "composition.json").read_bytes())
-    members = {member["name"] for member in made["members"]}
-    return len(members) > 1 and members <= set(names) and router in (None, made["recipe"]["router"])
 
 
 def _composed(world: Path) -> list[str]:
@@ -203,8 +171,3 @@ def _composed(world: Path) -> list[str]:
     elif (world / "all").exists():
         shutil.rmtree(world / "all")
     return names
-
-
-def _router(world: Path) -> str:
-    """Return the router method of the mixture that was composed last; routers by context cannot be trained."""
-    return str(json.loads((world / "moe" / "composition.json").read_bytes())["recipe"]["router"])

@@ -8,38 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import alembic.command
-import numcodecs.zstd
-import torch
-import transformers.models.llama.modeling_llama
-import transformers.models.mixtral.modeling_mixtral
-import zarr
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-import registry.composition.refit
-import registry.composition.reproduce
-import registry.composition.write
-import registry.evaluation.service
-import registry.opt_out.verify_receipt
-import registry.opt_out.withdraw
-import registry.statistics.collect
-import registry.training
 from tests.crash.commands import COMMANDS
-from tests.crash.filling import Mounted, fill_at_points, fill_file_system
+from tests.crash.filling import Mounted, fill
 from tests.crash.killing import Ground, kill_at_points
 from tests.crash.randomly import kill_at_random
-
-PRELOADED = (
-    alembic.command,
-    numcodecs.zstd,
-    zarr,
-    transformers.models.llama.modeling_llama,
-    transformers.models.mixtral.modeling_mixtral,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    registry,
-)
-
+from tests.preloaded import before_forks
 
 SAMPLE = {
     "kill": argparse.Namespace(what="kill", commands=["add-carried", "purge"], tries=2),
@@ -51,7 +24,7 @@ SAMPLE = {
 
 def sweep(scratch: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """Do what was asked, and return its figures."""
-    torch.set_num_threads(1)  # no thread pool may exist when a process forks
+    before_forks()
     ground = Mounted(scratch) if asked.what == "mount" else Ground(scratch)
     parts = SAMPLE if asked.what == "sample" else {asked.what: asked}
     try:
@@ -66,8 +39,8 @@ def _done(ground: Ground, asked: argparse.Namespace) -> dict[str, Any]:
     figures, failed = dict[str, dict[str, Any]](), []
     each: dict[str, Callable[[str], dict[str, Any]]] = {
         "kill": lambda name: kill_at_points(ground, name, asked.tries),
-        "full": lambda name: fill_at_points(ground, name, asked.tries or 8, draw),
-        "mount": lambda name: fill_file_system(ground, name, asked.tries or 8, draw),
+        "full": lambda name: fill(ground, name, asked.tries or 8, draw),
+        "mount": lambda name: fill(ground, name, asked.tries or 8, draw),
         "random": lambda name: kill_at_random(ground, asked.kills, asked.seed, getattr(asked, "arrays", "folder")),
     }
     for name in ["random"] if asked.what == "random" else asked.commands or list(COMMANDS):

@@ -10,39 +10,55 @@ the same bytes.
 Prints one line of JSON; `--keep` keeps the inputs that did otherwise.
 """
 
-import argparse
-import json
 import math
+import multiprocessing as mp
 import os
 import random
 import resource
 import shutil
 import signal
-import sys
 import time
 import traceback
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-# What a parser imports is imported before the forks, so that its time and memory are not the input's.
-import alembic.command
-import torch
-import transformers.models.llama.modeling_llama
-import zarr
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from registry.errors import RegError
 from registry.statistics.kept_tensors import PREFIXES
-from tests.conftest import files_of
+from tests.fuzz import of_checkpoints, of_compositions, of_text, of_training
 from tests.fuzz.fuzz_world import World
 from tests.fuzz.reading import Act
-from tests.fuzz.targets import TARGETS
+from tests.mutations import Draw
+from tests.preloaded import before_forks
+from tests.running import command_line, tell
 
-PRELOADED = (alembic.command, zarr, transformers.models.llama.modeling_llama, AutoModelForCausalLM, AutoTokenizer)
+TARGETS: dict[str, tuple[int, Callable[[World, Draw], Act]]] = {
+    "safetensors": (14, of_checkpoints.safetensors),
+    "index": (8, of_checkpoints.index),
+    "config": (10, of_checkpoints.config),
+    "adapter": (8, of_checkpoints.adapter),
+    "tokenizer": (8, of_checkpoints.tokenizer),
+    "data": (12, of_text.data),
+    "names": (12, of_text.names),
+    "receipts": (8, of_compositions.receipts),
+    "composition": (8, of_compositions.composition),
+    "recipe_file": (6, of_compositions.recipe_file),
+    "results": (4, of_text.results),
+    "training": (4, of_checkpoints.training),
+    "statistics": (8, of_checkpoints.statistics),
+    "arrays": (6, of_compositions.arrays),
+    "ensemble": (6, of_compositions.ensemble),
+    "soup": (6, of_training.soup),
+    "simoe": (6, of_training.simoe),
+    "context": (6, of_compositions.context),
+    "database": (2, of_compositions.database),
+    "largest": (1, of_text.largest),
+}
+"""Name → how often of a hundred or so, and what makes an input, and returns the public entry that reads it."""
+FORK = mp.get_context("fork")
 SECONDS = 5
 """Of processor time."""
 CLOCK_SECONDS = 600
@@ -53,42 +69,19 @@ BACKSTOP = 4 * 2**30
 """Bytes of address space that a process may add: so that a fault fells the process, and not the machine."""
 
 
-@dataclass
-class Found:
-    """What came of the inputs.
-
-    Attributes:
-        taken: target → inputs that were read.
-        refused: target → inputs that were refused.
-        seconds: target → the most processor time that one took.
-        megabytes: target → the most that a process grew by.
-        wrong: what should not be; one line each.
-    """
-
-    taken: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=dict)
-    megabytes: dict[str, float] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
+def lasting(home: Path) -> list[Path]:
+    """Return every file below `home`, but for products that compositions keep."""
+    return [path for path in home.rglob("*") if not path.is_dir() and not path.name.startswith(PREFIXES)]
 
 
 def signature(home: Path) -> dict[str, tuple[int, int]]:
-    """Return every file below `home` with its size and time of change, but for products that compositions keep."""
-    found = {}
-    for path in sorted(home.rglob("*")):
-        status = path.lstat()
-        if not path.is_dir() and not path.name.startswith(PREFIXES):
-            found[str(path.relative_to(home))] = (status.st_size, status.st_mtime_ns)
-    return found
-
-
-def _lasting(home: Path) -> dict[str, bytes]:
-    """Return every file below `home`, but for products that compositions keep."""
-    return {name: data for name, data in files_of(home).items() if not Path(name).name.startswith(PREFIXES)}
+    """Return size and time of change of every lasting file below `home`."""
+    status = {str(path.relative_to(home)): path.lstat() for path in lasting(home)}
+    return {name: (one.st_size, one.st_mtime_ns) for name, one in status.items()}
 
 
 class Batch:
-    """Feeds inputs one after the other in a child, which writes a line of JSON as it begins and ends each."""
+    """Feeds inputs one after the other in a child, which tells as it begins and ends each."""
 
     def __init__(self, world: World, names: Sequence[str], seed: int, keep: Path | None) -> None:
         self.world, self.names, self.seed, self.keep = world, names, seed, keep
@@ -96,35 +89,36 @@ class Batch:
 
     def run(self, numbers: range) -> Iterator[dict[str, Any]]:
         """Yield how each input ended, and what it took; after one that felled the child no more come."""
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.close(reading)
-                _limit()
-                with os.fdopen(writing, "w") as pipe:
-                    for number in numbers:
-                        for line in self._feed(number):
-                            pipe.write(json.dumps(line) + "\n")
-                            pipe.flush()
-            finally:
-                os._exit(0)
-        os.close(writing)
-        begun: dict[str, Any] = {}
-        with os.fdopen(reading) as pipe:
-            for text in pipe:
-                line = json.loads(text)
-                begun = line if "target" in line else {}
-                if not begun:
-                    yield line
-        _, status = os.waitpid(child, 0)
+        told, telling = FORK.Pipe(duplex=False)
+        child = FORK.Process(target=self._feed_all, args=(numbers, telling))
+        child.start()
+        telling.close()
+        begun: str | None = None
+        with suppress(EOFError):
+            while True:
+                said = told.recv()
+                begun = said.get("target")
+                if begun is None:
+                    yield said
+        child.join()
         if begun:
-            code = os.waitstatus_to_exitcode(status)
+            code = child.exitcode or 0
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            yield {"name": begun["target"], "wrong": f"ended by {how}", "seconds": float(SECONDS), "megabytes": 0.0}
-            self._keep(numbers.start, begun["target"])
+            yield {"name": begun, "wrong": f"ended by {how}", "seconds": float(SECONDS), "megabytes": 0.0}
+            self._keep(numbers.start, begun)
             shutil.rmtree(self.world.scratch)
             self.world.scratch.mkdir()
+
+    def _feed_all(self, numbers: range, telling: Connection) -> None:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + BACKSTOP, size + BACKSTOP))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for number in numbers:
+            for said in self._feed(number):
+                telling.send(said)
 
     def _feed(self, number: int) -> Iterator[dict[str, Any]]:
         draw = random.Random(f"{self.seed} {number}")
@@ -135,12 +129,9 @@ class Batch:
         before, used = _resident("VmRSS"), time.process_time()
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used) + SECONDS, resource.RLIM_INFINITY))
         signal.alarm(CLOCK_SECONDS)
-        said = _outcome(act)
-        said |= {
-            "name": name,
-            "seconds": round(time.process_time() - used, 2),
-            "megabytes": round(max(0.0, _resident("VmHWM") - before), 1),
-        }
+        said = _outcome(act) | {"name": name}
+        said |= {"seconds": round(time.process_time() - used, 2)}
+        said |= {"megabytes": round(max(0.0, _resident("VmHWM") - before), 1)}
         if said["megabytes"] > MEGABYTES:
             said["wrong"] = f"it grew by {said['megabytes']} MB"
         if (now := signature(self.world.home)) != self.before:
@@ -157,15 +148,6 @@ class Batch:
         if self.keep is not None:
             place = self.keep / f"{self.seed}-{number}-{name}"
             shutil.copytree(self.world.scratch, place, dirs_exist_ok=True, symlinks=True)
-
-
-def _limit() -> None:
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nowhere, descriptor)
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + BACKSTOP, size + BACKSTOP))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _resident(what: str) -> float:
@@ -185,65 +167,42 @@ def _outcome(act: Act) -> dict[str, Any]:
     return {"taken": True}
 
 
-def run(root: Path, inputs: int, seed: int, only: str | None = None, keep: Path | None = None) -> Found:
-    """Feed `inputs` inputs."""
-    torch.set_num_threads(1)  # no thread pool may exist when a process forks
-    world, found = World.make(root), Found()
-    batch, whole = Batch(world, [only] if only else list(TARGETS), seed, keep), _lasting(world.home)
+def run(world: World, inputs: int, seed: int, only: str | None, keep: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Feed `inputs` inputs; return for each target what came of them, and what should not be, one line each."""
+    figures: dict[str, Any] = {}
+    wrong = list[str]()
+    batch = Batch(world, [only] if only else list(TARGETS), seed, keep)
+    whole = {path: path.read_bytes() for path in lasting(world.home)}
     number = 0
     while number < inputs:
         for said in batch.run(range(number, min(number + BATCH, inputs))):
-            name = said["name"]
-            found.seconds[name] = max(found.seconds.get(name, 0.0), said["seconds"])
-            found.megabytes[name] = max(found.megabytes.get(name, 0.0), said["megabytes"])
+            one = figures.setdefault(said["name"], {"taken": 0, "refused": 0, "seconds": 0.0, "MB": 0.0})
+            one["seconds"], one["MB"] = max(one["seconds"], said["seconds"]), max(one["MB"], said["megabytes"])
             if "wrong" in said:
-                found.wrong.append(f"input {number}, {name}: {said['wrong']}")
+                wrong.append(f"input {number}, {said['name']}: {said['wrong']}")
                 batch.before = signature(world.home)
             else:
-                (found.taken if "taken" in said else found.refused)[name] += 1
+                one["taken" if "taken" in said else "refused"] += 1
             number += 1
-    if _lasting(world.home) != whole:
-        found.wrong.append("the home's bytes were changed")
-    return found
+    if {path: path.read_bytes() for path in lasting(world.home)} != whole:
+        wrong.append("the home's bytes were changed")
+    return figures, wrong
 
 
 def main() -> None:
     """Do all of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
-    parser.add_argument("--inputs", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = command_line(__doc__, inputs=5000, seed=0)
     parser.add_argument("--only", choices=sorted(TARGETS))
     parser.add_argument("--keep", type=Path)
-    arguments = parser.parse_args()
-    memory, started = Path("/dev/shm"), time.monotonic()
-    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        found = run(Path(folder), arguments.inputs, arguments.seed, arguments.only, arguments.keep)
-    for line in found.wrong:
-        print(line, file=sys.stderr)
-    by_target = {
-        name: {
-            "taken": found.taken[name],
-            "refused": found.refused[name],
-            "seconds": found.seconds[name],
-            "MB": found.megabytes[name],
-        }
-        for name in TARGETS
-        if name in found.seconds
-    }
-    figures = {
-        "inputs": arguments.inputs,
-        "seed": arguments.seed,
-        "taken": found.taken.total(),
-        "refused": found.refused.total(),
-        "wrong": len(found.wrong),
-        "most_seconds": max(found.seconds.values()),
-        "most_MB": max(found.megabytes.values()),
-        "targets": by_target,
-        "seconds": round(time.monotonic() - started),
-    }
-    print(json.dumps(figures))
-    if found.wrong:
-        raise SystemExit(1)
+    given, started = parser.parse_args(), time.monotonic()
+    before_forks()
+    with TemporaryDirectory(dir=given.scratch) as folder:
+        figures, wrong = run(World(Path(folder)), given.inputs, given.seed, given.only, given.keep)
+    columns = {key: [one[key] for one in figures.values()] for key in ("taken", "refused", "seconds", "MB")}
+    told = {"inputs": given.inputs, "seed": given.seed, "wrong": len(wrong), "targets": figures}
+    told |= {"taken": sum(columns["taken"]), "refused": sum(columns["refused"])}
+    told |= {"most_seconds": max(columns["seconds"]), "most_MB": max(columns["MB"])}
+    tell(told | {"seconds": round(time.monotonic() - started)}, wrong)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Files of a checkpoint that were changed: weights, index, configuration, adapter, tokenizer, statistics, training."""
 
 import json
+from pathlib import Path
 
 from registry import Registry
 from registry.checkpoint import Checkpoint
@@ -8,37 +9,39 @@ from registry.checkpoint.training_record import parse_training
 from registry.statistics.collect import collect_to, text_calibration
 from tests.fuzz.fuzz_world import SETTINGS, World
 from tests.fuzz.reading import Act, checked, put
-from tests.mutations import Draw, changed_json, changed_safetensors
+from tests.mutations import Draw, changed_bytes, changed_json, changed_safetensors
 
 SMALL = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
-    *("added_tokens.json", "vocab.json", "chat_template.json"),
+    *("added_tokens.json", "vocab.json", "chat_template.json", "chat_template.jinja"),
 )
+
+
+def _with_changed(world: World, draw: Draw, given: Path, name: str) -> Path:
+    """Return a copy of a folder with one file changed."""
+    folder, known = world.copy(given), given / name
+    change = {".safetensors": changed_safetensors, ".jinja": changed_bytes}.get(known.suffix, changed_json)
+    put(folder / name, change(draw, known.read_bytes() if known.is_file() else b'{"a": 1}'))
+    return folder
 
 
 def safetensors(world: World, draw: Draw) -> Act:
     """Return a look at weights whose file was changed."""
-    folder = world.copy(world.bare)
-    put(folder / "model.safetensors", changed_safetensors(draw, (world.bare / "model.safetensors").read_bytes()))
-    return checked(world, draw, folder)
+    return checked(world, draw, _with_changed(world, draw, world.bare, "model.safetensors"))
 
 
 def index(world: World, draw: Draw) -> Act:
     """Return a look at an index of shards that was changed, or at a shard that is another."""
-    folder = world.copy(world.sharded)
-    name = "model.safetensors.index.json"
-    put(folder / name, changed_json(draw, (world.sharded / name).read_bytes()))
+    folder = _with_changed(world, draw, world.sharded, "model.safetensors.index.json")
     if draw.random() < 0.2:
         shard = draw.choice(sorted(folder.glob("*.safetensors")))
-        data = shard.read_bytes()
-        put(shard, changed_safetensors(draw, data))
+        put(shard, changed_safetensors(draw, shard.read_bytes()))
     return checked(world, draw, folder)
 
 
 def config(world: World, draw: Draw) -> Act:
     """Return a look at a config.json that was changed."""
-    folder = world.copy(draw.choice((world.bare, world.carried)))
-    put(folder / "config.json", changed_json(draw, (world.bare / "config.json").read_bytes()))
+    folder = _with_changed(world, draw, draw.choice((world.bare, world.carried)), "config.json")
     if draw.random() < 0.6:
         return checked(world, draw, folder)
     words = [world.text] if draw.random() < 0.5 else []  # without, the expert writes its own text
@@ -47,38 +50,27 @@ def config(world: World, draw: Draw) -> Act:
 
 def adapter(world: World, draw: Draw) -> Act:
     """Return a look at an adapter whose configuration or weights were changed."""
-    folder = world.copy(world.adapter)
-    if draw.random() < 0.7:
-        put(folder / "adapter_config.json", changed_json(draw, (world.adapter / "adapter_config.json").read_bytes()))
-    else:
-        name = "adapter_model.safetensors"
-        put(folder / name, changed_safetensors(draw, (world.adapter / name).read_bytes()))
-    return checked(world, draw, folder, "--base", "base")
+    name = "adapter_config.json" if draw.random() < 0.7 else "adapter_model.safetensors"
+    return checked(world, draw, _with_changed(world, draw, world.adapter, name), "base")
 
 
 def tokenizer(world: World, draw: Draw) -> Act:
     """Return a look at the tokenizer's files, of which one was changed, and a tokenizing by it."""
-    folder = world.copy(world.bare)
-    name = draw.choice(SMALL)
-    known = (world.bare / name).read_bytes() if (world.bare / name).is_file() else b'{"a": 1}'
-    put(folder / name, changed_json(draw, known))
+    folder = _with_changed(world, draw, draw.choice((world.bare, world.counted)), draw.choice(SMALL))
+    data = draw.choice((world.text, world.talk))
 
     def act() -> None:
-        checkpoint = Checkpoint(folder)
         with Registry(world.home, create=False) as registry:
             registry.check(folder)
-        text_calibration(checkpoint, [world.text], SETTINGS)
+        text_calibration(Checkpoint(folder), [data], SETTINGS)
 
     return act
 
 
 def statistics(world: World, draw: Draw) -> Act:
-    """Return a look at a checkpoint whose statistics.safetensors was changed."""
+    """Return a look at a checkpoint whose statistics were changed; those of conversations have `content_counts`."""
     given = draw.choice((world.carried, world.carried, world.counted))
-    folder = world.copy(given)
-    name = "statistics.safetensors"
-    put(folder / name, changed_safetensors(draw, (given / name).read_bytes()))
-    return checked(world, draw, folder)
+    return checked(world, draw, _with_changed(world, draw, given, "statistics.safetensors"))
 
 
 def training(world: World, draw: Draw) -> Act:

@@ -1,14 +1,13 @@
 """Recipes and compositions that were changed: folders, receipts, recipe files, and registries that they are made of."""
 
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
 from registry import Recipe, Registry, SimoeRecipe, TestSettings
 from registry.composition import AnyRecipe, read_recipe
@@ -17,87 +16,63 @@ from registry.io.model_folder import MARKER
 from registry.statistics.file import FILE_NAME
 from tests.conftest import files_of
 from tests.fuzz.fuzz_world import CONTEXT, EXPERTS, SPARSE, World
-from tests.fuzz.reading import CLI_SHARE, Act, cli, put
+from tests.fuzz.reading import Act, check_finite, either, put
 from tests.mutations import Draw, as_json, changed_bytes, changed_document, changed_json, spam, value
+from tests.running import ROOT
 
 
 def receipts(world: World, draw: Draw) -> Act:
     """Return a check of a receipt that was changed."""
     path = put(world.scratch / "receipt.json", changed_json(draw, world.receipt.read_bytes()))
-    by_hand, folders = draw.random() < CLI_SHARE, [world.composed] * draw.randrange(2)
+    folders = [world.composed] * draw.randrange(2)
+    return either(draw, world.home, ("receipt", "verify", path), lambda one: one.verify_receipt(path, folders))
 
-    def act() -> None:
-        if by_hand:
-            cli(world, "receipt", "verify", path)
-            return
-        with Registry(world.home, create=False) as registry:
-            registry.verify_receipt(path, folders)
 
-    return act
+def _a_composition(world: World, draw: Draw) -> Path:
+    return draw.choice((world.composed, world.by_context, *world.later))
 
 
 def composition(world: World, draw: Draw) -> Act:
     """Return what is done with a composed folder whose composition.json was changed."""
-    whole = draw.choice((world.composed, world.by_context, *world.later))
+    whole = _a_composition(world, draw)
     folder = world.copy(whole)
     put(folder / MARKER, changed_json(draw, (whole / MARKER).read_bytes()))
-    by_hand, receipt = draw.random() < CLI_SHARE, draw.random() < 0.4
-
-    def act() -> None:
-        if by_hand:
-            cli(world, "reproduce", folder)
-            return
-        with Registry(world.home, create=False) as registry:
-            if receipt:
-                registry.verify_receipt(world.receipt, [folder])
-            else:
-                registry.reproduce(folder)
-
-    return act
+    if draw.random() < 0.4:
+        words = ("receipt", "verify", world.receipt, "--folder", folder)
+        return either(draw, world.home, words, lambda one: one.verify_receipt(world.receipt, [folder]))
+    return either(draw, world.home, ("reproduce", folder), lambda one: one.reproduce(folder))
 
 
 def recipe_file(world: World, draw: Draw) -> Act:
     """Return a reading of a recipe file or a `composition.json` that was changed."""
     if draw.random() < 0.3:
-        valid = changed_json(
-            draw, (draw.choice((world.composed, world.by_context, *world.later)) / MARKER).read_bytes()
-        )
+        valid = changed_json(draw, (_a_composition(world, draw) / MARKER).read_bytes())
     else:
-        files = sorted((Path(__file__).parents[2] / "docs" / "recipes").iterdir())
+        files = sorted((ROOT / "docs" / "recipes").iterdir())
         valid = changed_bytes(draw, b"experts: {code: 2}\n" + draw.choice(files).read_bytes())
     path = put(world.scratch / "recipe.yaml", spam(draw) if draw.random() < 0.1 else valid)
-    by_hand = draw.random() < CLI_SHARE
-
-    def act() -> None:
-        if by_hand:
-            cli(world, "compose", "--recipe", path, "--plan")
-        else:
-            assert read_recipe(path).recipe
-
-    return act
+    words = ("compose", "--recipe", path, "--plan")
+    return either(draw, world.home, words, lambda _: read_recipe(path).recipe)
 
 
 def arrays(world: World, draw: Draw) -> Act:
     """Return a verification and a composition of a registry of which an array was changed."""
-    home = shutil.copytree(world.home, world.scratch / "home")
+    home = world.copied_home()
     folder = draw.choice(sorted((home / "arrays").glob("??/*")))
     file = draw.choice(sorted(folder.iterdir()))
     if file.name == "zarr.json" or draw.random() < 0.5:
         file = folder / "zarr.json"
         put(file, changed_json(draw, file.read_bytes()))
-    elif draw.random() < 0.1:
-        put(file, spam(draw))
     else:
-        put(file, changed_bytes(draw, file.read_bytes()))
+        put(file, spam(draw) if draw.random() < 0.1 else changed_bytes(draw, file.read_bytes()))
     return _opened(world, draw, home)
 
 
 def database(world: World, draw: Draw) -> Act:
     """Return the same of a registry whose database was changed."""
-    home = shutil.copytree(world.home, world.scratch / "home")
-    file = home / "catalog.sqlite"
-    file.write_bytes(changed_bytes(draw, file.read_bytes()))
-    return _opened(world, draw, home)
+    file = world.copied_home() / "catalog.sqlite"
+    put(file, changed_bytes(draw, file.read_bytes()))
+    return _opened(world, draw, file.parent)
 
 
 def _opened(world: World, draw: Draw, home: Path) -> Act:
@@ -124,24 +99,30 @@ def _opened(world: World, draw: Draw, home: Path) -> Act:
 
 def context(world: World, draw: Draw) -> Act:
     """Return a composition by context: of a recipe that was changed, or with an expert of hostile token counts."""
-    if draw.random() < 0.5:
-        given: dict[str, Any] = {"router": "context", "trunk": draw.choice(("mean", "regmean"))}
+    fields: dict[str, Any] = {"router": "context", "trunk": "mean"}
+    home, folder = world.home, world.counted
+    if by_recipe := draw.random() < 0.5:
+        fields["trunk"] = draw.choice(("mean", "regmean"))
         for name, likely in CONTEXT_FIELDS.items():
             if draw.random() < 0.4:
-                given[name] = value(draw) if draw.random() < 0.4 else draw.choice(likely)
-        return lambda: _composed_by_context(world, world.home, EXPERTS, given)
-    folder, home = world.copy(world.counted), shutil.copytree(world.home, world.scratch / "home")
-    with safe_open(world.counted / FILE_NAME, framework="pt") as file:
-        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    tensors["token_counts"] = _hostile_counts(draw, tensors["token_counts"])
-    if draw.random() < 0.5:  # counts are compared with calibration that is kept
-        del tensors["calibration.ids"], tensors["calibration.lengths"]
-    put(folder / FILE_NAME, save(tensors, metadata))
+                fields[name] = value(draw) if draw.random() < 0.4 else draw.choice(likely)
+    else:
+        home, folder = world.copied_home(), world.copy(world.counted)
+        with safe_open(world.counted / FILE_NAME, framework="pt") as file:
+            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        contents = draw.choice((tensors["content_counts"], hostile := _hostile_counts(draw, tensors["token_counts"])))
+        tensors |= {"token_counts": hostile, "content_counts": contents.clone()}
+        if draw.random() < 0.5:  # counts are compared with calibration that is kept
+            del tensors["calibration.ids"], tensors["calibration.lengths"]
+        put(folder / FILE_NAME, save(tensors, metadata))
 
     def act() -> None:
         with Registry(home, create=False) as registry:
-            registry.add_expert("law", folder)
-        _composed_by_context(world, home, (*EXPERTS, "law"), {"router": "context", "trunk": "mean"})
+            if not by_recipe:
+                registry.add_expert("law", folder)
+            experts = EXPERTS if by_recipe else (*EXPERTS, "law")
+            registry.write(registry.plan(experts, Recipe(**fields)), world.scratch / "out")
+        check_finite(world.scratch / "out")
 
     return act
 
@@ -157,17 +138,9 @@ def ensemble(world: World, draw: Draw) -> Act:
     put(folder / "config.json", as_json(draw, rest | changed if isinstance(changed, dict) else changed))
     if draw.random() < 0.8:
         (folder / MARKER).unlink()  # beside it, a file that was changed is told of before anything is loaded
-    by_hand = draw.random() < CLI_SHARE
-
-    def act() -> None:
-        if by_hand:
-            cli(world, "evaluate", folder, "--data", f"code={world.text}", "--windows", 1, "--seq-len", 16)
-            return
-        with Registry(world.home, create=False) as registry:
-            settings = TestSettings(windows=1, seq_len=16, batch_size=1)
-            assert registry.evaluate([folder], {"code": [world.text]}, settings)
-
-    return act
+    settings = TestSettings(windows=1, seq_len=16, batch_size=1)
+    words = ("evaluate", folder, "--data", f"code={world.text}", "--windows", 1, "--seq-len", 16)
+    return either(draw, world.home, words, lambda one: one.evaluate([folder], {"code": [world.text]}, settings))
 
 
 ENSEMBLE_KEYS = {
@@ -200,13 +173,3 @@ def _hostile_counts(draw: Draw, counts: torch.Tensor) -> torch.Tensor:
     if draw.random() < 0.2:
         made[:] = torch.tensor(draw.choice((0, 1, -1, most, most // rows, most // (rows + 1))))
     return made
-
-
-def _composed_by_context(world: World, home: Path, experts: Sequence[str], fields: Mapping[str, Any]) -> None:
-    out = world.scratch / "out"
-    with Registry(home, create=False) as registry:
-        registry.write(registry.plan(experts, Recipe(**fields)), out)
-    for path in out.glob("*.safetensors"):
-        for name, tensor in load_file(path).items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise AssertionError(f"{name} has a value that is not finite")

@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -15,45 +17,49 @@ from registry.io.limits import HEADER_BYTES, JSON_KEYS, ROW_BYTES, TEXT_BYTES, T
 from registry.names.reference import Reference
 from registry.progress import silent
 from registry.statistics.collect import text_calibration
-from tests.fuzz.fuzz_world import SETTINGS, World
-from tests.fuzz.reading import CLI_SHARE, Act, cli, put
+from tests.fuzz.fuzz_world import SETTINGS, World, as_conversation
+from tests.fuzz.reading import Act, cli, either, opened, put
 from tests.models import sentences
 from tests.mutations import Draw, changed_bytes, changed_json, text
 
 
 def data(world: World, draw: Draw) -> Act:
-    """Return a reading of calibration data that was changed."""
+    """Return a reading of calibration data that was changed, by a tokenizer with or without a chat template."""
     suffix = draw.choice((".txt", ".jsonl", ".jsonl.gz", ".parquet"))
-    path = put(world.scratch / f"data{suffix}", _data(draw, suffix))
-    by_hand, whole = draw.random() < CLI_SHARE / 2, draw.random() < 0.05
+    path, folder = put(world.scratch / f"data{suffix}", _data(draw, suffix)), draw.choice((world.bare, world.counted))
+    if draw.random() < 0.1:
+        words = ("check", world.bare, "--tokens", 64, "--seq-len", 16, "--data", path)
+        return either(draw, world.home, words, lambda one: one.check(world.bare, data=[path], settings=SETTINGS))
+    return lambda: text_calibration(Checkpoint(folder), [path], SETTINGS)
 
-    def act() -> None:
-        words = ("--tokens", 64, "--seq-len", 16, "--data", path)
-        if by_hand:
-            cli(world, "check", world.bare, *words)
-        elif whole:
-            with Registry(world.home, create=False) as registry:
-                registry.check(world.bare, data=[path], settings=SETTINGS)
-        else:
-            text_calibration(Checkpoint(world.bare), [path], SETTINGS)
 
-    return act
+def _rows(draw: Draw) -> list[dict[str, Any]]:
+    """Return twenty rows of one of the shapes that text has."""
+    shapes: tuple[Callable[[str], dict[str, Any]], ...] = (
+        lambda line: {"text": line},
+        lambda line: dict(json.loads(as_conversation(line))),
+        lambda line: {"conversations": [{"from": "human", "value": line}, {"from": "gpt", "value": line[:9]}]},
+        lambda line: {"instruction": line, "input": line[:9], "output": line[9:]},
+        lambda line: {"prompt": line[:9], "completion": line[9:]},
+        lambda line: {"prompt": [{"role": "user", "content": line}], "completion": [{"role": "x", "content": line}]},
+    )
+    return [*map(draw.choice((shapes[0], *shapes)), sentences("code", 20))]
 
 
 def _data(draw: Draw, suffix: str) -> bytes:
-    rows = [{"text": line} for line in sentences("code", 20)]
+    rows = _rows(draw)
     lines = [json.dumps(row).encode() for row in rows]
     if suffix == ".txt":
-        return changed_bytes(draw, b"\n".join(line for line in lines))
+        return changed_bytes(draw, b"\n".join(lines))
     if suffix == ".parquet":
         table = draw.choice(
             (
-                lambda: pa.table({"text": [row["text"] for row in rows]}),
-                lambda: pa.table({"text": [row["text"] for row in rows] * draw.choice((1, 500))}),
+                lambda: pa.Table.from_pylist(rows),
+                lambda: pa.Table.from_pylist(rows * draw.choice((1, 500))),
                 lambda: pa.table({"text": list(range(20))}),
                 lambda: pa.table({"text": [["a"], None]}),
                 lambda: pa.table({"other": ["a"]}),
-                lambda: pa.table({"messages": [[{"role": "user", "content": "hi"}]]}),
+                lambda: pa.table({"conversations": [[{"from": "user", "value": None}]], "messages": [7]}),
                 lambda: pa.table({"text": ["x" * 10**7] * 2}),
                 lambda: pa.table({"text": pa.array([b"\xff\xfe"], type=pa.binary())}),
             )
@@ -70,7 +76,7 @@ def _data(draw: Draw, suffix: str) -> bytes:
     elif way < 0.7:
         lines = [b"\n" * draw.choice((10, 2**23))]
     elif way < 0.8:
-        lines = [json.dumps({"messages": json.loads(json.dumps(draw.choice(([], [7], [{"role": 1}]))))}).encode()]
+        lines = [json.dumps({key: draw.choice(([], [7], [{"role": 1}], [{"from": "x"}])) for key in rows[0]}).encode()]
     joined = draw.choice((b"\n", b"\r\n", b"\r", b"")).join(lines)
     if suffix == ".jsonl":
         return changed_bytes(draw, joined) if way >= 0.8 else joined
@@ -82,43 +88,27 @@ def _data(draw: Draw, suffix: str) -> bytes:
 
 def names(world: World, draw: Draw) -> Act:
     """Return uses of a name, reference, tag, alias, license or repository that nobody gave."""
-    word = text(
-        draw, draw.choice(("code", "code@1", "math@stable", "team=a", "hf://org/name@main", "apache-2.0", "0" * 12))
-    )
-    by_hand, absent = draw.random() < 0.5, world.scratch / "absent"
-    safe = word.replace("\x00", "").encode("utf-8", "replace").decode()
-
-    def shown() -> None:
-        what = draw.choice(("show", "log", "compositions", "overlap", "export", "alias"))
-        if what == "export":
-            cli(world, "export", "--out", world.scratch / "out", "--", safe)
-        elif what == "alias":
-            cli(world, "alias", "--", f"{safe}@9", safe)
-        else:
-            cli(world, what, "--", safe)
-
-    def written() -> None:
+    known = ("code", "code@1", "math@stable", "team=a", "hf://org/name@main", "apache-2.0", "0" * 12)
+    word, absent = text(draw, draw.choice(known)), world.scratch / "absent"
+    if draw.random() < 0.5:
+        safe = word.replace("\x00", "").encode("utf-8", "replace").decode()
+        what = draw.choice(("show", "log", "compositions", "overlap"))
         options = draw.choice((("--tag", safe), ("--alias", safe), ("--license", safe), ()))
-        cli(world, "add-expert", *options, "--", draw.choice((safe, "fuzz")), absent)
-
-    def called() -> None:
-        with Registry(world.home, create=False) as registry:
-            what = draw.randrange(6)
-            if what == 0:
-                registry.resolve(word)
-            elif what == 1:
-                registry.log(word)
-            elif what == 2:
-                Reference.parse(word)
-                registry.affected_by_opt_out(word)
-            elif what == 3:
-                registry.add_expert(word, absent, tags={word: word}, license=word, alias=word)
-            elif what == 4:
-                registry.plan([word, "math"])
-            else:
-                HubReference.parse(word)
-
-    return draw.choice((shown, written)) if by_hand else called
+        written = ("add-expert", *options, "--", draw.choice((safe, "fuzz")), absent)
+        exported = ("export", "--out", world.scratch / "out", "--", safe)
+        lines = ((what, "--", safe), exported, ("alias", "--", f"{safe}@9", safe), written, written)
+        line = draw.choice(lines)
+        return lambda: cli(world.home, *line)
+    uses: tuple[Callable[[Registry], object], ...] = (
+        lambda registry: registry.resolve(word),
+        lambda registry: registry.log(word),
+        lambda _: Reference.parse(word),
+        lambda registry: registry.affected_by_opt_out(word),
+        lambda registry: registry.add_expert(word, absent, tags={word: word}, license=word, alias=word),
+        lambda registry: registry.plan([word, "math"]),
+        lambda _: HubReference.parse(word),
+    )
+    return opened(world.home, draw.choice(uses))
 
 
 def results(world: World, draw: Draw) -> Act:
@@ -135,20 +125,9 @@ def results(world: World, draw: Draw) -> Act:
     valid = json.dumps(document).encode()
     paths = [put(world.scratch / name, changed_json(draw, valid)) for name in ("math.json", "moe.json")]
     task = draw.choice(("gsm8k", "gsm8k:exact_match", "gsm8k:exact_match,strict-match"))
-    by_hand = draw.random() < CLI_SHARE
-
-    def act() -> None:
-        if by_hand:
-            words = (
-                word
-                for name, path in zip(("math", "moe"), paths, strict=True)
-                for word in ("--accuracy", f"{name}={path}")
-            )
-            cli(world, "scores", *words, "--task", f"math={task}")
-        else:
-            assert accuracy_scores({"math": paths[:1], "moe": paths[1:]}, {"math": [task]})
-
-    return act
+    words = ("scores", "--accuracy", f"math={paths[0]}", "--accuracy", f"moe={paths[1]}", "--task", f"math={task}")
+    files = {"math": paths[:1], "moe": paths[1:]}
+    return either(draw, world.home, words, lambda _: accuracy_scores(files, {"math": [task]}))
 
 
 def largest(world: World, draw: Draw) -> Act:

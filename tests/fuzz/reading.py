@@ -7,7 +7,9 @@ else is a fault.
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from cli.main import main as reg
 from registry import Registry
@@ -29,14 +31,14 @@ def put(path: Path, data: bytes) -> Path:
     return path
 
 
-def cli(world: World, *words: object, home: Path | None = None) -> None:
-    """Run a command, on the world's registry unless another is given; it must end well or tell an error.
+def cli(home: Path, *words: object) -> None:
+    """Run a command on a registry; it must end well or tell an error.
 
     Raises:
         RegError: it told one.
         AssertionError: it showed anything else.
     """
-    result = CliRunner().invoke(reg, ["--home", str(home or world.home), *map(str, words)])
+    result = CliRunner().invoke(reg, ["--home", str(home), *map(str, words)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     shown = result.output
@@ -48,23 +50,41 @@ def cli(world: World, *words: object, home: Path | None = None) -> None:
         raise RegError(shown)
 
 
-def checked(world: World, draw: Draw, folder: Path, *words: object) -> Act:
-    """Return what checks a checkpoint, and where it is refused tries to register it all the same."""
-    by_hand, as_base = draw.random() < CLI_SHARE, draw.random() < 0.5 and not (folder / FILE_NAME).is_file()
+def opened(home: Path, call: Callable[[Registry], object]) -> Act:
+    """Return what is done with an open registry."""
 
     def act() -> None:
-        if by_hand:
-            cli(world, "check", folder, *words)
-            return
-        with Registry(world.home, create=False) as registry:
-            base = words[1] if words else None
-            try:
-                registry.check(folder, base=None if base is None else str(base))
-            except RegError:
-                if as_base and base is None:
-                    registry.add_base("fuzz", folder)
-                else:
-                    registry.add_expert("fuzz", folder, base=None if base is None else str(base))
-                raise
+        with Registry(home, create=False) as registry:
+            call(registry)
 
     return act
+
+
+def either(draw: Draw, home: Path, words: tuple[object, ...], call: Callable[[Registry], object]) -> Act:
+    """Return a command on a registry, or more often the same in Python."""
+    return (lambda: cli(home, *words)) if draw.random() < CLI_SHARE else opened(home, call)
+
+
+def checked(world: World, draw: Draw, folder: Path, base: str | None = None) -> Act:
+    """Return what checks a checkpoint, and where it is refused tries to register it all the same."""
+    as_base = draw.random() < 0.5 and not (folder / FILE_NAME).is_file() and base is None
+
+    def check(registry: Registry) -> None:
+        try:
+            registry.check(folder, base=base)
+        except RegError:
+            if as_base:
+                registry.add_base("fuzz", folder)
+            else:
+                registry.add_expert("fuzz", folder, base=base)
+            raise
+
+    return either(draw, world.home, ("check", folder, *(["--base", base] if base else [])), check)
+
+
+def check_finite(folder: Path) -> None:
+    """Check that every weight that was written is a number."""
+    for path in folder.glob("*.safetensors"):
+        for name, tensor in load_file(path).items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise AssertionError(f"{name} has a value that is not finite")

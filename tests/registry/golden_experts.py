@@ -127,22 +127,25 @@ class Home:
         """Return a file of text that no expert was calibrated on."""
         return write_jsonl(self.folder / f"{domain}.jsonl", sentences(domain, count, seed=1))
 
+    def has(self, name: str) -> bool:
+        """Tell whether an expert is registered."""
+        return any(version.name == name for version in self.registry.versions())
+
     def beside(self, names: Sequence[str] = BESIDE) -> Sequence[str]:
         """Return experts with router rows, registered as trained beside the base model, whose weights they have."""
         version = self.registry.resolve(BASE)
         assert version.content is not None
         sizes = version.content["architecture"]
         for number, name in ((1 + ROWED.index(name), name) for name in names):
-            if any(version.name == name for version in self.registry.versions()):
+            if self.has(name):
                 continue
             self.registry.export(BASE, folder := self.folder / name)
             rows = np.arange(sizes["num_hidden_layers"] * sizes["hidden_size"], dtype=np.float32) % (5 + number) - 2
             rows = (rows / 8).astype(np.float32).reshape(sizes["num_hidden_layers"], sizes["hidden_size"])
             bias = None if name in BESIDE else (np.arange(len(rows)) / 4 - 1).astype(np.float32)
             (folder / ROUTER_FILE).write_bytes(pack_rows(RouterRows(version.content["weights"], rows, bias)))
-            self.registry.add_expert(
-                name, folder, data=[self.text("german")], settings=_COUNTS, license=f"mit-{number}"
-            )
+            text = self.text("german")
+            self.registry.add_expert(name, folder, data=[text], settings=_COUNTS, license=f"mit-{number}")
         return names
 
     def sparse(self) -> Sequence[str]:
@@ -150,7 +153,7 @@ class Home:
         base = self.registry.resolve(BASE).content
         assert base is not None
         for number, name in enumerate(SPARSE, start=1):
-            if any(version.name == name for version in self.registry.versions()):
+            if self.has(name):
                 continue
             self.registry.export(BASE, folder := self.folder / name)
             _write_simoe(folder, base["weights"], number)
@@ -159,7 +162,7 @@ class Home:
 
     def wide(self) -> str:
         """Return `WIDE`, registered; its tokens are counted and kept, so that nothing is computed."""
-        if not any(version.name == WIDE for version in self.registry.versions()):
+        if not self.has(WIDE):
             kind = Kind("qwen3", _TIED | {"hidden_size": 24, "num_attention_heads": 3, "head_dim": 8})
             folder, text = write_checkpoint(self.folder / WIDE, kind, WIDE, WIDE), self.text("german")
             self.registry.add_expert(WIDE, folder, data=[text], settings=_COUNTS, keep_calibration=True, license="mit")
@@ -170,16 +173,12 @@ class Home:
         names = f"{kind}.one", f"{kind}.two"
         settings = PassSettings(tokens=64, seq_len=_SEQ_LEN, batch_size=2, device="cpu")
         for name in names:
-            if not any(version.name == name for version in self.registry.versions()):
-                self.registry.add_expert(
-                    name,
-                    write_checkpoint(self.folder / name, KINDS[kind], kind, name),
-                    data=() if name == "olmo2.two" else [self.text("german")],
-                    settings=settings,
-                    keep_calibration=True,
-                    allow_unrelated=True,
-                    remote_code=True,
-                )
+            if self.has(name):
+                continue
+            folder = write_checkpoint(self.folder / name, KINDS[kind], kind, name)
+            data = [] if name == "olmo2.two" else [self.text("german")]
+            options: dict[str, Any] = {"keep_calibration": True, "allow_unrelated": True, "remote_code": True}
+            self.registry.add_expert(name, folder, data=data, settings=settings, **options)
         return names
 
 

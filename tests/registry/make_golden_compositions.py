@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from registry import EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe, TestSettings, TrainSettings
 from registry.composition import AnyRecipe
+from tests.conftest import files_of
 from tests.registry.golden_experts import (
     BASE,
     BESIDE,
@@ -50,6 +51,8 @@ STATISTICS = (*SUMS, "README.md", DIGEST)
 that and the rest that tells the composition's digest, where statistics were taken here or routers trained."""
 
 Files = dict[str, bytes]
+Members = Sequence[str] | Callable[[Home], Sequence[str]]
+"""Names, or what registers experts and returns theirs."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +70,19 @@ class Case:
     recipe: AnyRecipe | None = None
 
 
-def composed(recipe: Recipe | EnsembleRecipe, experts: Sequence[str] = EXPERTS) -> Case:
-    """Return the case of some Llamas composed."""
+def composed(recipe: AnyRecipe, members: Members = EXPERTS, varies: tuple[str, ...] | None = None) -> Case:
+    """Return the case of some experts composed; unless it is said, only a `Recipe` has sums."""
 
     def write(home: Home, out: Path) -> Files:
-        plan = home.registry.compose(experts, out, recipe)
-        return _files(out) | {DIGEST: plan.digest.encode()}
+        names = members(home) if callable(members) else members
+        return made(out, home.registry.compose(names, out, recipe).digest)
 
-    return Case(write, NOTHING if isinstance(recipe, EnsembleRecipe) else SUMS, recipe)
+    return Case(write, (SUMS if isinstance(recipe, Recipe) else NOTHING) if varies is None else varies, recipe)
+
+
+def made(out: Path, digest: str) -> Files:
+    """Return the files of a composition, and its digest."""
+    return files_of(out) | {DIGEST: digest.encode()}
 
 
 def moe(*experts: str, **settings: Any) -> Case:
@@ -95,36 +103,28 @@ def ensemble(**settings: Any) -> Case:
 def of_kind(kind: str, **settings: Any) -> Case:
     """Return the case of two experts of another kind, with ridge routers unless `settings` name others."""
     recipe = Recipe(device="cpu", **{"host": KINDS[kind].host, "router": "ridge"} | settings)
-    return Case(lambda home, out: composed(recipe, home.pair(kind)).write(home, out), STATISTICS, recipe)
+    return composed(recipe, lambda home: home.pair(kind), STATISTICS)
 
 
 def anchored(experts: Sequence[str] = BESIDE, **settings: Any) -> Case:
     """Return the case of experts that were trained beside the base model, and the base model as the public expert."""
     recipe = Recipe(trunk="base", router="anchored", **settings)
-    return Case(lambda home, out: composed(recipe, (*home.beside(experts), BASE)).write(home, out), NOTHING, recipe)
+    return composed(recipe, lambda home: (*home.beside(experts), BASE), NOTHING)
 
 
 def simoe(**settings: Any) -> Case:
     """Return the case of the experts of a SIMoE, as they were trained: all is copied."""
-    recipe = SimoeRecipe(**settings)
-
-    def write(home: Home, out: Path) -> Files:
-        plan = home.registry.compose(home.sparse(), out, recipe)
-        return _files(out) | {DIGEST: plan.digest.encode()}
-
-    return Case(write, NOTHING, recipe)
+    return composed(SimoeRecipe(**settings), Home.sparse)
 
 
 def several(recipe: EnsembleRecipe) -> Case:
     """Return the case of members of several architectures, without what sums take part in."""
+    case, fitted = composed(recipe, lambda home: ["code", home.wide()]), isinstance(recipe, HeteroRecipe)
 
     def write(home: Home, out: Path) -> Files:
-        plan = home.registry.compose(["code", home.wide()], out, recipe)
-        fitted = SUMS if isinstance(recipe, HeteroRecipe) else NOTHING
-        files = {name: data for name, data in _files(out).items() if not name.endswith(fitted)}
-        return files | {DIGEST: plan.digest.encode()}
+        return {name: data for name, data in case.write(home, out).items() if not (fitted and name.endswith(SUMS))}
 
-    return Case(write, NOTHING, recipe)
+    return replace(case, write=write)
 
 
 def like() -> Case:
@@ -142,25 +142,19 @@ def replacing(case: Case) -> Case:
 
     def write(home: Home, out: Path) -> Files:
         moe("code", trunk="mean").write(home, out)
-        plan = home.registry.compose(EXPERTS, out, case.recipe, force=True)
-        return _files(out) | {DIGEST: plan.digest.encode()}
+        return made(out, home.registry.compose(EXPERTS, out, case.recipe, force=True).digest)
 
     return Case(write, case.varies, case.recipe)
 
 
-def exported(ref: str) -> Case:
+def exported(ref: Callable[[Home], str]) -> Case:
     """Return the case of a version, written as it came."""
 
     def write(home: Home, out: Path) -> Files:
-        home.registry.export(ref, out)
-        return _files(out)
+        home.registry.export(ref(home), out)
+        return files_of(out)
 
     return Case(write, NOTHING)
-
-
-def exported_of_kind(kind: str) -> Case:
-    """Return the same for an expert of another kind."""
-    return Case(lambda home, out: exported(home.pair(kind)[0]).write(home, out), NOTHING)
 
 
 def trained(case: Case, **settings: Any) -> Case:
@@ -170,7 +164,7 @@ def trained(case: Case, **settings: Any) -> Case:
         case.write(home, parent := out.with_name("parent"))
         how = TrainSettings(batch_size=2, seq_len=16, device="cpu", **settings)
         done = home.registry.train_router(parent, out, ["code", str(home.text("math"))], how)
-        return _files(out) | {DIGEST: done.digest.encode()}
+        return made(out, done.digest)
 
     return Case(write, STATISTICS, case.recipe)
 
@@ -232,7 +226,6 @@ CASES: dict[str, Case] = {
     "default": composed(Recipe(device="cpu"), EXPERTS),
     "ridge": moe(),
     "one expert": moe("math"),
-    "two experts": moe("math", "code"),
     "vocabulary": moe("code", MORE_TOKENS),
     "vocabulary, trunk base": moe("code", MORE_TOKENS, trunk="base"),
     # trunks
@@ -264,26 +257,17 @@ CASES: dict[str, Case] = {
     "context float16": moe("code", "math", trunk="base", router="context", dtype="float16"),
     "remote code context": moe(host="remote-code", trunk="mean", router="context"),
     "top-k 1": moe(trunk="mean", top_k=1),
-    "top-k 3": moe(trunk="mean", top_k=3),
     "temperature": moe(trunk="mean", temperature=1.5),
     # sums over members
     "weights": moe(weights={"code": 3.0, "math": 0.5}),
-    "weights ties": moe(trunk="ties", weights={"code": 3.0, "math": 0.5}),
-    "weights dare": moe(trunk="dare", weights={"code": 3.0, "math": 0.5}),
-    "weights task-arithmetic": moe(trunk="task-arithmetic", weights={"code": 3.0, "math": 0.5}),
     "balance tokens": moe(balance="tokens"),
     # passes
     "advantage": moe(trunk="mean", token_weight="advantage"),
-    "refine 1": moe(refine=1),
     "refine 2": moe(refine=2),
-    "refine advantage": moe(trunk="mean", refine=1, token_weight="advantage", lam="auto"),
     "refine-mlp": moe(refine_mlp=True),
     "refine-mlp refine": moe(refine_mlp=True, refine=1, top_k=1, weights={"law": 2.0}),
     "refine-trunk": moe(refine_trunk=True, trunk_options={"alpha": 0.9}, weights={"law": 2.0}),
     "context refine-trunk": moe(router="context", refine_trunk=True),
-    # rows of reg evaluate
-    "dume": moe(trunk="mean", refine=1, top_k=1, normalize=True),
-    "regmean-paper": moe(top_k=1, normalize=True),
     # how it is written
     "bfloat16": moe(dtype="bfloat16"),
     "float16": moe(dtype="float16"),
@@ -313,10 +297,10 @@ CASES: dict[str, Case] = {
     "hetero lead": several(HeteroRecipe(top_k=2, routing_tokens=4, temperature=0.5, lead="code", dtype="bfloat16")),
     "simoe": simoe(),
     "simoe bfloat16": simoe(dtype="bfloat16"),
-    "export simoe": Case(lambda home, out: exported(home.sparse()[0]).write(home, out), NOTHING),
-    "export": exported("math@1"),
-    "export base": exported(BASE),
-    "export bfloat16": exported_of_kind("qwen3"),
+    "export simoe": exported(lambda home: home.sparse()[0]),
+    "export": exported(lambda _: "math@1"),
+    "export base": exported(lambda _: BASE),
+    "export bfloat16": exported(lambda home: home.pair("qwen3")[0]),
     "train-router": trained(moe(trunk="mean"), steps=3),
     "train-router settings": trained(
         moe(trunk="mean", top_k=1, dtype="bfloat16"),
@@ -390,10 +374,6 @@ def main() -> None:
     document = {"everywhere": everywhere, "machines": machines}
     GOLDEN.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(f"{len(CASES)} cases, {len(machines)} machines; changed everywhere: {', '.join(changed) or 'none'}")
-
-
-def _files(folder: Path) -> Files:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @contextmanager

@@ -15,17 +15,13 @@ from store.arrays import FolderArrays, open_arrays
 from store.arrays.object_arrays import ObjectArrays
 from tests.conftest import Zoo, files_of
 from tests.s3_server import S3Server
+from tests.store.test_object_arrays import files_in
 
 RECIPES = [Recipe(), Recipe(trunk="regmean"), Recipe(router="ridge"), Recipe(to="dense")]
 
 
 def run(*words: object, arrays: str | None = None) -> Result:
     return CliRunner().invoke(main, list(map(str, words)), env={"REG_ARRAYS": arrays})
-
-
-def objects(s3: S3Server, url: str) -> dict[str, bytes]:
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    return s3.objects(bucket, prefix)
 
 
 @pytest.fixture
@@ -35,20 +31,21 @@ def one(registry: Registry, zoo: Zoo) -> Registry:
     return registry
 
 
-@pytest.mark.check
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.to}-{recipe.trunk}-{recipe.router}")
 def test_composed_folders_are_the_same_bytes(
     filled: Registry, filled_bucket: Registry, tmp_path: Path, recipe: Recipe
 ) -> None:
-    for name, registry in (("disk", filled), ("bucket", filled_bucket)):
-        registry.compose(["math", "code", "law"], tmp_path / name, recipe)
-    assert files_of(tmp_path / "bucket") == files_of(tmp_path / "disk")
-    filled_bucket.compose(["math", "code", "law"], tmp_path / "again", recipe)  # from copies
-    assert files_of(tmp_path / "again") == files_of(tmp_path / "disk")
+    """On a disk, in a bucket, again from copies, and on another machine: nothing is in its home."""
+    home = filled_bucket.home
+    database = f"sqlite:///{home.path / 'catalog.sqlite'}"
+    with Registry(tmp_path / "new" / "home", database=database, arrays=home.arrays_place, create=False) as other:
+        places = {"disk": filled, "bucket": filled_bucket, "again": filled_bucket, "there": other}
+        for name, registry in places.items():
+            registry.compose(["math", "code", "law"], tmp_path / name, recipe)
+    assert all(files_of(tmp_path / name) == files_of(tmp_path / "disk") for name in places)
 
 
-@pytest.mark.check
 def test_what_is_registered_into_a_bucket_is_the_same_bytes(
     zoo: Zoo, arrays_url: str, s3: S3Server, tmp_path: Path
 ) -> None:
@@ -59,7 +56,7 @@ def test_what_is_registered_into_a_bucket_is_the_same_bytes(
             assert registry.verify().problems == ()
             registry.export("code", home / "exported")
     assert not (tmp_path / "other" / "arrays").exists()
-    on_disk, in_bucket = files_of(tmp_path / "disk" / "arrays"), objects(s3, arrays_url)
+    on_disk, in_bucket = files_of(tmp_path / "disk" / "arrays"), files_in(s3, arrays_url)
     owner = in_bucket.pop("registry"), on_disk.pop("registry")
     assert owner[0] != owner[1]
     assert in_bucket == on_disk
@@ -67,20 +64,19 @@ def test_what_is_registered_into_a_bucket_is_the_same_bytes(
     assert version.ref == "code@1"
 
 
-@pytest.mark.check
 def test_purge_leaves_no_byte_of_it_in_bucket_or_copies(filled_bucket: Registry, s3: S3Server, tmp_path: Path) -> None:
     registry, store = filled_bucket, filled_bucket.arrays
     assert isinstance(store, ObjectArrays)
     needed = {link.digest for v in registry.versions() if v.name != "law" for link in registry.arrays_of(v)}
     own = {link.digest for link in registry.arrays_of(registry.resolve("law"))} - needed
-    windows = [data for key, data in objects(s3, store.url).items() if "/c." in key and key.split("/")[1] in own]
+    windows = [data for key, data in files_in(s3, store.url).items() if "/c." in key and key.split("/")[1] in own]
     registry.compose(["law", "math"], tmp_path / "with")
     shutil.rmtree(tmp_path / "with")
     assert own & set(store.cache.digests() if store.cache else ())
     done = registry.opt_out("law", purge=True, receipt=tmp_path / "receipt.json")
     assert set(done.deleted_digests) == own
     assert (done.remains, done.old_versions) == ((), ())
-    left = [*objects(s3, store.url).values(), *files_of(registry.home.path).values()]
+    left = [*files_in(s3, store.url).values(), *files_of(registry.home.path).values()]
     assert windows
     assert not [True for window in windows if len(window) > 64 and any(window in data for data in left)]
     assert registry.verify_receipt(tmp_path / "receipt.json").problems == []
@@ -89,7 +85,6 @@ def test_purge_leaves_no_byte_of_it_in_bucket_or_copies(filled_bucket: Registry,
     assert registry.gc().digests == ()
 
 
-@pytest.mark.check
 def test_versioned_bucket_is_told_by_purge_and_receipt(zoo: Zoo, s3: S3Server, tmp_path: Path) -> None:
     url = f"s3://{s3.new_bucket(versioned=True)}/team"
     with Registry(tmp_path / "home", arrays=url) as registry:
@@ -103,7 +98,6 @@ def test_versioned_bucket_is_told_by_purge_and_receipt(zoo: Zoo, s3: S3Server, t
     assert "keeps versions" in receipt["not_erased"]["remains"][0]
 
 
-@pytest.mark.check
 def test_gc_deletes_leftovers_of_a_crash_in_the_bucket(filled_bucket: Registry) -> None:
     store = filled_bucket.arrays
     assert isinstance(store, ObjectArrays)
@@ -116,7 +110,6 @@ def test_gc_deletes_leftovers_of_a_crash_in_the_bucket(filled_bucket: Registry) 
     assert not store.has(stray)
 
 
-@pytest.mark.check
 def test_verify_reads_the_bucket_and_a_repeat_repairs(filled_bucket: Registry, zoo: Zoo, tmp_path: Path) -> None:
     store = filled_bucket.arrays
     assert isinstance(store, ObjectArrays)
@@ -130,17 +123,6 @@ def test_verify_reads_the_bucket_and_a_repeat_repairs(filled_bucket: Registry, z
     assert filled_bucket.verify().problems == ()
 
 
-@pytest.mark.check
-def test_two_homes_share_a_bucket(filled_bucket: Registry, tmp_path: Path) -> None:
-    """Another machine: a catalog elsewhere, and nothing in its home."""
-    database, arrays = f"sqlite:///{filled_bucket.home.path / 'catalog.sqlite'}", filled_bucket.home.arrays_place
-    with Registry(tmp_path / "new" / "home", database=database, arrays=arrays, create=False) as other:
-        other.compose(["math", "code"], tmp_path / "there")
-    filled_bucket.compose(["math", "code"], tmp_path / "here")
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
-
-
-@pytest.mark.check
 def test_forgotten_arrays_are_refused(filled_bucket: Registry, zoo: Zoo) -> None:
     home = filled_bucket.home.path
     filled_bucket.close()
@@ -151,12 +133,11 @@ def test_forgotten_arrays_are_refused(filled_bucket: Registry, zoo: Zoo) -> None
     assert not (home / "arrays").exists()
 
 
-@pytest.mark.check
 def test_arrays_are_copied_there_and_back(one: Registry, arrays_url: str, s3: S3Server, tmp_path: Path) -> None:
     home, folder = one.home.path, one.home.arrays
     result = run("--home", home, "arrays", "copy", folder, arrays_url)
     assert result.exit_code == 0, result.output
-    assert objects(s3, arrays_url) == files_of(folder)
+    assert files_in(s3, arrays_url) == files_of(folder)
     assert f"next: reg --home {home} --arrays {arrays_url} verify" in result.stderr
     assert f"export REG_ARRAYS={arrays_url}" in result.stderr
     assert run("--home", home, "verify", arrays=arrays_url).stdout.startswith("intact: ")
@@ -167,7 +148,6 @@ def test_arrays_are_copied_there_and_back(one: Registry, arrays_url: str, s3: S3
     assert (document["copied"], document["kept"], document["problems"]) == (number, 0, [])
 
 
-@pytest.mark.check
 def test_interrupted_copy_goes_on(one: Registry, arrays_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, write, left = one.home.arrays, ObjectArrays._write, [7]
 
@@ -189,7 +169,6 @@ def test_interrupted_copy_goes_on(one: Registry, arrays_url: str, monkeypatch: p
     assert copy_arrays(folder, arrays_url).copied == 0
 
 
-@pytest.mark.check
 def test_damaged_array_is_not_copied(one: Registry, tmp_path: Path) -> None:
     source = FolderArrays(tmp_path / "source")
     copy_arrays(one.home.arrays, source.root)
@@ -202,7 +181,6 @@ def test_damaged_array_is_not_copied(one: Registry, tmp_path: Path) -> None:
     assert set(source.digests()) - set(FolderArrays(tmp_path / "target").digests()) == {digest}
 
 
-@pytest.mark.check
 def test_copy_to_a_wrong_place_is_refused(one: Registry, arrays_url: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="already"):
         copy_arrays(one.home.arrays, one.home.arrays)
@@ -213,7 +191,6 @@ def test_copy_to_a_wrong_place_is_refused(one: Registry, arrays_url: str, tmp_pa
         copy_arrays(one.home.arrays, arrays_url)
 
 
-@pytest.mark.check
 def test_config_shows_where_arrays_and_copies_are(tmp_path: Path) -> None:
     found = json.loads(run("--home", tmp_path, "config", "--json", arrays="s3://bucket/team").stdout)["settings"]
     assert found["arrays"] == {"value": "s3://bucket/team", "source": "environment variable REG_ARRAYS"}
@@ -223,18 +200,13 @@ def test_config_shows_where_arrays_and_copies_are(tmp_path: Path) -> None:
     assert "chunk_cache" not in plain
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("words", [("list",), ("verify",), ("gc",)], ids=" ".join)
-def test_server_that_is_gone_is_a_message(
-    filled_bucket: Registry, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
+def test_server_that_is_gone_is_a_message(filled_bucket: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     home, arrays = filled_bucket.home.path, filled_bucket.home.arrays_place
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("store.object_store.RETRIES", 0)
-    result = run("--home", home, *words, arrays=arrays)
-    if words == ("list",):
-        assert result.exit_code == 0, result.output
-        return
-    assert result.exit_code == 1
-    assert f"error: {arrays}" in result.stderr
-    assert "does not answer\n  next: check the network" in result.stderr
+    assert run("--home", home, "list", arrays=arrays).exit_code == 0
+    for word in ("verify", "gc"):
+        result = run("--home", home, word, arrays=arrays)
+        assert result.exit_code == 1
+        assert f"error: {arrays}" in result.stderr
+        assert "does not answer\n  next: check the network" in result.stderr

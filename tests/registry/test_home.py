@@ -5,13 +5,8 @@ from pathlib import Path
 import pytest
 
 from registry import Registry
-from registry.errors import (
-    ConflictError,
-    SchemaError,
-    StorageError,
-)
+from registry.errors import ConflictError, StorageError
 from registry.home import Home
-from tests.conftest import Zoo
 
 
 @pytest.mark.sqlite
@@ -25,15 +20,6 @@ def test_home_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert Home.locate().database == "sqlite:////elsewhere.sqlite"
     monkeypatch.delenv("REG_HOME")
     assert Home.locate().path.name == "reg"
-
-
-def test_database_may_stand_elsewhere(tmp_path: Path, zoo: Zoo) -> None:
-    url = f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"
-    with Registry(tmp_path / "home", database=url) as registry:
-        registry.add_base("base", zoo.base)
-    assert not (tmp_path / "home" / "catalog.sqlite").exists()
-    with Registry(tmp_path / "home", database=url) as registry:
-        assert [v.ref for v in registry.versions()] == ["base@1"]
 
 
 def test_home_with_a_folder_that_is_being_deleted_is_one(tmp_path: Path) -> None:
@@ -50,15 +36,3 @@ def test_home_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="cannot be created"):
         Registry(tmp_path / "file" / "home")
-
-
-@pytest.mark.sqlite
-def test_registry_of_a_newer_program_is_refused(tmp_path: Path) -> None:
-    import sqlite3
-
-    Registry(tmp_path).close()
-    with sqlite3.connect(tmp_path / "catalog.sqlite") as connection:
-        connection.execute("UPDATE reg_schema SET version_num = 'ffffffffffff'")
-    connection.close()
-    with pytest.raises(SchemaError, match="newer"):
-        Registry(tmp_path)

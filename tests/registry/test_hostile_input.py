@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from registry.io.strict_json import parse_json
 from registry.runtime.loading import has_our_code
 from tests.conftest import Zoo
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX, X = "model.safetensors", "model.safetensors.index.json", "x.safetensors"
 Change = Callable[[Path], object]
 
 
@@ -90,46 +91,40 @@ def text(name: str, content: str) -> Change:
     return lambda folder: (folder / name).write_text(content)
 
 
+def index(name: str) -> Change:
+    """Return a change that writes an index, which names a file."""
+    return text(INDEX, json.dumps({"weight_map": {"a": name}}))
+
+
+OWN_FILES = ("config.json", WEIGHTS, "tokenizer.json", "statistics.safetensors", "calibration.txt")
+LINK_OUT, OUTSIDE = "is a symbolic link out of the folder, to", "names files outside the folder"
+NO_SIZES, NO_TENSORS = "has a shape or offsets that are not sizes", "is not a safetensors file"
+TOO_DEEP, UNFIT = f"nested deeper than {JSON_DEPTH} levels", "must have dtype, shape and data_offsets, and nothing else"
 BAD: dict[str, tuple[Change, str]] = {
-    "header longer than the file": (
-        raw(b"{}", 2**40),
-        "its header claims 1,099,511,627,776 bytes, the file has",
-    ),
+    "header longer than the file": (raw(b"{}", 2**40), "its header claims 1,099,511,627,776 bytes, the file has"),
     "header of 2^64": (raw(b"{}", 2**64 - 1), "its header claims"),
     "header over the limit": (
         raw(b" " * (HEADER_BYTES + 1)),
         f"its header has {HEADER_BYTES + 1:,} bytes, the limit is",
     ),
     "header no object": (raw(b"[]"), "its header is not a JSON object"),
-    "header deep": (raw(b'{"a":' * 200), f"nested deeper than {JSON_DEPTH} levels"),
+    "header deep": (raw(b'{"a":' * 200), TOO_DEEP),
     "header of empty lists": (raw(b'{"a":[' + b"[]," * JSON_VALUES), "values, the limit is"),
     "header names a tensor twice": (raw(b'{"a": 1, "a": 2}'), "it has the key 'a' twice"),
-    "header in UTF-16": (raw("{}".encode("utf-16")), "is not a safetensors file"),
+    "header in UTF-16": (raw("{}".encode("utf-16")), NO_TENSORS),
     "metadata no texts": (headed(lambda h: h.update(__metadata__={"a": 1})), "its metadata is not an object of texts"),
-    "entry no object": (
-        headed(lambda h: h.update(a=[])),
-        "tensor 'a' must have dtype, shape and data_offsets, and nothing else",
-    ),
-    "entry with more": (
-        headed(lambda h: one(h).update(x=1)),
-        "must have dtype, shape and data_offsets, and nothing else",
-    ),
-    "overlapping": (headed(lambda h: h.update({"lm_head.weight": one(h)})), "is not a safetensors file"),
-    "gap": (headed(lambda h: h.pop("lm_head.weight")), "is not a safetensors file"),
-    "negative": (headed(lambda h: one(h).update(data_offsets=[-8, 0])), "has a shape or offsets that are not sizes"),
+    "entry no object": (headed(lambda h: h.update(a=[])), f"tensor 'a' {UNFIT}"),
+    "entry with more": (headed(lambda h: one(h).update(x=1)), UNFIT),
+    "overlapping": (headed(lambda h: h.update({"lm_head.weight": one(h)})), NO_TENSORS),
+    "gap": (headed(lambda h: h.pop("lm_head.weight")), NO_TENSORS),
+    "negative": (headed(lambda h: one(h).update(data_offsets=[-8, 0])), NO_SIZES),
     "offsets no numbers": (headed(lambda h: one(h).update(data_offsets=["0", True])), "offsets that are not sizes"),
     "backwards": (headed(lambda h: one(h)["data_offsets"].reverse()), "which does not fit F32 of shape"),
     "shape too large": (headed(lambda h: one(h).update(shape=[2**40, 2**40])), "which does not fit F32 of shape"),
-    "shape overflows": (headed(lambda h: one(h).update(shape=[2**63, 4])), "has a shape or offsets that are not sizes"),
-    "shape of many axes": (
-        headed(lambda h: one(h).update(shape=[1] * 9999)),
-        "has a shape or offsets that are not sizes",
-    ),
+    "shape overflows": (headed(lambda h: one(h).update(shape=[2**63, 4])), NO_SIZES),
+    "shape of many axes": (headed(lambda h: one(h).update(shape=[1] * 9999)), NO_SIZES),
     "dtype of twice the size": (headed(lambda h: one(h).update(dtype="F64")), "which does not fit F64 of shape"),
-    "dtype that is none": (
-        headed(lambda h: one(h).update(dtype="object")),
-        "has the unknown dtype 'object'",
-    ),
+    "dtype that is none": (headed(lambda h: one(h).update(dtype="object")), "has the unknown dtype 'object'"),
     "config with a key twice": (text("config.json", '{"a": 1, "a": 2}'), "it has the key 'a' twice"),
     "config with NaN": (text("config.json", '{"a": NaN}'), "NaN is not a number of JSON"),
     "config with infinity": (text("config.json", '{"a": 1e999}'), "the number 1e999 is too large"),
@@ -142,29 +137,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "weights a pipe": (pipe(WEIGHTS), "has no weights"),
     "weights a folder": (emptied(WEIGHTS, Path.mkdir), "has no weights"),
     "config a device": (linked("config.json", "/dev/zero"), "has no config.json"),
-    "config a link out": (linked("config.json", "../secret"), "is a symbolic link out of the folder, to"),
-    "weights a link out": (linked(WEIGHTS, "../secret"), "is a symbolic link out of the folder, to"),
-    "tokenizer a link out": (linked("tokenizer.json", "../secret"), "is a symbolic link out of the folder, to"),
-    "statistics a link out": (
-        linked("statistics.safetensors", "../secret"),
-        "is a symbolic link out of the folder, to",
-    ),
-    "calibration a link out": (linked("calibration.txt", "../secret"), "is a symbolic link out of the folder, to"),
-    "index out of the folder": (
-        text(INDEX, '{"weight_map": {"a": "../x.safetensors"}}'),
-        "names files outside the folder",
-    ),
-    "index absolute": (text(INDEX, '{"weight_map": {"a": "/x.safetensors"}}'), "names files outside the folder"),
-    "index with a long name": (
-        text(INDEX, json.dumps({"weight_map": {"a": "x" * 9999}})),
-        "names files outside the folder",
-    ),
-    "index with a NUL": (text(INDEX, '{"weight_map": {"a": "x\\u0000y"}}'), "names files outside the folder"),
-    "index to a link out": (
-        lambda f: (linked("x.safetensors", "../secret")(f), text(INDEX, '{"weight_map": {"a": "x.safetensors"}}')(f)),
-        "is a symbolic link out of the folder, to",
-    ),
-    "index of nothing": (text(INDEX, "[" * 10_000), f"nested deeper than {JSON_DEPTH} levels"),
+    **{f"{name} a link out": (linked(name, "../secret"), LINK_OUT) for name in OWN_FILES},
+    **{f"index names {name[:9]!r}": (index(name), OUTSIDE) for name in (f"../{X}", f"/{X}", "x" * 9999, "x\x00")},
+    "index to a link out": (lambda f: (linked(X, "../secret")(f), index(X)(f)), LINK_OUT),
+    "index of nothing": (text(INDEX, "[" * 10_000), TOO_DEEP),
     "tokenizer too large": (
         lambda f: os.truncate(f / "tokenizer.json", TOKENIZER_BYTES + 1),
         "has more than 50,331,648 bytes",
@@ -173,7 +149,7 @@ BAD: dict[str, tuple[Change, str]] = {
         emptied("generation_config.json", lambda path: path.write_bytes(b" " * (JSON_BYTES + 1))),
         "generation_config.json has more than 16,777,216 bytes",
     ),
-    "special tokens deep": (text("special_tokens_map.json", "[" * 9999), f"nested deeper than {JSON_DEPTH} levels"),
+    "special tokens deep": (text("special_tokens_map.json", "[" * 9999), TOO_DEEP),
 }
 
 
@@ -191,13 +167,8 @@ def test_hostile_checkpoint_is_refused_with_the_reason(bare: Path, registry: Reg
 
 
 def test_what_genuine_files_hold_is_read() -> None:
-    assert parse_json(
-        b'{"model_max_length": 1000000000000000019884624838656, "a": "\\ud83d\\ude42[{,", "b": "\\"["}'
-    ) == {
-        "model_max_length": 10**30 + 19884624838656,
-        "a": "🙂[{,",
-        "b": '"[',
-    }
+    genuine = b'{"model_max_length": 1000000000000000019884624838656, "a": "\\ud83d\\ude42[{,", "b": "\\"["}'
+    assert parse_json(genuine) == {"model_max_length": 10**30 + 19884624838656, "a": "🙂[{,", "b": '"['}
     assert parse_json(b"[" * JSON_DEPTH + b"]" * JSON_DEPTH)
     for data in (b'"', b'"\\', b'{"a": "', b"\xef\xbb\xbf{}", b""):
         with pytest.raises(ValueError, match=r".+"):
@@ -240,11 +211,9 @@ def test_tensor_of_two_files_is_refused(bare: Path) -> None:
 
 
 def test_header_says_what_safetensors_reads(zoo: Zoo) -> None:
-    found = read_header(zoo.experts["code"] / "statistics.safetensors")
-    tensors = load_file(zoo.experts["code"] / "statistics.safetensors")
-    assert {name: entry.shape for name, entry in found.tensors.items()} == {
-        n: tuple(t.shape) for n, t in tensors.items()
-    }
+    path = zoo.experts["code"] / "statistics.safetensors"
+    found, tensors = read_header(path), load_file(path)
+    assert {name: entry.shape for name, entry in found.tensors.items()} == {n: (*t.shape,) for n, t in tensors.items()}
     assert list(found.metadata) == ["expert-registry"]
 
 
@@ -254,13 +223,10 @@ def test_code_of_others_is_never_waited_for(tmp_path: Path) -> None:
     assert not has_our_code(tmp_path)
 
 
+EXPANDS = "expands to more than 100 times its own size"
 DATA: dict[str, tuple[str, bytes, str]] = {
-    "many lines": (
-        ".jsonl.gz",
-        gzip.compress(b'{"text": "a"}\n' * 50_000),
-        "expands to more than 100 times its own size",
-    ),
-    "empty lines": (".jsonl.gz", gzip.compress(b"\n" * 500_000), "expands to more than 100 times its own size"),
+    "many lines": (".jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 50_000), EXPANDS),
+    "empty lines": (".jsonl.gz", gzip.compress(b"\n" * 500_000), EXPANDS),
     "one line": (".jsonl.gz", gzip.compress(b'{"text": "' + b"x" * 10_000), "has a row of more than 10,000 bytes"),
     "no end of line": (".jsonl", b'{"text": "' + b"x" * 10_000, "has a row of more than 10,000 bytes"),
     "deep": (".jsonl", b'{"text":' * 200, "row 1 is not JSON: it is nested deeper than 100 levels"),
@@ -285,17 +251,16 @@ def test_data_that_is_larger_than_it_looks_is_refused(
     assert told.value.hint
 
 
-@pytest.mark.parametrize("column", ["text", "messages"])
 def test_table_with_a_row_that_is_larger_than_it_looks_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("registry.calibration.corpus.ROW_BYTES", 10_000)
-    value: Any = "x" * 20_000
-    rows = ["x", value] if column == "text" else [[{"role": "user", "content": text}] for text in ("x", value)]
-    parquet.write_table(pa.table({column: rows}), tmp_path / "data.parquet")
     tokenizer = type("Tokenizer", (), {"apply_chat_template": lambda *_, **__: "x"})()
-    with pytest.raises(CalibrationError, match="row 2 has more than 10,000 bytes"):
-        list(Corpus([tmp_path / "data.parquet"], tokenizer))
+    texts = ["x", "x" * 20_000]
+    for column in ({"text": texts}, {"messages": [[{"role": "user", "content": text}] for text in texts]}):
+        parquet.write_table(pa.table(column), tmp_path / "data.parquet")
+        with pytest.raises(CalibrationError, match="row 2 has more than 10,000 bytes"):
+            list(Corpus([tmp_path / "data.parquet"], tokenizer))
 
 
 def test_text_that_comes_many_times_is_read(tmp_path: Path) -> None:
@@ -309,116 +274,75 @@ def test_data_that_is_no_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "data.jsonl", Path("/dev/zero"), tmp_path):
         with pytest.raises(CalibrationError, match="is not a file"):
             Corpus([path], None)
-    assert find_calibration(tmp_path) is None
+    assert not find_calibration(tmp_path)
 
 
-def statistics(edit: Callable[[dict[str, Any], dict[str, torch.Tensor]], object]) -> Change:
-    """Return a change of a statistics file: of its document and tensors."""
-
-    def change(folder: Path) -> None:
-        path = folder / "statistics.safetensors"
-        document = json.loads(read_header(path).metadata["expert-registry"])
-        tensors = load_file(path)
-        edit(document, tensors)
-        save_file(tensors, path, metadata={"expert-registry": json.dumps(document)})
-
-    return change
-
-
-LYING: dict[str, tuple[Change, str]] = {
+Edit = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
+"""A change of statistics: of their document and tensors."""
+LENGTHS, NO_FIT = "calibration.lengths", "its lengths do not fit its windows"
+NOT_TAKEN = "its statistics were not taken on the calibration tokens it holds"
+LYING: dict[str, tuple[Edit, str]] = {
     "tensor of floats": (
-        statistics(lambda d, t: t.update({"mlp_input.gram.0": t["mlp_input.gram.0"].double()})),
+        lambda _, t: t.update({"mlp_input.gram.0": t["mlp_input.gram.0"].double()}),
         "has a tensor 'mlp_input.gram.0' that statistics do not have",
     ),
-    "tensor of another name": (
-        statistics(lambda d, t: t.update(x=torch.zeros(1))),
-        "has a tensor 'x' that statistics do not have",
-    ),
+    "tensor of another name": (lambda _, t: t.update(x=torch.zeros(1)), "has a tensor 'x' that statistics do not have"),
     "empty tensor": (
-        statistics(lambda d, t: t.update(token_counts=torch.zeros(0, dtype=torch.int64))),
+        lambda _, t: t.update(token_counts=torch.zeros(0, dtype=torch.int64)),
         "has a tensor 'token_counts' that statistics do not have",
     ),
-    "lengths too long": (
-        statistics(lambda d, t: t["calibration.lengths"].fill_(33)),
-        "its lengths do not fit its windows",
-    ),
-    "lengths too few": (
-        statistics(lambda d, t: t.update({"calibration.lengths": t["calibration.lengths"][:-1].clone()})),
-        "its lengths do not fit its windows",
-    ),
-    "other tokens": (
-        statistics(lambda d, t: t["calibration.ids"][0, 0].add_(1)),
-        "its statistics were not taken on the calibration tokens it holds",
-    ),
-    "other digest": (
-        statistics(lambda d, t: d.update(calibration_digest="0" * 64)),
-        "its statistics were not taken on the calibration tokens it holds",
-    ),
+    "lengths too long": (lambda _, t: t[LENGTHS].fill_(33), NO_FIT),
+    "lengths too few": (lambda _, t: t.update({LENGTHS: t[LENGTHS][:-1].clone()}), NO_FIT),
+    "other tokens": (lambda _, t: t["calibration.ids"][0, 0].add_(1), NOT_TAKEN),
+    "other digest": (lambda d, _: d.update(calibration_digest="0" * 64), NOT_TAKEN),
     "label that moves the cursor": (
-        statistics(lambda d, t: d.update(calibration_label="\x1b[2J")),
+        lambda d, _: d.update(calibration_label="\x1b[2J"),
         "calibration_label is '\\x1b[2J', it must be a printable text",
     ),
     "saturation no count": (
-        statistics(lambda d, t: d["saturated"].update(mlp_input=[-1, 2**70])),
+        lambda d, _: d["saturated"].update(mlp_input=[-1, 2**70]),
         "it must be an object of lists of counts",
     ),
-    "weights no digest": (statistics(lambda d, t: d.update(weights="x")), "weights is 'x', it must be a digest"),
-    "unknown key": (statistics(lambda d, t: d.update(exec="x")), "has a key 'exec', which this program does not know"),
+    "weights no digest": (lambda d, _: d.update(weights="x"), "weights is 'x', it must be a digest"),
+    "unknown key": (lambda d, _: d.update(exec="x"), "has a key 'exec', which this program does not know"),
 }
 
 
 @pytest.mark.parametrize("case", sorted(LYING))
 def test_statistics_that_lie_are_refused(zoo: Zoo, tmp_path: Path, registry: Registry, case: str) -> None:
-    change, message = LYING[case]
-    folder = shutil.copytree(zoo.experts["code"], tmp_path / "code")
-    change(folder)
+    edit, message = LYING[case]
+    path = shutil.copytree(zoo.experts["code"], tmp_path / "code") / "statistics.safetensors"
+    document, tensors = json.loads(read_header(path).metadata["expert-registry"]), load_file(path)
+    edit(document, tensors)
+    save_file(tensors, path, metadata={"expert-registry": json.dumps(document)})
     with pytest.raises(CheckpointError) as told:
-        registry.add_expert("code", folder)
+        registry.add_expert("code", path.parent)
     assert message in told.value.message
     assert registry.versions() == []
 
 
-NAMES = [
-    "../x",
-    "a/b",
-    "",
-    ".",
-    "-x",
-    "A",
-    "x" * 101,
-    "a\n",
-    "a\x00",
-    "ｃｏｄｅ",
-    "соde",
-    "a\u202eb",
-    "'; DROP TABLE experts;--",
-    "a b",
-    "é",
-]
+NAMES = ["../x", "a/b", "", ".", "-x", "A", "x" * 101, "a\n", "a\x00", "ｃｏｄｅ", "соde", "a\u202eb", "a b", "é"]
+NAMES += ["'; DROP TABLE experts;--"]
 
 
-@pytest.mark.check(after=12)
-@pytest.mark.parametrize("name", NAMES)
-def test_names_that_are_paths_or_look_alikes_are_refused(filled: Registry, tmp_path: Path, name: str) -> None:
+def test_names_that_are_paths_or_look_alikes_are_refused(filled: Registry, tmp_path: Path) -> None:
+    calls: list[Callable[[str], object]] = [
+        lambda name: filled.add_expert(name, tmp_path),
+        lambda name: filled.add_expert("x", tmp_path, tags={name: "x"}),
+        lambda name: filled.add_expert("x", tmp_path, alias=name),
+        lambda name: filled.alias("code", name),
+        lambda name: filled.resolve(name),
+        lambda name: filled.resolve(f"code@{name}"),
+        lambda name: filled.opt_out(name),
+    ]
     before = len(filled.log())
-    for call in (
-        lambda: filled.add_expert(name, tmp_path),
-        lambda: filled.add_expert("x", tmp_path, tags={name: "x"}),
-        lambda: filled.add_expert("x", tmp_path, alias=name),
-        lambda: filled.alias("code", name),
-        lambda: filled.resolve(name),
-        lambda: filled.resolve(f"code@{name}"),
-        lambda: filled.opt_out(name),
-    ):
+    for name, call in product(NAMES, calls):
         with pytest.raises((InvalidInputError, NotFoundError)):
-            call()
+            call(name)
+    for tag in ("", "x" * 1001, "a\nb", "\x1b[31m", "\u202e", "\ud800"):
+        with pytest.raises(InvalidInputError, match="empty, unprintable or too long"):
+            filled.add_expert("x", tmp_path, tags={"key": tag})
     assert len(filled.log()) == before
-
-
-@pytest.mark.parametrize("tag", ["", "x" * 1001, "a\nb", "\x1b[31m", "\u202e", "\ud800"])
-def test_tags_that_cannot_be_printed_are_refused(filled: Registry, tmp_path: Path, tag: str) -> None:
-    with pytest.raises(InvalidInputError, match="empty, unprintable or too long"):
-        filled.add_expert("x", tmp_path, tags={"key": tag})
 
 
 def test_folder_that_is_compared_may_hold_pipes_and_links(filled: Registry, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ two tensors of a composition, between two arrays that are verified.
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +23,26 @@ from store.ownership import check_owner, claim
 from tests.conftest import Zoo, array_folder, files_of, overwrite
 
 
-class Meanwhile:
-    """A progress that does something once, at the n-th step of what has a label."""
-
-    def __init__(self, label: str, step: int, act: Callable[[], object]) -> None:
-        self.label, self.step, self.act, self.done = label, step, act, False
+@contextmanager
+def disturbed(home: Path, label: str, step: int, act: Callable[[Registry], object]) -> Iterator[Registry]:
+    """Open a registry; at a step of what has a label, another one, of another process as it were, does `act` once."""
+    done: list[bool] = []
 
     @contextmanager
-    def __call__(self, label: str, total: int, unit: str) -> Iterator[Advance]:
-        steps = iter(range(10**9))
+    def progress(current: str, total: int, unit: str) -> Iterator[Advance]:
+        steps = count()
 
         def advance(amount: int) -> None:
-            if label == self.label and next(steps) == self.step and not self.done:
-                self.done = True
-                self.act()
+            if current == label and next(steps) == step and not done:
+                done.append(True)
+                with Registry(home) as other:
+                    act(other)
 
         yield advance
 
-
-@contextmanager
-def disturbed(home: Path, label: str, step: int, act: Callable[[Registry], object]) -> Iterator[Registry]:
-    """Open a registry; at a step of what it does, another one, of another process as it were, does `act`."""
-
-    def other() -> None:
-        with Registry(home) as registry:
-            act(registry)
-
-    meanwhile = Meanwhile(label, step, other)
-    with Registry(home, progress=meanwhile) as registry:
+    with Registry(home, progress=progress) as registry:
         yield registry
-    assert meanwhile.done, "the other process never had its turn"
+    assert done, "the other process never had its turn"
 
 
 def purge(registry: Registry) -> None:
@@ -60,13 +51,9 @@ def purge(registry: Registry) -> None:
 
 RECIPES: dict[str, Any] = {
     "default": Recipe(),
-    "mean": Recipe(trunk="mean"),
-    "ridge": Recipe(router="ridge"),
     "dense": Recipe(to="dense"),
-    "base": Recipe(trunk="base"),
     "ensemble": EnsembleRecipe(),
     "refitted": Recipe(refine_mlp=True),
-    "trunk refitted": Recipe(refine_trunk=True),
     "refined": Recipe(router="ridge", refine=1),
 }
 

@@ -45,6 +45,3 @@ def end_sessions(server: str, application: str) -> int:
     )
     with postgres.admin(server).connect() as connection:
         return int(connection.execute(text(query), {"name": f"%{application}%"}).scalar_one())
-
-
-# -- the lock ----------------------------------------------------------------------------------------------------------

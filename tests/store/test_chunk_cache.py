@@ -26,15 +26,10 @@ def test_what_was_read_last_stays(tmp_path: Path) -> None:
     assert cache.nbytes() == 80
 
 
-def test_more_than_may_be_kept_is_not_kept(tmp_path: Path) -> None:
-    cache = ChunkCache(tmp_path, 100)
-    cache.keep(ONE, "c.0", b"x" * 101)
-    assert cache.digests() == []
-    ChunkCache(tmp_path, 0).keep(ONE, "c.0", b"x")
-    assert cache.digests() == []
-
-
-def test_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
+def test_more_than_may_be_kept_is_not_kept_and_nothing_where_nobody_may_write(tmp_path: Path) -> None:
+    for size, data in ((100, b"x" * 101), (0, b"x")):
+        ChunkCache(tmp_path, size).keep(ONE, "c.0", data)
+        assert ChunkCache(tmp_path, 100).digests() == []
     (tmp_path / "file").write_text("")
     ChunkCache(tmp_path / "file", 100).keep(ONE, "c.0", b"x")
     assert ChunkCache(tmp_path / "file", 100).read(ONE, "c.0", 9) is None
@@ -49,15 +44,15 @@ def test_file_that_is_open_stays_readable(tmp_path: Path) -> None:
         assert file.read() == b"x" * 60
 
 
-@pytest.mark.parametrize("left", ["", "nonsense", "99999999"])
-def test_figure_that_a_crash_left_is_mended(tmp_path: Path, left: str) -> None:
-    cache = ChunkCache(tmp_path, 100)
-    cache.keep(ONE, "c.0", b"x" * 40)
-    (tmp_path / "bytes").write_text(left)
-    cache.keep(TWO, "c.0", b"y" * 40)
-    assert cache.digests() == [ONE, TWO]
-    cache.keep(THREE, "c.0", b"z" * 40)
-    assert cache.nbytes() <= 100
+def test_figure_that_a_crash_left_is_mended(tmp_path: Path) -> None:
+    for left in ("", "nonsense", "99999999"):
+        cache = ChunkCache(tmp_path / f"x{left}", 100)
+        cache.keep(ONE, "c.0", b"x" * 40)
+        (tmp_path / f"x{left}" / "bytes").write_text(left)
+        cache.keep(TWO, "c.0", b"y" * 40)
+        assert cache.digests() == [ONE, TWO]
+        cache.keep(THREE, "c.0", b"z" * 40)
+        assert cache.nbytes() <= 100
 
 
 _KEEPER = """

@@ -1,6 +1,7 @@
 """Proves: arrays are touched through their own catalog alone, and those from before there were ids are adopted."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,43 +22,32 @@ def store(tmp_path: Path) -> FolderArrays:
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = Catalog(f"sqlite:///{tmp_path / 'catalog.sqlite'}", tmp_path / "lock")
-    yield opened
-    opened.close()
+def catalogs(tmp_path: Path) -> Iterator[list[Catalog]]:
+    """Two of one home."""
+    with ExitStack() as opened:
+        yield [opened.enter_context(closing(catalog_of(tmp_path, name))) for name in ("catalog", "other")]
 
 
-@pytest.fixture
-def other(tmp_path: Path) -> Iterator[Catalog]:
-    opened = Catalog(f"sqlite:///{tmp_path / 'other.sqlite'}", tmp_path / "lock")
-    yield opened
-    opened.close()
+def catalog_of(folder: Path, name: str) -> Catalog:
+    return Catalog(f"sqlite:///{folder / name}.sqlite", folder / "lock")
 
 
 def put(store: FolderArrays) -> str:
     return store.put(ArraySource.of(np.ones(3, dtype=np.float32), "float32"))
 
 
-def test_id_is_random_and_stays(catalog: Catalog, other: Catalog, tmp_path: Path) -> None:
-    assert catalog.id != other.id
-    again = Catalog(f"sqlite:///{tmp_path / 'catalog.sqlite'}", tmp_path / "lock")
-    assert again.id == catalog.id
-    again.close()
+def test_id_is_random_and_stays(catalogs: list[Catalog], tmp_path: Path) -> None:
+    assert catalogs[0].id != catalogs[1].id
+    with closing(catalog_of(tmp_path, "catalog")) as again:
+        assert again.id == catalogs[0].id
 
 
-def test_arrays_carry_the_id_which_is_no_array(store: FolderArrays, catalog: Catalog) -> None:
-    claim(catalog, store)
-    assert store.owner() == catalog.id
-    assert list(store.digests()) == []
-    digest = put(store)
-    claim(catalog, store)
-    assert list(store.digests()) == [digest]
-
-
-def test_another_catalog_is_refused(store: FolderArrays, catalog: Catalog, other: Catalog) -> None:
+def test_another_catalog_is_refused(store: FolderArrays, catalogs: list[Catalog]) -> None:
+    catalog, other = catalogs
     claim(catalog, store)
     put(store)
     check_owner(catalog, store)
+    claim(catalog, store)
     for check in (check_owner, claim):
         with pytest.raises(ConflictError) as caught:
             check(other, store)
@@ -68,7 +58,8 @@ def test_another_catalog_is_refused(store: FolderArrays, catalog: Catalog, other
     assert store.owner() == catalog.id
 
 
-def test_folder_without_arrays_is_anybodys(store: FolderArrays, catalog: Catalog, other: Catalog) -> None:
+def test_folder_without_arrays_is_anybodys(store: FolderArrays, catalogs: list[Catalog]) -> None:
+    catalog, other = catalogs
     check_owner(catalog, store)
     assert not store.root.exists()
     claim(catalog, store)
@@ -78,8 +69,9 @@ def test_folder_without_arrays_is_anybodys(store: FolderArrays, catalog: Catalog
 
 @pytest.mark.parametrize("left", [None, b"", b"0123\n"], ids=["none", "empty", "cut"])
 def test_arrays_without_an_id_are_adopted_by_the_catalog_that_knows_one(
-    store: FolderArrays, catalog: Catalog, other: Catalog, left: bytes | None
+    store: FolderArrays, catalogs: list[Catalog], left: bytes | None
 ) -> None:
+    catalog, other = catalogs
     digest = put(store)
     if left is not None:
         (store.root / "registry").write_bytes(left)  # as a crash leaves it

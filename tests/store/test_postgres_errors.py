@@ -31,14 +31,12 @@ def opened(url: str, tmp_path: Path) -> RegError:
     return caught.value
 
 
-@pytest.mark.check
 def test_server_that_is_down(tmp_path: Path) -> None:
     error = opened(f"postgresql+psycopg://reg:{PASSWORD}@127.0.0.1:1/registry", tmp_path)
     assert "its server does not answer" in error.message
     assert "postgresql+psycopg://reg:***@127.0.0.1:1/registry" in error.message
 
 
-@pytest.mark.check
 def test_database_and_user_that_do_not_exist(postgres_server: str, tmp_path: Path) -> None:
     place = make_url(postgres_server)
     error = opened(place.set(database="nosuch", password=PASSWORD).render_as_string(False), tmp_path)
@@ -47,7 +45,6 @@ def test_database_and_user_that_do_not_exist(postgres_server: str, tmp_path: Pat
     assert "the server refuses this user" in error.message
 
 
-@pytest.mark.check
 def test_wrong_password_is_refused(tmp_path: Path) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as rules:  # not in tmp_path, which the server may not read
         rules.write("local all reg trust\nlocal all all scram-sha-256\n")
@@ -65,7 +62,6 @@ def test_wrong_password_is_refused(tmp_path: Path) -> None:
         assert catalog.versions() == []
 
 
-@pytest.mark.check
 def test_reader_without_permission_to_write_reads(
     catalog: Catalog, url: str, postgres_server: str, tmp_path: Path
 ) -> None:
@@ -88,7 +84,6 @@ def test_reader_without_permission_to_write_reads(
             connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-@pytest.mark.check
 def test_standby_is_read_and_says_why_it_is_not_written(catalog: Catalog, url: str, tmp_path: Path) -> None:
     version, _ = catalog.add_version(new())
     options = f"{make_url(url).query['options']} -cdefault_transaction_read_only=on"
@@ -102,7 +97,6 @@ def test_standby_is_read_and_says_why_it_is_not_written(catalog: Catalog, url: s
             pass
 
 
-@pytest.mark.check
 def test_too_many_connections(postgres_server: str, tmp_path: Path, schemas: Schemas) -> None:
     role, place = f"crowd_{os.getpid()}", make_url(schemas.fresh())
     with postgres.admin(postgres_server).connect() as connection:
@@ -114,7 +108,6 @@ def test_too_many_connections(postgres_server: str, tmp_path: Path, schemas: Sch
             connection.exec_driver_sql(f"DROP ROLE {role}")
 
 
-@pytest.mark.check
 def test_connection_that_was_lost_between_two_transactions_is_made_again(
     catalog: Catalog, postgres_server: str
 ) -> None:
@@ -124,7 +117,6 @@ def test_connection_that_was_lost_between_two_transactions_is_made_again(
     catalog.set_alias(version, "stable")
 
 
-@pytest.mark.check
 def test_connection_that_is_lost_within_a_transaction_leaves_nothing(catalog: Catalog, postgres_server: str) -> None:
     with pytest.raises(RegError) as caught, catalog._writing() as session:  # noqa: PT012
         session.execute(text("INSERT INTO experts (name, kind, created_at) VALUES ('math', 'expert', '')"))

@@ -1,17 +1,12 @@
 """Proves: every revision of a catalog is upgraded in PostgreSQL as it is in SQLite, to the same rows."""
 
-import inspect
 import shutil
-import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic import command
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, MetaData, func, insert, select, text
 from sqlalchemy import inspect as inspector_of
 
@@ -20,21 +15,10 @@ from store.catalog.engine import make_engine
 from store.catalog.tables import VERSION_TABLE, Base
 from store.errors import SchemaError
 from tests.catalogs import Schemas, make_tables
-
-GOLDEN = Path(__file__).parent / "golden"
-REVISIONS = [script.revision for script in ScriptDirectory.from_config(schema._config()).walk_revisions()]
-
-
-@pytest.fixture(autouse=True)
-def _by_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "upgrade", inspect.unwrap(schema.upgrade))
-
-
-@pytest.fixture
-def url(postgres_server: str) -> Any:
-    schemas = Schemas(postgres_server)
-    yield schemas.fresh()
-    schemas.drop()
+from tests.store.postgres_catalogs import schemas as schemas
+from tests.store.postgres_catalogs import url as url
+from tests.store.test_schema import GOLDEN, REVISIONS, differences
+from tests.store.test_schema import _by_migrations as _by_migrations
 
 
 def load(golden: Path, engine: Engine, revision: str) -> None:
@@ -71,7 +55,6 @@ def rows_of(engine: Engine) -> dict[str, list[str]]:
         return found | {"schema": [str(connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")))]}
 
 
-@pytest.mark.check(after=1)
 @pytest.mark.trust(after=2)
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_golden_rows_of_each_revision_are_upgraded_alike(tmp_path: Path, url: str, revision: str) -> None:
@@ -93,31 +76,18 @@ def test_golden_rows_of_each_revision_are_upgraded_alike(tmp_path: Path, url: st
     with closing(Catalog(url, tmp_path / "lock")) as catalog:
         assert catalog.chain().broken is None
         assert catalog.discrepancies(log=True) == []
-        catalog.withdraw(catalog.versions("code"))
-        catalog.purge(catalog.versions("code"))
-        assert catalog.events()[0].action == "purge"
-        assert catalog.chain().events == len(catalog.events())
-        assert catalog.erase() is None
 
 
-def test_migrations_make_exactly_the_models_and_the_tests_the_same(
-    postgres_server: str, url: str, tmp_path: Path
-) -> None:
-    schemas = Schemas(postgres_server)
-    quick = make_engine(schemas.fresh())
+def test_migrations_make_exactly_the_models_and_the_tests_the_same(schemas: Schemas, url: str, tmp_path: Path) -> None:
+    quick, slow = make_engine(schemas.fresh()), make_engine(url)
     make_tables(quick)
     Catalog(url, tmp_path / "lock").close()
-    slow = make_engine(url)
-    try:
-        for engine in (slow, quick):
-            with engine.connect() as connection:
-                options = {"version_table": VERSION_TABLE, "compare_type": True}
-                assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
-        assert described(slow) == described(quick)
-    finally:
-        slow.dispose()
-        quick.dispose()
-        schemas.drop()
+    for engine in (slow, quick):
+        with engine.connect() as connection:
+            assert differences(connection) == []
+    assert described(slow) == described(quick)
+    slow.dispose()
+    quick.dispose()
 
 
 def described(engine: Engine) -> dict[str, Any]:
@@ -130,20 +100,3 @@ def described(engine: Engine) -> dict[str, Any]:
         columns = [(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(table)]
         found[table] = (sorted(columns), inspector.get_pk_constraint(table)["name"], foreign, unique, indexes)
     return found
-
-
-def test_many_that_create_one_catalog_at_once_get_the_same(url: str, tmp_path: Path) -> None:
-    """Threads with locks of their own, as processes have."""
-    made: list[str] = []
-
-    def create(number: int) -> None:
-        with closing(Catalog(url, tmp_path / f"lock {number}")) as catalog:
-            made.append(catalog.id)
-
-    threads = [threading.Thread(target=create, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(made) == 4
-    assert len({*made}) == 1

@@ -42,7 +42,6 @@ def store(proxy: FaultyProxy, arrays_url: str, tmp_path: Path) -> ObjectArrays:
     return found
 
 
-@pytest.mark.check
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize("fault", [*PASSING, "hang"])
 @pytest.mark.parametrize("method", ["PUT", "GET"])
@@ -54,7 +53,6 @@ def test_faults_that_pass_are_overcome(store: ObjectArrays, proxy: FaultyProxy, 
     assert [fault for *_, fault in proxy.requests if fault] == [fault, fault]
 
 
-@pytest.mark.check
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize("fault", ["500", "slow down", "reset", "denied", "expired"])
 @pytest.mark.parametrize("doing", ["put", "read", "is_intact", "has", "delete", "digests", "owner"])
@@ -82,7 +80,6 @@ def test_faults_that_stay_are_errors_that_name_the_bucket(
     assert content(store.open(digest)) == content(SOURCE)
 
 
-@pytest.mark.check
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize("fault", ["cut", "flip"])
 @pytest.mark.parametrize("cached", [True, False])
@@ -101,7 +98,6 @@ def test_no_wrong_byte_is_read(store: ObjectArrays, proxy: FaultyProxy, fault: F
     assert content(store.open(digest)) == content(SOURCE)
 
 
-@pytest.mark.check
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize("fault", ["cut", "flip", "500", "slow down", "reset", "reset after", "hang"])
 def test_what_is_put_amid_faults_is_whole_or_an_error(
@@ -132,23 +128,8 @@ def test_what_is_put_amid_faults_is_whole_or_an_error(
         store.delete(digest_of(SOURCE))
 
 
-@pytest.mark.check
 def test_missing_bucket_is_no_missing_array(s3: S3Server) -> None:
     store = open_arrays("s3://nosuchbucket/team")
-    calls: list[Callable[[], object]] = [
-        lambda: store.open("0" * 64),
-        lambda: store.put(SOURCE),
-        lambda: list(store.digests()),
-    ]
-    for call in calls:
+    for call in (lambda: store.open("0" * 64), lambda: store.put(SOURCE), lambda: list(store.digests())):
         with pytest.raises(StorageError, match="there is no bucket nosuchbucket"):
             call()
-
-
-@pytest.mark.check
-def test_server_that_is_gone_is_an_error(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(object_store, "RETRIES", 1)
-    with pytest.raises(StorageError, match=r"s3://bucket/team.* does not answer") as caught:
-        list(open_arrays("s3://bucket/team").digests())
-    assert "check the network" in str(caught.value.hint)

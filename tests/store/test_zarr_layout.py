@@ -15,6 +15,7 @@ from store.arrays import source as module
 from store.errors import DamagedError, InvalidInputError
 
 Change = Callable[[Path], object]
+CHUNK, BOMB = "c.0.0", (2**40).to_bytes(8, "little")
 
 
 def described(edit: Callable[[dict[str, Any]], object]) -> Change:
@@ -43,13 +44,24 @@ def frame(size: bytes, flags: int) -> bytes:
 
 
 OBJECTS = {"name": "vlen-utf8", "configuration": {}}
+GZIP = {"name": "gzip", "configuration": {"level": 5}}
+SLASHES = {"name": "default", "configuration": {"separator": "/"}}
+
+
+def grid(*chunk: int, shape: tuple[int, ...] = (8, 2)) -> Change:
+    """Return a change of the shape of chunks."""
+    regular = {"name": "regular", "configuration": {"chunk_shape": list(chunk)}}
+    return described(lambda d: d.update(shape=list(shape), chunk_grid=regular))
+
+
 BAD: dict[str, tuple[Change, str]] = {
     "objects": (described(lambda d: d.update(data_type="variable_length_bytes")), "another data_type"),
+    "data type": (described(lambda d: d.update(data_type="float64")), "another data_type"),
+    "dtype": (described(lambda d: d.update(attributes={"dtype": "bfloat16"})), "another data_type"),
+    "dtype no text": (described(lambda d: d.update(attributes={"dtype": []})), "does not describe an array of this"),
     "object codec": (described(lambda d: d.update(codecs=[OBJECTS])), "another codecs"),
-    "another codec": (
-        described(lambda d: d["codecs"].append({"name": "gzip", "configuration": {"level": 5}})),
-        "codecs",
-    ),
+    "another codec": (described(lambda d: d["codecs"].append(GZIP)), "codecs"),
+    "no codec": (described(lambda d: d.update(codecs=[])), "another codecs"),
     "pickle codec": (described(lambda d: d.update(codecs=[{"name": "numcodecs.pickle"}])), "another codecs"),
     "big endian": (described(lambda d: d["codecs"][0]["configuration"].update(endian="big")), "another codecs"),
     "no checksum": (described(lambda d: d["codecs"][1]["configuration"].update(checksum=0)), "another codecs"),
@@ -58,40 +70,36 @@ BAD: dict[str, tuple[Change, str]] = {
     "a key less": (described(lambda d: d.pop("fill_value")), "another fill_value"),
     "fill value": (described(lambda d: d.update(fill_value=1)), "another fill_value"),
     "fill value of another type": (described(lambda d: d.update(fill_value=0.0)), "another fill_value"),
-    "chunk names": (
-        described(lambda d: d["chunk_key_encoding"]["configuration"].update(separator="/")),
-        "another chunk_key",
-    ),
+    "chunk names": (described(lambda d: d.update(chunk_key_encoding=SLASHES)), "another chunk_key"),
     "zarr 2": (described(lambda d: d.update(zarr_format=2)), "another zarr_format"),
     "attribute": (described(lambda d: d["attributes"].update(x=1)), "another attributes"),
-    "shape of memory": (described(lambda d: d.update(shape=[2**40])), "1,048,576 bytes|missing|No such file|8,"),
-    "shape of overflow": (described(lambda d: d.update(shape=[2**63])), "does not describe an array of this store"),
-    "shape no size": (described(lambda d: d.update(shape=[True])), "does not describe an array of this store"),
-    "chunks of memory": (
-        described(lambda d: (d.update(shape=[2**40]), d["chunk_grid"]["configuration"].update(chunk_shape=[2**40]))),
-        "describes chunks of 1,099,511,627,776 rows",
-    ),
-    "rows of memory": (
-        described(
-            lambda d: (d.update(shape=[1, 2**30]), d["chunk_grid"]["configuration"].update(chunk_shape=[1, 2**30]))
-        ),
-        "describes chunks of 1 rows of 1,073,741,824 elements",
-    ),
+    "shape of nothing": (described(lambda d: d.update(shape=[])), "does not describe an array of this store"),
+    "shape of memory": (described(lambda d: d.update(shape=[2**40, 2])), "its content has digest|missing|No such file"),
+    "shape of overflow": (described(lambda d: d.update(shape=[2**63, 2])), "does not describe an array of this store"),
+    "shape no size": (described(lambda d: d.update(shape=[True, 2])), "does not describe an array of this store"),
+    "wider rows": (described(lambda d: d.update(shape=[8, 3])), "another chunk_grid"),
+    "parts of rows": (grid(8, 1), "another chunk_grid"),
+    "smaller chunks": (grid(2, 2), "holds 128 bytes, 32 were expected"),
+    "no chunks": (described(lambda d: d.update(chunk_grid=None)), "does not describe an array"),
+    "chunks of memory": (grid(2**40, 2, shape=(2**40, 2)), "describes chunks of 1,099,511,627,776 rows"),
+    "rows of memory": (grid(1, 2**30, shape=(1, 2**30)), "describes chunks of 1 rows of 1,073,741,824 elements"),
+    "description empty": (written("zarr.json", b""), "zarr.json"),
+    "description cut": (written("zarr.json", b"{"), "zarr.json"),
+    "description a list": (written("zarr.json", b"[]"), "does not describe an array"),
+    "description of nothing": (written("zarr.json", b'{"zarr_format": 3}'), "does not describe an array"),
     "description too large": (written("zarr.json", b" " * (2**16 + 1)), "more than 65,536 bytes"),
     "description deep": (written("zarr.json", b"[" * 60_000), "does not describe an array"),
     "key twice": (written("zarr.json", b'{"shape": [1], "shape": [2]}'), "names a key twice"),
     "description a pipe": (replaced("zarr.json", os.mkfifo), "is not a regular file"),
     "description a link": (replaced("zarr.json", lambda p: p.symlink_to("elsewhere")), "is not a regular file"),
-    "chunk a pipe": (replaced("c.0", os.mkfifo), "is not a regular file"),
-    "chunk a link": (replaced("c.0", lambda p: p.symlink_to("elsewhere")), "is not a regular file"),
-    "chunk a device": (replaced("c.0", lambda p: p.symlink_to("/dev/zero")), "is not a regular file"),
-    "chunk no frame": (written("c.0", b"x" * 100), "is not a zstd frame"),
-    "bomb": (
-        written("c.0", frame((2**40).to_bytes(8, "little"), 0xE0)),
-        "holds 1,099,511,627,776 bytes, 128 were expected",
-    ),
-    "frame of no size": (written("c.0", frame(b"\x00", 0x00)), "does not declare its decompressed size"),
-    "frame that is cut": (written("c.0", b"\x28\xb5\x2f\xfd\xe0\x00"), "does not declare its decompressed size"),
+    "chunk missing": (lambda folder: (folder / CHUNK).unlink(), "unreadable"),
+    "chunk a pipe": (replaced(CHUNK, os.mkfifo), "is not a regular file"),
+    "chunk a link": (replaced(CHUNK, lambda p: p.symlink_to("elsewhere")), "is not a regular file"),
+    "chunk a device": (replaced(CHUNK, lambda p: p.symlink_to("/dev/zero")), "is not a regular file"),
+    "chunk no frame": (written(CHUNK, b"x" * 100), "is not a zstd frame"),
+    "bomb": (written(CHUNK, frame(BOMB, 0xE0)), "holds 1,099,511,627,776 bytes, 128 were expected"),
+    "frame of no size": (written(CHUNK, frame(b"\x00", 0x00)), "does not declare its decompressed size"),
+    "frame that is cut": (written(CHUNK, b"\x28\xb5\x2f\xfd\xe0\x00"), "does not declare its decompressed size"),
 }
 
 
@@ -99,7 +107,8 @@ BAD: dict[str, tuple[Change, str]] = {
 def test_array_of_somebody_else_is_refused_before_zarr_reads_it(tmp_path: Path, case: str) -> None:
     change, message = BAD[case]
     store = FolderArrays(tmp_path)
-    digest = store.put(ArraySource.of(np.arange(16), "int64"), compress=True)
+    source = ArraySource.of(np.arange(16).reshape(8, 2), "int64")
+    digest = store.put(source, compress=True)
     assert store.is_intact(digest)
     change(store.path(digest))
     with pytest.raises(DamagedError, match=message):
@@ -107,7 +116,7 @@ def test_array_of_somebody_else_is_refused_before_zarr_reads_it(tmp_path: Path, 
     with pytest.raises(DamagedError):
         store.sample(digest, np.arange(2))
     assert not store.is_intact(digest)
-    assert store.put(ArraySource.of(np.arange(16), "int64"), compress=True) == digest
+    assert store.put(source, compress=True) == digest
     assert store.is_intact(digest)
 
 

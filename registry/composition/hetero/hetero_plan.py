@@ -19,6 +19,7 @@ from registry.composition.hetero.hetero_fit import HeteroFit
 from registry.composition.hetero.hetero_recipe import HeteroRecipe
 from registry.composition.hetero.hetero_subset import SOFTCAP, Tables, make_tables
 from registry.composition.recipe.recipe_fields import SEQUENCE
+from registry.composition.render import held
 from registry.composition.taken_files import special_tokens, taken_files
 from registry.composition.tensor_source import TensorSource
 from registry.hosts.host import dense_config
@@ -52,7 +53,7 @@ class FittedTensor:
         return Stream(self.name, self.dtype, self.shape, self._blocks)
 
     def _blocks(self) -> Iterator[Block]:
-        yield to_block(self.compute().to(torch_dtype(self.dtype)))
+        yield from held([to_block(self.compute().to(torch_dtype(self.dtype)))], self.dtype, self.name)
 
 
 @dataclass(frozen=True)

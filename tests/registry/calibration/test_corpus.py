@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,28 +12,24 @@ from pyarrow import parquet
 
 from registry import Registry
 from registry.calibration.corpus import Corpus, find_calibration
-from registry.calibration.rows import Document
 from registry.errors import CalibrationError
 from tests.conftest import SETTINGS
 
 TEXTS = ["first text", "zweiter Text, Größe", "third\ntext"]
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-
-
-def jsonl(texts: list[str]) -> str:
-    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
 
 
 def write(folder: Path, suffix: str) -> Path:
-    path = folder / f"data{suffix}"
+    """Write the texts to a file, with empty ones and empty lines between them."""
+    path, texts = folder / f"data{suffix}", ["", *TEXTS, "  \n"]
+    rows = "".join(json.dumps({"text": text}) + "\n\n" for text in texts)
     if suffix == ".txt":
         path.write_text("\n\n".join(TEXTS), encoding="utf-8")
     elif suffix == ".jsonl":
-        path.write_text(jsonl(TEXTS) + "\n", encoding="utf-8")
+        path.write_text(rows, encoding="utf-8")
     elif suffix == ".jsonl.gz":
-        path.write_bytes(gzip.compress(jsonl(TEXTS).encode()))
+        path.write_bytes(gzip.compress(rows.encode()))
     else:
-        parquet.write_table(pa.table({"text": TEXTS, "other": [1, 2, 3]}), path)
+        parquet.write_table(pa.table({"text": texts, "other": range(5)}), path)
     return path
 
 
@@ -53,45 +48,18 @@ def test_many_files_are_one_corpus(tmp_path: Path) -> None:
     assert corpus.label == "data.jsonl, data.txt"
 
 
-def test_empty_documents_are_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text(jsonl(["", "  \n", "text"]))
-    assert list(Corpus([path], None)) == [Document("text")]
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer: Any, suffix: str) -> None:
-    rows = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}]
-    path = tmp_path / f"data{suffix}"
-    if suffix == ".jsonl":
-        path.write_text(json.dumps(rows[0]))
-    else:
-        parquet.write_table(pa.Table.from_pylist(rows), path)
-    templated = type(tokenizer)(tokenizer_object=tokenizer._tokenizer, chat_template=TEMPLATE)
-    assert list(Corpus([path], templated)) == [Document("<user>hi<assistant>ho", tuple(rows[0]["messages"]))]
-    failing = type(tokenizer)(tokenizer_object=tokenizer._tokenizer, chat_template="{{ raise_exception('no') }}")
-    with pytest.raises(CalibrationError, match=r"row 1: the tokenizer's chat template cannot render .*: no"):
-        list(Corpus([path], failing))
-
-
 BAD = {
     "absent": ("absent.jsonl", None, "is not a file"),
     "other ending": ("data.csv", b"a,b", r"has none of the endings \.txt, \.jsonl, \.jsonl\.gz, \.parquet"),
     "no JSON": ("data.jsonl", b'{"text": "a"}\n{', "row 2 is not JSON"),
-    "deep JSON": ("data.jsonl", b"[" * 100_000, "row 1 is not JSON"),
     "no text": ("data.jsonl", b'{"txt": "a"}', "row 1 has the fields txt"),
-    "text no string": ("data.jsonl", b'{"text": 7}', "row 1 has the fields text"),
-    "no object": ("data.jsonl", b"7", "row 1 has no fields"),
     "no UTF-8": ("data.txt", b"\xff\xfe\xfa", "cannot be read"),
-    "no gzip": ("data.jsonl.gz", b"nonsense", "cannot be read"),
     "cut gzip": ("data.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 1000)[:-10], "cannot be read"),
     "no parquet": ("data.parquet", b"nonsense", "is not parquet"),
     "no text at all": ("data.jsonl", b"\n", "its files hold no text"),
-    "empty text": ("data.txt", b"  ", "its files hold no text"),
 }
 
 
-@pytest.mark.check(after=12)
 @pytest.mark.parametrize("case", sorted(BAD))
 def test_data_that_cannot_be_read_is_told_and_nothing_is_registered(
     bare: Path, registry: Registry, tmp_path: Path, case: str
@@ -106,9 +74,9 @@ def test_data_that_cannot_be_read_is_told_and_nothing_is_registered(
 
 
 def test_checkpoint_carries_its_own_calibration(tmp_path: Path) -> None:
-    assert find_calibration(tmp_path) is None
+    assert find_calibration(tmp_path) == []
     (tmp_path / "calibration.jsonl.gz").write_bytes(b"")
-    assert find_calibration(tmp_path) == tmp_path / "calibration.jsonl.gz"
+    assert find_calibration(tmp_path) == [tmp_path / "calibration.jsonl.gz"]
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 
 from registry.calibration import Corpus, document_beginnings, evenly_spaced, random_places
 from registry.calibration.rows import Document
@@ -36,7 +38,7 @@ def chatting(tokenizer: Any, template: str = CHATML) -> Any:
     return type(tokenizer)(tokenizer_object=tokenizer._tokenizer, bos_token="<eos>", chat_template=template)
 
 
-def corpus(path: Path, rows: list[dict[str, Any]], tokenizer: Any, told: Remarks | None = None) -> Corpus:
+def corpus(path: Path, rows: list[Any], tokenizer: Any, told: Remarks | None = None) -> Corpus:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return Corpus([path], tokenizer, told or Remarks())
 
@@ -50,6 +52,16 @@ def test_every_shape_is_one_conversation(tmp_path: Path, tokenizer: Any, shape: 
     (document,) = corpus(tmp_path / "a.jsonl", [ROWS[shape]], chatting(tokenizer, template))
     assert document.text == "<|system|>Be kind.<|end|><|user|>\nadd 1 2<|end|>\n<|assistant|>\n3<|end|>\n"
     assert document.is_chat
+    if shape != "parts":  # a column of a table has one type
+        parquet.write_table(pa.Table.from_pylist([ROWS[shape]]), tmp_path / "a.parquet")
+        assert list(Corpus([tmp_path / "a.parquet"], chatting(tokenizer))) == [document]
+
+
+def test_tools_of_a_conversation_are_the_templates_text(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer = chatting(tokenizer, "{% for t in tools or [] %}[{{ t.name }}]{% endfor %}" + CHATML)
+    (document,) = corpus(tmp_path / "a.jsonl", [ROWS["messages"] | {"tools": [{"name": "sum"}]}], tokenizer)
+    assert document.text.startswith("[sum]<|system|>")
+    assert [document.text[begin:end] for begin, end in document.contents(tokenizer)] == ["add 1 2", "3"]
 
 
 def test_without_a_template_contents_are_joined_and_that_is_said_once(tmp_path: Path, tokenizer: Any) -> None:
@@ -60,21 +72,21 @@ def test_without_a_template_contents_are_joined_and_that_is_said_once(tmp_path: 
     assert told.sentences == ["the tokenizer has no chat template: contents of messages are joined by empty lines"]
 
 
-def test_prompt_and_completion_are_joined_as_they_are(tmp_path: Path, tokenizer: Any) -> None:
+def test_texts_are_joined(tmp_path: Path, tokenizer: Any) -> None:
+    """Prompt and completion as they are; an instruction has its input after it."""
     rows = [{"prompt": "The sky is", "completion": " blue."}, {"text": "plain", "messages": []}]
     found = corpus(tmp_path / "a.jsonl", rows, chatting(tokenizer))
     assert list(found) == [Document("The sky is blue."), Document("plain")]
-
-
-def test_an_instruction_has_its_input_after_it(tmp_path: Path, tokenizer: Any) -> None:
-    (document,) = corpus(tmp_path / "a.jsonl", [{"instruction": "add", "input": "1 2", "output": "3"}], tokenizer)
-    assert document.text == "add\n\n1 2\n\n3"
+    found = corpus(tmp_path / "a.jsonl", [{"instruction": "add", "input": "1 2", "output": "3"}], tokenizer)
+    assert list(found) == [Document("add\n\n1 2\n\n3")]
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"conversations": [{"from": "judge", "value": "x"}]}, "a message has no speaker that is known, or no text"),
+        (7, "has no fields"),
+        ({"text": 7}, "has the fields text"),
         ({"messages": ["x"]}, "a message has no text: x"),
         ({"messages": [{"role": "user", "content": 7}]}, "a message has no text"),
         ({"instruction": "add", "input": "1 2"}, "has the fields instruction, input"),
@@ -85,6 +97,12 @@ def test_what_is_no_conversation_is_told_with_its_row(tmp_path: Path, tokenizer:
     with pytest.raises(CalibrationError, match=rf"a\.jsonl, row 2.*{message}") as caught:
         list(corpus(tmp_path / "a.jsonl", [{"text": "x"}, row], chatting(tokenizer)))
     assert caught.value.hint
+
+
+def test_a_template_that_fails_is_told(tmp_path: Path, tokenizer: Any) -> None:
+    failing = chatting(tokenizer, "{{ raise_exception('no') }}")
+    with pytest.raises(CalibrationError, match=r"row 1: the tokenizer's chat template cannot render .*: no"):
+        list(corpus(tmp_path / "a.jsonl", [ROWS["messages"]], failing))
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
@@ -127,6 +145,7 @@ def test_windows_know_which_tokens_people_wrote(tmp_path: Path, tokenizer: Any, 
     """Counts of contents are those of the contents' own tokens, and activations still see the whole text."""
     words = ["court", "party", "law", "act", "claim"]
     tokenizer, contents = chatting(tokenizer), [" ".join(words[n % 5] for n in range(k, k + 9)) for k in range(40)]
+    tokens = torch.tensor([token for text in contents for token in tokenizer(text)["input_ids"]])
     rows = [{"messages": [{"role": "user", "content": text}]} for text in contents]
     path = corpus(tmp_path / "a.jsonl", rows, tokenizer)
     take = {
@@ -141,25 +160,17 @@ def test_windows_know_which_tokens_people_wrote(tmp_path: Path, tokenizer: Any, 
     assert written is not None
     assert int(counts.sum()) == found.tokens
     assert bool((written <= counts).all())
-    assert set(written.nonzero().flatten().tolist()) <= {t for text in contents for t in tokenizer(text)["input_ids"]}
+    assert set(written.nonzero().flatten().tolist()) <= set(tokens.tolist())
     kept = tokenizer.decode(found.ids[found.keep & found.written])
     assert {word for word in kept.split() if word in words} == set(words)
     assert "Be kind" not in kept
     assert "<|" not in kept
     if way in ("all of it", "beginnings"):
-        expected = torch.bincount(
-            torch.tensor([t for text in contents for t in tokenizer(text)["input_ids"]]), minlength=320
-        )
-        assert torch.equal(written, expected)
+        assert torch.equal(written, torch.bincount(tokens, minlength=320))
 
 
 def test_plain_text_has_no_template(tmp_path: Path, tokenizer: Any) -> None:
-    found = random_places(
-        corpus(tmp_path / "a.jsonl", [{"text": "law act"}] * 9, chatting(tokenizer)),
-        tokenizer,
-        tokens=64,
-        seq_len=8,
-        seed=0,
-    )
-    assert found.written is None
-    assert found.content_counts(320) is None
+    found = corpus(tmp_path / "a.jsonl", [{"text": "law act"}] * 9, chatting(tokenizer))
+    windows = random_places(found, tokenizer, tokens=64, seq_len=8, seed=0)
+    assert windows.written is None
+    assert windows.content_counts(320) is None

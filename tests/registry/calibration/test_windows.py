@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry.calibration import Calibration, Corpus, document_beginnings, evenly_spaced, random_places
+from registry.calibration import Corpus, document_beginnings, evenly_spaced, random_places
 from registry.calibration import windows as module
 from registry.calibration.rows import Document
 from registry.calibration.windows import encode, start_token
@@ -41,14 +41,8 @@ def test_windows_are_from_all_over_the_corpus(
     assert min(places) >= 0, "every window is a piece of the corpus"
     strata = {place * 20 // len(tokens) for place in places}
     assert len(strata) >= 18  # one a stratum; tokens and characters are not quite proportional
-
-
-def test_windows_are_a_function_of_corpus_and_seed(corpus: Corpus, tokenizer: Any) -> None:
-    def take(seed: int) -> Calibration:
-        return random_places(corpus, tokenizer, tokens=640, seq_len=32, seed=seed)
-
-    assert take(0).digest == take(0).digest
-    assert take(0).digest != take(1).digest
+    assert random_places(corpus, tokenizer, tokens=20 * 32, seq_len=32, seed=0).digest == taken.digest
+    assert random_places(corpus, tokenizer, tokens=20 * 32, seq_len=32, seed=1).digest != taken.digest
 
 
 def test_window_runs_on_into_the_next_document(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,19 +94,14 @@ def test_beginnings_of_too_few_documents_are_those_of_all(tmp_path: Path, tokeni
         document_beginnings(blank, tokenizer, tokens=10, seq_len=4, seed=0)
 
 
-def test_text_without_white_space_is_no_trap(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piece_begins_at_a_word_and_text_without_white_space_is_no_trap(tokenizer: Any) -> None:
     document = Document("ab" * 5000)
     piece = module._piece(document, 4000, 50, tokenizer)
     assert len(piece) == 50
-    assert (
-        module._piece(document, 9_990, 50, tokenizer) == []
-    )  # the last word: the window begins with the next document
-    assert module._piece(document, 0, 0, tokenizer) == []
-
-
-def test_piece_begins_at_a_word(tokenizer: Any) -> None:
-    document = Document("court party shall hereby section act claim")
-    assert tokenizer.decode(module._piece(document, 2, 3, tokenizer)).startswith(" party")
+    last = module._piece(document, 9_990, 50, tokenizer)  # the last word: the window begins with the next document
+    assert last == module._piece(document, 0, 0, tokenizer) == []
+    words = Document("court party shall hereby section act claim")
+    assert tokenizer.decode(module._piece(words, 2, 3, tokenizer)).startswith(" party")
 
 
 def test_start_token_leads_documents_but_not_chats(tokenizer: Any) -> None:
@@ -125,7 +114,8 @@ def test_start_token_leads_documents_but_not_chats(tokenizer: Any) -> None:
     assert start_token(end) == 0
 
 
-def test_evenly_spaced_windows_cover_the_shuffled_documents(corpus: Corpus, tokenizer: Any) -> None:
+def test_evenly_spaced_windows_cover_the_shuffled_documents(corpus: Corpus, tokenizer: Any, tmp_path: Path) -> None:
+    """A short text is one padded window."""
     taken = evenly_spaced(corpus, tokenizer, windows=10, seq_len=32)
     assert taken.ids.shape == (10, 32)
     assert (taken.lengths == 32).all()
@@ -135,10 +125,7 @@ def test_evenly_spaced_windows_cover_the_shuffled_documents(corpus: Corpus, toke
     flat = every.ids.flatten()
     assert every.tokens > len(stream(corpus, tokenizer)) - 64
     assert torch.equal(flat[:32], taken.ids[0])
-
-
-def test_short_test_text_is_one_padded_window(tmp_path: Path, tokenizer: Any) -> None:
-    corpus = Corpus([write_jsonl(tmp_path / "data.jsonl", ["court law"])], tokenizer)
-    taken = evenly_spaced(corpus, tokenizer, windows=5, seq_len=64)
+    short = Corpus([write_jsonl(tmp_path / "short.jsonl", ["court law"])], tokenizer)
+    taken = evenly_spaced(short, tokenizer, windows=5, seq_len=64)
     assert taken.ids.shape == (1, 64)
-    assert taken.tokens == len(stream(corpus, tokenizer))
+    assert taken.tokens == len(stream(short, tokenizer))

@@ -1,6 +1,10 @@
-"""Proves: an adapter merges into the bits that PEFT's own merge has; one that would not is refused with the reason."""
+"""Proves: an adapter merges into the bits that PEFT's own merge has; one that would not is refused with the reason.
+
+It is read by PEFT's names, whatever a training program left in them.
+"""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,22 +17,24 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
-from registry.errors import CheckpointError, OutputError
+from registry.checkpoint.adapter import Adapter, is_adapter, merge_adapter
+from registry.errors import CheckpointError
 from registry.progress import Advance, silent
 from registry.runtime.loading import quiet_transformers
 from store.arrays import ArraySource, Block
 from tests.conftest import files_of
 from tests.models import make_model, save_checkpoint
+from tests.registry.checkpoint.changes import ADAPTER, renamed
+from tests.registry.checkpoint.changes import adapter_config as config
+from tests.registry.checkpoint.changes import adapter_weights as weights
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 UP = "base_model.model.model.layers.1.mlp.up_proj"
-Change = Callable[[Path], object]
 
 
 @contextmanager
@@ -82,89 +88,53 @@ def bits(folder: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
     }
 
 
-def config(**changes: Any) -> Change:
-    """Return a change of adapter_config.json; `...` deletes a key."""
-
-    def change(folder: Path) -> None:
-        path = folder / "adapter_config.json"
-        document = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps({key: value for key, value in document.items() if value is not ...}))
-
-    return change
-
-
-def weights(edit: Callable[[dict[str, torch.Tensor]], object]) -> Change:
-    """Return a change of the adapter's tensors."""
-
-    def change(folder: Path) -> None:
-        tensors = load_file(folder / "adapter_model.safetensors")
-        edit(tensors)
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-
-    return change
-
-
-def added(**tensors: torch.Tensor) -> Change:
-    """Return a change that adds tensors; `__` stands for a dot."""
-    return weights(lambda t: t.update({name.replace("__", "."): tensor for name, tensor in tensors.items()}))
-
-
-def nothing(folder: Path) -> None:
-    pass
-
-
+DORA = {"target_modules": LINEAR, "use_dora": True}
 PATTERNS = {
     "target_modules": LINEAR,
     "rank_pattern": {"q_proj": 2, "model.layers.1.mlp.up_proj": 6, r"^model\.layers\.\d+\.self_attn\.(v|k)_proj": 3},
     "alpha_pattern": {r"layers.\d.mlp.*": 11, "o_proj": 0.5},
 }
-CASES: dict[str, tuple[str, dict[str, Any], Change]] = {
-    "LoRA": ("llama", {"target_modules": LINEAR}, nothing),
-    "LoRA qwen2": ("qwen2", {"target_modules": LINEAR, "lora_alpha": 5.5}, nothing),
-    "rsLoRA": ("llama", {"target_modules": LINEAR, "use_rslora": True}, nothing),
-    "DoRA": ("llama", {"target_modules": LINEAR, "use_dora": True}, nothing),
-    "DoRA with rsLoRA": ("qwen2", {"target_modules": LINEAR, "use_dora": True, "use_rslora": True}, nothing),
-    "DoRA of old": (
-        "llama",
-        {"target_modules": LINEAR, "use_dora": True},
-        weights(lambda t: [t.update({f"{n}.weight": t.pop(n)}) for n in list(t) if n.endswith("magnitude_vector")]),
-    ),
-    "patterns": ("llama", PATTERNS, nothing),
-    "patterns rsLoRA": ("qwen2", PATTERNS | {"use_rslora": True}, nothing),
-    "embeddings": ("llama", {"target_modules": ["embed_tokens", "lm_head", "q_proj"]}, nothing),
-    "embeddings DoRA": ("qwen2", {"target_modules": ["embed_tokens", "lm_head"], "use_dora": True}, nothing),
-    "modules to save": (
-        "llama",
-        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head", "input_layernorm"]},
-        nothing,
-    ),
-    "module of modules to save": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["mlp"]}, nothing),
-    "biases of LoRA": ("qwen2", {"target_modules": ["q_proj"], "bias": "lora_only"}, nothing),
-    "all biases": ("qwen2", {"target_modules": ["q_proj", "up_proj"], "bias": "all"}, nothing),
-    "head of another name": ("gpt_neox", {"target_modules": ["query_key_value", "lm_head", "embed_in"]}, nothing),
-    "fan_in_fan_out of linear layers": ("llama", {"target_modules": LINEAR}, config(fan_in_fan_out=True)),
-    "orthogonal start": ("llama", {"target_modules": LINEAR, "init_lora_weights": "orthogonal"}, nothing),
-    "EVA": ("qwen2", PATTERNS, config(init_lora_weights="eva")),
-    "gaussian start": ("llama", {"target_modules": LINEAR, "init_lora_weights": "gaussian"}, nothing),
-    "bfloat16 adapter": (
-        "llama",
-        {"target_modules": LINEAR, "use_dora": True},
-        weights(lambda t: t.update({name: tensor.bfloat16() for name, tensor in t.items()})),
-    ),
+SAVED = {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head", "input_layernorm"]}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "LoRA": ("llama", {"target_modules": LINEAR, "init_lora_weights": "gaussian"}),
+    "DoRA": ("llama", DORA),
+    "DoRA with rsLoRA": ("qwen2", DORA | {"use_rslora": True, "init_lora_weights": "orthogonal"}),
+    "DoRA of old": ("llama", DORA),
+    "patterns rsLoRA": ("qwen2", PATTERNS | {"use_rslora": True}),
+    "embeddings": ("llama", {"target_modules": ["embed_tokens", "lm_head", "q_proj"]}),
+    "embeddings DoRA": ("qwen2", {"target_modules": ["embed_tokens", "lm_head"], "use_dora": True}),
+    "modules to save": ("llama", SAVED),
+    "module of modules to save": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["mlp"]}),
+    "biases of LoRA": ("qwen2", {"target_modules": ["q_proj"], "bias": "lora_only"}),
+    "all biases": ("qwen2", {"target_modules": ["q_proj", "up_proj"], "bias": "all"}),
+    "head of another name": ("gpt_neox", {"target_modules": ["query_key_value", "lm_head", "embed_in"]}),
+    "fan_in_fan_out of linear layers": ("llama", {"target_modules": LINEAR}),
+    "EVA": ("qwen2", PATTERNS),
+    "bfloat16 adapter": ("llama", DORA),
 }
+CHANGES = {
+    "DoRA of old": weights(
+        lambda t: [t.update({f"{n}.weight": t.pop(n)}) for n in list(t) if n.endswith("magnitude_vector")]
+    ),
+    "fan_in_fan_out of linear layers": config(fan_in_fan_out=True),
+    "EVA": config(init_lora_weights="eva"),
+    "bfloat16 adapter": weights(lambda t: t.update({name: tensor.bfloat16() for name, tensor in t.items()})),
+}
+"""What is changed of an adapter that PEFT wrote."""
 
 
 @pytest.mark.check(after=5)
 @pytest.mark.trust(after=11)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
 def test_merge_has_the_bits_of_peft(case: str, dtype: torch.dtype, tmp_path: Path, tokenizer: Any) -> None:
-    family, options, change = CASES[case]
+    family, options = CASES[case]
     base = save_checkpoint(make_model(family, 100), tmp_path / "base", tokenizer, dtype=dtype)
     adapter = train(base, tmp_path / "adapter", dtype=dtype, **options)
-    change(adapter)
-    ours, theirs = merged_here(base, adapter, tmp_path / "ours"), tmp_path / "theirs"
-    assert bits(ours) == bits(merged_by_peft(base, adapter, theirs, dtype))
+    if case in CHANGES:
+        CHANGES[case](adapter)
+    ours = merged_here(base, adapter, tmp_path / "ours")
+    assert bits(ours) == bits(merged_by_peft(base, adapter, tmp_path / "theirs", dtype))
     assert bits(ours) != bits(base)
     assert (ours / "config.json").read_bytes() == (base / "config.json").read_bytes()
     Checkpoint(ours, remote_code=True)
@@ -192,26 +162,26 @@ def test_pissa_that_was_converted_is_merged(tmp_path: Path, tokenizer: Any) -> N
         assert torch.allclose(tensor, trained[name], atol=1e-5)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_added_tokens_enlarge_the_vocabulary(tied: bool, tmp_path: Path, tokenizer: Any) -> None:
-    model = make_model("llama", 100, tie_word_embeddings=tied)
+@pytest.mark.parametrize(
+    ("tied", "options"),
+    [
+        (False, {"rows": 326, "modules_to_save": ["embed_tokens", "lm_head"]}),
+        (True, {"rows": 326}),
+        (True, {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
+    ],
+    ids=["tokens added", "tokens added to a tied base", "tied base"],
+)
+def test_tables_of_tokens_are_saved_whole(tied: bool, options: dict[str, Any], tmp_path: Path, tokenizer: Any) -> None:
+    """They may be larger than the base's, and a head that is tied stays so."""
+    model, rows = make_model("llama", 100, tie_word_embeddings=tied), options.get("rows")
     base = save_checkpoint(model, tmp_path / "base", tokenizer, dtype=torch.bfloat16)
-    saved = {} if tied else {"modules_to_save": ["embed_tokens", "lm_head"]}
-    adapter = train(base, tmp_path / "adapter", dtype=torch.bfloat16, rows=326, target_modules=LINEAR, **saved)
+    adapter = train(base, tmp_path / "adapter", dtype=torch.bfloat16, target_modules=LINEAR, **options)
     ours = merged_here(base, adapter, tmp_path / "ours")
-    assert bits(ours) == bits(merged_by_peft(base, adapter, tmp_path / "theirs", torch.bfloat16, rows=326))
+    assert bits(ours) == bits(merged_by_peft(base, adapter, tmp_path / "theirs", torch.bfloat16, rows))
+    assert ("lm_head.weight" in bits(ours)) is not tied
     old, new = (json.loads((folder / "config.json").read_text()) for folder in (base, ours))
-    assert new == old | {"vocab_size": 326}
-    assert Checkpoint(ours).shapes["model.embed_tokens.weight"] == (326, 32)
-
-
-def test_whole_modules_of_a_tied_base_stay_tied(tmp_path: Path, tokenizer: Any) -> None:
-    base = save_checkpoint(make_model("llama", 100, tie_word_embeddings=True), tmp_path / "base", tokenizer)
-    options: dict[str, Any] = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
-    adapter = train(base, tmp_path / "adapter", target_modules=LINEAR, **options)
-    ours = merged_here(base, adapter, tmp_path / "ours")
-    assert bits(ours) == bits(merged_by_peft(base, adapter, tmp_path / "theirs", torch.float32))
-    assert "lm_head.weight" not in bits(ours)
+    assert new == old | {"vocab_size": rows or 320}
+    assert Checkpoint(ours).shapes["model.embed_tokens.weight"] == (rows or 320, 32)
 
 
 @pytest.mark.parametrize(
@@ -234,25 +204,79 @@ def test_tied_tensors_changed_apart_are_refused(options: dict[str, Any], tmp_pat
     assert not (tmp_path / "ours").exists()
 
 
-# -- refusals --------------------------------------------------------------------------------------------------------
+NAMES: dict[str, Callable[[str], str]] = {
+    "adapter's name": lambda name: name.replace(".weight", ".my-run.weight"),
+    "compiled": lambda name: f"_orig_mod.{name}",
+    "distributed": lambda name: f"module.{name.replace('.weight', '.default.weight')}",
+}
 
 
-@pytest.mark.parametrize("name", [f"{Q}.lora_A.weight", f"{UP}.lora_B.weight", f"{UP}.lora_magnitude_vector"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("case", NAMES)
+def test_names_are_those_that_peft_gives(case: str, made: tuple[Path, Path], adapter: Path, tmp_path: Path) -> None:
+    renamed(NAMES[case], ADAPTER)(adapter)
+    named = Adapter(adapter)
+    merge_adapter(named, Checkpoint(made[0]), tmp_path / "found", silent)
+    assert files_of(tmp_path / "found") == files_of(merged_here(*made, tmp_path / "expected"))
+    (note,) = named.notes
+    assert re.match(r"(28|42) of 42 tensors have names of another form: ", note)
+    assert Adapter(made[1]).notes == []
+
+
+def test_modules_that_no_tensor_changes_are_named(adapter: Path, base: Checkpoint) -> None:
+    config(target_modules=["q_proj", "up_proj", "lm_head", "conv1"])(adapter)
+    opened = Adapter(adapter)
+    opened.check(base)
+    assert opened.notes == ["lm_head, conv1 are in target_modules, and no tensor changes one: they stay the base's"]
+
+
+def test_modules_saved_by_name_are_the_ones_trained(adapter: Path, base: Checkpoint, tmp_path: Path) -> None:
+    norm, trained = "base_model.model.model.norm", torch.arange(1.0, 33.0)
+    copies = {f"{norm}.modules_to_save.default.weight": trained, f"{norm}.original_module.weight": torch.ones(32)}
+    weights(lambda t: t.update(copies))(adapter)
+    config(modules_to_save=["norm"])(adapter)
+    opened = Adapter(adapter)
+    merge_adapter(opened, base, tmp_path / "found", silent)
+    assert torch.equal(load_file(tmp_path / "found" / "model.safetensors")["model.norm.weight"], trained)
+    assert f"{norm}.original_module.weight is not used" in "\n".join(opened.notes)
+
+
+@pytest.mark.parametrize("head", [True, False], ids=["both tables", "the embedding"])
+def test_rows_that_no_token_has_stay_the_bases(tmp_path: Path, tokenizer: Any, head: bool) -> None:
+    """The base's tables are padded, and the adapter's have the tokens alone."""
+    base = save_checkpoint(make_model("llama", 100, vocab_size=384), tmp_path / "base", tokenizer)
+    folder = train(base, tmp_path / "adapter", target_modules=["q_proj"])
+    table = torch.arange(330 * 32.0).reshape(330, 32)
+    tables = {"model.embed_tokens.weight": table} | ({"lm_head.weight": -table} if head else {})
+    weights(lambda t: t.update({f"base_model.model.{name}": table for name, table in tables.items()}))(folder)
+    adapter = Adapter(folder)
+    merge_adapter(adapter, Checkpoint(base), tmp_path / "found", silent)
+    before, found = (load_file(place / "model.safetensors") for place in (base, tmp_path / "found"))
+    for name, table in tables.items():
+        assert torch.equal(found[name], torch.cat([table, before[name][330:]]))
+    assert "330 rows, the base's table 384: the last 54, which no token has, stay the base's" in adapter.notes[0]
+    assert (tmp_path / "found" / "config.json").read_bytes() == (base / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "message"),
+    [
+        ([f"{Q}.lora_A.weight"], float("nan"), f"^me: tensor {Q}.lora_A.weight has NaN or infinite weights"),
+        ([f"{UP}.lora_magnitude_vector"], float("inf"), f"^me: tensor {UP}.lora_magnitude_vector has NaN or infinite"),
+        (
+            [f"{UP}.lora_A.weight", f"{UP}.lora_B.weight"],
+            1e30,
+            "^me: merging makes weights of model.layers.1.mlp.up_proj.weight NaN or inf",
+        ),
+    ],
+    ids=["NaN", "infinite", "infinite when merged"],
+)
 def test_weights_that_are_not_finite_are_refused_by_name(
-    name: str, value: float, adapter: Path, base: Checkpoint, tmp_path: Path
+    names: list[str], value: float, message: str, adapter: Path, base: Checkpoint, tmp_path: Path
 ) -> None:
-    weights(lambda t: t[name].view(-1).__setitem__(3, value))(adapter)
-    with pytest.raises(CheckpointError, match=rf"^me: tensor {name} has NaN or infinite weights"):
+    weights(lambda t: [t[name].fill_(value) for name in names])(adapter)
+    with pytest.raises(CheckpointError, match=message):
         merge_adapter(Adapter(adapter, "me"), base, tmp_path / "out", silent)
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
-
-
-def test_weights_that_become_infinite_are_refused_by_name(adapter: Path, base: Checkpoint, tmp_path: Path) -> None:
-    weights(lambda t: [t[f"{UP}.lora_{part}.weight"].fill_(1e30) for part in "AB"])(adapter)
-    with pytest.raises(CheckpointError, match=r"merging makes weights of model.layers.1.mlp.up_proj.weight NaN or inf"):
-        merge_adapter(Adapter(adapter), base, tmp_path / "out", silent)
-    assert not (tmp_path / "out").exists()
 
 
 def test_hint_names_the_base_that_the_adapter_names(adapter: Path, base: Checkpoint) -> None:
@@ -264,9 +288,6 @@ def test_hint_names_the_base_that_the_adapter_names(adapter: Path, base: Checkpo
     assert caught.value.hint == "give the base model that the adapter was trained on, org/base"
     config(base_model_name_or_path="", revision=None)(adapter)
     assert (Adapter(adapter).base_name, Adapter(adapter).revision) == (None, None)
-
-
-# -- folders ---------------------------------------------------------------------------------------------------------
 
 
 def test_adapter_is_told_from_a_whole_model(made: tuple[Path, Path], adapter: Path, tmp_path: Path) -> None:
@@ -282,17 +303,20 @@ def test_adapter_is_told_from_a_whole_model(made: tuple[Path, Path], adapter: Pa
 
 
 def test_small_files_are_the_bases_unless_the_adapter_has_them(
-    made: tuple[Path, Path], adapter: Path, base: Checkpoint, tmp_path: Path
+    made: tuple[Path, Path], adapter: Path, tmp_path: Path
 ) -> None:
-    plain = merged_here(made[0], adapter, tmp_path / "plain")
+    plain = files_of(merged_here(made[0], adapter, tmp_path / "plain"))
     small = {name: data for name, data in files_of(made[0]).items() if not name.endswith(".safetensors")}
-    assert {name: (plain / name).read_bytes() for name in small} == small
-    (adapter / "config.json").write_text("{}")
-    (adapter / "generation_config.json").write_text('{"eos_token_id": 7}')
-    (adapter / "chat_template.jinja").write_text("{{ messages }}")
-    own = merged_here(made[0], adapter, tmp_path / "own")
-    changed = {"generation_config.json": b'{"eos_token_id": 7}', "chat_template.jinja": b"{{ messages }}"}
-    assert files_of(own) == files_of(plain) | changed
+    assert {name: plain[name] for name in small} == small
+    own = {
+        "generation_config.json": b'{"eos_token_id": 7}',
+        "chat_template.jinja": b"{{ messages }}",
+        "calibration.jsonl.gz": b"calibration",
+        "statistics.safetensors": b"statistics",
+    }
+    for name, data in {"config.json": b"{}", **own}.items():
+        (adapter / name).write_bytes(data)
+    assert files_of(merged_here(made[0], adapter, tmp_path / "own")) == plain | own
 
 
 def test_tokenizer_of_the_adapter_is_taken_whole(made: tuple[Path, Path], adapter: Path, tmp_path: Path) -> None:
@@ -305,33 +329,12 @@ def test_tokenizer_of_the_adapter_is_taken_whole(made: tuple[Path, Path], adapte
     assert not (merged / "tokenizer_config.json").exists()
 
 
-def test_calibration_text_and_statistics_come_along(adapter: Path, made: tuple[Path, Path], tmp_path: Path) -> None:
-    for name in ("calibration.jsonl.gz", "statistics.safetensors"):
-        (adapter / name).write_bytes(name.encode())
-    merged = merged_here(made[0], adapter, tmp_path / "merged")
-    assert (merged / "calibration.jsonl.gz").read_bytes() == b"calibration.jsonl.gz"
-    assert (merged / "statistics.safetensors").read_bytes() == b"statistics.safetensors"
-    assert not (merged / "adapter_config.json").exists()
-
-
-def test_folder_that_is_not_empty_is_left_alone(adapter: Path, base: Checkpoint, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine").touch()
-    with pytest.raises(OutputError, match="is not empty"):
-        merge_adapter(Adapter(adapter), base, tmp_path / "out", silent)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
-
-
 def test_tensors_are_read_one_at_a_time_and_reported(adapter: Path, base: Checkpoint, tmp_path: Path) -> None:
     events: list[str | int] = []
 
-    class Traced:
-        registered_as = base.registered_as
-        shapes = base.shapes
-        files = staticmethod(base.files)
-
+    class Traced(Checkpoint):
         def source(self, name: str) -> ArraySource:
-            source = base.source(name)
+            source = super().source(name)
 
             def blocks() -> Iterator[Block]:
                 events.append(name)
@@ -345,9 +348,7 @@ def test_tensors_are_read_one_at_a_time_and_reported(adapter: Path, base: Checkp
         yield events.append
         assert sum(event for event in events if isinstance(event, int)) == total
 
-    weights_ = Traced()
-    assert isinstance(weights_, DenseWeights)
-    merge_adapter(Adapter(adapter), weights_, tmp_path / "out", traced)
+    merge_adapter(Adapter(adapter), Traced(base.folder), tmp_path / "out", traced)
     assert sorted(name for name in events[::2] if isinstance(name, str)) == sorted(base.shapes)
     assert all(isinstance(event, int) for event in events[1::2])
 

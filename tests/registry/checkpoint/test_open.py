@@ -1,6 +1,6 @@
 """Proves: an adapter registers as its merged checkpoint would, wherever its base model is, or says what to name."""
 
-import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,19 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from registry import Registry
+from registry import PassSettings, Registry
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, NotFoundError
 from registry.runtime.loading import quiet_transformers
 from registry.statistics.collect import collect_to
 from tests.conftest import SETTINGS, Zoo, files_of
 from tests.models import make_model, save_checkpoint
+from tests.registry.checkpoint.changes import adapter_config
+from tests.remarks import Remarks
 
 # PEFT asks transformers in words that it has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+
+COUNTS = PassSettings(tokens=64, seq_len=32, sites="counts")
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +49,8 @@ def trained(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
 @pytest.fixture
 def elsewhere(trained: tuple[Path, Path], tmp_path: Path) -> Path:
     """The adapter, its base model's path being none of this machine."""
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    for name, data in files_of(trained[0]).items():
-        (folder / name).write_bytes(data)
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    folder = shutil.copytree(trained[0], tmp_path / "elsewhere")
+    adapter_config(base_model_name_or_path=None)(folder)
     return folder
 
 
@@ -71,14 +71,18 @@ def test_adapter_composes_to_the_bytes_of_its_merged_checkpoint(
     assert made[0] == made[1]
 
 
-@pytest.mark.check
-@pytest.mark.trust(after=1)
 @pytest.mark.parametrize("base", ["base", "base@1", "folder"])
-def test_base_is_a_registered_name_or_a_folder(filled: Registry, elsewhere: Path, zoo: Zoo, base: str) -> None:
-    registered = filled.add_expert("tuned", elsewhere, base=zoo.base if base == "folder" else base, settings=SETTINGS)
+def test_base_is_a_registered_name_or_a_folder(
+    filled: Registry, trained: tuple[Path, Path], elsewhere: Path, zoo: Zoo, base: str
+) -> None:
+    """One that the adapter's configuration does not name is remarked on."""
+    filled.progress = told = Remarks()
+    adapter, named = elsewhere if base == "base@1" else trained[0], zoo.base if base == "folder" else base
+    registered = filled.add_expert("tuned", adapter, base=named, data=[zoo.train["law"]], settings=COUNTS)
     assert registered.added
     assert registered.relations[0].ref == "base@1"
     assert registered.relations[0].verdict == "same base"
+    assert ("into base, as asked; its configuration names" in told.text) is (base == "base")
 
 
 def test_collect_and_check_take_adapters(
@@ -101,55 +105,29 @@ def test_collect_and_check_take_adapters(
 def test_base_that_cannot_be_had_asks_for_a_name(
     filled: Registry, elsewhere: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(CheckpointError, match="does not say which base model it belongs to") as caught:
-        filled.add_expert("tuned", elsewhere)
-    assert "--base NAME[@V]" in str(caught.value.hint)
-    config = json.loads((elsewhere / "adapter_config.json").read_text())
-    (elsewhere / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "nobody/nothing"}))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="its base model 'nobody/nothing' cannot be fetched: ") as caught:
-        filled.add_expert("tuned", elsewhere)
-    assert "--base NAME[@V]" in str(caught.value.hint)
+    for name, message in (
+        (None, "does not say which base model it belongs to"),
+        ("nobody/nothing", "its base model 'nobody/nothing' cannot be fetched: "),
+        ("/nowhere/base", "names the folder /nowhere/base as its base model, which is not here"),
+    ):
+        adapter_config(base_model_name_or_path=name)(elsewhere)
+        with pytest.raises(CheckpointError, match=message) as caught:
+            filled.add_expert("tuned", elsewhere)
+        assert "--base NAME[@V]" in str(caught.value.hint)
     with pytest.raises(NotFoundError, match="there is no"):
         filled.add_expert("tuned", elsewhere, base="nonesuch")
+    with pytest.raises(InvalidInputError, match="is a whole checkpoint: only an adapter has a base model"):
+        filled.add_expert("code", zoo.experts["code"], base="base")
 
 
-def test_base_of_another_shape_is_refused_by_name(
+def test_other_base_is_refused_and_leaves_nothing(
     filled: Registry, elsewhere: Path, tmp_path: Path, tokenizer: Any
 ) -> None:
     wide = save_checkpoint(make_model("llama", 100, intermediate_size=96), tmp_path / "wide", tokenizer)
     with pytest.raises(CheckpointError, match="mlp"):
         filled.add_expert("tuned", elsewhere, base=wide)
-    assert not list(filled.home.merged.glob("*"))
-
-
-def test_whole_checkpoint_has_no_base(filled: Registry, zoo: Zoo) -> None:
-    with pytest.raises(InvalidInputError, match="is a whole checkpoint: only an adapter has a base model"):
-        filled.add_expert("code", zoo.experts["code"], base="base")
-
-
-def test_adapter_on_an_unrelated_base_is_refused_and_leaves_nothing(
-    filled: Registry, elsewhere: Path, tmp_path: Path, tokenizer: Any
-) -> None:
-    other = save_checkpoint(make_model("llama", 700), tmp_path / "other", tokenizer)
+    unrelated = save_checkpoint(make_model("llama", 700), tmp_path / "unrelated", tokenizer)
     with pytest.raises(IncompatibleError, match="is unrelated to every registered model"):
-        filled.add_expert("tuned", elsewhere, base=other)
+        filled.add_expert("tuned", elsewhere, base=unrelated)
     assert not list(filled.home.merged.glob("*"))
-
-
-def test_base_that_is_a_folder_elsewhere_is_told(filled: Registry, elsewhere: Path) -> None:
-    config = json.loads((elsewhere / "adapter_config.json").read_text())
-    (elsewhere / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/nowhere/base"}))
-    with pytest.raises(CheckpointError, match="names the folder /nowhere/base as its base model, which is not here"):
-        filled.add_expert("tuned", elsewhere)
-
-
-@pytest.mark.check
-def test_other_base_than_the_configured_one_is_remarked_on(
-    filled: Registry, trained: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    from cli.output import bar
-
-    filled.progress = bar
-    filled.add_expert("tuned", trained[0], base="base", settings=SETTINGS)
-    assert "into base, as asked; its configuration names" in capsys.readouterr().err

@@ -5,17 +5,14 @@ whose two best experts are not within `TIE` of one another, in nats; in 16 bits,
 `HALF_TIE` is the limit.
 """
 
-import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
-from safetensors.torch import load_file
 
-from cli.main import main as reg
 from registry import PassSettings, Recipe, Registry
 from registry.calibration import Calibration
 from registry.composition.context_routing.member_evidence import (
@@ -33,8 +30,10 @@ from registry.member import Member
 from registry.runtime.gates import record_routing
 from tests.conftest import files_of
 from tests.models import sentences, write_jsonl
+from tests.registry.composition.composed import tensors_of
 from tests.registry.composition.test_vocabulary import grown
-from tests.registry.hosts.test_hosts import LLAMA3, LONG, YARN, Case, Variant, load, variant_of
+from tests.registry.hosts.test_hosts import CASES as HOST_CASES
+from tests.registry.hosts.test_hosts import LONG, Case, Variant, load, variant_of
 from tests.transformers4 import Transformers4
 
 EXPERTS = ("code", "german", "math")
@@ -43,49 +42,26 @@ ROWS = (0.25, 1.0, 4.0)
 NEAR = 0.02
 """Nats from a threshold within which the rounding of evidence and of attention decides."""
 
-WIDE = {"hidden_size": 64, "max_position_embeddings": 96}  # heads of 16 channels have 8 rotary pairs
-CASES = {
-    "llama": Case("llama", "mixtral", WIDE | {"tie_word_embeddings": True}),
-    "llama llama3 rope": Case("llama", "mixtral", WIDE | {"rope_parameters": LLAMA3}),
-    "llama yarn rope": Case("llama", "mixtral", WIDE | {"rope_parameters": YARN}),
-    "llama attention bias": Case("llama", "granitemoe", WIDE | {"attention_bias": True}, old=False),
-    "mistral window": Case("mistral", "mixtral", WIDE | {"sliding_window": 8}),
-    "phi3 longrope": Case(
-        "phi3",
-        "mixtral",
-        WIDE
-        | {
-            "original_max_position_embeddings": 32,
-            "rope_parameters": LONG | {"short_factor": [1.0] * 8, "long_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3, 3.5, 4]},
-        },
-    ),
-    "phi3 partial rotary": Case("phi3", "mixtral", WIDE | {"partial_rotary_factor": 0.75}),
-    "qwen2 window by layer": Case(
-        "qwen2",
-        "qwen2_moe",
-        WIDE | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-        old=False,
-    ),
-    "qwen2": Case("qwen2", "qwen2_moe", WIDE | {"tie_word_embeddings": True}, old=False),
-    "qwen2 in granitemoe": Case("qwen2", "granitemoe", WIDE, old=False),
-    "qwen3": Case("qwen3", "qwen3_moe", WIDE | {"head_dim": 16}),
-    "qwen3 window by layer": Case(
-        "qwen3",
-        "mellum",
-        WIDE | {"head_dim": 16, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-        old=False,
-    ),
-    "olmo2": Case("olmo2", "flex_olmo", WIDE),
-    "olmo3": Case("olmo3", "flex_olmo", WIDE | {"num_hidden_layers": 4, "sliding_window": 96}),
-    "granite": Case(
-        "granite",
-        "granitemoe",
-        WIDE | {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
-        old=False,
-    ),
-    "smollm3": Case("smollm3", "granitemoe_swa", WIDE | {"num_hidden_layers": 4}, old=False),
-    "gemma": Case("gemma", "granitemoe", WIDE | {"head_dim": 16}, old=False),
+WIDE: dict[str, Any] = {"hidden_size": 64, "max_position_embeddings": 96}  # heads of 16 channels have 8 rotary pairs
+LONG_FACTORS = {"short_factor": [1.0] * 8, "long_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3, 3.5, 4]}
+CHANGES: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "phi3 longrope": {"rope_parameters": LONG | LONG_FACTORS},
+    "olmo3": {"sliding_window": 96},
+    "gemma": {"head_dim": 16},
 }
+SAME = (
+    *("llama tied, llama3 rope, wide heads", "llama yarn rope", "llama attention bias", "mistral window"),
+    *("phi3 partial rotary", "qwen2", "qwen2 in granitemoe", "qwen2 window by layer", "qwen3", "qwen3 window by layer"),
+    *("olmo2", "granite", "smollm3"),
+)
+CASES = {
+    name: replace(HOST_CASES[name], config=HOST_CASES[name].config | WIDE | CHANGES.get(name, {}))
+    for name in (*CHANGES, *SAME)
+}
+OLD = [name for name, case in CASES.items() if case.host in ("mixtral", "qwen3_moe", "flex_olmo")]
+"""Cases whose context layers transformers 4.57 has too."""
+
 WINDOWS = (0.0, 16.0, 48.0)
 
 
@@ -95,6 +71,16 @@ def variant(
 ) -> Iterator[Variant]:
     with variant_of(CASES[request.param], tmp_path_factory.mktemp("variant"), tokenizer, EXPERTS) as made:
         yield made
+
+
+Composed = tuple[Plan, Any, torch.Tensor]
+
+
+@pytest.fixture
+def composed(variant: Variant, tmp_path: Path, tokenizer: Any) -> Composed:
+    """The plan of a mixture in `moe`, its model, and texts."""
+    plan = variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
+    return plan, load(tmp_path / "moe"), texts(tokenizer)
 
 
 def texts(tokenizer: Any, length: int = 80) -> torch.Tensor:
@@ -194,31 +180,19 @@ def test_an_mlp_too_narrow_to_compare_pairs_notices_what_is_for_an_expert(tmp_pa
     assert not torch.equal(late, soon)  # the test can fail: pairs change what is chosen
 
 
-@pytest.mark.check(after=2)
-@pytest.mark.trust(after=4)
-@pytest.mark.parametrize("variant", ["llama", "mistral window", "qwen3", "olmo2", "smollm3"], indirect=True)
-def test_padding_is_no_evidence(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
-    plan = variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
-    model, ids = load(tmp_path / "moe"), texts(tokenizer)
-    padding = evidence_of(plan)[:, 0].argmax()  # it would be the most evidence that a token can be
-    lengths = torch.tensor([80, 61, 33, 7])
-    for keep in (
-        torch.arange(80) < lengths[:, None],
-        torch.arange(80) >= 80 - lengths[:, None],
-    ):
-        padded = torch.where(keep, ids, padding)
-        found = chosen(model, padded, attention_mask=keep.long())
-        assert_same(found, plan, padded, keep=keep)
-    with pytest.raises(AssertionError):  # the test can fail: to the left, and without a mask, it is evidence
-        assert_same(chosen(model, padded), plan, padded, keep=keep)
-
-
 @pytest.mark.check(after=1)
 @pytest.mark.trust(after=3)
 @pytest.mark.parametrize("variant", ["llama", "mistral window", "qwen3", "olmo2", "smollm3", "granite"], indirect=True)
-def test_a_cache_step_by_step_is_one_pass(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
-    plan = variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
-    model, ids = load(tmp_path / "moe"), texts(tokenizer)
+def test_padding_is_no_evidence_and_a_cache_step_by_step_is_one_pass(composed: Composed) -> None:
+    plan, model, ids = composed
+    padding = evidence_of(plan)[:, 0].argmax()  # it would be the most evidence that a token can be
+    lengths = torch.tensor([80, 61, 33, 7])
+    for keep in (torch.arange(80) < lengths[:, None], torch.arange(80) >= 80 - lengths[:, None]):
+        padded = torch.where(keep, ids, padding)
+        assert_same(chosen(model, padded, attention_mask=keep.long()), plan, padded, keep=keep)
+    found = chosen(model, padded)
+    with pytest.raises(AssertionError):  # the test can fail: to the left, and without a mask, it is evidence
+        assert_same(found, plan, padded, keep=keep)
     with torch.no_grad(), record_routing(model) as routings:
         whole = model(input_ids=ids).logits
         done = model(input_ids=ids[:, :20], use_cache=True)
@@ -237,22 +211,6 @@ def test_a_cache_step_by_step_is_one_pass(variant: Variant, tmp_path: Path, toke
     assert apart[before_ties].max() < 1e-4 * whole.abs().max()
 
 
-@pytest.mark.check(after=1)
-@pytest.mark.trust(after=3)
-@pytest.mark.parametrize("variant", ["llama", "qwen2 window by layer", "qwen3", "olmo2", "smollm3"], indirect=True)
-def test_a_left_padded_batch_generates_what_each_text_does(variant: Variant, tmp_path: Path, tokenizer: Any) -> None:
-    variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
-    model, ids = load(tmp_path / "moe"), texts(tokenizer)
-    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    lengths = (40, 23, 9, 31)
-    keep = torch.stack([torch.arange(40) >= 40 - length for length in lengths])
-    rows = torch.stack([torch.cat([row.new_zeros(40 - n), row[:n]]) for row, n in zip(ids, lengths, strict=True)])
-    together = model.generate(input_ids=rows, attention_mask=keep.long(), **options)[:, 40:]
-    for row, length, text in zip(ids, lengths, together, strict=True):
-        alone = row[None, :length]
-        assert torch.equal(model.generate(alone, attention_mask=torch.ones_like(alone), **options)[0, length:], text)
-
-
 @pytest.mark.check(after=2)
 @pytest.mark.trust(after=6)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -267,16 +225,12 @@ def test_folders_in_16_bits_take_the_same_experts(variant: Variant, tmp_path: Pa
 
 @pytest.mark.check
 @pytest.mark.trust(after=1)
-@pytest.mark.parametrize("variant", [name for name, case in CASES.items() if case.old], indirect=True)
-def test_transformers_4_computes_the_same(
-    variant: Variant, tmp_path: Path, tokenizer: Any, transformers4: Transformers4
-) -> None:
-    variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(router="context", context_window=16.0))
-    ids, model = texts(tokenizer), load(tmp_path / "moe")
+@pytest.mark.parametrize("variant", OLD, indirect=True)
+def test_transformers_4_computes_the_same(composed: Composed, tmp_path: Path, transformers4: Transformers4) -> None:
+    _, model, ids = composed
     with torch.no_grad():
-        assert torch.equal(
-            transformers4.logits(tmp_path / "moe", ids, "float32", tmp_path), model(input_ids=ids).logits
-        )
+        expected = model(input_ids=ids).logits
+    assert torch.equal(transformers4.logits(tmp_path / "moe", ids, "float32", tmp_path), expected)
 
 
 @pytest.mark.check(after=2)
@@ -300,10 +254,9 @@ def test_two_experts_a_token_are_those_of_most_evidence(variant: Variant, tmp_pa
         assert bool((weights[clear, 0] >= weights[clear, 1]).all())
 
 
-def test_a_low_temperature_is_finite_in_float16(filled: Registry, tmp_path: Path) -> None:
-    recipe = Recipe(router="context", trunk="mean", top_k=2, temperature=1e-6, dtype="float16")
-    filled.compose(["code", "math"], tmp_path / "moe", recipe)
-    model = load(tmp_path / "moe", torch.float16)
+def assert_finite(folder: Path) -> None:
+    """Check that weights and logits in float16 are finite."""
+    model = load(folder, torch.float16)
     assert all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
     with torch.no_grad():
         assert bool(torch.isfinite(model(input_ids=torch.arange(1, 33)[None]).logits).all())
@@ -314,25 +267,18 @@ def test_one_member_gets_no_context_layer(filled: Registry, tmp_path: Path) -> N
         filled.compose(["code"], tmp_path / router, Recipe(router=router, trunk="mean"))
     found, expected = (files_of(tmp_path / router) for router in ("context", "ridge"))
     assert found["config.json"] == expected["config.json"]
-    one, other = (load_file(tmp_path / router / "model.safetensors") for router in ("context", "ridge"))
+    one, other = tensors_of(tmp_path / "context"), tensors_of(tmp_path / "ridge")
     assert one.keys() == other.keys()
     for name, weight in one.items():
         assert weight.shape == other[name].shape
         assert "gate" in name or torch.equal(weight, other[name])
 
 
-COUNTS: dict[str, tuple[list[int], str | None]] = {
-    "no token": ([0, 0, 0], "math@1 counted no token, and --router context knows members by their tokens"),
-    "negative": ([5, -1, 3], "math@1 counted no token"),
-    "one token": ([0, 0, 7], None),
-    "a token that is huge": ([2**60, 1, 1], None),
-}
-
-
-@pytest.mark.check(after=3)
-@pytest.mark.parametrize("name", COUNTS)
-def test_hostile_counts(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    counts, message = COUNTS[name]
+@pytest.mark.check(after=1)
+@pytest.mark.parametrize("counts", [[9, 8, 7], [0, 0, 0], [5, -1, 3], [0, 0, 7], [2**60, 1, 1]], ids=str)
+def test_hostile_counts_are_finite_in_float16(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: list[int]
+) -> None:
     own = vars(Member)["evidence_counts"].func
 
     def given(member: Member) -> torch.Tensor:
@@ -340,15 +286,14 @@ def test_hostile_counts(filled: Registry, tmp_path: Path, monkeypatch: pytest.Mo
         return torch.tensor(counts, dtype=torch.int64) if member.name == "math" else found
 
     monkeypatch.setattr(Member, "evidence_counts", property(given))
-    recipe = Recipe(router="context", trunk="mean", dtype="float16")
-    if message is None:
+    recipe = Recipe(router="context", trunk="mean", top_k=2, temperature=1e-6, dtype="float16")
+    if sum(counts) > 0 <= min(counts):
         plan = filled.compose(["code", "math"], tmp_path / "moe", recipe)
         assert bool(torch.isfinite(evidence_of(plan)).all())
         assert float(evidence_of(plan).abs().max()) < 20
-        model = load(tmp_path / "moe", torch.float16)
-        with torch.no_grad():
-            assert bool(torch.isfinite(model(input_ids=torch.arange(1, 33)[None]).logits).all())
+        assert_finite(tmp_path / "moe")
         return
+    message = "math@1 counted no token, and --router context knows members by their tokens"
     with pytest.raises(InvalidInputError, match=message):
         filled.compose(["code", "math"], tmp_path / "moe", recipe)
     assert not (tmp_path / "moe").exists()
@@ -371,36 +316,9 @@ def test_members_with_tokens_of_their_own(filled: Registry, tmp_path: Path) -> N
         assert not choices.any()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--lam", "1"], "--lam has no part in --router context"),
-        (["--normalize"], "--normalize has no part in --router context"),
-        (["--seed", "1"], "--seed has no part in --router context"),
-        (["--bias", "code=1"], "--bias has no part in --router context"),
-        (["--token-weight", "advantage"], "not solved from the experts' own statistics"),
-        (["--refine", "1"], "made from counts of tokens"),
-        (["--context-window", "-1"], "context-window is -1.0, it must be a finite number from 0"),
-        (["--router", "ridge", "--context-window", "5"], "--context-window has no part in --router ridge"),
-        (["--to", "dense"], "no part in"),
-    ],
-    ids=str,
-)
-def test_options_without_a_part_in_it_are_refused(
-    filled: Registry, tmp_path: Path, options: list[str], message: str
-) -> None:
-    words = ["compose", "--experts", "code,math", "--router", "context", *options, "--out", str(tmp_path / "moe")]
-    result = CliRunner().invoke(reg, ["--home", str(filled.home.path), *words])
-    assert result.exit_code != 0
-    assert re.search(message, " ".join(result.output.split())), result.output
-    assert not (tmp_path / "moe").exists()
-
-
 @pytest.mark.check(after=1)
 @pytest.mark.parametrize("variant", ["llama", "granite"], indirect=True)
-def test_blocks_of_rows_add_up_to_the_same_bytes(
-    variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_rows_are_the_same_bytes(variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of one tensor for each expert, and of a stacked one, land in the same places however it is cut."""
     recipe = variant.recipe(router="context", context_window=48.0)
     variant.registry.compose(EXPERTS, tmp_path / "whole", recipe)
@@ -431,7 +349,7 @@ def test_blocks_of_8_bits_keep_what_the_added_layer_computes_with(variant: Varia
     """float16 holds the scales of blocks, which are 0 below 3e-8, with embeddings as small as those of large models."""
     recipe = variant.recipe(router="context", trunk="mean", context_window=16.0)
     variant.registry.compose(EXPERTS, tmp_path / "moe", recipe)
-    written = {name: w for file in (tmp_path / "moe").glob("*.safetensors") for name, w in load_file(file).items()}
+    written = tensors_of(tmp_path / "moe")
     row = float(written["model.embed_tokens.weight"][:, :64].double().square().mean().sqrt())
     outputs = (
         () if variant.case.host == "flex_olmo" else ("o_proj.weight", "down_proj.weight", "down_proj", "w2.weight")

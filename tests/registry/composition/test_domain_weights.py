@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from registry import PassSettings, Recipe, Registry
+from registry import Recipe, Registry
 from registry.errors import CalibrationError, IncompatibleError, NotFoundError
-from tests.conftest import Zoo
-from tests.models import WORDS, make_model, save_checkpoint, sentences, write_jsonl
+from tests.conftest import SETTINGS, Zoo
+from tests.models import make_model, save_checkpoint, sentences, write_jsonl
+from tests.registry.composition.composed import add_model
 
 DOMAINS = ("code", "law", "math")
 
@@ -20,19 +21,13 @@ def documents(domain: str, count: int) -> list[str]:
     return [" ".join(texts[number::count]) for number in range(count)]
 
 
-def registered(root: Path, tokenizer: Any, family: str, **config: Any) -> Registry:
+def registered(root: Path, tokenizer: Any, family: str) -> Registry:
     """Return a registry of a base and three experts that are near to it, as fine-tuned ones are."""
     registry = Registry(root / "home")
-    registry.add_base(
-        "base", save_checkpoint(make_model(family, 100, **config), root / "base", tokenizer), remote_code=True
-    )
+    registry.add_base("base", save_checkpoint(make_model(family, 100), root / "base", tokenizer), remote_code=True)
     for seed, name in enumerate(DOMAINS, start=101):
-        model = make_model(family, seed, distance=0.01, **config)
-        data = write_jsonl(root / f"{name}.jsonl", sentences(name, 60))
-        settings = PassSettings(tokens=512, seq_len=32, batch_size=4)
-        registry.add_expert(
-            name, save_checkpoint(model, root / name, tokenizer), data=[data], settings=settings, remote_code=True
-        )
+        data = [write_jsonl(root / f"{name}.jsonl", sentences(name, 60))]
+        add_model(registry, root / name, make_model(family, seed, distance=0.01), data=data, settings=SETTINGS)
     return registry
 
 
@@ -43,19 +38,15 @@ def near(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Iterator[R
 
 
 @pytest.mark.check
-def test_documents_of_a_domain_find_its_expert(near: Registry, tmp_path: Path) -> None:
+def test_documents_find_the_expert_of_their_domain_and_the_shares_are_theirs(near: Registry, tmp_path: Path) -> None:
     for name in DOMAINS:
-        shares = near.likeness(DOMAINS, [write_jsonl(tmp_path / name, documents(name, 6)).rename(tmp_path / "a.jsonl")])
+        shares = near.likeness(DOMAINS, [write_jsonl(tmp_path / f"{name}.jsonl", documents(name, 6))])
         assert shares.get(name, 0.0) > 0.8, shares
     assert list(near.home.work.iterdir()) == []
-
-
-def test_shares_are_those_of_the_documents(near: Registry, tmp_path: Path) -> None:
     mixed = [write_jsonl(tmp_path / f"{name}.jsonl", documents(name, n)) for name, n in (("law", 3), ("math", 1))]
     (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
     shares = near.likeness(DOMAINS[::-1], [*mixed, tmp_path / "empty.jsonl"])
     assert shares == {"law": 0.75, "math": 0.25}
-    assert sum(shares.values()) == 1
     plan = near.plan(sorted(shares), Recipe(to="dense", weights=shares))
     assert plan.document["recipe"]["weights"] == shares
 
@@ -79,4 +70,3 @@ def test_what_cannot_be_compared_is_refused(near: Registry, registry: Registry, 
     registry.add_expert("code", zoo.experts["code"])
     with pytest.raises(IncompatibleError, match="and none is registered"):
         registry.likeness(["code"], [zoo.test["code"]])
-    assert set(DOMAINS) < set(WORDS)

@@ -1,30 +1,28 @@
 """Proves: an ensemble's folder holds every member whole, loads in plain transformers, and mixes as its routing says.
 
-References are computed here from the dense models alone, loaded on their own, with the formulas written out again.
+References are computed here from the dense models alone, loaded on their own, with the formulas written out again. One
+that cannot be is refused before anything is written.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from registry import Registry
 from registry.composition.ensemble.plan import Ensemble, make_ensemble
 from registry.composition.ensemble.recipe import ROUTINGS, EnsembleRecipe
-from registry.composition.ensemble.write import write_ensemble
-from registry.io.model_folder import MARKER, composed_of
-from registry.output.folder_output import FolderOutput
-from registry.progress import silent
+from registry.errors import IncompatibleError, InvalidInputError
+from registry.io.model_folder import composed_of
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
 from tests.conftest import Zoo, files_of
 from tests.digests import digests_of
 from tests.models import make_model, save_checkpoint
+from tests.registry.composition.composed import add_model, check_generated, json_of, tensors_of
+from tests.registry.hosts.test_hosts import load as load
 
 NAMES = ("code", "law", "math")
 IDS = torch.randint(1, 320, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -45,29 +43,15 @@ def write(filled: Registry, tmp_path: Path) -> Write:
 
 
 def write_from(registry: Registry, names: Sequence[str], out: Path, **recipe: Any) -> tuple[Ensemble, Path]:
-    members = [registry.member(registry.resolve(name)) for name in names]
-    bases = [registry.member(version) for version in registry.versions(kind="base")]
-    ensemble = make_ensemble(members, bases[0] if bases else None, EnsembleRecipe(**recipe))
-    write_ensemble(ensemble, FolderOutput(out), replace=True, record=lambda: None, progress=silent, home=registry.home)
+    ensemble = registry.compose(names, out, EnsembleRecipe(**recipe), force=True)
+    assert isinstance(ensemble, Ensemble)
     return ensemble, out
-
-
-def load(folder: Path) -> Any:
-    """Return the model as plain transformers loads it, no key missing, unexpected or mismatched."""
-    with quiet_transformers():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=True, output_loading_info=True
-        )
-    model, info = loaded
-    assert not any(info.values()), info
-    return model.eval()
 
 
 @torch.no_grad()
 def dense(folders: Sequence[Path], ids: torch.Tensor = IDS) -> torch.Tensor:
     """Return each model's log distributions (B, S, E, V)."""
-    models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in folders]
-    return torch.stack([model(input_ids=ids).logits.log_softmax(-1) for model in models], dim=2)
+    return torch.stack([load(folder)(input_ids=ids).logits.log_softmax(-1) for folder in folders], dim=2)
 
 
 @torch.no_grad()
@@ -92,9 +76,8 @@ def mixture(own: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def cut(scores: torch.Tensor, top_k: int) -> torch.Tensor:
     """Return the softmax of the largest `top_k` scores (…, E)."""
     least = scores.sort(dim=-1, descending=True).values[..., top_k - 1 : top_k]
-    return torch.where(scores >= least, scores.softmax(-1), 0.0) / torch.where(
-        scores >= least, scores.softmax(-1), 0.0
-    ).sum(-1, keepdim=True)
+    kept = torch.where(scores >= least, scores.softmax(-1), 0.0)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def posterior_weights(own: torch.Tensor, top_k: int, temperature: float, prior: Sequence[float]) -> torch.Tensor:
@@ -108,16 +91,15 @@ def posterior_weights(own: torch.Tensor, top_k: int, temperature: float, prior: 
 def perplexity_weights(own: torch.Tensor, top_k: int, temperature: float) -> torch.Tensor:
     tokens = torch.arange(IDS.shape[1]).clamp(min=1)[:, None]
     weights = cut(-(-gained(own) / tokens).exp() / temperature, top_k)
-    weights[:, 0] = 1 / len(NAMES)
+    weights[:, 0] = 1 / own.shape[2]
     return weights
 
 
 def task_vector_weights(zoo: Zoo, top_k: int, temperature: float) -> torch.Tensor:
-    base = AutoModelForCausalLM.from_pretrained(zoo.base, dtype=torch.float32)
-    theirs = [AutoModelForCausalLM.from_pretrained(zoo.experts[name], dtype=torch.float32) for name in NAMES]
+    base = load(zoo.base)
     vectors = [
-        torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), base.parameters(), strict=True)])
-        for model in theirs
+        torch.cat([(a - b).flatten() for a, b in zip(load(folder).parameters(), base.parameters(), strict=True)])
+        for folder in (zoo.experts[name] for name in NAMES)
     ]
     weights = torch.full((*IDS.shape, len(NAMES)), 1 / len(NAMES), dtype=torch.float64)
     for row, ids in enumerate(IDS):
@@ -185,25 +167,10 @@ def test_task_vectors_run_only_whom_they_chose(write: Write) -> None:
 
 @pytest.mark.check(after=1)
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_text_is_the_same_with_and_without_a_cache(write: Write, routing: str) -> None:
+def test_a_cache_goes_on_where_it_stopped_and_padding_says_nothing(write: Write, routing: str) -> None:
     _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)
     model = load(folder)
-    prompt = {"input_ids": IDS[:, :8].clone(), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
-    prompt["input_ids"][1, :4], prompt["attention_mask"][1, :4] = 0, 0
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    cached = model.generate(**prompt, **options)
-    assert torch.equal(cached, model.generate(**prompt, **options, use_cache=False))
-    alone = model.generate(IDS[1:, 4:8], attention_mask=torch.ones(1, 4, dtype=torch.long), **options)
-    assert torch.equal(cached[1:, 4:], alone)
-    options |= {"max_new_tokens": 4, "num_beams": 2}
-    assert torch.equal(model.generate(**prompt, **options), model.generate(**prompt, **options, use_cache=False))
-
-
-@pytest.mark.check(after=2)
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_a_cache_goes_on_where_it_stopped(write: Write, routing: str) -> None:
-    _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)
-    model = load(folder)
+    check_generated(model, IDS[:, :8], left=4, tokens=8)
     whole, cache, parts = mixed(model), DynamicCache(config=model.config), []
     for start, stop in ((0, 1), (1, 4), (4, 13), (13, 14), (14, 20)):
         name = "past_key_values" if start == 4 else "cache"  # as callers written before transformers 5.24 have it
@@ -216,17 +183,6 @@ def test_a_cache_goes_on_where_it_stopped(write: Write, routing: str) -> None:
     for keep in (1, 5, torch.tensor([7, 2])):
         expected = whole[:, keep] if isinstance(keep, torch.Tensor) else whole[:, -keep:]
         assert torch.allclose(mixed(model, logits_to_keep=keep), expected, atol=2e-5)
-    loss = torch.nn.functional.cross_entropy(whole[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
-    found = model(input_ids=IDS, labels=IDS).loss
-    assert torch.allclose(found, loss)
-    found.backward()
-    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
-
-
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_padding_says_nothing(write: Write, routing: str) -> None:
-    _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)
-    model = load(folder)
     alone = mixed(model, IDS[:1, :13])
     for left in (0, 7):
         ids, mask = IDS.clone(), torch.ones_like(IDS)
@@ -234,23 +190,26 @@ def test_padding_says_nothing(write: Write, routing: str) -> None:
         ids[0, left : left + 13], mask[0, left : left + 13] = IDS[0, :13], 1
         found = mixed(model, ids, attention_mask=mask)
         assert torch.allclose(found[0, left : left + 13], alone[0], atol=5e-5)
-        assert torch.allclose(found[1], mixed(model)[1], atol=5e-5)
+        assert torch.allclose(found[1], whole[1], atol=5e-5)
+    loss = torch.nn.functional.cross_entropy(whole[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+    found = model(input_ids=IDS, labels=IDS).loss
+    assert torch.allclose(found, loss)
+    found.backward()
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
 
 
 @pytest.mark.check
-def test_what_members_share_is_stored_once(registry: Registry, tokenizer: Any, zoo: Zoo, tmp_path: Path) -> None:
+def test_what_members_share_is_stored_once(registry: Registry, tokenizer: Any, tmp_path: Path) -> None:
     dense_folders = {"base": tmp_path / "base"}
     base = make_model("llama", 100, tie_word_embeddings=True)
     for number, name in enumerate(("code", "law", "math"), start=1):
         expert = make_model("llama", 100 + number, tie_word_embeddings=True)
         kept = {n: w for n, w in base.state_dict().items() if ".mlp." not in n and (name != "math" or "norm" in n)}
         expert.load_state_dict(expert.state_dict() | kept)
-        dense_folders[name] = save_checkpoint(expert, tmp_path / name, tokenizer)
-        registry.add_expert(name, tmp_path / name, data=[zoo.train["code"]])
+        dense_folders[name] = add_model(registry, tmp_path / name, expert)
     registry.add_base("base", save_checkpoint(base, tmp_path / "base", tokenizer))
     ensemble, folder = write_from(registry, ("law", "math", "code"), tmp_path / "out", routing="task-vector", top_k=3)
-    stored = load_file(folder / "model.safetensors")
-    own = {name: load_file(dense_folders[name] / "model.safetensors") for name in (*ensemble.names, "base")}
+    stored, own = tensors_of(folder), {name: tensors_of(dense_folders[name]) for name in (*ensemble.names, "base")}
     size = sum(tensor.nbytes for tensors in own.values() for tensor in tensors.values())
     embedding = "model.embed_tokens.weight"
     trunk = sum(tensor.nbytes for name, tensor in own["base"].items() if ".mlp." not in name)
@@ -271,7 +230,7 @@ def test_what_members_share_is_stored_once(registry: Registry, tokenizer: Any, z
         assert all(torch.equal(tensors[key], tensor) for key, tensor in own[name].items())
     with quiet_transformers():
         model.save_pretrained(tmp_path / "again")
-    again = load_file(tmp_path / "again" / "model.safetensors")
+    again = tensors_of(tmp_path / "again")
     assert again.keys() == stored.keys()
     assert all(torch.equal(again[name], stored[name]) for name in stored)
     assert torch.equal(mixed(load(tmp_path / "again")), mixed(model))
@@ -286,19 +245,13 @@ def test_what_members_share_is_stored_once(registry: Registry, tokenizer: Any, z
         ("gemma3_text", {"sliding_window": 8, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}),
     ],
 )
-def test_other_families(
-    registry: Registry, tokenizer: Any, zoo: Zoo, tmp_path: Path, family: str, changes: dict[str, Any]
-) -> None:
+def test_other_families(registry: Registry, tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     for number, name in enumerate(("code", "math"), start=1):
-        save_checkpoint(make_model(family, 100 + number, **changes), tmp_path / name, tokenizer)
-        registry.add_expert(name, tmp_path / name, data=[zoo.train[name]], remote_code=True)
+        add_model(registry, tmp_path / name, make_model(family, 100 + number, **changes))
     _, folder = write_from(registry, ("math", "code"), tmp_path / "out", temperature=30.0)
-    own = dense([tmp_path / "code", tmp_path / "math"])
-    model = load(folder)
+    own, model = dense([tmp_path / "code", tmp_path / "math"]), load(folder)
     assert torch.allclose(mixed(model), mixture(own, posterior_weights(own, 2, 30.0, [1.0, 1.0])), atol=2e-5)
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    prompt = {"input_ids": IDS[:, :8], "attention_mask": torch.ones_like(IDS[:, :8])}
-    assert torch.equal(model.generate(**prompt, **options), model.generate(**prompt, **options, use_cache=False))
+    check_generated(model, IDS[:, :8], left=4)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
@@ -309,30 +262,13 @@ def test_order_of_naming_changes_no_byte(filled: Registry, tmp_path: Path, routi
     assert first.digest == second.digest
 
 
-def test_document_card_and_files(write: Write, filled: Registry) -> None:
+def test_document_and_figures_are_those_of_the_plan(write: Write, filled: Registry) -> None:
     ensemble, folder = write(routing="task-vector", top_k=2)
-    document = json.loads((folder / MARKER).read_text())
     digests = digests_of(files_of(folder))
-    assert document == ensemble.document | {"format": 2, "digest": ensemble.digest, "files": digests}
-    assert document["recipe"]["to"] == "ensemble"
-    assert document["base"] == {"name": "base", "digest": filled.resolve("base").digest}
-    assert document["recipe"] == {
-        "to": "ensemble",
-        "routing": "task-vector",
-        "top_k": 2,
-        "temperature": 1.0,
-        "weights": None,
-        "routing_tokens": 32,
-        "dtype": None,
-    }
+    assert json_of(folder) == ensemble.document | {"format": 2, "digest": ensemble.digest, "files": digests}
     assert composed_of(folder) == {name: filled.resolve(name).digest for name in NAMES}
-    config = json.loads((folder / "config.json").read_text())
-    assert config["model_type"] == "ensemble_llama"
-    assert config["members"] == list(NAMES)
-    assert not {"top_k", "temperature"} & config.keys()  # settings of generation elsewhere
+    assert not {"top_k", "temperature"} & json_of(folder, "config.json").keys()  # settings of generation elsewhere
     page = (folder / "README.md").read_text()
-    metadata: Any = ModelCard(page).data
-    assert "ensemble" in metadata.tags
     assert all(filled.resolve(name).digest in page for name in (*NAMES, "base"))
     posterior, _ = write(weights={"law": 2.0})
     assert posterior.base is None
@@ -343,11 +279,9 @@ def test_document_card_and_files(write: Write, filled: Registry) -> None:
 
 def test_another_dtype_is_written(write: Write, zoo: Zoo) -> None:
     _, folder = write(["code", "math"], dtype="bfloat16")
-    stored, own = (load_file(path / "model.safetensors") for path in (folder, zoo.experts["math"]))
+    stored, own = tensors_of(folder), tensors_of(zoo.experts["math"])
     assert all(torch.equal(stored[f"members.1.{name}"], own[name].bfloat16()) for name in own)
-    with quiet_transformers():
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    assert model.dtype == torch.bfloat16
+    assert json_of(folder, "config.json")["dtype"] == "bfloat16"
 
 
 def test_our_own_code_is_run_and_no_other(write: Write) -> None:
@@ -373,3 +307,30 @@ def test_what_a_model_cannot_take_is_told(write: Write) -> None:
         model(input_ids=IDS, cache=foreign)
     with torch.no_grad(), pytest.raises(NotImplementedError, match="cannot forget"):
         model(input_ids=IDS, use_cache=True).cache.crop(-1)
+
+
+def test_what_does_not_fit_is_refused(filled: Registry, tmp_path: Path) -> None:
+    first: dict[str, Any] = {"routing": "prompt-perplexity", "routing_tokens": 1}
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({"routing_tokens": 1}, "routing-tokens is 1, it must be 2 or more"),
+        (first, "routing-tokens is 1, it must be 2 or more"),
+        ({"routing": "task-vector", "routing_tokens": 0}, "routing-tokens is 0, it must be 2 or more"),
+        ({"weights": {"law": 2.0}, "routing": "perplexity"}, "weights has no part in routing method 'perplexity'"),
+        ({"weights": {"german": 2.0}}, "weight for german, which is not a member"),
+        ({"top_k": 4}, "top-k is 4, it must be from 1 to 3"),
+    ]
+    for recipe, message in refusals:
+        with pytest.raises(InvalidInputError, match=message):
+            filled.compose(NAMES, tmp_path / "out", EnsembleRecipe(**recipe))
+    code = filled.member(filled.resolve("code"))
+    with pytest.raises(InvalidInputError, match="needs the base model") as caught:
+        make_ensemble([code], None, EnsembleRecipe(routing="task-vector"))
+    assert caught.value.hint == "name it: --base NAME[@V]"
+    add_model(filled, tmp_path / "wide", make_model("llama", 107, vocab_size=352), allow_unrelated=True)
+    with pytest.raises(IncompatibleError, match="vocab_size 352 against 320"):
+        filled.compose(["code", "wide"], tmp_path / "out", EnsembleRecipe())
+    add_model(filled, tmp_path / "half", make_model("llama", 101), dtype=torch.bfloat16)
+    with pytest.raises(IncompatibleError, match=r"different dtypes \(code@1 float32, half@1 bfloat16\)"):
+        filled.compose(["half", "code"], tmp_path / "out", EnsembleRecipe())
+    assert filled.plan(["half", "code"], EnsembleRecipe(dtype="float16")).dtype == "float16"
+    assert not (tmp_path / "out").exists()

@@ -1,29 +1,28 @@
 """Proves: statistics that a composition takes are those taken by hand in the same models, and the cache is only
 that: what it holds is found again, what is damaged is made again, and opting out empties it."""
 
-import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from registry import Recipe, Registry
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.composition import passes as passes_module
-from registry.errors import CalibrationError, IncompatibleError, RegError
+from registry.errors import CalibrationError, IncompatibleError
 from registry.families.sites import MLP_INPUT
 from registry.maths.router.ridge import ridge
 from registry.maths.statistics import Statistics
 from registry.maths.token_weights import advantage_weights
 from registry.progress import silent
 from registry.runtime.gates import gates
+from registry.runtime.layerwise import watched
 from registry.runtime.loading import load_model
 from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect_to
@@ -32,16 +31,12 @@ from registry.statistics.kept_tensors import PREFIXES
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings
 from tests.conftest import SETTINGS, Zoo, files_of
+from tests.models import write_jsonl
+from tests.registry.composition.composed import GATE, PAIR, files_elsewhere, tensors_of
 from tests.registry.composition.test_vocabulary import grown
 
-GATE = "model.layers.{}.block_sparse_moe.gate.weight"
 UNIT: dict[str, Any] = {"normalize": True, "temperature": 1.0}
-PAIR = ("code", "math")
 BATCH = PassSettings().batch_size
-
-
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
 
 
 def kept(zoo: Zoo, name: str) -> Calibration:
@@ -50,10 +45,22 @@ def kept(zoo: Zoo, name: str) -> Calibration:
     return calibration
 
 
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The weights of the tokens of every pass that runs."""
+    ran: list[Any] = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        ran.append(arguments[2].token_weights)
+        return take_statistics(*arguments, **options)
+
+    monkeypatch.setattr(passes_module, "take_statistics", noted)
+    return ran
+
+
 def forced_model(zoo: Zoo, composed: Path, name: str, folder: Path) -> Path:
     """Write the dense model of a composition's trunk and an expert's own MLPs."""
-    own = load_file(zoo.experts[name] / "model.safetensors")
-    trunk = tensors_of(composed)
+    own, trunk = tensors_of(zoo.experts[name]), tensors_of(composed)
     folder.mkdir()
     shutil.copy(zoo.experts[name] / "config.json", folder)
     save_file({key: own[key] if ".mlp." in key else trunk[key] for key in own}, folder / "model.safetensors")
@@ -66,17 +73,10 @@ def seen_by(model: Any, modules: list[Any], calibration: Calibration) -> list[to
     for first in range(0, len(calibration.ids), BATCH):
         ids, keep = (part[first : first + BATCH] for part in (calibration.ids.long(), calibration.keep))
         filled = torch.cat([ids, ids[:1].expand(BATCH - len(ids), -1)])
-        seen: dict[int, torch.Tensor] = {}
-        handles = [
-            module.register_forward_pre_hook(lambda _m, given, at=number, into=seen: into.update({at: given[0]}))
-            for number, module in enumerate(modules)
-        ]
-        with torch.no_grad():
+        with torch.no_grad(), watched({str(at): module for at, module in enumerate(modules)}) as seen:
             model.base_model(input_ids=filled, use_cache=False)
-        for handle in handles:
-            handle.remove()
         for number, into in enumerate(rows):
-            into.append(seen[number].view(*filled.shape, -1)[: len(ids)][keep])
+            into.append(seen[str(number)][0].view(*filled.shape, -1)[: len(ids)][keep])
     return [torch.cat(parts) for parts in rows]
 
 
@@ -120,19 +120,10 @@ def test_second_pass_is_that_of_the_routed_model(filled: Registry, zoo: Zoo, tmp
 
 
 @pytest.mark.check
-def test_tokens_count_by_what_the_expert_gains_on_them(
-    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = []
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        given.append(arguments[2].token_weights)
-        return take_statistics(*arguments, **options)
-
-    monkeypatch.setattr(passes_module, "take_statistics", noted)
+def test_tokens_count_by_what_the_expert_gains(filled: Registry, zoo: Zoo, tmp_path: Path, passes: list[Any]) -> None:
     filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", token_weight="advantage", **UNIT))
     statistics = []
-    for name, weights in zip(PAIR, given, strict=True):
+    for name, weights in zip(PAIR, passes, strict=True):
         calibration = kept(zoo, name)
         losses = []
         for folder in (zoo.base, zoo.experts[name]):
@@ -183,55 +174,42 @@ REFITS = {"refit": Recipe(refine_mlp=True), "trunk refit": Recipe(refine_trunk=T
 def test_what_was_taken_once_is_not_taken_again(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    """A pass that fails leaves nothing."""
+    with monkeypatch.context() as patch:
+        patch.setattr(passes_module, "take_statistics", refusing)
+        with pytest.raises(CalibrationError, match="a pass runs"):
+            filled.compose(PAIR, tmp_path / "moe", RECIPES[name])
+    assert list(filled.home.work.iterdir()) == []
+    assert all(path.name.startswith(PREFIXES) for path in filled.home.cache.glob("*"))
+    assert not (tmp_path / "moe").exists()
+    assert filled.compositions() == []
     filled.compose(PAIR, tmp_path / "first", RECIPES[name])
     assert list(filled.home.work.iterdir()) == []
     monkeypatch.setattr(passes_module, "take_statistics", refusing)
     filled.compose(PAIR[::-1], tmp_path / "second", RECIPES[name])
     assert files_of(tmp_path / "second") == files_of(tmp_path / "first")
-    with pytest.raises(RegError, match="a pass runs"):
-        filled.compose(("code", "law"), tmp_path / "other", RECIPES[name])
-    assert not (tmp_path / "other").exists()
-    assert list(filled.home.work.iterdir()) == []
 
 
 def refusing(*_arguments: Any, **_options: Any) -> Any:
     raise CalibrationError("a pass runs", "it should not")
 
 
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Counts the passes since it was last asked."""
-    ran: list[str] = []
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        ran.append(arguments[1])
-        return take_statistics(*arguments, **options)
-
-    def since() -> int:
-        number = len(ran)
-        ran.clear()
-        return number
-
-    monkeypatch.setattr(passes_module, "take_statistics", counted)
-    return since
-
-
-def test_damaged_cache_is_found_out_and_made_again(filled: Registry, tmp_path: Path, passes: Callable[[], int]) -> None:
+def test_damaged_cache_is_found_out_and_made_again(filled: Registry, tmp_path: Path, passes: list[Any]) -> None:
     filled.compose(PAIR, tmp_path / "first", Recipe(router="ridge", refine=1))
-    assert passes() == 2
+    assert len(passes) == 2
     whole = files_of(filled.home.cache)
     name = min(name for name in whole if not name.startswith(PREFIXES))
     damaged = bytearray(whole[name])
     damaged[-5] ^= 1
     (filled.home.cache / name).write_bytes(damaged)
     filled.compose(PAIR, tmp_path / "second", Recipe(router="ridge", refine=1))
-    assert passes() == 1
+    assert len(passes) == 3
     assert files_of(tmp_path / "second") == files_of(tmp_path / "first")
     assert files_of(filled.home.cache) == whole
 
 
 @pytest.mark.check
-def test_cache_knows_a_trunk_from_another(filled: Registry, tmp_path: Path, passes: Callable[[], int]) -> None:
+def test_cache_knows_a_trunk_from_another(filled: Registry, tmp_path: Path, passes: list[Any]) -> None:
     for number, (recipe, runs) in enumerate(
         [
             (Recipe(router="ridge", refine=1), 2),
@@ -244,8 +222,9 @@ def test_cache_knows_a_trunk_from_another(filled: Registry, tmp_path: Path, pass
             (Recipe(router="ridge", refine=2, lam=1e3), 2),  # its routers route
         ]
     ):
+        passes.clear()
         filled.compose(PAIR, tmp_path / str(number), recipe)
-        assert passes() == runs, recipe
+        assert len(passes) == runs, recipe
 
 
 @pytest.mark.check
@@ -253,26 +232,19 @@ def test_pass_after_a_refit_knows_the_routers_that_had_a_part_in_it(filled: Regi
     """A refit sends tokens where its routers do, so another lam makes another trunk: the cache must tell them apart."""
     filled.compose(PAIR, tmp_path / "other", Recipe(router="ridge", refine_mlp=True, refine=1, lam=1e6))
     filled.compose(PAIR, tmp_path / "found", Recipe(router="ridge", refine_mlp=True, refine=1))
-    with Registry(tmp_path / "plain") as registry:
-        for name in PAIR:
-            registry.add_expert(name, zoo.experts[name])
-        registry.compose(PAIR, tmp_path / "expected", Recipe(router="ridge", refine_mlp=True, refine=1))
-    assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+    recipe = Recipe(router="ridge", refine_mlp=True, refine=1)
+    assert files_of(tmp_path / "found") == files_elsewhere(zoo, tmp_path, PAIR, recipe)
     assert files_of(tmp_path / "found") != files_of(tmp_path / "other")
 
 
-def test_opt_out_empties_the_cache(filled: Registry, tmp_path: Path) -> None:
+def test_opt_out_empties_the_cache_and_a_model_that_a_crash_left_is_garbage(filled: Registry, tmp_path: Path) -> None:
     filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", refine=1))
     assert files_of(filled.home.cache)
     assert filled.gc(dry_run=True).cached == len(files_of(filled.home.cache))
     filled.opt_out("law")  # of whose statistics none is there: all go nevertheless
     assert not filled.home.cache.exists()
-
-
-def test_model_that_a_crash_left_is_garbage(filled: Registry) -> None:
     for name, age in (("old", 2 * 24 * 3600), ("busy", 0)):
-        folder = filled.home.work / name
-        folder.mkdir(parents=True)
+        (folder := filled.home.work / name).mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"weights")
         for path in (folder / "model.safetensors", folder):
             then = path.stat().st_mtime - age
@@ -301,28 +273,9 @@ def test_member_without_kept_tokens_is_refused(
 @pytest.mark.parametrize("name", ["base features", "advantage"])
 def test_tokens_that_the_base_model_lacks_are_told(filled: Registry, tmp_path: Path, name: str) -> None:
     folder = grown(tmp_path / "agent", 111, "<call>")
-    data = tmp_path / "calls.jsonl"
-    data.write_text("".join(json.dumps({"text": "<call> sum list " * 20}) + "\n" for _ in range(9)))
-    filled.add_expert("agent", folder, data=[data], settings=SETTINGS, keep_calibration=True)
+    data = [write_jsonl(tmp_path / "calls.jsonl", ["<call> sum list " * 20] * 9)]
+    filled.add_expert("agent", folder, data=data, settings=SETTINGS, keep_calibration=True)
     with pytest.raises(IncompatibleError, match=r"agent@1 was calibrated on token 320, and base@1, .* knows 320"):
         filled.compose(("agent", "code"), tmp_path / "moe", RECIPES[name])
     assert not (tmp_path / "moe").exists()
     assert list(filled.home.work.iterdir()) == []
-
-
-def test_pass_that_fails_leaves_nothing(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes_module, "take_statistics", refusing)
-    for recipe in RECIPES.values():
-        with pytest.raises(CalibrationError, match="a pass runs"):
-            filled.compose(PAIR, tmp_path / "moe", recipe)
-        assert list(filled.home.work.iterdir()) == []
-        assert all(path.name.startswith(PREFIXES) for path in filled.home.cache.glob("*"))
-        assert not (tmp_path / "moe").exists()
-    assert filled.compositions() == []
-
-
-def test_document_tells_how_passes_ran(filled: Registry, tmp_path: Path) -> None:
-    filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", refine=1))
-    told = json.loads((tmp_path / "moe" / "composition.json").read_text())["recipe"]
-    assert told["computed"] == {"batch_size": BATCH, "device": "cpu"}
-    assert "computed" not in filled.plan(PAIR).document["recipe"]

@@ -5,11 +5,11 @@ keeps the bias, and what cannot have one is refused. Experts that were trained o
 to the bit.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +18,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from registry import ExpertTraining, MixtureTraining, PassSettings, Recipe, Registry, TrainSettings
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows
-from registry.composition.compose import plan_composition
-from registry.composition.trace import route
 from registry.errors import IncompatibleError, InvalidInputError, UnsupportedFamilyError
 from registry.member import load_member
 from registry.runtime.gates import force_expert, gates
-from registry.runtime.loading import has_our_code, load_model, quiet_transformers
+from registry.runtime.loading import has_our_code, load_model
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, train_tokenizer
+from tests.registry.composition.composed import json_of, tensors_of
+from tests.registry.hosts.test_hosts import load
 
 IDS = torch.randint(1, 320, (3, 40), generator=torch.Generator().manual_seed(0))
 COUNTS = PassSettings(tokens=64, seq_len=32, sites="counts", folds=1)
 NAMES = ("law.beside", "math.beside")
 EVERYONE = (*NAMES, "base")
 ANCHORED = Recipe(router="anchored", trunk="base")
-BIASED = Recipe(router="anchored", trunk="base", bias={"law.beside": -0.5, "math.beside": -2.0})
+BIASED = replace(ANCHORED, bias={"law.beside": -0.5, "math.beside": -2.0})
 
 
 def write_beside(base: Path, folder: Path, anchor: str, seed: int, bias: Sequence[float] | None = None) -> Path:
@@ -71,10 +70,7 @@ def outputs(folder: Path, dtype: str = "float32", forced: int | None = None) -> 
 
     As users load it: our own passes multiply a dense model's matrices by a faster library than those of experts.
     """
-    with quiet_transformers():
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), trust_remote_code=has_our_code(folder)
-        )
+    model = load(folder, getattr(torch, dtype))
     with torch.no_grad(), nullcontext() if forced is None else force_expert(model, forced):
         logits: Tensor = model(input_ids=IDS).logits
     return logits
@@ -84,8 +80,7 @@ def outputs(folder: Path, dtype: str = "float32", forced: int | None = None) -> 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_a_bias_is_added_exactly(filled: Registry, zoo: Zoo, tmp_path: Path, temperature: float) -> None:
     add_beside(filled, zoo, tmp_path, bias={"math.beside": [0.375, -0.125]})
-    recipe = Recipe(router="anchored", trunk="base", bias=BIASED.bias, temperature=temperature)
-    plan = filled.compose(EVERYONE, tmp_path / "moe", recipe)
+    plan = filled.compose(EVERYONE, tmp_path / "moe", replace(BIASED, temperature=temperature))
     assert plan.model_type == "routed_llama"
     assert any("routers have a bias" in note for note in plan.notes)
     expected = [[0.0, -0.5, -1.625], [0.0, -0.5, -2.125]]  # base, law, math: asked for, plus trained
@@ -110,63 +105,42 @@ def test_at_minus_infinity_it_is_the_base_model(
     filled: Registry, zoo: Zoo, tmp_path: Path, top_k: int, dtype: str, bias: float
 ) -> None:
     add_beside(filled, zoo, tmp_path, bias={"law.beside": [0.5, 1.0]})
-    recipe = Recipe(router="anchored", trunk="base", bias=dict.fromkeys(NAMES, bias), top_k=top_k, dtype=dtype)
-    filled.compose(EVERYONE, tmp_path / "moe", recipe)
-    assert torch.equal(outputs(tmp_path / "moe", dtype), outputs(zoo.base, dtype))
-    unbiased = Recipe(router="anchored", trunk="base", top_k=top_k, dtype=dtype)
+    unbiased, base = replace(ANCHORED, top_k=top_k, dtype=dtype), outputs(zoo.base, dtype)
+    filled.compose(EVERYONE, tmp_path / "moe", replace(unbiased, bias=dict.fromkeys(NAMES, bias)))
+    assert torch.equal(outputs(tmp_path / "moe", dtype), base)
     filled.compose(EVERYONE, tmp_path / "unbiased", unbiased)
-    assert not torch.equal(outputs(tmp_path / "unbiased", dtype), outputs(zoo.base, dtype))
-
-
-@pytest.mark.check
-def test_more_bias_gives_the_public_expert_more(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    add_beside(filled, zoo, tmp_path)
-    shares = []
-    for number, bias in enumerate((0.0, -2.0, -8.0)):
-        recipe = Recipe(router="anchored", trunk="base", bias=dict.fromkeys(NAMES, bias), top_k=1)
-        filled.compose(EVERYONE, tmp_path / str(number), recipe)
-        shares.append(route(tmp_path / str(number), "the court party shall hereby prove", "cpu").shares()["base"])
-    assert shares == sorted(shares)
-    assert shares[0] < shares[2]
+    assert not torch.equal(outputs(tmp_path / "unbiased", dtype), base)
 
 
 @pytest.mark.check
 def test_orders_and_an_opt_out_change_no_byte(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     trained = {"math.beside": [0.375, -0.125]}
     add_beside(filled, zoo, tmp_path, bias=trained)
-    filled.compose(EVERYONE, tmp_path / "moe", BIASED)
+    filled.compose(EVERYONE, tmp_path / "asked", BIASED)
     filled.compose(EVERYONE[::-1], tmp_path / "named", BIASED)
-    assert files_of(tmp_path / "named") == files_of(tmp_path / "moe")
+    assert files_of(tmp_path / "named") == files_of(tmp_path / "asked")
     with Registry(tmp_path / "other") as other:
         other.add_base("base", zoo.base)
         add_beside(other, zoo, tmp_path / "again", NAMES[::-1], trained)
         other.compose(EVERYONE, tmp_path / "registered", BIASED)
-        assert files_of(tmp_path / "registered") == files_of(tmp_path / "moe")
-    pair = Recipe(router="anchored", trunk="base", bias={"law.beside": -0.5})
-    filled.compose(["law.beside", "base"], tmp_path / "pair", pair)
-    filled.opt_out("math.beside", purge=True)
-    filled.compose(["law.beside", "base"], tmp_path / "after", pair)
-    assert files_of(tmp_path / "after") == files_of(tmp_path / "pair")
-
-
-@pytest.mark.check
-def test_a_folder_is_written_again_to_the_byte(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    add_beside(filled, zoo, tmp_path, bias={"law.beside": [0.5, 1.0]})
-    filled.compose(EVERYONE, tmp_path / "asked", BIASED)
+        assert files_of(tmp_path / "registered") == files_of(tmp_path / "asked")
     filled.compose(EVERYONE, tmp_path / "trained", ANCHORED)  # a trained bias alone takes the same host
     for name in ("asked", "trained"):
-        document = json.loads((tmp_path / name / "composition.json").read_bytes())
+        document = json_of(tmp_path / name)
         assert ("bias" in document["recipe"]) == (name == "asked")
         assert "modeling_biased.py" in document["files"]
         assert has_our_code(tmp_path / name)
         assert filled.reproduce(tmp_path / name).is_same
-    plain = filled.plan(["math.beside", "base"], ANCHORED)
-    assert (plain.model_type, "bias" in plain.document["recipe"]) == ("mixtral", False)
-    zero = Recipe(router="anchored", trunk="base", bias={"math.beside": 0.0})
-    assert filled.plan(["math.beside", "base"], zero).digest == plain.digest
+    plain, zero = (filled.plan(["law.beside", "base"], replace(ANCHORED, bias=b)) for b in ({}, {"law.beside": 0.0}))
+    assert (plain.model_type, "bias" in plain.document["recipe"], zero.digest) == ("mixtral", False, plain.digest)
     source = tmp_path / "asked" / "modeling_biased.py"
     source.write_bytes(source.read_bytes() + b"raise SystemExit\n")
     assert not has_our_code(tmp_path / "asked")
+    pair = replace(ANCHORED, bias={"law.beside": -0.5})
+    filled.compose(["law.beside", "base"], tmp_path / "pair", pair)
+    filled.opt_out("math.beside", purge=True)
+    filled.compose(["law.beside", "base"], tmp_path / "after", pair)
+    assert files_of(tmp_path / "after") == files_of(tmp_path / "pair")
 
 
 @pytest.mark.check(after=1)
@@ -174,8 +148,7 @@ def test_a_folder_is_written_again_to_the_byte(filled: Registry, zoo: Zoo, tmp_p
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_bias_joins_the_softmax_over_all_experts(filled: Registry, zoo: Zoo, tmp_path: Path, k: int) -> None:
     add_beside(filled, zoo, tmp_path, bias={"math.beside": [0.375, -0.125]})
-    recipe = Recipe(router="anchored", trunk="base", bias=BIASED.bias, top_k=k, gating="softmax-topk")
-    plan = filled.compose(EVERYONE, tmp_path / "moe", recipe)
+    plan = filled.compose(EVERYONE, tmp_path / "moe", replace(BIASED, top_k=k, gating="softmax-topk"))
     assert plan.model_type == "routed_llama"
     assert has_our_code(tmp_path / "moe")
     model = load_model(tmp_path / "moe", "float32", "cpu")
@@ -193,32 +166,24 @@ def test_a_bias_joins_the_softmax_over_all_experts(filled: Registry, zoo: Zoo, t
 
 
 @pytest.mark.check
-def test_training_keeps_the_bias(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+def test_training_routers_keeps_the_bias_and_mlps_train_it(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     add_beside(filled, zoo, tmp_path)
     filled.compose(EVERYONE, tmp_path / "moe", BIASED)
-    settings = TrainSettings(steps=4, batch_size=2, seq_len=32, lr=0.05, device="cpu")
-    filled.train_router(tmp_path / "moe", tmp_path / "trained", [str(zoo.train["law"])], settings)
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("moe", "trained"))
-    assert before.keys() == after.keys()
-    changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
-    assert changed == {name for name in before if name.endswith("mlp.gate.weight")}
-    assert sum(name.endswith("mlp.gate.bias") for name in before) == 2
-    load_model(tmp_path / "trained", "float32", "cpu")
-    assert filled.reproduce(tmp_path / "trained").is_same
-
-
-@pytest.mark.check
-def test_a_bias_trains_with_the_mlps(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    add_beside(filled, zoo, tmp_path)
-    filled.compose(EVERYONE, tmp_path / "moe", BIASED)
-    settings = MixtureTraining(train="mlps", tokens=4 * 2 * 32, batch_size=2, seq_len=32, device="cpu", lr=0.01)
-    done = filled.train(tmp_path / "moe", tmp_path / "trained", [str(zoo.train["law"])], settings)
+    data = [str(zoo.train["law"])]
+    routers = TrainSettings(steps=4, batch_size=2, seq_len=32, lr=0.05, device="cpu")
+    filled.train_router(tmp_path / "moe", tmp_path / "routers", data, routers)
+    mlps = MixtureTraining("mlps", tokens=4 * 2 * 32, batch_size=2, seq_len=32, device="cpu", lr=0.01)
+    done = filled.train(tmp_path / "moe", tmp_path / "mlps", data, mlps)
     assert "router_bias" not in done.document["training"]
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("moe", "trained"))
-    changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
-    assert changed == {name for name in before if ".mlp." in name}
-    assert sum(name.endswith("mlp.gate.bias") for name in changed) == 2
-    assert filled.reproduce(tmp_path / "trained").is_same
+    before = tensors_of(tmp_path / "moe")
+    assert sum(name.endswith("mlp.gate.bias") for name in before) == 2
+    for what, trained in (("routers", "mlp.gate.weight"), ("mlps", ".mlp.")):
+        after = tensors_of(tmp_path / what)
+        assert before.keys() == after.keys()
+        changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+        assert changed == {name for name in before if trained in name}
+        load(tmp_path / what)
+        assert filled.reproduce(tmp_path / what).is_same
 
 
 @pytest.mark.check(after=1)
@@ -231,7 +196,7 @@ def test_other_families_carry_one(registry: Registry, zoo: Zoo, tmp_path: Path, 
     assert content is not None
     path = write_beside(base, tmp_path / "law", content["weights"], 0, [0.25, -0.25])
     registry.add_expert("law", path, data=[zoo.train["law"]], settings=COUNTS, remote_code=True)
-    recipe = Recipe(router="anchored", trunk="base", bias={"law": -1e4})
+    recipe = replace(ANCHORED, bias={"law": -1e4})
     assert registry.compose(["law", "base"], tmp_path / "moe", recipe).model_type == f"routed_{family}"
     assert torch.equal(outputs(tmp_path / "moe"), outputs(base))
 
@@ -239,28 +204,23 @@ def test_other_families_carry_one(registry: Registry, zoo: Zoo, tmp_path: Path, 
 @pytest.mark.check
 def test_wrong_biases_are_refused_first(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     add_beside(filled, zoo, tmp_path)
-    cases: list[tuple[type[Exception], str, str, Sequence[str], dict[str, Any]]] = [
-        (InvalidInputError, "no public expert to stand back from", "--public", NAMES, {}),
-        (InvalidInputError, "no public expert to stand back from", "--public", NAMES[:1], {}),
-        (InvalidInputError, "bias for base, the public expert", "--bias", EVERYONE, {"base": -1.0}),
-        (InvalidInputError, "bias for nobody, which is not a member", "members are", EVERYONE, {"nobody": -1.0}),
-    ]
-    for kind, message, hint, experts, more in cases:
-        bias = more or {"law.beside": -1.0}
-        with pytest.raises(kind, match=message) as caught:
-            plan_composition(filled._workspace, experts, Recipe(router="anchored", trunk="base", bias=bias))
-        assert hint in str(getattr(caught.value, "hint", ""))
+    for message, hint, experts, bias in (
+        ("no public expert to stand back from", "--public", NAMES[:1], {"law.beside": -1.0}),
+        ("bias for base, the public expert", "--bias", EVERYONE, {"base": -1.0}),
+        ("bias for nobody, which is not a member", "members are", EVERYONE, {"nobody": -1.0}),
+    ):
+        with pytest.raises(InvalidInputError, match=message) as caught:
+            filled.plan(experts, replace(ANCHORED, bias=bias))
+        assert hint in str(caught.value.hint)
     with pytest.raises(InvalidInputError, match=r"law.beside is 0.5; .* stand back from the public one") as positive:
-        Recipe(router="anchored", trunk="base", bias={"law.beside": 0.5})
+        replace(ANCHORED, bias={"law.beside": 0.5})
     assert "--bias law.beside=-0.5" in str(positive.value.hint)
-    with pytest.raises(InvalidInputError, match="finite"):
-        Recipe(router="anchored", trunk="base", bias={"law.beside": -float("inf")})
     with pytest.raises(UnsupportedFamilyError, match="'mixtral' has no router bias"):
-        filled.plan(EVERYONE, Recipe(router="anchored", trunk="base", bias=BIASED.bias, host="mixtral"))
+        filled.plan(EVERYONE, replace(BIASED, host="mixtral"))
     write_beside(zoo.base, tmp_path / "stranger", "0" * 64, 3)
     filled.add_expert("stranger", tmp_path / "stranger", data=[zoo.train["law"]], settings=COUNTS)
     with pytest.raises(IncompatibleError, match="beside another public expert"):
-        filled.plan(["stranger", "base"], Recipe(router="anchored", trunk="base", bias={"stranger": -1.0}))
+        filled.plan(["stranger", "base"], replace(ANCHORED, bias={"stranger": -1.0}))
     content = filled.resolve("base").content
     assert content is not None
     moved = write_beside(zoo.base, tmp_path / "moved", content["weights"], 4)
@@ -269,7 +229,7 @@ def test_wrong_biases_are_refused_first(filled: Registry, zoo: Zoo, tmp_path: Pa
     save_file(weights, moved / "model.safetensors", {"format": "pt"})
     filled.add_expert("moved", moved, data=[zoo.train["law"]], settings=COUNTS)
     with pytest.raises(IncompatibleError, match=r"model.norm.weight of moved@1 differs"):
-        filled.plan(["moved", "base"], Recipe(router="anchored", trunk="base", bias={"moved": -1.0}))
+        filled.plan(["moved", "base"], replace(ANCHORED, bias={"moved": -1.0}))
 
 
 @pytest.mark.check

@@ -5,6 +5,7 @@ Chat templates are one member's, settings of generation all members' as far as t
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,40 +24,34 @@ WORSE = "a chat in another form than an expert was trained on may be answered wo
 RECIPES = (Recipe(), EnsembleRecipe())
 
 
-def register(registry: Registry, zoo: Zoo, tmp_path: Path, templates: dict[str, dict[str, str]]) -> None:
-    """Register experts of the zoo with files added: name → file → text; a `.json` file's keys are added to its own."""
-    for name, files in templates.items():
-        folder = shutil.copytree(zoo.experts[name], tmp_path / f"with-template-{name}")
+def register(registry: Registry, zoo: Zoo, tmp_path: Path, **given: Mapping[str, str | None]) -> None:
+    """Register experts of the zoo with files of their own: name → file → text, or None for no such file."""
+    for name, files in given.items():
+        folder = shutil.copytree(zoo.experts[name], tmp_path / f"of-{name}")
         for file, text in files.items():
-            known = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
-            (folder / file).write_text(json.dumps(known | json.loads(text)) if file.endswith(".json") else text)
+            (folder / file).unlink(missing_ok=True)
+            if text is not None:
+                (folder / file).write_text(text)
         registry.add_expert(name, folder)
 
 
 @pytest.mark.check(after=1)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_another_template_is_remarked_on(registry: Registry, zoo: Zoo, tmp_path: Path, recipe: AnyRecipe) -> None:
-    other = {"chat_template.jinja": CHAT + "!"}
-    register(registry, zoo, tmp_path, {"code": {"chat_template.jinja": CHAT}, "law": other, "math": other})
-    notes = registry.plan(["code", "law", "math"], recipe).notes
-    assert f"it renders chats by the template of code; law, math have others: {WORSE}" in notes
-    assert not [note for note in registry.plan(["law", "math"], recipe).notes if WORSE in note]
-
-
-def test_a_leader_without_template_is_remarked_on(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    register(registry, zoo, tmp_path, {"code": {}, "math": {"chat_template.jinja": CHAT}})
-    assert f"it has no chat template; math has one: {WORSE}" in registry.plan(["code", "math"], Recipe()).notes
-
-
-def test_one_template_in_two_kinds_of_file_is_one(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    in_config = {"tokenizer_config.json": json.dumps({"chat_template": CHAT})}
-    register(registry, zoo, tmp_path, {"code": {"chat_template.jinja": CHAT + "\n"}, "math": in_config})
-    assert not [note for note in registry.plan(["code", "math"], Recipe()).notes if WORSE in note]
-
-
-def test_a_member_without_template_is_rendered_as_its_leader(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    register(registry, zoo, tmp_path, {"code": {"chat_template.jinja": CHAT}, "math": {}})
-    assert not [note for note in registry.plan(["code", "math"], Recipe()).notes if WORSE in note]
+    """One in the tokenizer's settings is one as well; a member without one is rendered as its leader is."""
+    config = json.loads((zoo.experts["biomed"] / "tokenizer_config.json").read_text()) | {"chat_template": CHAT}
+    own, other = {"chat_template.jinja": CHAT + "\n"}, {"chat_template.jinja": CHAT + "!"}
+    same = {"tokenizer_config.json": json.dumps(config)}
+    register(registry, zoo, tmp_path, biomed=same, code=own, german={}, law=other, math=other)
+    for names, note in (
+        (["code", "law", "math"], f"it renders chats by the template of code; law, math have others: {WORSE}"),
+        (["german", "math"], f"it has no chat template; math has one: {WORSE}"),
+        (["law", "math"], None),
+        (["biomed", "code"], None),
+        (["code", "german"], None),
+    ):
+        notes = [one for one in registry.plan(names, recipe).notes if WORSE in one]
+        assert notes == ([] if note is None else [note]), names
 
 
 # -- settings of generation ------------------------------------------------------------------------------------------
@@ -64,15 +59,11 @@ def test_a_member_without_template_is_rendered_as_its_leader(registry: Registry,
 
 def with_settings(registry: Registry, zoo: Zoo, tmp_path: Path, **given: dict[str, Any] | None) -> None:
     """Register experts with these settings of generation; None for no file."""
-    for name, settings in given.items():
-        folder = shutil.copytree(zoo.experts[name], tmp_path / f"of-{name}")
-        (folder / GENERATION).unlink(missing_ok=True)
-        if settings is not None:
-            (folder / GENERATION).write_text(json.dumps(settings))
-        registry.add_expert(name, folder)
+    files = {name: None if settings is None else json.dumps(settings) for name, settings in given.items()}
+    register(registry, zoo, tmp_path, **{name: {GENERATION: text} for name, text in files.items()})
 
 
-OUTPUTS = {
+OUTPUTS: dict[str, Any] = {
     "moe": Recipe(router="ridge"),
     "dense": Recipe(to="dense", trunk="mean"),
     "ensemble": EnsembleRecipe(),

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from registry import Recipe, Registry
 from registry.checkpoint.tokenizer import tokenizer_conflict, tokenizer_digest
 from registry.errors import CheckpointError, IncompatibleError
-from tests.conftest import SETTINGS, Zoo
+from tests.conftest import SETTINGS, Zoo, files_of
 from tests.models import make_model, save_checkpoint, train_tokenizer
+from tests.registry.composition.composed import FEW, json_of, tensors_of
+from tests.registry.hosts.test_hosts import load
 from tests.remarks import Remarks
 
 ROWS = ("model.embed_tokens.weight", "lm_head.weight")
@@ -32,66 +33,43 @@ def grown(folder: Path, seed: int, *tokens: str, rows: int = 0) -> Path:
 
 
 @pytest.mark.check
-@pytest.mark.trust(after=1)
-@pytest.mark.parametrize(("trunk", "router"), [("mean", "context"), ("mean", "ridge"), ("base", "context")])
-def test_rows_that_some_lack_are_averaged_over_those_that_have_them(
-    filled: Registry, zoo: Zoo, tmp_path: Path, trunk: str, router: str
-) -> None:
-    folders = {
-        "agent": grown(tmp_path / "agent", 111, "<call>", "<result>"),
-        "tools": grown(tmp_path / "tools", 112, "<call>", "<result>", "<end>"),
-        "code": zoo.experts["code"],
-    }
-    for name in ("agent", "tools"):
-        filled.add_expert(name, folders[name], settings=SETTINGS)
-    plan = filled.compose(["tools", "code", "agent"], tmp_path / "moe", Recipe(trunk=trunk, router=router))
-    assert plan.lead.name == "tools"
-    made = load_file(tmp_path / "moe" / "model.safetensors")
-    own = {name: load_file(folder / "model.safetensors") for name, folder in folders.items()}
-    for name in ROWS:
-        members = [own[expert][name].double() for expert in ("agent", "code", "tools")]  # in name order
-        whole = torch.stack([member[:320] for member in members]).sum(0) / 3
-        if trunk == "base":
-            whole = load_file(zoo.base / "model.safetensors")[name].double()
-        rows = [whole, (members[0][320:] + members[2][320:322]) / 2, members[2][322:]]
-        assert torch.equal(made[name][:, : own["code"][name].shape[1]], torch.cat(rows).float())
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "moe")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "moe")
-    assert tokenizer("<end>").input_ids == [322]
-    assert model(torch.tensor([[5, 322]])).logits.shape == (1, 2, 323)
-    assert json.loads((tmp_path / "moe" / "config.json").read_text())["vocab_size"] == 323
+def test_rows_that_some_lack_are_those_of_the_others(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    own = {"code": tensors_of(zoo.experts["code"]), "base": tensors_of(zoo.base)}
+    for seed, name, tokens in ((111, "agent", ("<call>", "<result>")), (112, "tools", ("<call>", "<result>", "<end>"))):
+        folder = grown(tmp_path / name, seed, *tokens)
+        filled.add_expert(name, folder, data=[zoo.train["code"]], settings=FEW)
+        own[name] = tensors_of(folder)
+    for trunk, router in (("mean", "context"), ("mean", "ridge"), ("base", "context")):
+        recipe = Recipe(trunk=trunk, router=router)
+        plan = filled.compose(["tools", "code", "agent"], tmp_path / "moe", recipe, force=True)
+        assert plan.lead.name == "tools"
+        made = tensors_of(tmp_path / "moe")
+        for name in ROWS:
+            agent, code, tools = (own[expert][name].double() for expert in ("agent", "code", "tools"))
+            whole = own["base"][name].double() if trunk == "base" else (agent[:320] + code + tools[:320]) / 3
+            rows = torch.cat([whole, (agent[320:] + tools[320:322]) / 2, tools[322:]])
+            assert torch.equal(made[name][:, : code.shape[1]], rows.float())
+        model = load(tmp_path / "moe")
+        assert model(torch.tensor([[5, 322]])).logits.shape == (1, 2, 323)
+        assert model.config.vocab_size == 323
+    assert AutoTokenizer.from_pretrained(tmp_path / "moe")("<end>").input_ids == [322]
 
 
 @pytest.mark.check
-def test_padding_rows_without_a_token_are_rows_too(filled: Registry, tmp_path: Path) -> None:
-    filled.add_expert("padded", grown(tmp_path / "padded", 111, rows=64), settings=SETTINGS)
+def test_order_does_not_matter_and_padding_rows_are_rows(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    folder = grown(tmp_path / "padded", 111, "<call>", rows=64)
+    filled.add_expert("padded", folder, data=[zoo.train["code"]], settings=FEW)
     plan = filled.compose(["padded", "code"], tmp_path / "moe")
     assert plan.translation.architecture.vocab_size == 384
+    filled.compose(["code", "padded"], tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "moe")
 
 
-@pytest.mark.check
-def test_order_of_naming_does_not_matter(filled: Registry, tmp_path: Path) -> None:
-    filled.add_expert("agent", grown(tmp_path / "agent", 111, "<call>"), settings=SETTINGS)
-    for number, order in enumerate((["agent", "code"], ["code", "agent"])):
-        filled.compose(order, tmp_path / str(number))
-    for path in (tmp_path / "0").iterdir():
-        assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes()
-
-
-CONTRADICTIONS = {
-    "another token of that number": (("<a>",), ("<b>",), r"token 320 is '<a>' against '<b>'"),
-    "one further on": (("<a>", "<b>"), ("<a>", "<c>", "<b>"), r"token 321 is '<c>' against '<b>'"),
-}
-
-
-@pytest.mark.check
-@pytest.mark.trust(after=1)
-@pytest.mark.parametrize("case", sorted(CONTRADICTIONS))
-def test_contradicting_tokens_are_refused_with_the_first_named(filled: Registry, tmp_path: Path, case: str) -> None:
-    first, second, message = CONTRADICTIONS[case]
-    for name, tokens, seed in (("first", first, 111), ("second", second, 112)):
-        filled.add_expert(name, grown(tmp_path / name, seed, *tokens), settings=SETTINGS)
-    with pytest.raises(IncompatibleError, match=f"their tokenizers differ: {message}"):
+def test_contradicting_tokens_are_refused_with_the_first_named(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    for name, tokens, seed in (("first", ("<a>", "<b>"), 111), ("second", ("<a>", "<c>", "<b>"), 112)):
+        folder = grown(tmp_path / name, seed, *tokens)
+        filled.add_expert(name, folder, data=[zoo.train["code"]], settings=FEW)
+    with pytest.raises(IncompatibleError, match="their tokenizers differ: token 321 is '<c>' against '<b>'"):
         filled.plan(["first", "second"])
 
 
@@ -115,6 +93,8 @@ def test_what_contradicts_and_what_does_not() -> None:
     assert "their normalizer differs" in str(tokenizer_conflict(plain, document(normalizer={"type": "NFC"})))
     moved = document(added_tokens=added((5, "<x>")))
     assert tokenizer_conflict(document(added_tokens=added((4, "<x>"))), moved) == "token '<x>' is number 4 against 5"
+    taken = document(added_tokens=added((3, "<y>")))
+    assert tokenizer_conflict(document(added_tokens=added((3, "<x>"))), taken) == "token 3 is '<x>' against '<y>'"
     apart = tokenizer_conflict(document(added_tokens=added((3, "<x>"))), document(added_tokens=added((4, "<y>"))))
     assert apart == "token 3 ('<x>') is in one only, and each has some the other lacks"
 
@@ -131,13 +111,11 @@ def test_how_a_library_spells_the_same_settings_is_no_conflict(tokenizer: Any) -
     assert "their model differs" in str(tokenizer_conflict(json.dumps(own).encode(), json.dumps(other).encode()))
 
 
-@pytest.mark.parametrize(
-    "data", [b"{}", b'{"model": {"vocab": {"a": "x"}}}', b'{"model": {"vocab": []}, "added_tokens": [1]}']
-)
-def test_damaged_tokenizer_is_refused(filled: Registry, zoo: Zoo, bare: Path, data: bytes) -> None:
-    (bare / "tokenizer.json").write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged"):
-        filled.add_expert("law", bare)
+def test_damaged_tokenizer_is_refused(filled: Registry, bare: Path) -> None:
+    for data in (b"{}", b'{"model": {"vocab": {"a": "x"}}}', b'{"model": {"vocab": []}, "added_tokens": [1]}'):
+        (bare / "tokenizer.json").write_bytes(data)
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged"):
+            filled.add_expert("law", bare)
 
 
 def test_tokenizers_that_cannot_be_compared_must_be_equal(filled: Registry, tmp_path: Path, bare: Path) -> None:
@@ -154,8 +132,8 @@ def test_tokenizers_that_cannot_be_compared_must_be_equal(filled: Registry, tmp_
 
 def test_tokens_that_share_a_number_get_another_and_their_rows_move(registry: Registry, tmp_path: Path) -> None:
     own = grown(tmp_path / "law", 102, "[PAD]", "<b>", rows=8)
-    config = json.loads((own / "config.json").read_text())
-    (own / "config.json").write_text(json.dumps(config | {"pad_token_id": 320, "eos_token_id": [0, 321]}))
+    config = json_of(own, "config.json") | {"pad_token_id": 320, "eos_token_id": [0, 321]}
+    (own / "config.json").write_text(json.dumps(config))
     registry.add_expert("code", grown(tmp_path / "code", 101, "<b>", "<call>"), settings=SETTINGS)
     registry.add_expert("law", own, settings=SETTINGS)
     with pytest.raises(IncompatibleError, match=r"token 320 is '\[PAD\]' against '<b>'") as caught:
@@ -168,9 +146,9 @@ def test_tokens_that_share_a_number_get_another_and_their_rows_move(registry: Re
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("<b><call>[PAD]").input_ids == [320, 321, 322]
     assert tokenizer.decode([320, 321, 322]) == "<b><call>[PAD]"
-    made = json.loads((tmp_path / "out" / "config.json").read_text())
+    made = json_of(tmp_path / "out", "config.json")
     assert (made["pad_token_id"], made["eos_token_id"], made["vocab_size"]) == (322, [0, 320], 328)
-    before, after = (load_file(folder / "model.safetensors") for folder in (own, tmp_path / "out"))
+    before, after = tensors_of(own), tensors_of(tmp_path / "out")
     for name in ROWS:
         assert torch.equal(after[name][:320], before[name][:320])
         assert torch.equal(after[name][320], before[name][321])

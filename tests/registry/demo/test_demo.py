@@ -4,10 +4,9 @@ import importlib.util
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,28 +17,30 @@ from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.composition.integrity import ComposedFolder
 from registry.demo import DemoResult, run, run_demo
 from registry.errors import OutputError, StorageError
-from registry.progress import Advance, silent
+from registry.training import weight_trainer
 from tests.conftest import files_of
+from tests.remarks import Remarks
 
 
-@pytest.mark.check
-def test_demo_shows_the_promises(demo_result: DemoResult) -> None:
+@pytest.fixture
+def demo(demo_result: DemoResult, tmp_path: Path) -> Path:
+    return shutil.copytree(demo_result.folder, tmp_path / "demo")
+
+
+def test_demo_shows_the_promises(demo_result: DemoResult, demo: Path) -> None:
     result = demo_result
     assert result.domains == ("code", "english", "math")
-    assert [row.name for row in result.rows] == [
-        "base base@1",
-        "expert code",
-        "expert english",
-        "expert math",
-        "average",
-        "moe",
-    ]
+    rows = ["base base@1", "expert code", "expert english", "expert math", "average", "moe"]
+    assert [row.name for row in result.rows] == rows
     assert len(result.orders) == 6
     assert len(set(result.orders.values())) == 1
     assert result.opted_out == result.never_registered
     assert result.opted_out != next(iter(result.orders.values()))
-    kept = sorted(path.name for path in result.folder.iterdir())
-    assert kept == ["checkpoints", "demo.json", "moe", "registry", "text"]
+    assert sorted(path.name for path in demo.iterdir()) == ["checkpoints", "demo.json", "moe", "registry", "text"]
+    with Registry(demo / "registry") as registry:
+        assert [version.ref for version in registry.versions()] == ["base@1", "code@1", "english@1", "math@1"]
+        (composition,) = registry.compositions()
+        assert len(composition.members) > composition.document["recipe"]["top_k"]  # sparse is what it says
 
 
 def test_models_of_the_demo_are_trained_as_a_users_experts_are(demo_result: DemoResult) -> None:
@@ -63,25 +64,11 @@ def test_demo_asks_for_what_training_needs_before_it_writes(tmp_path: Path, monk
     assert not (tmp_path / "demo").exists()
 
 
-def test_demo_leaves_one_home_with_three_experts(demo_result: DemoResult, tmp_path: Path) -> None:
-    home = shutil.copytree(demo_result.folder / "registry", tmp_path / "home")
-    with Registry(home) as registry:
-        assert [version.ref for version in registry.versions()] == ["base@1", "code@1", "english@1", "math@1"]
-        (composition,) = registry.compositions()
-        assert len(composition.members) > composition.document["recipe"]["top_k"]  # sparse is what it says
-
-
-def test_demo_that_ended_is_shown_again_and_replaced_only_where_asked(tmp_path: Path, demo_result: DemoResult) -> None:
-    demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
-    before, remarks = files_of(demo), list[str]()
-
-    def note(label: str, total: int, unit: str) -> AbstractContextManager[Advance]:
-        remarks.append(label)
-        return silent(label, total, unit)
-
-    again = run_demo(demo, note)
-    assert again == replace(demo_result, folder=demo)
-    assert (len(remarks), "--force makes it again" in remarks[0]) == (1, True)
+def test_demo_that_ended_is_shown_again_and_replaced_only_where_asked(demo: Path, demo_result: DemoResult) -> None:
+    before, remarks = files_of(demo), Remarks()
+    assert run_demo(demo, remarks) == replace(demo_result, folder=demo)
+    (remark,) = remarks.sentences
+    assert "--force makes it again" in remark
     assert files_of(demo) == before
     marker = demo / "demo.json"
     marker.write_text(marker.read_text().replace('"withdrawn": "math"', '"withdrawn": "code"'))
@@ -92,12 +79,10 @@ def test_demo_that_ended_is_shown_again_and_replaced_only_where_asked(tmp_path: 
     assert [path.name for path in demo.iterdir()] == ["demo.json"]
 
 
-@pytest.mark.check
 def test_interrupted_demo_goes_on_with_the_models_that_were_trained(
-    tmp_path: Path, demo_result: DemoResult, monkeypatch: pytest.MonkeyPatch
+    demo: Path, demo_result: DemoResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A demo used to be made again from the start, or to ask for --force."""
-    demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
     (demo / "demo.json").write_text(json.dumps({"made by": "reg demo"}))
     trained = files_of(demo / "checkpoints")
     (demo / "scratch" / "never").mkdir(parents=True)
@@ -112,44 +97,29 @@ def test_interrupted_demo_goes_on_with_the_models_that_were_trained(
     assert run_demo(demo) == again
 
 
-@pytest.mark.check
 def test_a_resumed_training_says_at_which_step(
-    tmp_path: Path, demo_result: DemoResult, monkeypatch: pytest.MonkeyPatch
+    demo: Path, demo_result: DemoResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    demo, remarks = shutil.copytree(demo_result.folder, tmp_path / "demo"), list[str]()
+    def interrupted(_steps: Any, _args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == 1:  # which is done
+            raise KeyboardInterrupt
+
+    remarks, places = Remarks(), (demo / "checkpoints", demo / "scratch")
     shutil.rmtree(demo / "checkpoints" / "math")
-
-    def note(label: str, total: int, unit: str) -> AbstractContextManager[Advance]:
-        remarks.append(label)
-        if interrupting and label == "training math":
-            return _interrupting()
-        return silent(label, total, unit)
-
-    @contextmanager
-    def _interrupting() -> Iterator[Advance]:
-        def advance(amount: int) -> None:
-            seen.append(amount)
-            if len(seen) > 2:  # after the first of two steps
-                raise KeyboardInterrupt
-
-        seen: list[int] = []
-        yield advance
-
     files = {domain: demo / "text" / f"{domain}.train.jsonl.gz" for domain in demo_result.domains}
     monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
     monkeypatch.setattr("registry.demo.run.EXPERT_STEPS", 2)
-    interrupting = True
-    with pytest.raises(KeyboardInterrupt):
-        run._train(demo / "checkpoints", demo / "scratch", files, note)
-    assert not [remark for remark in remarks if "goes on" in remark]
-    interrupting = False
-    run._train(demo / "checkpoints", demo / "scratch", files, note)
-    assert "  math: an interrupted training goes on: 1 of 2 steps were done before" in remarks
-    assert not [remark for remark in remarks if "weights, 2 steps" in remark]  # other remarks stay unsaid
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_trainer._Steps, "on_step_begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run._train(*places, files, remarks)
+    assert "goes on" not in remarks.text
+    run._train(*places, files, remarks)
+    assert "  math: an interrupted training goes on: 1 of 2 steps were done before" in remarks.sentences
+    assert "weights, 2 steps" not in remarks.text  # other remarks stay unsaid
 
 
-def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, tmp_path: Path) -> None:
-    demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
+def test_closing_lines_have_the_figures_of_the_rows(demo_result: DemoResult, demo: Path) -> None:
     lines = CliRunner().invoke(main, ["demo", "--out", str(demo)]).stdout.splitlines()
     average = {row.name: row.average for row in demo_result.rows}
     moe, plain, base = average["moe"], average["average"], average["base base@1"]
@@ -184,8 +154,7 @@ def test_two_demos_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
         assert [path.name for path in (tmp_path / "demo").iterdir()] == ["demo.json"]
 
 
-def test_files_of_a_user_in_an_earlier_demo_stay(tmp_path: Path, demo_result: DemoResult) -> None:
-    demo = shutil.copytree(demo_result.folder, tmp_path / "demo")
+def test_files_of_a_user_in_an_earlier_demo_stay(demo: Path) -> None:
     mine = ["thesis.tex", "text/thesis.txt", "text/math.jsonl.gz", "checkpoints/mine/config.json", "moe2/config.json"]
     for name in mine:
         (demo / name).parent.mkdir(exist_ok=True)

@@ -10,7 +10,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from registry.statistics.file import FILE_NAME
 from tests.conftest import SETTINGS, Zoo, copy_home, files_of
 from tests.registry.distributed import faults
 
+pytestmark = pytest.mark.check
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
@@ -43,11 +45,7 @@ class Nodes:
         import ray
         from ray.cluster_utils import Cluster as RayCluster
 
-        head: dict[str, Any] = {
-            "num_cpus": 0,
-            "include_dashboard": False,
-            "object_store_memory": NODE["object_store_memory"],
-        }
+        head: dict[str, Any] = {**NODE, "num_cpus": 0, "include_dashboard": False}
         head["_system_config"] = {"health_check_period_ms": 500, "health_check_timeout_ms": 3000}
         self._cluster: Any = RayCluster(initialize_head=True, head_node_args=head)
         self._ray: Any = ray
@@ -109,11 +107,10 @@ def statistics(zoo: Zoo, out: Path, cluster: Cluster | None, progress: Any = sil
 
 
 class Seen:
-    """Progress that is kept."""
+    """Progress that is kept: sentences, and what was done of steps."""
 
     def __init__(self) -> None:
-        self.remarks: list[str] = []
-        self.done: dict[str, int] = {}
+        self.remarks, self.done = list[str](), Counter[str]()
         self.totals: dict[str, int] = {}
 
     @contextmanager
@@ -121,11 +118,7 @@ class Seen:
         if not unit:
             self.remarks.append(label)
         self.totals[label] = total
-
-        def advance(amount: int) -> None:
-            self.done[label] = self.done.get(label, 0) + amount
-
-        yield advance
+        yield lambda amount: self.done.update({label: amount})
 
 
 @pytest.mark.trust
@@ -142,7 +135,6 @@ def test_nodes_of_two_kinds_are_refused(
     assert [*tmp_path.glob("partial/*/slice-*")] == []
 
 
-@pytest.mark.check
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_statistics_are_those_of_one_pass(
@@ -159,7 +151,6 @@ def test_statistics_are_those_of_one_pass(
     assert seen.done["collecting"] == seen.totals["collecting"] == SETTINGS.tokens
 
 
-@pytest.mark.check
 def test_a_node_that_is_removed_in_the_middle_changes_nothing(
     zoo: Zoo,
     alone: bytes,
@@ -178,7 +169,6 @@ def test_a_node_that_is_removed_in_the_middle_changes_nothing(
     assert "raylet" not in capfd.readouterr().out  # where results go
 
 
-@pytest.mark.check
 def test_a_killed_process_changes_nothing(
     zoo: Zoo, alone: bytes, two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,24 +228,25 @@ def test_an_interrupt_cancels_tasks_and_the_next_run_goes_on(
     assert seen.done["collecting"] == half
 
 
-@pytest.mark.check
-def test_errors_of_tasks_are_ours(zoo: Zoo, two: Cluster, tmp_path: Path, bare: Path) -> None:
-    described = sliced_pass.SharedCheckpoint(bare, "bare", "0" * 64)
+def test_errors_of_tasks_are_ours_and_threads_those_of_the_main_process(
+    zoo: Zoo, two: Cluster, tmp_path: Path, bare: Path
+) -> None:
+    def result(task: Callable[..., Any], shared: Any, folder: Path = tmp_path, cluster: Cluster = two) -> Any:
+        return cluster.results(Step("working", "B", task, shared, [Task("it", (), 1)], folder), silent)[0].result
+
+    assert result(threads_in_task, None) == torch.get_num_threads() == 1
     with pytest.raises(CheckpointError, match="holds other weights on this node"):
-        two.results(Step("opening", "B", open_in_task, described, [Task("it", (), 1)], tmp_path), silent)
-    absent = tmp_path / "absent"
+        result(open_in_task, sliced_pass.SharedCheckpoint(bare, "bare", "0" * 64))
     with pytest.raises(ClusterError, match="does not see the folder"):
-        two.results(Step("opening", "B", open_in_task, None, [Task("it", (), 1)], absent), silent)
+        result(open_in_task, None, tmp_path / "absent")
     with pytest.raises(ZeroDivisionError):
-        two.results(Step("dividing", "B", divide_in_task, 0, [Task("it", (), 1)], tmp_path), silent)
+        result(divide_in_task, 0)
     with pytest.raises(InvalidInputError, match="tasks take no GPU"):
         two.device("cuda")
     with pytest.raises(ClusterError, match=r"no node .* has 1 free GPUs"):
-        Cluster(two.address, 1, gpus=1).results(
-            Step("x", "B", divide_in_task, 1, [Task("it", (), 1)], tmp_path), silent
-        )
+        result(divide_in_task, 1, cluster=Cluster(two.address, 1, gpus=1))
     with pytest.raises(ClusterError, match=r"no node .* has so many processors \(the largest has 1\)"):
-        Cluster(two.address, 64).results(Step("x", "B", divide_in_task, 1, [Task("it", (), 1)], tmp_path), silent)
+        result(divide_in_task, 1, cluster=Cluster(two.address, 64))
 
 
 def open_in_task(shared: Any, *, progress: Any) -> None:
@@ -266,7 +257,10 @@ def divide_in_task(shared: int, *, progress: Any) -> float:
     return 1 / shared
 
 
-@pytest.mark.check
+def threads_in_task(shared: None, *, progress: Any) -> int:
+    return torch.get_num_threads()
+
+
 def test_self_sampled_text_is_that_of_one_process(two: Cluster, bare: Path, tmp_path: Path) -> None:
     settings = PassSettings(tokens=48, seq_len=16, batch_size=2)
     here, _ = collect_to(bare, tmp_path / "here", settings=settings)
@@ -290,7 +284,6 @@ RECIPES = [
 ]
 
 
-@pytest.mark.check
 def test_compositions_are_equal_in_every_byte(
     filled: Registry, clustered: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +301,6 @@ def test_compositions_are_equal_in_every_byte(
     assert files_of(tmp_path / "there0") == files_of(tmp_path / "here0")
 
 
-@pytest.mark.check
 def test_evaluations_are_equal(filled: Registry, clustered: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     data = {name: [zoo.test[name]] for name in ("code", "math")}
@@ -320,7 +312,6 @@ def test_evaluations_are_equal(filled: Registry, clustered: Registry, zoo: Zoo, 
     assert len(rows) > 6
 
 
-@pytest.mark.check
 def test_a_list_of_experts_is_registered_alike(zoo: Zoo, two: Cluster, bare: Path, tmp_path: Path) -> None:
     """One expert fails where its text is read; it names itself, and the others are registered."""
     (tmp_path / "empty.txt").write_text("")
@@ -349,7 +340,6 @@ def test_a_list_of_experts_is_registered_alike(zoo: Zoo, two: Cluster, bare: Pat
     assert found[0] == found[1]
 
 
-@pytest.mark.check
 def test_the_command_runs_on_a_cluster(zoo: Zoo, nodes: Nodes, two: Cluster, tmp_path: Path) -> None:
     """--ray takes the cluster that this process is connected to."""
     (tmp_path / "experts.yaml").write_text(f"- {{name: law, checkpoint: {zoo.experts['law']}}}\n")
@@ -357,13 +347,3 @@ def test_the_command_runs_on_a_cluster(zoo: Zoo, nodes: Nodes, two: Cluster, tmp
     result = CliRunner().invoke(main, [*map(str, words)])
     assert result.exit_code == 0, result.stderr
     assert [one["ref"] for one in json.loads(result.stdout)["experts"]] == ["law@1"]
-
-
-@pytest.mark.check
-def test_tasks_use_the_threads_of_the_main_process(two: Cluster, tmp_path: Path) -> None:
-    step = Step("counting", "B", threads_in_task, None, [Task("it", (), 1)], tmp_path)
-    assert two.results(step, silent)[0].result == torch.get_num_threads() == 1
-
-
-def threads_in_task(shared: None, *, progress: Any) -> int:
-    return torch.get_num_threads()

@@ -83,6 +83,15 @@ def chat_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }")
 
 
+def small_embedding(folder: Path) -> None:
+    def cut(found: Tensors) -> None:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            found[name] = found[name][:300].clone()
+
+    tensors(cut)(folder)
+    settings(vocab_size=300)(folder)
+
+
 def shuffled_attention(found: Tensors) -> None:
     draw = torch.Generator().manual_seed(0)
     for name, weight in found.items():
@@ -99,9 +108,8 @@ def swapped_experts(found: Tensors) -> None:
 
 def loop(folder: Path) -> None:
     """Make a model blind to the text: it gives every token its share of all code, so that it always writes the same."""
-    tensors(lambda found: found["model.embed_tokens.weight"].copy_(found["model.embed_tokens.weight"][5:6].clone()))(
-        folder
-    )
+    name = "model.embed_tokens.weight"
+    tensors(lambda found: found[name].copy_(found[name][5:6].clone()))(folder)
     model: Any = load_model(folder, "float32", "cpu")
     tokens = load_tokenizer(folder)(" ".join(rounds("code", 40, seed=2)))["input_ids"]
     scores = torch.bincount(torch.tensor(tokens), minlength=len(model.lm_head.weight)).add(0.01).log()
@@ -129,18 +137,7 @@ BROKEN: dict[str, tuple[str, Break, str]] = {
         "dtypes",
     ),
     "the vocabulary is larger than the embedding": ("dense", settings(vocab_size=400), "vocabulary"),
-    "the tokenizer is larger than the embedding": (
-        "dense",
-        lambda folder: (
-            tensors(
-                lambda found: found.update(
-                    {name: found[name][:300].clone() for name in ("model.embed_tokens.weight", "lm_head.weight")}
-                )
-            )(folder),
-            settings(vocab_size=300)(folder),
-        )[-1],
-        "vocabulary",
-    ),
+    "the tokenizer is larger than the embedding": ("dense", small_embedding, "vocabulary"),
     "the end token does not exist": ("dense", settings(eos_token_id=9999), "special-tokens"),
     "the generation's end token does not exist": (
         "dense",

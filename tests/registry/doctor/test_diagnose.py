@@ -2,17 +2,65 @@
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from registry import RegError, Registry, TestSettings
+from registry import EnsembleRecipe, PassSettings, Recipe, RegError, Registry, TestSettings
+from registry.composition import AnyRecipe
 from registry.doctor import CHECKS, Diagnosis, diagnose
-from tests.conftest import Shared
-from tests.registry.doctor.broken import ATTENTION, BROKEN, ROUTER, fill, settings, tensors
-from tests.registry.doctor.conftest import Ward
+from registry.doctor.generation_check import _repeats
+from tests.conftest import Shared, copy_home
+from tests.registry.doctor.broken import ATTENTION, BROKEN, settings, tensors
 from tests.tiny import ALL_RECIPES, BASE, BASE_NAME, CONTENTS, SETTINGS, SPARSE, WIDE, make, make_pool, with_others
+from tests.trained_models import trained_experts
+
+RECIPES: dict[str, AnyRecipe] = {
+    "moe": Recipe(),
+    "ridge": Recipe(router="ridge", trunk="mean", top_k=1),
+    "ensemble": EnsembleRecipe(),
+}
+DOMAINS = ("code", "math")
+
+
+@dataclass(frozen=True)
+class Ward:
+    """Healthy model folders by name (`dense` is an expert), their registry's home, and text of each domain."""
+
+    folders: dict[str, Path]
+    home: Path
+    data: dict[str, list[Path]]
+
+
+@pytest.fixture(scope="session")
+def ward(shared: Shared) -> Ward:
+    return shared.get("ward", _make_ward)
+
+
+def _make_ward(root: Path) -> Ward:
+    experts, texts = trained_experts(root, DOMAINS)
+    settings = PassSettings(tokens=512, seq_len=32, batch_size=4)
+    with Registry(root / "home") as registry:
+        for name, folder in experts.items():
+            registry.add_expert(name, folder, data=[texts[name]], settings=settings, keep_calibration=True)
+        for name, recipe in RECIPES.items():
+            registry.compose(list(experts), root / name, recipe)
+    folders = {name: root / name for name in RECIPES} | {"dense": experts["code"]}
+    return Ward(folders, root / "home", {name: [text] for name, text in texts.items()})
+
+
+@pytest.fixture
+def patient(ward: Ward, tmp_path: Path) -> dict[str, Path]:
+    """Copies of the dense model and of two mixtures, which may be broken."""
+    return {name: shutil.copytree(ward.folders[name], tmp_path / name) for name in ("dense", "moe", "ridge")}
+
+
+@pytest.fixture
+def ward_registry(ward: Ward, tmp_path: Path) -> Path:
+    """The home of a registry of its own with the experts."""
+    return copy_home(ward.home, tmp_path / "home")
 
 
 def errors(diagnosis: Diagnosis) -> list[str]:
@@ -42,63 +90,40 @@ def test_healthy_folders_have_neither_error_nor_warning(ward: Ward, name: str) -
 
 
 @pytest.mark.check
-def test_a_registry_knows_the_members_and_their_text(ward: Ward, ward_registry: Path) -> None:
+def test_a_registry_knows_the_members_their_text_and_who_was_opted_out(ward: Ward, ward_registry: Path) -> None:
+    folder = ward.folders["moe"]
     with Registry(ward_registry) as registry:
-        diagnosis = registry.doctor(ward.folders["moe"])
+        diagnosis = registry.doctor(folder)
+        registry.opt_out("math")
+        after = registry.doctor(folder, ward.data)
     assert [finding.severity for finding in diagnosis.findings] == ["ok"] * len(diagnosis.findings)
     said = {finding.check: finding.message for finding in diagnosis.findings}
     assert said["loads"] == "transformers loads it; it is run on the members' kept text: code, math"
     assert "the averaged weights of its members" in said["comparison"]
-    assert diagnosis.next == f"reg evaluate {ward.folders['moe']} --data code=FILE --data math=FILE"
-
-
-def test_what_was_evaluated_is_reported_next(
-    ward: Ward, ward_registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = ward.folders["moe"]
-    monkeypatch.chdir(tmp_path)
-    with Registry(ward_registry) as registry:
-        registry.evaluate([folder], ward.data, TestSettings(windows=2, seq_len=16))
-        assert registry.doctor(folder, quick=True).next == f"reg report {folder} --out report.html"
-        Path("report.html").touch()
-        assert registry.doctor(folder, quick=True).next == f"reg report {folder} --out report-2.html"
+    assert diagnosis.next == f"reg evaluate {folder} --data code=FILE --data math=FILE"
+    assert errors(after) == ["members"]
+    assert after.verdict.startswith(f"{folder} must not be used: it holds math@1, which was opted out at ")
+    assert after.next == f"compose the others without it, and delete {folder}"
 
 
 @pytest.mark.check
-def test_scores_of_test_text_are_said_in_place_of_a_comparison_on_little_text(ward: Ward, ward_registry: Path) -> None:
-    folder = ward.folders["moe"]
+def test_what_was_evaluated_is_said_and_reported_next(
+    ward: Ward, ward_registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of test text stand in place of a comparison on little text."""
+    folder, settings = ward.folders["moe"], TestSettings(windows=2, seq_len=16)
+    monkeypatch.chdir(tmp_path)
     with Registry(ward_registry) as registry:
-        settings = TestSettings(windows=2, seq_len=16)
         rows = registry.evaluate([folder], ward.data, settings, baselines=True)
         average = next(row.average for row in rows if row.name == "average")
         said = [one.message for one in registry.doctor(folder).findings if one.check == "comparison"]
         given = [one.message for one in registry.doctor(folder, ward.data).findings if one.check == "comparison"]
+        assert registry.doctor(folder, quick=True).next == f"reg report {folder} --out report.html"
+        Path("report.html").touch()
+        assert registry.doctor(folder, quick=True).next == f"reg report {folder} --out report-2.html"
     assert [line.startswith("its stored evaluation has scores of code ") for line in said] == [True]
     assert said[0].endswith(f"; their averaged weights have a mean of {average:.1f}")
     assert len(given) == 2  # text that was given is worth a comparison
-
-
-@pytest.mark.check
-def test_a_member_that_was_opted_out_is_an_error(ward: Ward, ward_registry: Path) -> None:
-    with Registry(ward_registry) as registry:
-        registry.opt_out("math")
-        diagnosis = registry.doctor(ward.folders["moe"], ward.data)
-    assert errors(diagnosis) == ["members"]
-    assert diagnosis.verdict.startswith(
-        f"{ward.folders['moe']} must not be used: it holds math@1, which was opted out at "
-    )
-    assert diagnosis.next == f"compose the others without it, and delete {ward.folders['moe']}"
-
-
-def test_the_verdict_names_layer_and_part(ward: Ward, patient: dict[str, Path]) -> None:
-    fill(ROUTER, float("nan"))(patient["moe"])
-    diagnosis = diagnose(None, patient["moe"], ward.data)
-    assert diagnosis.verdict == f"{patient['moe']} is broken: layer 1's router is NaN ({ROUTER})"
-    assert diagnosis.next == (
-        f"reg compose --recipe {patient['moe']}/composition.json --out {patient['moe'].with_name('moe-again')}"
-    )
-    [changed] = diagnosis.of("warning")
-    assert (changed.check, changed.message) == ("integrity", "model.safetensors was changed since it was composed")
 
 
 def test_an_error_skips_what_it_makes_useless_and_says_so(patient: dict[str, Path]) -> None:
@@ -148,17 +173,26 @@ def test_wrong_requests_are_errors_of_their_own(ward: Ward, tmp_path: Path) -> N
 
 @pytest.mark.check
 def test_any_file_of_noise_is_a_finding(ward: Ward, tmp_path: Path) -> None:
-    for name in (
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "composition.json",
-    ):
+    for name in ("config", "generation_config", "tokenizer", "tokenizer_config", "composition"):
         folder = shutil.copytree(ward.folders["moe"], tmp_path / name)
         for noise in (b"\xff\x00", b"[]", b'{"a": NaN}', json.dumps({"members": [1], "eos_token_id": {}}).encode()):
-            (folder / name).write_bytes(noise)
+            (folder / f"{name}.json").write_bytes(noise)
             assert diagnose(None, folder, quick=True).verdict
+
+
+@pytest.mark.parametrize(
+    ("tokens", "repeats"),
+    [
+        ([5, 6, 7] * 8, True),
+        ([1, 2, 3, 4, 5, 6, 7, 8, *[9, 10, 11, 12] * 4], True),  # after words of its own
+        (list(range(8)) * 3, True),
+        (list(range(9)) * 3, False),
+        ([7] * 23 + [8], False),
+        (list(range(24)), False),
+    ],
+)
+def test_a_text_that_repeats_itself(tokens: list[int], repeats: bool) -> None:
+    assert _repeats(tokens) is repeats
 
 
 @pytest.mark.check(after=1)

@@ -29,8 +29,6 @@ def results(path: Path, tasks: Mapping[str, Mapping[str, Any]], **more: Any) -> 
     """Write a result file as lm_eval does, with what it says besides figures."""
     document = {
         "results": tasks,
-        "group_subtasks": {task: [] for task in tasks},
-        "configs": {task: {"task": task, "metadata": {"version": 1.0}} for task in tasks},
         "versions": dict.fromkeys(tasks, 1.0),
         "n-shot": dict.fromkeys(tasks, 0),
         "higher_is_better": {
@@ -103,83 +101,77 @@ def refused(files: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
 
 def test_metric_must_be_one(files: dict[str, list[Path]], tmp_path: Path) -> None:
     files = {"math": files["math"]}
+    metrics = "'exact_match,strict-match', 'exact_match,flexible-extract'"
     for metric in ("", ":exact_match"):
         told = refused(files, {"math": [f"gsm8k{metric}"]})
-        assert (
-            "gsm8k.json: gsm8k has several metrics: 'exact_match,strict-match', 'exact_match,flexible-extract'" in told
-        )
+        assert f"gsm8k.json: gsm8k has several metrics: {metrics}" in told
         assert "--task 'math=gsm8k:exact_match,strict-match'" in told
     assert "gsm8k has no metric 'acc': it has 'exact_match,strict-match'" in refused(files, {"math": ["gsm8k:acc"]})
     assert "no metric 'acc_stderr'" in refused(files, {"math": ["svamp:acc_stderr"]})  # a deviation is no accuracy
     old = results(tmp_path / "old.json", {"gsm8k": {"acc": 0.3, "acc_stderr": 0.1}})
     assert "old.json: gsm8k has no metric |" in refused({"math": [old]}, {"math": ["gsm8k"]})
     other = results(tmp_path / "other.json", {"svamp": acc(0.5, "exact_match")})
-    told = refused({"math": files["math"], "moe": [other]}, {"math": ["svamp"]})
+    told = refused(files | {"moe": [other]}, {"math": ["svamp"]})
     assert "other.json: svamp has no metric 'acc,none', in which math's expert was measured" in told
 
 
 def test_task_and_expert_must_be_there_once(files: dict[str, list[Path]]) -> None:
-    told = refused(files, {"math": ["gsm8"]})
-    assert "the results of math have no task 'gsm8': they have 'gsm8k', 'svamp'; did you mean 'gsm8k'?" in told
-    told = refused({"math": files["math"], "moe": files["code"]}, {"math": ["svamp"]})
-    assert "the results of moe have no task 'svamp'" in told
-    assert "lm_eval --tasks svamp" in told
-    told = refused(files, {"maths": ["svamp"]})
-    assert "no results of maths's own expert" in told
-    assert "did you mean 'math'?" in told
-    assert "both have results of svamp for math" in refused(files | {"math": files["math"] * 2}, {"math": ["svamp"]})
-    assert "task svamp of math is given twice" in refused(files, {"math": ["svamp", "svamp:acc"]})
-    assert "there is no task" in refused(files, {})
-    assert "there is no task" in refused(files, {"math": []})
+    other, twice = {"math": files["math"], "moe": files["code"]}, files | {"math": files["math"] * 2}
+    known = "the results of math have no task 'gsm8': they have 'gsm8k', 'svamp'; did you mean 'gsm8k'?"
+    cases: list[tuple[dict[str, list[Path]], dict[str, list[str]], str]] = [
+        (files, {"math": ["gsm8"]}, known),
+        (other, {"math": ["svamp"]}, "the results of moe have no task 'svamp'"),
+        (files, {"maths": ["svamp"]}, "no results of maths's own expert"),
+        (files, {"maths": ["svamp"]}, "give --accuracy maths=FILE; did you mean 'math'?"),
+        (twice, {"math": ["svamp"]}, "both have results of svamp for math"),
+        (files, {"math": ["svamp", "svamp:acc"]}, "task svamp of math is given twice"),
+        (files, {}, "there is no task"),
+        (files, {"math": []}, "there is no task"),
+    ]
+    for given, tasks, told in cases:
+        assert told in refused(given, tasks)
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [(1.5, "it is 1.5, not in"), (-0.5, "not in"), (True, "has no metric"), ("0.5", "has no metric")],
-)
-def test_value_that_is_no_accuracy_is_refused(tmp_path: Path, value: object, reason: str) -> None:
-    path = results(tmp_path / "a.json", {"t": acc(value)})
-    assert reason in refused({"math": [path]}, {"math": ["t"]})
-
-
-def test_expert_that_can_nothing_and_losses_are_refused(files: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_values_that_are_no_accuracies_are_refused(tmp_path: Path) -> None:
+    for value, reason in (
+        (1.5, "it is 1.5, not in"),
+        (-0.5, "not in"),
+        (True, "has no metric"),
+        ("0.5", "has no metric"),
+    ):
+        path = results(tmp_path / "a.json", {"t": acc(value)})
+        assert reason in refused({"math": [path]}, {"math": ["t"]})
     zero = results(tmp_path / "zero.json", {"svamp": acc(0.0)})
     assert "'acc,none' of svamp is 0 for math's own expert" in refused({"math": [zero]}, {"math": ["svamp"]})
     lower = results(tmp_path / "brier.json", {"t": acc(0.3, "brier")}, higher_is_better={"t": {"brier": False}})
     assert "'brier,none' of t is no accuracy: lower is better" in refused({"math": [lower]}, {"math": ["t"]})
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"n-shot": {"svamp": 5}}, "shots 5 in"),
-        ({"versions": {"svamp": 2.0}}, "version 2.0 in"),
-        ({"n-samples": {"svamp": {"original": 100, "effective": 50}}}, "samples {'original': 100, 'effective': 50} in"),
-    ],
-)
-def test_tasks_done_under_other_conditions_are_not_compared(
-    files: dict[str, list[Path]], tmp_path: Path, change: dict[str, Any], told: str
-) -> None:
-    other = results(tmp_path / "other.json", {"svamp": acc(0.5)}, **change)
-    with pytest.raises(IncompatibleError, match="svamp of moe and of math cannot be compared") as caught:
-        accuracy_scores({"math": files["math"], "moe": [other]}, {"math": ["svamp"]})
-    assert told in caught.value.message
-    silent = results(tmp_path / "silent.json", {"svamp": acc(0.5)}, **{key: {} for key in change})
-    assert by_name(accuracy_scores({"math": files["math"], "moe": [silent]}, {"math": ["svamp"]}))["moe"].average
+def test_tasks_done_under_other_conditions_are_not_compared(files: dict[str, list[Path]], tmp_path: Path) -> None:
+    half = {"original": 100, "effective": 50}
+    for key, value, told in (
+        ("n-shot", 5, "shots 5 in"),
+        ("versions", 2.0, "version 2.0 in"),
+        ("n-samples", half, f"samples {half} in"),
+    ):
+        other = results(tmp_path / "other.json", {"svamp": acc(0.5)}, **{key: {"svamp": value}})
+        with pytest.raises(IncompatibleError, match="svamp of moe and of math cannot be compared") as caught:
+            accuracy_scores({"math": files["math"], "moe": [other]}, {"math": ["svamp"]})
+        assert told in caught.value.message
+        silent = results(tmp_path / "silent.json", {"svamp": acc(0.5)}, **{key: {}})
+        rows = accuracy_scores({"math": files["math"], "moe": [silent]}, {"math": ["svamp"]})
+        assert by_name(rows)["moe"].average
 
 
 @pytest.mark.parametrize(
     ("data", "told"),
     [
         (b"", "is not JSON"),
-        (b"[]", "is not a JSON object"),
         (b"{}", "holds no results of lm-evaluation-harness"),
         (b'{"results": []}', "holds no results of lm-evaluation-harness"),
         (b'{"results": {"t": 0.5}}', "holds no results of lm-evaluation-harness"),
         (b'{"results": {"t": {"acc,none": 0.5}}, "n-shot": 5}', "holds no results of lm-evaluation-harness"),
         (b'{"results": {"t": {"acc,none": NaN}}}', "NaN is not a number of JSON"),
-        (b'{"results": {"t": {"acc,none": 1, "acc,none": 0}}}', "twice"),
-        (b'{"results": {"t": {"acc,none": 1e999}}}', "too large"),
         (b'{"results": ' + b"[" * 5000, "nested deeper"),
         (b"x" * (16 * 2**20 + 1), "more than"),
     ],
@@ -206,15 +198,11 @@ def test_command_prints_the_same_figures_in_every_form(files: dict[str, list[Pat
     rows = accuracy_scores(files, TASKS)
     assert json.loads(run("--json")) == [row.document() for row in rows]
     lines = run().splitlines()
-    assert lines[0].split("  ")[0] == "accuracy"
     assert "math: gsm8k (exact_match,strict-match)" in lines[0]
-    assert [line.split() for line in lines[4:5]] == [["moe", "40.0%", "30.0%", "60.0%"]]
-    assert lines[6].split() == ["normalised", "score", "math", "code", "mean"]
-    assert lines[8].split() == ["math", "100.00"]
+    assert lines[4].split() == ["moe", "40.0%", "30.0%", "60.0%"]
     assert lines[-1].split() == ["moe", "65.00", "80.00", "72.50"]
-    header, *table = run("--csv").splitlines()
-    assert header.startswith("model,accuracy math gsm8k,accuracy math svamp,accuracy code humaneval,score math")
-    assert table[-1] == f"moe,0.4,0.3,0.6,{rows[-1].score['math']},80.0,{rows[-1].average}"
+    *_, last = run("--csv").splitlines()
+    assert last == f"moe,0.4,0.3,0.6,{rows[-1].score['math']},80.0,{rows[-1].average}"
     assert run("--markdown").startswith("| accuracy |")
     assert "not of the form NAME=FILE" in run("--accuracy", "math", code=2)
 

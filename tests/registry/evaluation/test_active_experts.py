@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from registry import EnsembleRecipe, Recipe, Registry, TestSettings
+from registry import EnsembleRecipe, Recipe, Registry
 from registry.errors import InvalidInputError
 from registry.evaluation import Row
 from registry.evaluation.model_folders import active_experts_of
 from registry.runtime.gates import experts_per_token, gates
 from tests.conftest import Shared, Zoo, files_of
+from tests.registry.evaluation.conftest import PAIR, SETTINGS, Data
 from tests.registry.hosts.test_hosts import IDS, load, shared_variant
 from tests.registry.runtime.test_gates import ONE_EACH
-
-SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
 
 
 @pytest.mark.check(after=2)
@@ -61,6 +60,11 @@ def test_rows_are_those_of_folders_with_that_number(filled: Registry, zoo: Zoo, 
     assert [row.name for row in rows] == ["moe", "moe top-1", "moe top-2", "moe top-3"]
     assert [row.experts_per_token for row in rows] == [2, 1, 2, 3]
     assert files_of(moe) == files
+    filled.evaluate([moe], data, SETTINGS)  # stored beside those with numbers
+    plain, stored = filled.evaluations(filled.compositions()[0])
+    assert stored.document["active_experts"] == [row.document() for row in rows[1:]]
+    assert stored.document["figures"] == rows[0].document() == plain.document["figures"]
+    assert "active_experts" not in plain.document
     assert figures(rows[2]) == figures(rows[0])
     assert [(row.load, row.accuracy, row.routing, row.accuracy_by_tokens) for row in rows[1:]] == [({}, {}, {}, {})] * 3
     for row in rows[1:]:
@@ -72,43 +76,27 @@ def test_rows_are_those_of_folders_with_that_number(filled: Registry, zoo: Zoo, 
     sizes = [row.active_parameters or 0 for row in rows[1:]]
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == rows[0].parameters
-    assert [row.name for row in filled.evaluate([moe], data, SETTINGS, active_experts=[3, 1, 3])[1:]] == [
-        "moe top-1",
-        "moe top-3",
-    ]
-
-
-@pytest.mark.check
-def test_figures_are_stored_beside_those_without(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    data = {name: [zoo.test[name]] for name in ("code", "math")}
-    filled.compose(list(data), tmp_path / "moe")
-    rows = filled.evaluate([tmp_path / "moe"], data, SETTINGS, active_experts=[1, 2])
-    filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    plain, stored = filled.evaluations(filled.compositions()[0])
-    assert stored.document["active_experts"] == [row.document() for row in rows[1:]]
-    assert stored.document["figures"] == rows[0].document() == plain.document["figures"]
-    assert "active_experts" not in plain.document
+    rows = filled.evaluate([moe], data, SETTINGS, active_experts=[3, 1, 3])
+    assert [row.name for row in rows] == ["moe", "moe top-1", "moe top-3"]
 
 
 @pytest.mark.check
 def test_what_has_no_such_experts_is_refused_first(
-    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: Registry, moe: Path, zoo: Zoo, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = {"code": [zoo.test["code"]]}
-    filled.compose(["code", "math"], tmp_path / "moe")
-    filled.compose(["code", "math"], tmp_path / "btm", EnsembleRecipe())
+    filled.compose(PAIR, tmp_path / "btm", EnsembleRecipe())
     monkeypatch.setattr("registry.evaluation.table.make_benchmark", lambda *_: pytest.fail("nothing is scored"))
     for folder in (zoo.base, tmp_path / "btm"):
         with pytest.raises(InvalidInputError, match="it is no mixture"):
-            filled.evaluate([tmp_path / "moe", folder], data, SETTINGS, active_experts="all")
+            filled.evaluate([moe, folder], data, SETTINGS, active_experts="all")
     for count in (3, 0, -1):
         with pytest.raises(InvalidInputError, match=f"{count} active experts are asked for, .*moe has 2") as caught:
-            filled.evaluate([tmp_path / "moe"], data, SETTINGS, active_experts=[1, count])
+            filled.evaluate([moe], data, SETTINGS, active_experts=[1, count])
         assert caught.value.hint == "give --active-experts from 1 to 2, or all"
     with pytest.raises(InvalidInputError, match="active experts need a folder"):
         filled.evaluate([], data, SETTINGS, experts=["code"], methods=["context"], active_experts=[1])
     with pytest.raises(InvalidInputError, match="active_experts must be a list"):
-        filled.evaluate([tmp_path / "moe"], data, SETTINGS, active_experts="1,2")  # type: ignore[arg-type]
+        filled.evaluate([moe], data, SETTINGS, active_experts="1,2")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("number", "count"), [(10**12, 1024), ("2", None), (None, None), (0, None)])

@@ -1,34 +1,24 @@
-"""Proves: figures of an audit are stored with a composition that was made here, never text; an opt-out deletes them."""
+"""Proves: a model that learned documents by heart gives them away, and one that never saw them does not.
+
+And: figures of an audit are stored with a composition that was made here, never text; an opt-out deletes them.
+"""
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from registry import ExtractionSettings, Recipe, Registry
-from registry.errors import CheckpointError, InvalidInputError
-from registry.evaluation import Extraction
-from registry.progress import Advance
+from registry import ExpertTraining, ExtractionSettings, Recipe, Registry
+from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
+from registry.evaluation.extraction import Extraction, audit_extraction
+from registry.progress import silent
 from tests.conftest import Zoo
+from tests.models import sentences, write_jsonl
+from tests.remarks import Remarks
 
 SETTINGS = ExtractionSettings(documents=2, prefix=8, continued=4, samples=2, device="cpu")
-
-
-class Told:
-    """A progress reporter that keeps the remarks."""
-
-    def __init__(self) -> None:
-        self.remarks: list[str] = []
-
-    @contextmanager
-    def __call__(self, label: str, total: int, unit: str) -> Iterator[Advance]:
-        """Keep a remark."""
-        if not unit:
-            self.remarks.append(label)
-        yield lambda amount: None
+LONGER = ExtractionSettings(documents=4, prefix=8, continued=16, samples=4, device="cpu")
 
 
 @pytest.fixture
@@ -42,7 +32,9 @@ def own(registry: Registry, zoo: Zoo, tmp_path: Path) -> Registry:
 
 
 @pytest.mark.check
-def test_figures_are_stored_with_the_composition_and_replaced(own: Registry, zoo: Zoo, tmp_path: Path) -> None:
+def test_figures_are_stored_with_the_composition_and_replaced_without_text(
+    own: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
     plan = own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
     base, moe = own.audit_extraction([zoo.base, tmp_path / "moe"], [zoo.train["math"]], SETTINGS)
     (made,) = own.compositions(plan.digest)
@@ -53,21 +45,18 @@ def test_figures_are_stored_with_the_composition_and_replaced(own: Registry, zoo
     found = {"extracted": moe.extracted, "rate": moe.rate, "similarity": moe.mean, "most": max(moe.similarity)}
     assert stored.document["extraction"] == found
     assert stored.document["settings"]["continued"] == 4
+    words = {word for line in zoo.train["math"].read_text().splitlines() for word in json.loads(line)["text"].split()}
+    assert not [word for word in words if len(word) > 3 and word in json.dumps(stored.document)]
     own.audit_extraction([tmp_path / "moe"], [zoo.train["math"]], SETTINGS)
     (again,) = own.audits(made)
     assert (again.document, again.asked) == (stored.document, stored.asked)
     own.audit_extraction([tmp_path / "moe"], [zoo.test["math"]], SETTINGS)
     assert [audit.document["data"]["label"] for audit in own.audits(made)] == ["math.test.jsonl", "math.train.jsonl"]
-
-
-@pytest.mark.check
-def test_no_text_is_stored(own: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    plan = own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
-    own.audit_extraction([tmp_path / "moe"], [zoo.train["math"]], SETTINGS)
-    (made,) = own.compositions(plan.digest)
-    words = {word for line in zoo.train["math"].read_text().splitlines() for word in json.loads(line)["text"].split()}
-    written = json.dumps(own.audits(made)[0].document)
-    assert not [word for word in words if len(word) > 3 and word in written]
+    with pytest.raises(InvalidInputError, match="data must be a list"):
+        own.audit_extraction([zoo.base], zoo.train["math"])  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="math") as caught:
+        own.audit_extraction([Path("math")], [zoo.train["math"]])
+    assert "reg export math@1" in str(caught.value.hint)
 
 
 @pytest.mark.check
@@ -92,60 +81,79 @@ def test_an_opt_out_deletes_the_figures_of_its_compositions_and_of_its_text(
 
 
 @pytest.mark.check
-def test_text_that_a_member_was_calibrated_on_is_no_unseen_text(own: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
-    own.compose(["code"], tmp_path / "code", Recipe(router="ridge"))
-    renamed = shutil.copy(zoo.train["math"], tmp_path / "renamed.jsonl")
-    told, moe = Told(), f"the composition in {tmp_path / 'moe'}"
-    with Registry(own.home.path, progress=told) as registry:
-        registry.audit_extraction([tmp_path / "moe", tmp_path / "code"], [zoo.test["math"]], SETTINGS)
-        assert [text for text in told.remarks if "calibration" in text] == []
-        registry.audit_extraction([tmp_path / "moe", tmp_path / "code"], [zoo.test["math"], renamed], SETTINGS)
-    assert [text for text in told.remarks if "calibration" in text] == [
-        f"math.test.jsonl, renamed.jsonl is calibration text of math@1, so it is no unseen text for {moe}"
-    ]
-
-
-@pytest.mark.check
-def test_text_of_an_exported_expert_is_no_unseen_text_for_it(own: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
-    for name in ("code", "math"):
-        own.export(name, tmp_path / name)
-    renamed = shutil.copy(zoo.train["math"], tmp_path / "renamed.jsonl")
-    told = Told()
-    with Registry(own.home.path, progress=told) as registry:
-        folders = [zoo.base, tmp_path / "moe", tmp_path / "code", tmp_path / "math"]
-        registry.audit_extraction(folders, [renamed], SETTINGS)
-        registry.audit_extraction(folders[2:], [renamed], SETTINGS)
-    said = "renamed.jsonl is calibration text of math@1, so it is no unseen text for the"
-    composition, expert = f"{said} composition in {tmp_path / 'moe'}", f"{said} expert in {tmp_path / 'math'}"
-    assert [text for text in told.remarks if "calibration" in text] == [composition, expert, expert]
-
-
-@pytest.mark.check
-def test_folder_that_was_changed_or_made_elsewhere_is_audited_and_not_stored(
+def test_text_that_an_expert_was_calibrated_on_is_no_unseen_text_for_what_has_it(
     own: Registry, zoo: Zoo, tmp_path: Path
 ) -> None:
-    plan = own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
-    with Registry(tmp_path / "stranger") as stranger:
-        (found,) = stranger.audit_extraction([tmp_path / "moe"], [zoo.test["math"]], SETTINGS)
-        assert isinstance(found, Extraction)
-        assert stranger.log() == []
-    (tmp_path / "moe" / "README.md").write_text("mine")
-    told = Told()
-    with Registry(own.home.path, progress=told) as registry:
-        registry.audit_extraction([tmp_path / "moe"], [zoo.test["math"]], SETTINGS)
-    assert (
-        told.remarks[-1]
-        == f"the figures of moe are not stored: {tmp_path}/moe/README.md was changed since it was written"
-    )
-    assert own.audits(own.compositions(plan.digest)[0]) == []
+    """For a composition with the expert, and for the expert itself, exported."""
+    own.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge"))
+    own.compose(["code"], tmp_path / "without", Recipe(router="ridge"))
+    for name in ("code", "math"):
+        own.export(name, tmp_path / name)
+    renamed = Path(shutil.copy(zoo.train["math"], tmp_path / "renamed.jsonl"))
+    said = "is calibration text of math@1, so it is no unseen text for the"
+    composition, expert = f"{said} composition in {tmp_path / 'moe'}", f"{said} expert in {tmp_path / 'math'}"
+    own.progress = remarks = Remarks()
+
+    def told(folders: list[Path], *files: Path) -> list[str]:
+        remarks.sentences.clear()
+        own.audit_extraction(folders, files, SETTINGS)
+        return [text for text in remarks.sentences if "calibration" in text]
+
+    composed, exported = [tmp_path / "moe", tmp_path / "without"], [tmp_path / "code", tmp_path / "math"]
+    assert told(composed, zoo.test["math"]) == []
+    assert told(composed, zoo.test["math"], renamed) == [f"math.test.jsonl, renamed.jsonl {composition}"]
+    both = [f"renamed.jsonl {composition}", f"renamed.jsonl {expert}"]
+    assert told([zoo.base, composed[0], *exported], renamed) == both
+    assert told(exported, renamed) == both[1:]
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "seen.jsonl", sentences("law", 3, seed=5))
 
 
 @pytest.mark.check
-def test_what_is_no_list_and_no_model_is_refused(own: Registry, zoo: Zoo) -> None:
-    with pytest.raises(InvalidInputError, match="data must be a list"):
-        own.audit_extraction([zoo.base], zoo.train["math"])  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="math") as caught:
-        own.audit_extraction([Path("math")], [zoo.train["math"]])
-    assert "reg export math@1" in str(caught.value.hint)
+def test_what_was_learned_by_heart_is_found_and_what_was_not_seen_is_not(
+    filled: Registry, zoo: Zoo, seen: Path, tmp_path: Path
+) -> None:
+    by_heart = ExpertTraining(
+        tokens=200 * 4 * 32, batch_size=4, seq_len=32, lr=0.01, trunk="free", device="cpu", dtype="float32", warmup=5
+    )
+    filled.train_expert("control", "base", [seen], by_heart, out=tmp_path / "control")
+    unseen = write_jsonl(tmp_path / "unseen.jsonl", sentences("math", 3, seed=6))
+    base, control = audit_extraction([zoo.base, tmp_path / "control"], [seen], LONGER, silent)
+    assert (base.extracted, base.rate) == (0, 0.0)
+    assert control.extracted >= 1
+    assert base.mean + 0.2 < control.mean
+    found = Extraction("model", "0" * 64, (0.5, 0.9, 1.0, 0.2), 0.9)
+    assert (found.extracted, found.rate) == (2, 0.5)
+    assert found.mean == pytest.approx(0.65)
+    (other,) = audit_extraction([tmp_path / "control"], [unseen], LONGER, silent)
+    assert other.extracted == 0
+    assert audit_extraction([zoo.base], [seen], LONGER, silent) == [base]  # the same samples again
+
+
+def test_documents_that_are_too_short_are_left_out(zoo: Zoo, seen: Path, tmp_path: Path) -> None:
+    remarks = Remarks()
+    short = write_jsonl(tmp_path / "short.jsonl", ["a b", *sentences("law", 1, seed=5)])
+    (found,) = audit_extraction([zoo.base], [short], LONGER, remarks)
+    assert len(found.similarity) == 1
+    assert remarks.sentences == ["documents left out, because they have fewer than 24 tokens: 1"]
+    with pytest.raises(CalibrationError, match="no document has 108 tokens"):
+        audit_extraction([zoo.base], [seen], ExtractionSettings(prefix=8, continued=100), silent)
+    with pytest.raises(InvalidInputError, match="takes 128 tokens") as caught:
+        audit_extraction([zoo.base], [seen], ExtractionSettings(prefix=8, continued=10_000), silent)
+    assert "--continued 120" in str(caught.value.hint)
+
+
+def test_wrong_settings_are_refused(zoo: Zoo, seen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("documents", "prefix", "continued", "top_k", "samples"):
+        with pytest.raises(InvalidInputError, match=name):
+            ExtractionSettings(**{name: 0})  # type: ignore[arg-type]
+    for threshold in (0.0, 1.5):
+        with pytest.raises(InvalidInputError, match="threshold"):
+            ExtractionSettings(threshold=threshold)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(StorageError, match="rapidfuzz") as caught:
+        audit_extraction([zoo.base], [seen], LONGER, silent)
+    assert "expert-registry[audit]" in str(caught.value.hint)

@@ -1,32 +1,32 @@
 """Proves: evaluations store, and commands print, the weights of an ensemble's members as the routing of one layer.
 
-The weights are computed here from the dense models alone, in loops over the tokens.
+The weights are computed here from the dense models alone.
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from click.testing import CliRunner, Result
-from transformers import AutoModelForCausalLM
+from torch import Tensor
 
 from cli.main import main
 from registry import EnsembleRecipe, Registry, TestSettings
 from registry.composition.ensemble.recipe import ROUTINGS
 from registry.composition.trace import route
-from registry.errors import InvalidInputError
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
-from registry.evaluation.results import Row
 from registry.evaluation.scoring import Tally
 from registry.io.model_folder import MARKER
 from registry.progress import silent
 from registry.report import page
-from registry.runtime.gates import RoutingRecord, expert_count, gates, record_routing
+from registry.runtime.gates import RoutingRecord, expert_count, record_routing
 from registry.runtime.loading import load_model, load_tokenizer
 from tests.conftest import Zoo
+from tests.models import logits
+from tests.registry.evaluation.conftest import Data
 
 PAIR = ("code", "math")
 SETTINGS = TestSettings(windows=3, seq_len=24, batch_size=2, device="cpu")
@@ -39,62 +39,43 @@ def run(home: Registry | None, *words: object, code: int = 0) -> Result:
     return result
 
 
-def posterior(zoo: Zoo, tokens: list[int], temperature: float) -> list[list[float]]:
-    """Return w_j ∝ p_j(x_<=t)^(1/T) at each token t (BTM, §2, eq. 2), each member's in turn."""
-    likelihoods = []
+def posterior(zoo: Zoo, tokens: list[int], temperature: float) -> Tensor:
+    """Return w_j ∝ p_j(x_<=t)^(1/T) at each token t (BTM, §2, eq. 2), a column for each member."""
+    ids, sums = torch.tensor([tokens]), []
     for name in PAIR:
-        model: Any = AutoModelForCausalLM.from_pretrained(zoo.experts[name], dtype=torch.float32)
-        with torch.no_grad():
-            scores = model(input_ids=torch.tensor([tokens])).logits[0].double().log_softmax(-1)
-        sums = [0.0]
-        for place in range(1, len(tokens)):
-            sums.append(sums[-1] + float(scores[place - 1, tokens[place]]))
-        likelihoods.append(sums)
-    found = []
-    for place in range(len(tokens)):
-        powers = [sums[place] / temperature for sums in likelihoods]
-        total = sum(math.exp(power - max(powers)) for power in powers)
-        found.append([math.exp(power - max(powers)) / total for power in powers])
-    return found
-
-
-def evaluated(registry: Registry, zoo: Zoo, folder: Path, **recipe: Any) -> Row:
-    registry.compose(PAIR, folder, EnsembleRecipe(**recipe))
-    (row,) = registry.evaluate([folder], {name: [zoo.test[name]] for name in PAIR}, SETTINGS)
-    return row
+        scores = logits(zoo.experts[name], ids)[0, :-1].double().log_softmax(-1)
+        sums.append(
+            F.pad(scores.gather(1, ids[0, 1:, None])[:, 0].cumsum(0), (1, 0))
+        )  # at the first there is no evidence
+    return torch.softmax(torch.stack(sums, dim=1) / temperature, dim=1)
 
 
 @pytest.mark.check
-def test_weights_and_first_choices_are_stored_by_domain(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    row = evaluated(filled, zoo, tmp_path / "mixed", temperature=20.0)
+def test_weights_and_first_choices_are_stored_by_domain(filled: Registry, zoo: Zoo, data: Data, tmp_path: Path) -> None:
+    filled.compose(PAIR, tmp_path / "mixed", EnsembleRecipe(temperature=20.0))
+    (row,) = filled.evaluate([tmp_path / "mixed"], data, SETTINGS)
     (made,) = filled.compositions()
     (stored,) = filled.evaluations(made)
     assert stored.document["figures"] == row.document()
-    totals, count = [0.0, 0.0], 0
-    for domain, texts in windows_of(zoo, tmp_path / "mixed").items():
-        mean, first, tokens = [0.0, 0.0], [0.0, 0.0], 0
-        for text in texts:
-            for weights in posterior(zoo, text, 20.0):
-                best = [index for index in (0, 1) if weights[index] == max(weights)]
-                for index in (0, 1):
-                    mean[index] += weights[index]
-                    first[index] += (index in best) / len(best)  # before there is evidence both are
-                tokens += 1
+    everything = []
+    for domain, texts in windows_of(data, tmp_path / "mixed").items():
+        weights = torch.cat([posterior(zoo, text, 20.0) for text in texts])
+        best = (weights == weights.amax(dim=1, keepdim=True)).double()
+        first = (best / best.sum(dim=1, keepdim=True)).mean(dim=0)  # before there is evidence both are
         for index, name in enumerate(PAIR):
-            assert row.weights[domain][name] == [pytest.approx(mean[index] / tokens, abs=1e-5)]
-            assert row.routing[domain][name] == [pytest.approx(first[index] / tokens, abs=1e-9)]
-            totals[index] += mean[index]
-        count += tokens
+            assert row.weights[domain][name] == [pytest.approx(float(weights[:, index].mean()), abs=1e-5)]
+            assert row.routing[domain][name] == [pytest.approx(float(first[index]), abs=1e-9)]
+        everything.append(weights)
         assert row.accuracy[domain] == row.routing[domain][domain]
         assert row.accuracy_by_tokens[domain]["1"] == 0.5
-    assert [row.load[name][0] for name in PAIR] == [pytest.approx(total / count, abs=1e-5) for total in totals]
+    load = torch.cat(everything).mean(dim=0).tolist()
+    assert [row.load[name][0] for name in PAIR] == [pytest.approx(share, abs=1e-5) for share in load]
     assert row.overall_accuracy["code"] > 0.5
 
 
-def windows_of(zoo: Zoo, folder: Path) -> dict[str, list[list[int]]]:
+def windows_of(data: Data, folder: Path) -> dict[str, list[list[int]]]:
     """Return the test windows of each domain as an evaluation makes them, without their padding."""
-    source = TokenizerSource.of_folder(folder, "mixed")
-    benchmark = make_benchmark([source], {name: [zoo.test[name]] for name in PAIR}, [], SETTINGS, silent)
+    benchmark = make_benchmark([TokenizerSource.of_folder(folder, "mixed")], data, [], SETTINGS, silent)
     return {
         domain: [row[keep].tolist() for row, keep in zip(windows.ids, windows.keep, strict=True)]
         for domain, windows in benchmark.windows.items()
@@ -145,6 +126,9 @@ def test_commands_print_what_was_measured(filled: Registry, zoo: Zoo, tmp_path: 
     options = ("--windows", 3, "--seq-len", 24, "--device", "cpu")
     recipe = ("--routing", "prompt-perplexity", "--routing-tokens", 8, "--top-k", 1, "--mixing", "logits")
     run(filled, "compose", "--experts", "code,math", "--to", "ensemble", *recipe, "--out", folder)
+    notes = filled.report(folder).notes
+    assert "the weights of an ensemble are measured on text, never predicted: no evaluation is stored" in notes
+    assert not any("predicted from statistics" in note for note in notes)
     (row,) = json.loads(run(filled, "evaluate", folder, *data, *options, "--json").stdout)
     printed = run(filled, "evaluate", folder, *data, *options).stdout
     for domain in PAIR:
@@ -170,13 +154,6 @@ def test_commands_print_what_was_measured(filled: Registry, zoo: Zoo, tmp_path: 
     assert f'<td class="num">{100 * row["weights"]["code"]["math"][0]:.1f}\u00a0%</td>' in text
 
 
-def test_report_without_an_evaluation_says_what_is_missing(filled: Registry, tmp_path: Path) -> None:
-    plan = filled.compose(PAIR, tmp_path / "mixed", EnsembleRecipe())
-    notes = filled.report(plan.digest).notes
-    assert "the weights of an ensemble are measured on text, never predicted: no evaluation is stored" in notes
-    assert not any("predicted from statistics" in note for note in notes)
-
-
 def test_route_prints_the_weights_at_each_token(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     folder, text = tmp_path / "mixed", "def return self\timport"
     filled.compose(PAIR, folder, EnsembleRecipe(temperature=30.0))
@@ -184,8 +161,8 @@ def test_route_prints_the_weights_at_each_token(filled: Registry, zoo: Zoo, tmp_
     expected = posterior(zoo, tokens, 30.0)
     routed = route(folder, text, "cpu")
     assert (routed.experts, routed.layers, routed.is_alike) == (PAIR, 1, False)
-    for token, weights in zip(routed.tokens, expected, strict=True):
-        assert token.weights[0] == {name: pytest.approx(weights[i], abs=1e-5) for i, name in enumerate(PAIR)}
+    for token, weights in zip(routed.tokens, expected.tolist(), strict=True):
+        assert token.weights[0] == pytest.approx(dict(zip(PAIR, weights, strict=True)), abs=1e-5)
     lines = run(None, "route", folder, text, "--weights", "--device", "cpu").stdout.splitlines()
     assert lines[0].split() == ["token", *PAIR]
     assert len(lines) == 1 + len(tokens)
@@ -215,10 +192,3 @@ def test_whole_prompts_have_no_perplexity(filled: Registry, zoo: Zoo, tmp_path: 
     run(filled, "evaluate", tmp_path / "scored", data, "--windows", 2, "--seq-len", 24, "--device", "cpu")
     routed = route(chat, "def return self", "cpu")
     assert len({tuple(token.weights[0].items()) for token in routed.tokens}) == 1  # the whole text's, at each token
-
-
-def test_dense_models_have_neither(zoo: Zoo) -> None:
-    model = load_model(zoo.experts["code"], "float32", "cpu")
-    for ask in (expert_count, gates):
-        with pytest.raises(InvalidInputError, match="has no router"):
-            ask(model)

@@ -1,27 +1,29 @@
-"""Proves: each method's row is that of the folder it composes, seeds become mean and spread, and nothing is left."""
+"""Proves: each method's row is that of the folder it composes, seeds become mean and spread, and nothing is left.
+
+And: the matrix of a schedule is that of the compositions so far, and its figures are those of the papers.
+"""
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
-from registry import Recipe, Registry, TestSettings, TrainSettings
+from registry import Recipe, Registry, TrainSettings
 from registry.composition import EnsembleRecipe, HeteroRecipe, SimoeRecipe
 from registry.errors import IncompatibleError, InvalidInputError
-from registry.evaluation import METHODS, Method, Row
+from registry.evaluation import METHODS, Continual, Method, Row
 from registry.evaluation.benchmark import TokenizerSource
 from registry.evaluation.methods import DENSE, SEEDS, TRAIN_STEPS, TRAINED_SEEDS, named_methods
 from registry.evaluation.results import over_seeds
 from registry.evaluation.service import composer_of
 from registry.evaluation.table import Composed, Wanted, evaluate
-from registry.progress import Advance, silent
+from registry.progress import silent
 from tests.conftest import Zoo
-
-SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
+from tests.registry.evaluation.conftest import PAIR, SETTINGS, Data
+from tests.remarks import Remarks
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -58,12 +60,11 @@ def test_names_are_those_of_the_table_in_its_order() -> None:
 
 @pytest.mark.check
 def test_rows_are_those_of_the_folders_composed_so(
-    filled: Registry, zoo: Zoo, tmp_path: Path, few: list[str], monkeypatch: pytest.MonkeyPatch
+    filled: Registry, data: Data, tmp_path: Path, few: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    data = {name: [zoo.test[name]] for name in ("code", "math")}
     rows = filled.evaluate([], data, SETTINGS, experts=["math", "code"], methods=["all"])
     assert [row.name for row in rows] == ["base base@1", "expert code", "expert math", "average", *few]
     assert filled.compositions() == []  # composed to be scored, not made
@@ -85,27 +86,17 @@ def test_rows_are_those_of_the_folders_composed_so(
 
 @pytest.mark.check
 def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
-    filled: Registry, zoo: Zoo, few: list[str]
+    filled: Registry, zoo: Zoo, few: list[str], remarks: Remarks
 ) -> None:
-    said: list[str] = []
-
-    @contextmanager
-    def listening(label: str, total: int, unit: str) -> Iterator[Advance]:
-        said.extend([] if unit else [label])
-        yield lambda amount: None
-
     filled.opt_out("base")
-    filled.progress = listening
     data = {"code": [zoo.test["code"]]}
     rows = filled.evaluate([], data, SETTINGS, experts=["code"], methods=["all"])
-    assert [row.name for row in rows] == [
-        "expert code",
-        *(name for name in few if name not in ("base-own", "regmean-paper-top-2")),
-    ]
+    rest = [name for name in few if name not in ("base-own", "regmean-paper-top-2")]
+    assert [row.name for row in rows] == ["expert code", *rest]
     scores = {row.name: row.average for row in rows}  # one expert, composed in any way, is that expert
     assert scores.pop("btm") == pytest.approx(100.0, rel=1e-6)  # it mixes probabilities: logits are rounded once more
     assert set(scores.values()) == {100.0}
-    assert said == [
+    assert remarks.sentences == [
         "no row for a base model: none is registered",
         "no row for averaged weights: they take experts of two domains, and there is one, code",
         "no row for base-own: this recipe needs the base model, and none is registered",
@@ -118,39 +109,37 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
             filled.evaluate([], data, SETTINGS, experts=experts, methods=methods)
     with pytest.raises(InvalidInputError, match="methods must be a list"):
         filled.evaluate([], data, SETTINGS, experts=["code"], methods="all")
+    with pytest.raises(InvalidInputError, match="the least is 1"):
+        filled.evaluate([], data, SETTINGS, experts=["code"], methods=["btm"], seeds=0)
+    with pytest.raises(InvalidInputError, match="seeds need methods"):
+        filled.evaluate([zoo.base], data, SETTINGS, seeds=3)
 
 
 @pytest.mark.check
-def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_become_mean_and_standard_deviation(
+    filled: Registry, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(METHODS, "drawn", Method({"trunk": "base"}, seeds=4))
-    make, asked, first = composer_of(filled._workspace, ["code", "math"]), list[dict[str, Any]](), [1]
+    make, asked, first = composer_of(filled._workspace, PAIR), list[dict[str, Any]](), [1]
 
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         asked.append(dict(settings))
         weights = {"code": float(settings["seed"] + first[-1])}
         make({"trunk": settings["trunk"], "router": "ridge", "weights": weights}, folder)
 
-    registered = [filled.member(version) for version in filled.versions() if version.name in ("code", "math")]
-    plan = filled.plan(["code", "math"])
+    registered = [filled.member(version) for version in filled.versions() if version.name in PAIR]
+    composed = Composed(TokenizerSource.of_plan(filled.plan(PAIR)), compose)
 
-    def rows(*methods: str, seeds: int | None = None) -> list[Row]:
-        data = {"code": [zoo.test["code"]], "math": [zoo.test["math"]]}
-        return evaluate(
-            [],
-            data,
-            registered,
-            SETTINGS,
-            progress=silent,
-            wanted=Wanted(methods=methods, seeds=seeds),
-            composed=Composed(TokenizerSource.of_plan(plan), compose),
-        )
+    def rows(seeds: int) -> list[Row]:
+        wanted = Wanted(methods=("drawn",), seeds=seeds)
+        return evaluate([], data, registered, SETTINGS, progress=silent, wanted=wanted, composed=composed)
 
-    (row,) = rows("drawn", seeds=3)
+    (row,) = rows(3)
     assert asked == [{"trunk": "base", "seed": seed} for seed in range(3)]
     single = []
     for number in (1, 2, 3):
         first.append(number)
-        single += rows("drawn", seeds=1)
+        single += rows(1)
     assert [r.spread for r in single] == [None] * 3
     assert row == over_seeds(single)
     assert row.spread is not None
@@ -167,17 +156,16 @@ def test_seeds_become_mean_and_standard_deviation(filled: Registry, zoo: Zoo, mo
 
 @pytest.mark.check
 def test_seeds_of_trained_routers_are_those_of_the_training(
-    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: Registry, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe: dict[str, Any] = {"trunk": "base", "router": "ridge", "top_k": 1}
     monkeypatch.setitem(METHODS, "trained", Method({**recipe, "train_steps": 2}, TRAINED_SEEDS))
-    data = {"code": [zoo.test["code"]], "math": [zoo.test["math"]]}
-    (row,) = filled.evaluate([], data, SETTINGS, experts=["code", "math"], methods=["trained"], seeds=2)
-    filled.compose(["code", "math"], tmp_path / "moe", Recipe(**recipe))
+    (row,) = filled.evaluate([], data, SETTINGS, experts=PAIR, methods=["trained"], seeds=2)
+    filled.compose(PAIR, tmp_path / "moe", Recipe(**recipe))
     single = []
     for seed in (0, 1):
         folder = tmp_path / f"seed {seed}"
-        filled.train_router(tmp_path / "moe", folder, ["code", "math"], TrainSettings(steps=2, seed=seed))
+        filled.train_router(tmp_path / "moe", folder, PAIR, TrainSettings(steps=2, seed=seed))
         single += filled.evaluate([folder], data, SETTINGS)
     assert single[0].perplexity["code"] != single[1].perplexity["code"]
     assert row.perplexity == {name: fmean(r.perplexity[name] for r in single) for name in data}
@@ -189,10 +177,44 @@ def test_seeds_of_trained_routers_are_those_of_the_training(
     ]
 
 
-@pytest.mark.parametrize(("methods", "seeds"), [(["random"], 0), ([], 3)])
-def test_seeds_without_a_method_or_none_are_refused(filled: Registry, zoo: Zoo, methods: list[str], seeds: int) -> None:
-    experts = ["code"] if methods else []
-    with pytest.raises(InvalidInputError, match="the least is 1" if methods else "seeds need methods"):
-        filled.evaluate(
-            [zoo.base], {"code": [zoo.test["code"]]}, SETTINGS, experts=experts, methods=methods, seeds=seeds
-        )
+def test_figures_of_a_matrix() -> None:
+    found = Continual(("a", "b", "c"), [], [[90.0], [94.0, 80.0], [85.0, 82.0, 70.0]])
+    assert found.average == (85 + 82 + 70) / 3
+    assert found.forgetting == ((94 - 85) + (80 - 82)) / 2  # the best before the last step, less the last
+    assert found.backward_transfer == ((85 - 90) + (82 - 80)) / 2
+    earlier = found.until(2)
+    assert (earlier.average, earlier.forgetting, earlier.backward_transfer) == (87.0, 90 - 94, 94 - 90)
+    first = found.until(1)
+    assert (first.average, first.forgetting, first.backward_transfer) == (90.0, None, None)
+    assert found.document()["forgetting"] == found.forgetting
+
+
+@pytest.mark.check
+def test_each_step_is_the_composition_of_those_so_far(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    filled.add_expert("math", zoo.experts["law"])
+    data = {name: [zoo.test[name]] for name in ("math", "code", "biomed")}
+    recipe = Recipe(top_k=2, weights={"biomed": 2.0})
+    refs = ["math@1", "code", "biomed"]  # not the newest math, and not in the order of names
+    found = filled.continual(refs, data, SETTINGS, recipe)
+    assert found.schedule == ("math", "code", "biomed")
+    assert found.score[0] == [100.0]  # one expert alone is itself
+    assert filled.compositions() == []
+    for step, chosen in ((2, Recipe(top_k=2)), (3, recipe)):
+        filled.compose(refs[:step], tmp_path / f"{step}", chosen)
+        (row,) = filled.evaluate([tmp_path / f"{step}"], data, SETTINGS)
+        names = found.schedule[:step]
+        assert found.perplexity[step - 1] == [row.perplexity[name] for name in names]
+        assert found.score[step - 1] == [row.score[name] for name in names]
+
+
+def test_schedule_and_text_go_together(filled: Registry, zoo: Zoo) -> None:
+    text = [zoo.test["code"]]
+    with pytest.raises(InvalidInputError, match="there is no test text for math") as caught:
+        filled.continual(["code", "math"], {"code": text})
+    assert caught.value.hint == "give --data for each of the schedule: --data code=FILE --data math=FILE"
+    with pytest.raises(InvalidInputError, match="there is no expert in the schedule for law"):
+        filled.continual(["code"], {"code": text, "law": text})
+    with pytest.raises(InvalidInputError, match="schedule must be a list"):
+        filled.continual("code", {"code": text})
+    with pytest.raises(InvalidInputError):
+        filled.continual([], {})

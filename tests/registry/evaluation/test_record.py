@@ -1,33 +1,31 @@
-"""Proves: figures are stored with a composition that was made here and is unchanged, once for what was asked."""
+"""Proves: figures are stored with a composition that was made here and is unchanged, once for what was asked.
+
+And: the evaluation on most text of its own experts is the one whose score is shown for a composition.
+"""
 
 import json
 import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from registry import Recipe, Registry, TestSettings
+from registry import Recipe, Registry
+from registry.evaluation.stored import widest
 from registry.evaluation.window_losses import losses_in
 from registry.io.model_folder import MARKER
+from store.catalog import EvaluationRecord
 from tests.conftest import Zoo
-
-SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3)
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is remarked on about storing."""
-    heard: list[str] = []
-    monkeypatch.setattr("registry.evaluation.record.remark", lambda _, text: heard.append(text))
-    return heard
+from tests.registry.evaluation.conftest import PAIR, SETTINGS, Data
+from tests.remarks import Remarks
 
 
 @pytest.mark.check
-def test_figures_are_stored_and_replaced(filled: Registry, zoo: Zoo, tmp_path: Path, said: list[str]) -> None:
-    data = {name: [zoo.test[name]] for name in ("code", "math")}
-    plan = filled.compose(["code", "math"], tmp_path / "moe")
+def test_figures_are_stored_and_replaced(filled: Registry, data: Data, tmp_path: Path, remarks: Remarks) -> None:
+    """Also where the document tells what lam was chosen."""
+    plan = filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", lam="auto"))
     (made,) = filled.compositions()
     assert filled.composition(plan.digest[:8]) == made
     assert filled.composition("code") is None
@@ -49,77 +47,30 @@ def test_figures_are_stored_and_replaced(filled: Registry, zoo: Zoo, tmp_path: P
     found = filled.evaluations(made)
     assert [len(e.document["data"]) for e in found] == [1, 2, 2]
     assert [e.evaluated_at for e in found] == sorted((e.evaluated_at for e in found), reverse=True)
-    assert said == []
-
-
-@pytest.mark.check
-def test_losses_are_stored_window_by_window(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    data = {name: [zoo.test[name]] for name in ("code", "math")}
-    filled.compose(["code", "math"], tmp_path / "moe")
-    rows = filled.evaluate([tmp_path / "moe"], {**data, "other": data["code"]}, SETTINGS, baselines=True)
-    (made,) = filled.compositions()
-    document = filled.evaluations(made)[0].document
-    assert set(document["losses"]) == {"code", "math", "other"}
-    assert "own" not in document["losses"]["other"]
-    by_name = {row.name: row for row in rows}
-    for domain in data:
-        found = losses_in(document, domain)
-        assert found is not None
-        assert found.own is not None
-        assert sum(found.model.tokens) == document["data"][domain]["tokens"]
-        assert len(found.model.tokens) == SETTINGS.windows
-        # rounded to 1e-4 nats a window
-        assert math.isclose(found.model.perplexity, by_name["moe"].perplexity[domain], rel_tol=1e-5)
-        assert math.isclose(found.own.perplexity, by_name[f"expert {domain}"].perplexity[domain], rel_tol=1e-5)
-
-
-@pytest.mark.check
-def test_a_comparison_with_averaged_weights_stays_with_their_row(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    data = {name: [zoo.test[name]] for name in ("code", "math")}
-    filled.compose(["code", "math"], tmp_path / "moe")
-    filled.evaluate([tmp_path / "moe"], data, SETTINGS, baselines=True)
-    (made,) = filled.compositions()
-    before = filled.evaluations(made)[0].document
-    assert before["figures"]["ahead_of_average"] is not None
-    filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert filled.evaluations(made)[0].document == before
-
-
-def test_figures_are_stored_where_the_document_tells_what_lam_was_chosen(
-    filled: Registry, zoo: Zoo, tmp_path: Path
-) -> None:
-    plan = filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge", lam="auto"))
-    filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
-    (made,) = filled.compositions(plan.digest)
-    assert len(filled.evaluations(made)) == 1
+    assert remarks.sentences == []
 
 
 @pytest.mark.check
 def test_folder_that_was_changed_is_scored_and_not_stored(
-    filled: Registry, zoo: Zoo, tmp_path: Path, said: list[str]
+    filled: Registry, moe: Path, data: Data, tmp_path: Path, remarks: Remarks
 ) -> None:
-    data = {"code": [zoo.test["code"]]}
     filled.compose(["code"], tmp_path / "other")
-    filled.compose(["code", "math"], tmp_path / "moe")
-    weights = "model.safetensors"
-    shutil.copy(tmp_path / "other" / "README.md", tmp_path / "moe" / "README.md")
-    filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert said == [f"the figures of moe are not stored: {tmp_path}/moe/README.md was changed since it was written"]
-    filled.compose(["code", "math"], tmp_path / "moe", force=True)
-    shutil.copy(tmp_path / "moe" / weights, tmp_path / "moe" / "more.safetensors")
-    filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert (
-        said[1]
-        == f"the figures of moe are not stored: {tmp_path}/moe/more.safetensors is not a file of the composition"
-    )
+    shutil.copy(tmp_path / "other" / "README.md", moe / "README.md")
+    filled.evaluate([moe], data, SETTINGS)
+    filled.compose(PAIR, moe, force=True)
+    shutil.copy(moe / "model.safetensors", moe / "more.safetensors")
+    filled.evaluate([moe], data, SETTINGS)
+    said = "the figures of moe are not stored:"
+    assert remarks.sentences == [
+        f"{said} {moe}/README.md was changed since it was written",
+        f"{said} {moe}/more.safetensors is not a file of the composition",
+    ]
     for composition in filled.compositions():
         assert filled.evaluations(composition) == []
 
 
 @pytest.mark.check
-def test_what_was_not_made_here_is_not_stored(
-    filled: Registry, registry: Registry, zoo: Zoo, tmp_path: Path, said: list[str]
-) -> None:
+def test_what_was_not_made_here_is_not_stored(filled: Registry, zoo: Zoo, tmp_path: Path, remarks: Remarks) -> None:
     data = {"code": [zoo.test["code"]]}
     filled.compose(["code"], tmp_path / "moe")
     filled.compose(["math"], tmp_path / "forged")
@@ -132,31 +83,64 @@ def test_what_was_not_made_here_is_not_stored(
         (tmp_path / "forged" / MARKER).write_text(content)
         filled.evaluate([tmp_path / "forged"], data, SETTINGS)
     assert [event.action for event in filled.log()][:2] == ["compose", "compose"]
-    assert said == [
+    assert [text for text in remarks.sentences if "stored" in text] == [
         f"the figures of forged are not stored: {tmp_path}/forged/{MARKER} was changed since it was written"
     ]
 
 
 @pytest.mark.check
-def test_base_models_and_experts_are_stored_until_one_is_opted_out(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe")
+def test_rows_to_compare_with_are_stored_until_one_is_opted_out(filled: Registry, moe: Path, data: Data) -> None:
     (made,) = filled.compositions()
-    rows = filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS, baselines=True)
+    rows = filled.evaluate([moe], data, SETTINGS, baselines=True)
     (stored,) = filled.evaluations(made)
+    by_name = {row.name: row for row in rows}
+    for domain in data:  # losses window by window, rounded to 1e-4 nats
+        found = losses_in(stored.document, domain)
+        assert found is not None
+        assert found.own is not None
+        assert sum(found.model.tokens) == stored.document["data"][domain]["tokens"]
+        assert len(found.model.tokens) == SETTINGS.windows
+        assert math.isclose(found.model.perplexity, by_name["moe"].perplexity[domain], rel_tol=1e-5)
+        assert math.isclose(found.own.perplexity, by_name[f"expert {domain}"].perplexity[domain], rel_tol=1e-5)
     named = {row.name: row.document() for row in rows}
     single = {row["name"]: row for row in stored.document["single_models"]}
-    assert single == {name: named[name] for name in ("base base@1", "expert code")}
+    assert single == {name: named[name] for name in ("base base@1", "expert code", "expert math")}
     assert stored.document["bases"] == {"base@1": filled.resolve("base").digest}
-    assert [row.name for row in filled.report(tmp_path / "moe").scores] == ["moe", "base base@1", "expert code"]
-    filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)  # without them: they stay
+    assert stored.document["figures"]["ahead_of_average"] is not None
+    assert {row.name for row in filled.report(moe).scores} == {"moe", "average", *single}
+    filled.evaluate([moe], data, SETTINGS)  # without them: they stay
     (again,) = filled.evaluations(made)
     assert again.document == stored.document
     other = filled.catalog.evaluations(made.digest)[0]
     changed = {**other.document, "figures": other.document["figures"] | {"perplexity": {"code": 1.5}}}
     filled.catalog.record_evaluation(made.digest, other.asked, changed)  # of other figures: they do not
-    filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
+    filled.evaluate([moe], data, SETTINGS)
     assert "single_models" not in filled.evaluations(made)[0].document
-    filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS, baselines=True)
+    filled.evaluate([moe], data, SETTINGS, baselines=True)
     filled.opt_out("base")
     filled.opt_out("base", purge=True)
     assert filled.evaluations(made) == []
+
+
+def evaluated(at: str, **tokens: int) -> EvaluationRecord:
+    """Return an evaluation of so many tokens by domain."""
+    document: dict[str, Any] = {"data": {domain: {"tokens": count} for domain, count in tokens.items()}}
+    return EvaluationRecord("c" * 64, at, at, document)
+
+
+def test_most_domains_of_own_experts_then_most_tokens_then_the_latest_is_shown() -> None:
+    look, long, short = evaluated("4", code=900), evaluated("1", code=60, law=40), evaluated("3", code=50, law=40)
+    late, more, foreign = (
+        evaluated("5", code=50, law=50),
+        evaluated("2", code=50, law=40, math=90),
+        evaluated("3", math=900),
+    )
+    experts = {"code", "law"}
+    assert widest([look, short, long], experts) is long
+    assert widest([look, short], experts) is short
+    assert widest([late, look, short, long], experts) is late  # as many tokens as the long one
+    assert widest([long, late], experts) is late
+    assert widest([], experts) is None
+    assert widest([more, short, foreign], experts) is short  # domains without an own expert do not count
+    assert widest([more, foreign], experts) is more
+    assert widest([more, short, foreign], {"copy-1"}) is more  # no domain is of an own expert: the most domains

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +12,32 @@ import torch
 
 from registry import Recipe, Registry, TestSettings
 from registry.calibration import Calibration
-from registry.evaluation import scoring
+from registry.evaluation import scoring, test_windows
 from registry.evaluation.scoring import Model, Tally, relative_time
 from registry.io.model_folder import MARKER
-from registry.progress import Advance
 from registry.runtime.gates import RoutingRecord, force_expert, gates
 from registry.runtime.loading import load_model
 from tests.conftest import Zoo
+from tests.registry.evaluation.conftest import Data
+from tests.registry.training.heard import Heard
+from tests.remarks import Remarks
 
 RIDGE = Recipe(router="ridge")
 SETTINGS = TestSettings(windows=4, seq_len=32, batch_size=3)
 
 
 @pytest.mark.check
-def test_one_expert_gets_everything_and_its_oracle_is_the_expert(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+def test_one_expert_gets_everything_and_its_oracle_is_the_expert(
+    filled: Registry, zoo: Zoo, data: Data, tmp_path: Path
+) -> None:
+    """A model without experts has neither routing nor an oracle."""
     filled.compose(["code"], tmp_path / "alone")
-    data = {"code": [zoo.test["code"]], "math": [zoo.test["math"]]}
+    filled.progress = heard = Heard()
     rows = {row.name: row for row in filled.evaluate([tmp_path / "alone"], data, SETTINGS, oracle=True, baselines=True)}
+    passes = [label for label in heard.labels if label.startswith("evaluating ")]
+    assert passes[-2:] == ["evaluating alone", "evaluating alone with perfect routing"]
+    assert "evaluating averaged weights" in passes
+    assert len(set(passes)) == len(passes) == 6
     alone, oracle, expert = rows["alone"], rows["alone oracle"], rows["expert code"]
     assert alone.accuracy == {"code": [1.0, 1.0]}
     assert alone.load == {"code": [1.0, 1.0]}
@@ -41,6 +48,9 @@ def test_one_expert_gets_everything_and_its_oracle_is_the_expert(filled: Registr
     assert oracle.load == {}
     assert expert.parameters == expert.active_parameters
     assert alone.relative_time is None
+    (dense,) = filled.evaluate([zoo.base], data, SETTINGS, oracle=True, speed=True)
+    assert (dense.accuracy, dense.load, dense.relative_time) == ({}, {}, None)
+    assert dense.parameters == dense.active_parameters
 
 
 @pytest.mark.check
@@ -57,8 +67,6 @@ def test_routing_is_what_the_routers_decide(filled: Registry, zoo: Zoo, tmp_path
         assert math.isclose(sum(row.load[name][layer] for name in names), 1, abs_tol=1e-6)
     assert math.isclose(sum(row.overall_load.values()), 1, abs_tol=1e-6)
     assert len({tuple(share) for share in row.load.values()}) == 3
-
-    from registry.evaluation import test_windows
 
     model, inputs = load_model(tmp_path / "moe", "float32", "cpu"), []
     windows = test_windows(data, tmp_path / "moe", SETTINGS)
@@ -79,78 +87,23 @@ def test_routing_is_what_the_routers_decide(filled: Registry, zoo: Zoo, tmp_path
     assert math.isclose(oracle.perplexity["law"], math.exp(loss.item()), rel_tol=1e-5)
 
 
-def test_oracle_of_one_expert_is_what_its_place_computes(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    """On the trunk of the base model, an expert alone and an expert that everything is sent to compute the same."""
-    recipe = replace(RIDGE, trunk="base")
-    filled.compose(["code", "math"], tmp_path / "moe", recipe)
-    filled.compose(["code"], tmp_path / "alone", recipe)
-    data = {"code": [zoo.test["code"]]}
-    rows = {r.name: r for r in filled.evaluate([tmp_path / "moe", tmp_path / "alone"], data, SETTINGS, oracle=True)}
-    assert rows["moe oracle"].perplexity == rows["alone"].perplexity
-    assert rows["moe"].perplexity != rows["alone"].perplexity
-
-
-@pytest.mark.check
-def test_every_pass_over_the_text_has_its_own_progress(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe")
-    said: list[str] = []
-
-    @contextmanager
-    def listening(label: str, total: int, unit: str) -> Iterator[Advance]:
-        said.extend([label] if unit == "window" else [])
-        yield lambda amount: None
-
-    filled.progress = listening
-    data = {name: [zoo.test[name]] for name in ("code", "math")}
-    filled.evaluate([tmp_path / "moe"], data, SETTINGS, oracle=True, baselines=True)
-    assert said[-2:] == ["evaluating moe", "evaluating moe with perfect routing"]
-    assert "evaluating averaged weights" in said
-    assert len(set(said)) == len(said) == 6
-
-
-@pytest.mark.check
-def test_a_text_of_fewer_windows_is_remarked_on(
-    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe")
-    remarks: list[str] = []
-    monkeypatch.setattr("registry.evaluation.benchmark.remark", lambda progress, text: remarks.append(text))
-    data = {name: [zoo.test[name]] for name in ("code", "math")}
-    filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert [text for text in remarks if "all their text" in text] == []
-    many = replace(SETTINGS, windows=5000)
-    filled.evaluate([tmp_path / "moe"], data, many)
-    (said,) = [text for text in remarks if "all their text" in text]
-    assert said.startswith("domains of fewer than 5000 windows are scored on all their text: ")
-    assert re.search(r": code has \d+, math has \d+$", said)
-
-
-@pytest.mark.check
-def test_native_and_remote_code_route_alike(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    for host in ("mixtral", "remote-code"):
-        filled.compose(["code", "math"], tmp_path / host, replace(RIDGE, host=host, top_k=1))
-    data = {"code": [zoo.test["code"]]}
-    native, ours = filled.evaluate([tmp_path / "mixtral", tmp_path / "remote-code"], data, SETTINGS)
-    assert (native.accuracy, native.load) == (ours.accuracy, ours.load)
-    assert (native.parameters, native.active_parameters) == (ours.parameters, ours.active_parameters)
-
-
-def test_mixture_of_unknown_members_has_numbered_load_and_no_accuracy(
-    filled: Registry, zoo: Zoo, tmp_path: Path
-) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe")
-    document = json.loads((tmp_path / "moe" / MARKER).read_text())
+def test_mixture_of_unknown_members_has_numbered_load_and_no_accuracy(filled: Registry, moe: Path, data: Data) -> None:
+    document = json.loads((moe / MARKER).read_text())
     del document["members"][0]
-    (tmp_path / "moe" / MARKER).write_text(json.dumps(document))
-    (row,) = filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
+    (moe / MARKER).write_text(json.dumps(document))
+    (row,) = filled.evaluate([moe], data, SETTINGS)
     assert list(row.load) == ["0", "1"]
     assert row.accuracy == {}
 
 
-def test_dense_folder_has_no_routing_and_no_oracle(filled: Registry, zoo: Zoo) -> None:
-    (row,) = filled.evaluate([zoo.base], {"code": [zoo.test["code"]]}, SETTINGS, oracle=True, speed=True)
-    assert (row.accuracy, row.load, row.relative_time) == ({}, {}, None)
-    assert row.parameters == row.active_parameters
+@pytest.mark.check
+def test_a_text_of_fewer_windows_is_remarked_on(filled: Registry, zoo: Zoo, data: Data, remarks: Remarks) -> None:
+    filled.evaluate([zoo.base], data, SETTINGS)
+    assert remarks.sentences == []
+    filled.evaluate([zoo.base], data, replace(SETTINGS, windows=5000))
+    (said,) = remarks.sentences
+    assert said.startswith("domains of fewer than 5000 windows are scored on all their text: ")
+    assert re.search(r": code has \d+, math has \d+$", said)
 
 
 def test_padding_is_routed_nowhere_and_the_first_choice_counts() -> None:
@@ -185,31 +138,13 @@ def test_time_is_the_median_of_the_ratios_of_turns(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.check
-def test_speed_is_measured_where_asked(
-    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe")
-    (row,) = filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS, speed=True)
+def test_speed_is_measured_where_asked(filled: Registry, moe: Path, zoo: Zoo, data: Data, remarks: Remarks) -> None:
+    (row,) = filled.evaluate([moe], {"code": data["code"]}, SETTINGS, speed=True)
     assert row.relative_time is not None
     assert row.relative_time > 0
-    said: list[str] = []
-    monkeypatch.setattr("registry.evaluation.table.remark", lambda _, text: said.append(text))
-    (row,) = filled.evaluate([tmp_path / "moe"], {"law": [zoo.test["law"]]}, SETTINGS, speed=True, oracle=True)
+    (row,) = filled.evaluate([moe], {"law": [zoo.test["law"]]}, SETTINGS, speed=True, oracle=True)
     assert row.relative_time is None
-    assert said == [
+    assert remarks.sentences[-2:] == [
         "no relative time for moe: none of its experts is registered for a domain",
         "no row with perfect routing for moe: no domain is a member of it",
     ]
-
-
-def test_forced_and_recorded_leave_no_hook(filled: Registry, tmp_path: Path) -> None:
-    from registry.errors import InvalidInputError
-
-    filled.compose(["code", "math"], tmp_path / "moe")
-    model = load_model(tmp_path / "moe", "float32", "cpu")
-    before = [len(gate.module._forward_hooks) for gate in gates(model)]
-    with force_expert(model, 1):
-        pass
-    assert [len(gate.module._forward_hooks) for gate in gates(model)] == before
-    with pytest.raises(InvalidInputError, match="layer 0 has no expert 2: it has 2"), force_expert(model, 2):
-        pass

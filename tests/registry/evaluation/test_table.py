@@ -3,15 +3,13 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from registry import Registry, TestSettings
@@ -19,44 +17,41 @@ from registry.calibration import Calibration, Corpus
 from registry.errors import CalibrationError, CheckpointError, IncompatibleError, InvalidInputError, first_line
 from registry.evaluation import perplexities, test_windows
 from registry.names.reference import require_list
-from registry.progress import Advance, silent
+from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer, quiet_transformers
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint, train_tokenizer
+from tests.registry.doctor.broken import Tensors, tensors
+from tests.registry.evaluation.conftest import Data
+from tests.remarks import Remarks
 
 SETTINGS = TestSettings(windows=4, seq_len=32, batch_size=3)
 
 
-def test_perplexity_is_the_exponential_of_the_mean_loss(zoo: Zoo) -> None:
-    windows = test_windows({"code": [zoo.test["code"]]}, zoo.base, SETTINGS)
+@pytest.mark.parametrize("text", [None, "def return self import"])
+def test_perplexity_is_the_exponential_of_the_mean_loss_without_padding(
+    zoo: Zoo, tmp_path: Path, text: str | None
+) -> None:
+    file = zoo.test["code"]
+    if text is not None:
+        file = tmp_path / "short.txt"
+        file.write_text(text)
+    windows = test_windows({"code": [file]}, zoo.base, SETTINGS)
     found = perplexities("base", zoo.base, windows, SETTINGS, silent)["code"]
+    ids = windows["code"].ids.long()
+    assert len(ids) == (4 if text is None else 1)
+    if text is not None:
+        ids = torch.tensor([[0, *load_tokenizer(zoo.base)(text)["input_ids"]]])
     with quiet_transformers(), torch.no_grad():
-        model = AutoModelForCausalLM.from_pretrained(zoo.base, dtype=torch.float32)
-        ids = windows["code"].ids.long()
-        logits = model(input_ids=ids).logits
+        logits = AutoModelForCausalLM.from_pretrained(zoo.base, dtype=torch.float32)(input_ids=ids).logits
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).double(), ids[:, 1:].flatten())
-    assert len(ids) == 4
     assert math.isclose(found, math.exp(loss.item()), rel_tol=1e-5)  # sums of float32 losses, batch by batch
 
 
-def test_padding_is_not_scored(zoo: Zoo, tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("def return self import")
-    windows = test_windows({"code": [tmp_path / "short.txt"]}, zoo.base, SETTINGS)
-    found = perplexities("base", zoo.base, windows, SETTINGS, silent)["code"]
-    tokenizer = load_tokenizer(zoo.base)
-    ids = torch.tensor([[0, *tokenizer("def return self import")["input_ids"]]])
-    with quiet_transformers(), torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(zoo.base, dtype=torch.float32)(input_ids=ids).logits
-    loss = F.cross_entropy(logits[0, :-1], ids[0, 1:])
-    assert math.isclose(found, math.exp(loss.item()), rel_tol=1e-4)
-
-
 @pytest.mark.check
-def test_rows_and_scores(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe")
+def test_rows_and_scores(filled: Registry, moe: Path, data: Data, tmp_path: Path) -> None:
     filled.compose(["code"], tmp_path / "alone")
-    data = {name: [zoo.test[name]] for name in ("code", "math")}
-    rows = filled.evaluate([tmp_path / "moe", tmp_path / "alone"], data, SETTINGS, baselines=True)
+    rows = filled.evaluate([moe, tmp_path / "alone"], data, SETTINGS, baselines=True)
     by_name = {row.name: row for row in rows}
     assert list(by_name) == ["base base@1", "expert code", "expert math", "average", "moe", "alone"]
     assert by_name["expert code"].score["code"] == 100.0
@@ -77,31 +72,8 @@ def test_rows_and_scores(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     low, high = by_name["moe"].ahead_of_average or (0.0, 0.0)
     assert low < (by_name["moe"].average or 0) - (by_name["average"].average or 0) < high
     assert by_name["alone"].ahead_of_average is None  # averaged weights have an expert that it has not
-    plain = filled.evaluate([tmp_path / "moe"], data, SETTINGS)
+    plain = filled.evaluate([moe], data, SETTINGS)
     assert plain == [replace(by_name["moe"], ahead_of_average=None)]
-
-
-@pytest.mark.check
-def test_score_needs_the_member_itself(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe")
-    filled.add_expert("math", zoo.experts["law"])  # the newest math is not the one in the folder
-    data = {name: [zoo.test[name]] for name in ("code", "math", "german")}
-    (row,) = filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert set(row.score) == {"code", "math", "german"}
-    filled.opt_out("math@1")
-    filled.opt_out("german", purge=True)
-    (row,) = filled.evaluate([tmp_path / "moe"], data, SETTINGS)
-    assert set(row.score) == {"code"}
-    assert row.average is None
-
-
-def test_experts_and_bases_with_another_tokenizer_take_no_part(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    folder = save_checkpoint(make_model("llama", 101), tmp_path / "stranger", train_tokenizer(seed=1))
-    filled.add_base("stranger", folder)
-    rows = filled.evaluate([zoo.base], {"code": [zoo.test["code"]]}, SETTINGS, baselines=True)
-    assert [row.name for row in rows] == ["base base@1", "expert code", "base"]
-    (row,) = filled.evaluate([folder], {"code": [zoo.test["code"]]}, SETTINGS)
-    assert row.score == {}
 
 
 def test_folders_of_one_name_are_told_apart(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
@@ -111,28 +83,21 @@ def test_folders_of_one_name_are_told_apart(registry: Registry, zoo: Zoo, tmp_pa
     assert rows[0].perplexity == rows[1].perplexity
 
 
-def test_domain_nobody_registered_has_no_score(registry: Registry, zoo: Zoo) -> None:
-    (row,) = registry.evaluate([zoo.base], {"cooking": [zoo.test["law"]]}, SETTINGS)
-    assert row.score == {}
-    assert row.average is None
-    assert row.perplexity["cooking"] > 1
-
-
 def test_what_cannot_be_evaluated_is_told(
     registry: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one_token = Calibration(torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32), "one.txt")
+    for name, text in (("empty", ""), ("one", "a")):
+        (tmp_path / f"{name}.txt").write_text(text)
     with pytest.raises(InvalidInputError, match="there is nothing to evaluate"):
         registry.evaluate([], {})
-    with pytest.raises(CalibrationError, match="is not a file"):
-        registry.evaluate([zoo.base], {"x": [tmp_path / "absent.txt"]})
-    (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(CalibrationError, match="hold no text"):
-        registry.evaluate([zoo.base], {"x": [tmp_path / "empty.txt"]})
-    (tmp_path / "one.txt").write_text("a")
-    monkeypatch.setattr("registry.evaluation.text.evenly_spaced", lambda *_, **__: one_token)
-    with pytest.raises(CalibrationError, match=r"domain x \(one.txt\) is a single token"):
-        registry.evaluate([zoo.base], {"x": [tmp_path / "one.txt"]})
+    for file, told in (("absent", "is not a file"), ("empty", "hold no text")):
+        with pytest.raises(CalibrationError, match=told):
+            registry.evaluate([zoo.base], {"x": [tmp_path / f"{file}.txt"]})
+    one_token = Calibration(torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32), "one.txt")
+    with monkeypatch.context() as patch:
+        patch.setattr("registry.evaluation.text.evenly_spaced", lambda *_, **__: one_token)
+        with pytest.raises(CalibrationError, match=r"domain x \(one.txt\) is a single token"):
+            registry.evaluate([zoo.base], {"x": [tmp_path / "one.txt"]})
     with pytest.raises(CheckpointError, match=r"is not a checkpoint: it has no config\.json"):
         registry.evaluate([tmp_path], {"x": [zoo.test["law"]]})
     (tmp_path / "config.json").write_text("{}")
@@ -152,33 +117,20 @@ def test_test_text_is_shuffled_and_spread(zoo: Zoo) -> None:
     ("wrong", "message"),
     [
         ("block_sparse_moe.gate", "its keys do not match its architecture: missing keys model.layers.0"),
+        ("layers.", r"missing keys model\S+, model\S+, model\S+ and \d+ more$"),
         ("w1.weight", "cannot be loaded by transformers"),
     ],
 )
 def test_folder_whose_names_are_wrong_is_refused(
-    filled: Registry, zoo: Zoo, tmp_path: Path, wrong: str, message: str
+    filled: Registry, moe: Path, data: Data, wrong: str, message: str
 ) -> None:
-    filled.compose(["code", "math"], tmp_path / "moe")
-    path = tmp_path / "moe" / "model.safetensors"
-    renamed = {name.replace(wrong, "wrong"): tensor for name, tensor in load_file(path).items()}
-    save_file(renamed, path, metadata={"format": "pt"})
+    def rename(found: Tensors) -> None:
+        for name in [name for name in found if wrong in name]:
+            found[name.replace(wrong, "wrong")] = found.pop(name)
+
+    tensors(rename)(moe)
     with pytest.raises(CheckpointError, match=message):
-        filled.evaluate([tmp_path / "moe"], {"code": [zoo.test["code"]]}, SETTINGS)
-
-
-@pytest.fixture
-def remarks(filled: Registry) -> list[str]:
-    """What the registry remarks on from now on."""
-    said: list[str] = []
-
-    @contextmanager
-    def listening(label: str, total: int, unit: str) -> Iterator[Advance]:
-        if not unit:
-            said.append(label)
-        yield lambda amount: None
-
-    filled.progress = listening
-    return said
+        filled.evaluate([moe], data, SETTINGS)
 
 
 def test_every_folder_must_be_there_before_anything_is_read(
@@ -200,17 +152,18 @@ def test_one_text_in_place_of_a_list_is_refused(registry: Registry) -> None:
     with pytest.raises(InvalidInputError, match="folders must be a list, got the one str 'moe'") as caught:
         registry.evaluate("moe", {})
     assert caught.value.hint == "put it into a list: ['moe']"
-    with pytest.raises(InvalidInputError, match="data must be a list"):
-        registry.evaluate([], {"code": "file.txt"})
-    with pytest.raises(InvalidInputError, match="data must be a list"):
-        registry.add_expert("x", "absent", data="file.txt")
-    with pytest.raises(InvalidInputError, match="data must be a list"):
-        registry.check("absent", data="file.txt")
-    for request in (registry.plan, lambda experts: registry.compose(experts, "out")):
+    requests: list[Callable[[], object]] = [
+        lambda: registry.evaluate([], {"code": "file.txt"}),
+        lambda: registry.add_expert("x", "absent", data="file.txt"),
+        lambda: registry.check("absent", data="file.txt"),
+        lambda: require_list(Path("file"), "data"),
+    ]
+    for request in requests:
+        with pytest.raises(InvalidInputError, match="data must be a list"):
+            request()
+    for refused in (registry.plan, lambda experts: registry.compose(experts, "out")):
         with pytest.raises(InvalidInputError, match="experts must be a list, got the one str 'math'"):
-            request("math")
-    with pytest.raises(InvalidInputError, match="got the one PosixPath 'file'"):
-        require_list(Path("file"), "data")
+            refused("math")
 
 
 def test_folders_of_different_tokenizers_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
@@ -234,7 +187,7 @@ def test_folders_of_different_tokenizers_are_refused(filled: Registry, zoo: Zoo,
 
 @pytest.mark.check
 def test_averaged_weights_of_other_experts_are_not_stored_and_say_so(
-    filled: Registry, zoo: Zoo, tmp_path: Path, remarks: list[str]
+    filled: Registry, zoo: Zoo, tmp_path: Path, remarks: Remarks
 ) -> None:
     pair = filled.compose(["code", "law"], tmp_path / "pair").digest
     three = filled.compose(["code", "law", "math"], tmp_path / "three").digest
@@ -242,43 +195,62 @@ def test_averaged_weights_of_other_experts_are_not_stored_and_say_so(
     rows = filled.evaluate([tmp_path / "pair", tmp_path / "three"], data, SETTINGS, baselines=True)
     assert "average" in {row.name for row in rows}
     said = "averaged weights are those of code, law, math, and pair has other experts: their row is not stored with it"
-    assert remarks == [said]
+    assert remarks.sentences == [said]
     stored = {digest: filled.catalog.evaluations(digest)[0].document for digest in (pair, three)}
     assert "plain_average" in stored[three]
     assert "plain_average" not in stored[pair]
 
 
 @pytest.mark.check
-def test_what_has_no_score_or_no_row_says_why(filled: Registry, zoo: Zoo, tmp_path: Path, remarks: list[str]) -> None:
-    data = {name: [zoo.test[name]] for name in ("code", "law")} | {"cooking": [zoo.test["law"]]}
+def test_a_score_needs_the_member_itself_and_what_has_none_or_no_row_says_why(
+    filled: Registry, zoo: Zoo, tmp_path: Path, remarks: Remarks
+) -> None:
+    data = {name: [zoo.test[name]] for name in ("code", "law", "german")} | {"cooking": [zoo.test["law"]]}
     filled.compose(["code", "law"], tmp_path / "moe")
-    filled.add_expert("law", zoo.experts["math"])
+    filled.add_expert("law", zoo.experts["math"])  # the newest law is not the one in the folder
+    (row,) = filled.evaluate([tmp_path / "moe"], data, SETTINGS)
+    assert row.score.keys() == {"code", "law", "german"}
+    assert (row.average, row.perplexity["cooking"] > 1) == (None, True)
+    remarks.sentences.clear()
     filled.opt_out("law@1")
     filled.opt_out("base")
-    filled.evaluate([tmp_path / "moe"], data, SETTINGS, baselines=True)
+    filled.opt_out("german", purge=True)
+    rows = filled.evaluate([tmp_path / "moe"], data, SETTINGS, baselines=True)
+    assert [row.score.keys() for row in rows if row.name == "moe"] == [{"code"}]
     digest = next(v.digest for v in filled.versions(everything=True) if v.ref == "law@1")
-    assert remarks[:-1] == [
+    assert remarks.sentences[:-1] == [
         f"no normalised score for law: the version that moe was composed of ({digest[:12]}) is not an active one here",
+        "no normalised score for german: no expert of that name is registered",
         "no normalised score for cooking: no expert of that name is registered",
         "no row for a base model: none is registered",
         "no row for averaged weights: they take experts of two domains, and there is one, code",
     ]
-    assert remarks[-1].startswith("the figures of moe are not stored: it holds law@1, which was opted out at ")
-    remarks.clear()
-    other = save_checkpoint(make_model("llama", 101), tmp_path / "other", train_tokenizer(seed=1))
-    filled.evaluate([other], {"code": [zoo.test["code"]]}, SETTINGS)
-    (said,) = remarks
-    assert said.startswith("no normalised score for code: code@1 has another tokenizer than other: token ")
+    last = remarks.sentences[-1]
+    assert last.startswith("the figures of moe are not stored: it holds law@1, which was opted out at ")
 
 
-def test_windows_are_no_longer_than_every_model_can_take(filled: Registry, zoo: Zoo, remarks: list[str]) -> None:
+def test_experts_and_bases_with_another_tokenizer_take_no_part(
+    filled: Registry, zoo: Zoo, tmp_path: Path, remarks: Remarks
+) -> None:
+    folder = save_checkpoint(make_model("llama", 101), tmp_path / "stranger", train_tokenizer(seed=1))
+    filled.add_base("stranger", folder)
+    rows = filled.evaluate([zoo.base], {"code": [zoo.test["code"]]}, SETTINGS, baselines=True)
+    assert [row.name for row in rows] == ["base base@1", "expert code", "base"]
+    remarks.sentences.clear()
+    (row,) = filled.evaluate([folder], {"code": [zoo.test["code"]]}, SETTINGS)
+    assert row.score == {}
+    (said,) = remarks.sentences
+    assert said.startswith("no normalised score for code: code@1 has another tokenizer than stranger: token ")
+
+
+def test_windows_are_no_longer_than_every_model_can_take(filled: Registry, zoo: Zoo, remarks: Remarks) -> None:
     data = {"code": [zoo.test["code"]]}
     (row,) = filled.evaluate([zoo.base], data, TestSettings(windows=2, seq_len=4096))
-    assert remarks == ["windows have 128 tokens, not 4,096: base takes no more"]
+    assert remarks.sentences == ["windows have 128 tokens, not 4,096: base takes no more"]
     assert row.tokens == {"code": 2 * 127}
-    remarks.clear()
+    remarks.sentences.clear()
     filled.evaluate([zoo.base], data, TestSettings(windows=2, seq_len=128))
-    assert remarks == []
+    assert remarks.sentences == []
 
 
 @pytest.mark.parametrize(("weight", "loss"), [(math.nan, "nan"), (1e38, "nan|inf"), (1e5, r"\d")])
@@ -286,23 +258,15 @@ def test_loss_that_gives_no_perplexity_is_told(
     filled: Registry, zoo: Zoo, tmp_path: Path, weight: float, loss: str
 ) -> None:
     broken = shutil.copytree(zoo.base, tmp_path / "broken")
-    tensors = load_file(broken / "model.safetensors")
-    tensors["lm_head.weight"] *= weight
-    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    tensors(lambda found: found["lm_head.weight"].mul_(weight))(broken)
     with pytest.raises(CheckpointError, match=f"broken: its loss on domain law is ({loss})"):
         filled.evaluate([broken], {"law": [zoo.test["law"]]}, SETTINGS)
 
 
-def test_text_of_other_libraries_is_cut_to_its_first_line(zoo: Zoo, tmp_path: Path) -> None:
+def test_text_of_other_libraries_is_cut_to_its_first_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
     with pytest.raises(CheckpointError) as caught:
         load_model(tmp_path, "float32", "cpu")
     assert "\n" not in str(caught.value)
     assert first_line(ValueError("\n one \n two")) == "one"
     assert first_line(ValueError()) == "ValueError"
-    folder = shutil.copytree(zoo.base, tmp_path / "few")
-    tensors = load_file(folder / "model.safetensors")
-    kept = {name: tensor for name, tensor in tensors.items() if "layers.1" not in name}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"missing keys model\S+, model\S+, model\S+ and 6 more$"):
-        load_model(folder, "float32", "cpu")

@@ -1,13 +1,15 @@
 """Proves: a config.json is read as transformers reads it, whatever it leaves out and in either spelling of the rope."""
 
+import copy
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from registry.errors import UnsupportedFamilyError
 from registry.families import FAMILIES, family_of
 from registry.families.family import Family
+from registry.families.rope import ORIGINAL
 from registry.hosts.architecture import Architecture
 
 SIZES = {
@@ -85,12 +87,18 @@ def test_reads_what_transformers_reads(model_type: str) -> None:
         assert _known(mine.rope_parameters) == _known(theirs.rope_parameters), change
         read += 1
     assert read >= 10
+    silent = CONFIG_MAPPING[model_type]()
+    assert family.special_tokens == (silent.bos_token_id, silent.eos_token_id, silent.pad_token_id)
 
 
-@pytest.mark.parametrize("model_type", sorted(FAMILIES))
-def test_special_tokens_are_those_of_transformers_where_the_file_is_silent(model_type: str) -> None:
-    theirs = CONFIG_MAPPING[model_type]()
-    assert FAMILIES[model_type].special_tokens == (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
+@pytest.mark.parametrize("within", [None, 64])
+def test_length_beside_the_rope_counts_as_in_a_model_of_transformers(within: int | None) -> None:
+    rope = {key: value for key, value in LLAMA3.items() if key != ORIGINAL} | ({ORIGINAL: within} if within else {})
+    config: dict[str, Any] = SIZES | {"rope_scaling": rope, "max_position_embeddings": 256, ORIGINAL: 32}
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**copy.deepcopy(config)))
+    theirs = model.config.rope_parameters  # a configuration by itself does not yet have it
+    assert theirs[ORIGINAL] == 32
+    assert _known(FAMILIES["llama"].architecture(config).rope_parameters) == _known(theirs)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +111,6 @@ def test_special_tokens_are_those_of_transformers_where_the_file_is_silent(model
         ({"vocab_size": 2**31}, "not a positive integer"),
         ({"num_attention_heads": 12, "num_key_value_heads": 8}, "12 attention heads cannot share 8 heads of keys"),
         ({"rope_scaling": "linear"}, "do not go together"),
-        ({"rope_parameters": [1]}, "do not go together"),
     ],
 )
 def test_values_that_no_model_can_have_are_refused(config: dict[str, Any], message: str) -> None:
@@ -111,12 +118,9 @@ def test_values_that_no_model_can_have_are_refused(config: dict[str, Any], messa
         FAMILIES["llama"].architecture(SIZES | config)
 
 
-def test_missing_sizes_are_named() -> None:
+def test_missing_sizes_and_a_family_without_a_translation_are_told() -> None:
     with pytest.raises(ValueError, match="hidden_size, vocab_size missing"):
         FAMILIES["llama"].architecture({k: v for k, v in SIZES.items() if k not in ("hidden_size", "vocab_size")})
-
-
-def test_family_without_a_translation_says_so() -> None:
     with pytest.raises(UnsupportedFamilyError, match="no native host that carries it exactly is known"):
         family_of("nonesuch")
     with pytest.raises(NotImplementedError):

@@ -11,19 +11,19 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from registry.errors import UnsupportedFamilyError
 from registry.hosts.context import CONTEXT_LAYERS, constant_size, evidence_size, reserved_channels
 from registry.runtime.gates import force_expert, gates
 from registry.runtime.loading import quiet_transformers
 from tests.conftest import Shared
-from tests.registry.hosts.test_hosts import CASES, IDS, Case, Variant, load, shared_variant, variant_of
+from tests.registry.hosts.test_hosts import CASES, Variant, load, run, shapes, shared_variant, tensors_of, variant_of
 
 NATIVE = sorted(name for name, case in CASES.items() if not case.host.startswith("routed_"))
 NO_CONTEXT = ("cohere", "cohere2")
@@ -31,12 +31,13 @@ NO_CONTEXT = ("cohere", "cohere2")
 
 CARRIED = [name for name in NATIVE if name not in NO_CONTEXT]
 EPSILON = {
-    "llama, large epsilon": Case("llama", "mixtral", {"rms_norm_eps": 0.05}),
-    "gemma, large epsilon": Case("gemma", "granitemoe", {"rms_norm_eps": 0.05, "head_dim": 8}),
-    "olmo2, small epsilon": Case("olmo2", "flex_olmo", {"rms_norm_eps": 1e-9}),
+    "llama, large epsilon": replace(CASES["llama"], config={"rms_norm_eps": 0.05}),
+    "gemma, large epsilon": replace(CASES["gemma"], config={"rms_norm_eps": 0.05, "head_dim": 8}),
+    "olmo2, small epsilon": replace(CASES["olmo2"], config={"rms_norm_eps": 1e-9}),
 }
 """Cases in which the epsilon of norms matters, or, where norms of queries share it, does not."""
 
+Folders = tuple[Path, Path]
 EXACT, SHARED, ROUNDED = 1e-5, 2e-4, 4e-5
 """Largest difference of a logit over the largest logit: in float64, with a shared epsilon, and in float32.
 
@@ -44,15 +45,23 @@ Norms of queries and keys share the epsilon that is scaled for the width, which 
 """
 
 
-@pytest.fixture(scope="module", params=CARRIED)
-def variant(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared: Shared
-) -> Iterator[Variant]:
-    with shared_variant(request.param, tmp_path_factory.mktemp("variant"), shared) as made:
+@pytest.fixture
+def variant(request: pytest.FixtureRequest, tmp_path: Path, shared: Shared) -> Iterator[Variant]:
+    with shared_variant(request.param, tmp_path, shared) as made:
         yield made
 
 
-def pair(variant: Variant, folder: Path, **settings: Any) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=CARRIED)
+def folders(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared: Shared
+) -> Iterator[Folders]:
+    """Folders of one composition without a context layer and with it."""
+    root = tmp_path_factory.mktemp("folders")
+    with shared_variant(request.param, root, shared) as variant:
+        yield pair(variant, root)
+
+
+def pair(variant: Variant, folder: Path, **settings: Any) -> Folders:
     """Compose both experts without a context layer and with it, on one trunk; return the folders."""
     recipe = {"trunk": "mean", "vocabulary": "shared"} | settings
     variant.registry.compose(["code", "math"], folder / "plain", variant.recipe(**recipe))
@@ -62,9 +71,8 @@ def pair(variant: Variant, folder: Path, **settings: Any) -> tuple[Path, Path]:
 
 def forced(model: Any, expert: int) -> torch.Tensor:
     """Return the logits of a model with every token sent to one expert."""
-    with torch.no_grad(), force_expert(model, expert):
-        logits: torch.Tensor = model(input_ids=IDS).logits
-    return logits
+    with force_expert(model, expert):
+        return run(model)
 
 
 def apart(plain: Any, context: Any) -> float:
@@ -83,9 +91,8 @@ def double(folder: Path) -> Any:
 
 @pytest.mark.check
 @pytest.mark.trust(after=1)
-def test_each_expert_computes_what_it_computes_without_the_layer(variant: Variant, tmp_path: Path) -> None:
-    folders = pair(variant, tmp_path)
-    shares_epsilon = variant.case.host == "flex_olmo"
+def test_each_expert_computes_what_it_computes_without_the_layer(folders: Folders) -> None:
+    shares_epsilon = "flex_olmo" in (folders[0] / "config.json").read_text()
     assert apart(*map(load, folders)) < (SHARED if shares_epsilon else ROUNDED)
     plain, context = map(double, folders)
     assert apart(plain, context) < (SHARED if shares_epsilon else EXACT)
@@ -106,36 +113,25 @@ def test_epsilon_is_scaled_for_the_width(name: str, tmp_path: Path, tokenizer: A
     assert apart(plain, context) < EXACT
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: weight for file in sorted(folder.glob("*.safetensors")) for name, weight in load_file(file).items()}
-
-
-def width(folder: Path) -> int:
-    """Return the hidden size."""
-    return int(json.loads((folder / "config.json").read_text())["hidden_size"])
-
-
 @pytest.mark.check(after=4)
 @pytest.mark.trust(after=9)
-def test_weights_are_those_of_the_members_and_zeros(variant: Variant, tmp_path: Path) -> None:
+def test_weights_are_those_of_the_members_and_zeros(folders: Folders) -> None:
     """Bit for bit, one layer later; norms of the stream are scaled, and routers and reserved channels are our own."""
-    plain, context = map(tensors, pair(variant, tmp_path))
-    hidden, wide = (width(tmp_path / name) for name in ("plain", "context"))
+    plain, context = map(tensors_of, folders)
+    hidden, wide = (int(config_of(folder)["hidden_size"]) for folder in folders)
     assert wide - hidden in [reserved_channels(hidden, 2, fast=fast) for fast in (False, True)]
-    compared = set()
+    compared: set[str] = set()
     for name, own in plain.items():
         later = re.sub(r"(?<=layers\.)\d+", lambda found: str(int(found[0]) + 1), name)
-        if (router := ".gate.weight" in name or ".router." in name) or name == "model.embed_tokens.weight":
-            assert router or torch.equal(context[later][:, :hidden], own)
-            compared.add(later)
-            continue
         found, compared = context[later], compared | {later}
+        if ".gate.weight" in name or ".router." in name:
+            continue
+        if name == "model.embed_tokens.weight":
+            assert torch.equal(found[:, :hidden], own)
+            continue
         inner = found[tuple(slice(size) for size in own.shape)]
-        shrink = (hidden / wide) ** 0.5
-        if "layernorm" in name or name == "model.norm.weight":
-            assert torch.allclose(inner, own * shrink, rtol=2e-7, atol=0), (
-                name
-            )  # which the mean, unrounded, is scaled by
+        if "layernorm" in name or name == "model.norm.weight":  # which the mean, unrounded, is scaled by
+            assert torch.allclose(inner, own * (hidden / wide) ** 0.5, rtol=2e-7, atol=0), name
             assert not found[hidden:].any() or name.endswith("post_attention_layernorm.weight"), name
         else:
             assert torch.equal(inner, own), name
@@ -150,17 +146,20 @@ def test_weights_are_those_of_the_members_and_zeros(variant: Variant, tmp_path: 
     if "lm_head.weight" in new:  # tied without the layer
         assert torch.equal(context["lm_head.weight"][:, :hidden], plain["model.embed_tokens.weight"])
         assert not context["lm_head.weight"][:, hidden:].any()
-    gates = [weight for name, weight in context.items() if re.search(r"\.gate\.weight|\.router\.", name)]
-    assert sum(bool(gate.any()) for gate in gates) == len(gates) - 1
-    for gate in gates:
-        assert not gate[:, :hidden].any()
-        assert int(gate.count_nonzero()) in (0, 2)
+    routers = [weight for name, weight in context.items() if re.search(r"\.gate\.weight|\.router\.", name)]
+    assert sum(bool(router.any()) for router in routers) == len(routers) - 1
+    assert all(int(router.count_nonzero()) in (0, 2) and not router[:, :hidden].any() for router in routers)
 
 
-@pytest.mark.check(after=4)
-@pytest.mark.trust(after=9)
-def test_config_names_the_layer(variant: Variant, tmp_path: Path) -> None:
-    plain, context = (json.loads((folder / "config.json").read_text()) for folder in pair(variant, tmp_path))
+def config_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return found
+
+
+@pytest.mark.check(after=3)
+@pytest.mark.trust(after=7)
+def test_config_names_the_layer_and_transformers_writes_the_same_names(folders: Folders, tmp_path: Path) -> None:
+    plain, context = map(config_of, folders)
     changed = {key: (plain.get(key), value) for key, value in context.items() if value != plain.get(key)}
     hidden, layers = plain["hidden_size"], plain["num_hidden_layers"]
     wide = context["hidden_size"]
@@ -175,38 +174,22 @@ def test_config_names_the_layer(variant: Variant, tmp_path: Path) -> None:
             before, after = changed.pop(key)
             assert after[1:] == before
             assert after[0] in before
-    full = changed.pop("max_window_layers", (0, 1))
-    assert full[1] == full[0] + 1
+    if "max_window_layers" in changed:
+        assert changed.pop("max_window_layers") == (plain["max_window_layers"], plain["max_window_layers"] + 1)
     assert changed == {}
-
-
-@pytest.mark.check(after=3)
-@pytest.mark.trust(after=7)
-def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path: Path) -> None:
-    _, folder = pair(variant, tmp_path)
+    without, model = map(load, folders)
+    assert [gate.layer for gate in gates(model)] == [gate.layer for gate in gates(without)]  # those of the members
+    assert all(gate.weight.any() for gate in gates(model))
     with quiet_transformers():
-        load(folder).save_pretrained(tmp_path / "again")
-    shapes = [{name: weight.shape for name, weight in tensors(made).items()} for made in (folder, tmp_path / "again")]
-    assert shapes[0] == shapes[1]
-
-
-@pytest.mark.check(after=3)
-@pytest.mark.trust(after=6)
-def test_layers_count_as_those_of_the_members(variant: Variant, tmp_path: Path) -> None:
-    plain, context = map(load, pair(variant, tmp_path))
-    assert [gate.layer for gate in gates(context)] == [gate.layer for gate in gates(plain)]
-    assert all(gate.weight.any() for gate in gates(context))
+        model.save_pretrained(tmp_path)
+    assert shapes(folders[1]) == shapes(tmp_path)
 
 
 @pytest.mark.check(after=1)
-@pytest.mark.parametrize("name", NO_CONTEXT)
-def test_hosts_without_a_context_layer_say_so(name: str, tmp_path: Path, shared: Shared) -> None:
-    with (
-        shared_variant(name, tmp_path, shared) as variant,
-        pytest.raises(
-            UnsupportedFamilyError, match="context cannot be used here: cohere2_moe has no context"
-        ) as raised,
-    ):
+@pytest.mark.parametrize("variant", NO_CONTEXT, indirect=True)
+def test_hosts_without_a_context_layer_say_so(variant: Variant, tmp_path: Path) -> None:
+    message = "context cannot be used here: cohere2_moe has no context"
+    with pytest.raises(UnsupportedFamilyError, match=message) as raised:
         variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(router="context"))
     assert "choose --router ridge, or add --remote-code" in str(raised.value.hint)
     assert not (tmp_path / "moe").exists()
@@ -214,7 +197,7 @@ def test_hosts_without_a_context_layer_say_so(name: str, tmp_path: Path, shared:
 
 @pytest.mark.check
 def test_more_experts_than_a_head_has_channels_are_refused(tmp_path: Path, tokenizer: Any) -> None:
-    narrow = Case("llama", "mixtral", {"num_attention_heads": 16, "num_key_value_heads": 8})
+    narrow = replace(CASES["llama"], config={"num_attention_heads": 16, "num_key_value_heads": 8})
     message = "heads of 2 channels hold the evidence of at most 1 experts, not of 2"
     with variant_of(narrow, tmp_path, tokenizer) as variant:
         with pytest.raises(UnsupportedFamilyError, match=message) as raised:
@@ -236,9 +219,7 @@ def test_hidden_sizes_are_multiples_that_kernels_and_quantizers_take() -> None:
 @pytest.mark.trust(after=6)
 @pytest.mark.parametrize(("dtype", "limit"), [("float16", 0.02), ("bfloat16", 0.2)])
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "olmo2", "granite"], indirect=True)
-def test_in_16_bits_norm_weights_are_rounded_once_more(
-    variant: Variant, tmp_path: Path, dtype: str, limit: float
-) -> None:
+def test_in_16_bits_weights_are_rounded_once_more(variant: Variant, tmp_path: Path, dtype: str, limit: float) -> None:
     """Evaluated in float64, so that the difference is that of the weights: 2^-9 of them in bfloat16."""
     found = apart(*map(double, pair(variant, tmp_path, dtype=dtype)))
     assert found < limit

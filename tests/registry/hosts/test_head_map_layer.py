@@ -7,7 +7,8 @@ the test computes from the closed form of `registry.hosts.head_map`, so that the
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from registry.hosts.context import CONTEXT_LAYERS
 from registry.hosts.tensors import HeadMap
 from registry.runtime.gates import force_expert
 from tests.conftest import Shared
-from tests.registry.hosts.test_context_layer import CARRIED
-from tests.registry.hosts.test_hosts import IDS, Case, Variant, load, shared_variant, variant_of
+from tests.registry.hosts.test_context_layer import CARRIED, forced
+from tests.registry.hosts.test_hosts import IDS, Case, Variant, load, run, shared_variant, variant_of
 
 EXPERTS = ["code", "math"]
 EXACT = 2e-3
@@ -33,11 +34,9 @@ EXACT = 2e-3
 RIPPLE = {"silu": 0.17, "gelu_pytorch_tanh": 0.42, "gelu": 0.42, "gelu_new": 0.42}
 
 
-@pytest.fixture(scope="module", params=CARRIED)
-def variant(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared: Shared
-) -> Iterator[Variant]:
-    with shared_variant(request.param, tmp_path_factory.mktemp("variant"), shared) as made:
+@pytest.fixture(params=CARRIED)
+def variant(request: pytest.FixtureRequest, tmp_path: Path, shared: Shared) -> Iterator[Variant]:
+    with shared_variant(request.param, tmp_path, shared) as made:
         yield made
 
 
@@ -51,14 +50,39 @@ def folders(variant: Variant, folder: Path, **settings: Any) -> tuple[Plan, Any,
     return plan, *models
 
 
-def last_stream(model: Any, expert: int, hidden: int) -> Float[Tensor, "T H"]:
-    """Return what the last norm sees of the stream, with every token sent to one expert."""
+def last_stream(model: Any, expert: int | None = None, norm: str = "model.norm") -> Float[Tensor, "T H"]:
+    """Return what the last norm gets, perhaps with every token sent to one expert."""
     seen: list[Tensor] = []
-    handle = model.model.norm.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
-    with torch.no_grad(), force_expert(model, expert):
-        model(input_ids=IDS)
+    handle = model.get_submodule(norm).register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    with nullcontext() if expert is None else force_expert(model, expert):
+        run(model)
     handle.remove()
-    return seen[0][..., :hidden].reshape(-1, hidden)
+    return seen[0].flatten(0, 1)
+
+
+def error(logits: Tensor, target: Tensor, share: Float[Tensor, "V"]) -> float:
+    """Return the root of the mean square of what differs, less what all logits of a token have in common."""
+    difference = (logits - target).flatten(0, -2).double()
+    difference -= (difference @ share)[:, None]
+    return math.sqrt(float((difference.square() @ share).mean()))
+
+
+def check_16_bits(composed: Callable[[str, str], Path], dtype: str, more: float = 0.0) -> None:
+    """Check that no weight or value is infinite, and logits are rounded hardly more than those of the shared head.
+
+    Args:
+        composed: returns the folder of a composition by its vocabulary and its dtype.
+        dtype: the shorter one.
+        more: what maps may add.
+    """
+    worst = {}
+    for how in ("shared", "mapped"):
+        half, exact = (load(composed(how, written), getattr(torch, written)) for written in (dtype, "float32"))
+        assert all(bool(torch.isfinite(weight).all()) for weight in half.parameters())
+        pairs = [(forced(half, expert).float(), forced(exact, expert)) for expert in range(2)]
+        assert all(bool(torch.isfinite(logits).all()) for logits, _ in pairs)
+        worst[how] = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+    assert worst["mapped"] < 1.5 * worst["shared"] + more, worst
 
 
 def ripple(plan: Plan, stream: Float[Tensor, "T H"], steady: float) -> Float[Tensor, "T"]:
@@ -82,22 +106,37 @@ def test_the_last_norm_sees_the_mapped_stream(variant: Variant, tmp_path: Path) 
     plan, shared, mapped = folders(variant, tmp_path)
     source, hidden = StoredSource(plan), plan.lead.architecture.hidden_size
     rank = next(one.made.rank for one in plan.tensors if isinstance(one.made, HeadMap))
-    steady = float(steady_size(mapped, plan))
+    # ρ̄, the size of the embedding's mean row in the stream
+    multiplier = float(plan.translation.architecture.options.get("embedding_multiplier", 1.0))
+    rows = mapped.model.embed_tokens.weight[:, :hidden].detach()
+    steady = multiplier * float(rows.square().mean().sqrt())
     for expert in range(2):
-        before, after = (last_stream(model, expert, hidden) for model in (shared, mapped))
+        before, after = (last_stream(model, expert)[:, :hidden] for model in (shared, mapped))
         left, right = source.context.head_maps.factors(expert, rank)
         expected = (before @ right.T @ left.T) * ripple(plan, before, steady)[:, None]
         assert float(expected.abs().max()) > 1e-3 * float(before.abs().max())  # the test can fail
         found = after - before
         assert float((found - expected).abs().max()) < EXACT * float(expected.abs().max())
+    config = json.loads((tmp_path / "mapped" / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    assert config[CONTEXT_LAYERS] == [0, layers - 1]
+    assert all(len(config.get(key) or [0] * layers) == layers for key in ("layer_types", "mlp_layer_types"))
 
 
-def steady_size(model: Any, plan: Plan) -> float:
-    """Return ρ̄: the size of the embedding's mean row in the stream."""
-    hidden = plan.lead.architecture.hidden_size
-    rows = model.model.embed_tokens.weight[:, :hidden]
-    multiplier = float(plan.translation.architecture.options.get("embedding_multiplier", 1.0))
-    return multiplier * float(rows.detach().double().square().mean().sqrt())
+@pytest.mark.check
+@pytest.mark.trust(after=2)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "olmo2", "granite"])
+def test_16_bits_hold_them(name: str, dtype: str, tmp_path: Path, shared: Shared) -> None:
+    """Where a norm follows the MLP, what it reads is small, and float16 has few digits there."""
+    with shared_variant(name, tmp_path, shared) as variant:
+
+        def composed(how: str, written: str) -> Path:
+            recipe = variant.recipe(trunk="mean", router="context", vocabulary=how, dtype=written)
+            variant.registry.compose(EXPERTS, tmp_path / how / written, recipe)
+            return tmp_path / how / written
+
+        check_16_bits(composed, dtype, 0.08 if (name, dtype) == ("olmo2", "float16") else 0.02)
 
 
 @pytest.mark.check(after=2)
@@ -108,17 +147,6 @@ def test_ripples_are_small(variant: Variant, tmp_path: Path) -> None:
     for size in (1.5, 3.0, 10.0, 100.0, 1000.0, 10_000.0):
         stream = torch.full((1, plan.lead.architecture.hidden_size), size, dtype=torch.float64)
         assert abs(float(ripple(plan, stream, 1.0)) - 1) < most
-
-
-@pytest.mark.check(after=6)
-@pytest.mark.trust(after=13)
-def test_config_names_both_layers(variant: Variant, tmp_path: Path) -> None:
-    variant.registry.compose(EXPERTS, tmp_path / "moe", variant.recipe(trunk="mean", router="context"))
-    config = json.loads((tmp_path / "moe" / "config.json").read_text())
-    layers = config["num_hidden_layers"]
-    assert config[CONTEXT_LAYERS] == [0, layers - 1]
-    for key in ("layer_types", "mlp_layer_types"):
-        assert len(config.get(key) or [0] * layers) == layers
 
 
 @pytest.mark.check
@@ -135,50 +163,18 @@ def test_narrow_mlps_share_the_head(tmp_path: Path, tokenizer: Any) -> None:
     assert len(plans[0].tensors) == len(plans[1].tensors)
 
 
-@pytest.mark.check
-@pytest.mark.trust(after=2)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "olmo2", "granite"])
-def test_16_bits_hold_them(name: str, dtype: str, tmp_path: Path, shared: Shared) -> None:
-    """No weight or value is infinite, and logits are rounded hardly more than those of the shared head.
-
-    Where a norm follows the MLP, what it reads is small, and float16 has few digits there.
-    """
-    worst = {}
-    with shared_variant(name, tmp_path, shared) as variant:
-        for how in ("shared", "mapped"):
-            for written in (dtype, "float32"):
-                recipe = variant.recipe(trunk="mean", router="context", vocabulary=how, dtype=written)
-                variant.registry.compose(EXPERTS, tmp_path / how / written, recipe)
-            half, exact = (load(tmp_path / how / written, getattr(torch, written)) for written in (dtype, "float32"))
-            assert all(bool(torch.isfinite(weight).all()) for weight in half.parameters())
-            pairs = [(forced(half, expert).float(), forced(exact, expert)) for expert in range(2)]
-            worst[how] = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
-    more = 0.08 if (name, dtype) == ("olmo2", "float16") else 0.02
-    assert worst["mapped"] < 1.5 * worst["shared"] + more, worst
-
-
-def forced(model: Any, expert: int) -> Tensor:
-    with torch.no_grad(), force_expert(model, expert):
-        logits: Tensor = model(input_ids=IDS).logits
-    return logits
-
-
 def test_maps_bring_logits_near_those_of_the_own_head(tmp_path: Path, filled: Registry) -> None:
-    """On the streams of the shared model, by the mean square of what differs, less what all logits have in common."""
+    """On the streams of the shared model."""
     for how in ("shared", "mapped"):
         filled.compose(EXPERTS, tmp_path / how, Recipe(router="context", trunk="mean", vocabulary=how))
     models = [load(tmp_path / how, torch.float32) for how in ("shared", "mapped")]
     member = filled.member(filled.resolve("code"))
-    own = torch.cat([torch.from_numpy(block) for block in member.open_weight("lm_head.weight").blocks()]).float()
-    norm = torch.cat([torch.from_numpy(block) for block in member.open_weight("model.norm.weight").blocks()]).float()
-    hidden, share = len(norm), member.token_counts.double() / member.token_counts.sum()
-    stream = last_stream(models[0], 0, hidden)
-    normed = stream / (stream.square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
-    target = (normed * norm) @ own.T
-    errors = []
-    for model in models:
-        difference = forced(model, 0).flatten(0, 1) - target
-        centred = difference.double() - (difference.double() @ share)[:, None]
-        errors.append(math.sqrt(float((centred.square() @ share).mean())))
+    head, norm = (
+        torch.cat([torch.from_numpy(block) for block in member.open_weight(f"{name}.weight").blocks()]).float()
+        for name in ("lm_head", "model.norm")
+    )
+    share, stream = member.token_counts.double() / member.token_counts.sum(), last_stream(models[0], 0)
+    normed = stream[:, : len(norm)] / (stream[:, : len(norm)].square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
+    target = (normed * norm) @ head.T
+    errors = [error(forced(model, 0), target.view(*IDS.shape, -1), share) for model in models]
     assert errors[1] < 0.8 * errors[0]

@@ -14,27 +14,26 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from registry import PassSettings, Recipe, Registry
 from registry.errors import CheckpointError
 from registry.families import FAMILIES
 from registry.hosts.remote_code import REMOTE_CODE
+from registry.runtime.gates import force_expert
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
 from tests.conftest import Shared, copy_home
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.transformers4 import Transformers4
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+LLAMA3: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 500000.0, "original_max_position_embeddings": 32}
+LLAMA3 |= {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
-LONG = {"rope_type": "longrope", "rope_theta": 10000.0}
+LONG: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 10000.0}
+SHORT_LONG = LONG | {"short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]}
+PARTIAL_LONG = LONG | {"short_factor": [1.0] * 6, "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0]}
+PARTIAL_LONG |= {"partial_rotary_factor": 0.75}
 EAGER = {"attn_implementation": "eager"}
 
 
@@ -54,72 +53,37 @@ class Case:
     dense: dict[str, Any] = field(default_factory=dict)
 
 
+TIED, BIAS, WIDE = {"tie_word_embeddings": True}, {"attention_bias": True}, {"head_dim": 16}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+MULTIPLIERS = {f"{name}_multiplier": size for name, size in (("attention", 0.3), ("embedding", 3.0), ("residual", 0.5))}
+PARALLEL = {"hidden_size": 64, "use_parallel_residual": True, "qk_layernorm": True}
 CASES = {
     "llama": Case("llama", "mixtral"),
-    "llama tied, llama3 rope, wide heads": Case(
-        "llama", "mixtral", {"tie_word_embeddings": True, "rope_parameters": LLAMA3, "head_dim": 16}
-    ),
+    "llama tied, llama3 rope, wide heads": Case("llama", "mixtral", TIED | WIDE | {"rope_parameters": LLAMA3}),
     "llama yarn rope": Case("llama", "mixtral", {"rope_parameters": YARN}),
-    "llama attention bias": Case("llama", "granitemoe", {"attention_bias": True}),
-    "llama attention bias, wide heads": Case(
-        "llama", "granitemoe", {"attention_bias": True, "head_dim": 16}, old=False
-    ),
+    "llama attention bias": Case("llama", "granitemoe", BIAS),
+    "llama attention bias, wide heads": Case("llama", "granitemoe", BIAS | WIDE, old=False),
     "mistral": Case("mistral", "mixtral", {"sliding_window": None}),
     "mistral window": Case("mistral", "mixtral", {"sliding_window": 8}),
     "phi3": Case("phi3", "mixtral", {"sliding_window": 8}),
-    "phi3 longrope": Case(
-        "phi3",
-        "mixtral",
-        {
-            "original_max_position_embeddings": 32,
-            "rope_parameters": LONG | {"short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]},
-        },
-    ),
+    "phi3 longrope": Case("phi3", "mixtral", {"original_max_position_embeddings": 32, "rope_parameters": SHORT_LONG}),
     # The idle channels' frequencies stand in a table of float32 numbers, and their weights make up for a factor.
     "phi3 partial rotary": Case("phi3", "mixtral", {"hidden_size": 64, "partial_rotary_factor": 0.75}, (1e-4, 0.5)),
     "phi3 longrope, partial rotary": Case(
         "phi3",
         "mixtral",
-        {
-            "hidden_size": 64,
-            "original_max_position_embeddings": 32,
-            "rope_parameters": LONG
-            | {
-                "short_factor": [1.0] * 6,
-                "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0],
-                "partial_rotary_factor": 0.75,
-            },
-        },
+        {"hidden_size": 64, "original_max_position_embeddings": 32, "rope_parameters": PARTIAL_LONG},
         (2e-4, 1.5),
     ),
-    "qwen2": Case("qwen2", "qwen2_moe", {"tie_word_embeddings": True}),
-    "qwen2 window by layer": Case(
-        "qwen2", "qwen2_moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, old=False
-    ),
+    "qwen2": Case("qwen2", "qwen2_moe", TIED),
+    "qwen2 window by layer": Case("qwen2", "qwen2_moe", WINDOWS, old=False),
     "qwen2 in granitemoe": Case("qwen2", "granitemoe"),
-    "qwen3": Case("qwen3", "qwen3_moe", {"head_dim": 16}),
-    "qwen3 tied, attention bias": Case(
-        "qwen3", "qwen3_moe", {"head_dim": 8, "tie_word_embeddings": True, "attention_bias": True}
-    ),
-    "qwen3 window by layer": Case(
-        "qwen3",
-        "mellum",
-        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-        old=False,
-    ),
+    "qwen3": Case("qwen3", "qwen3_moe", WIDE),
+    "qwen3 tied, attention bias": Case("qwen3", "qwen3_moe", TIED | BIAS | {"head_dim": 8}),
+    "qwen3 window by layer": Case("qwen3", "mellum", WIDE | WINDOWS, old=False),
     "olmo2": Case("olmo2", "flex_olmo"),
     "olmo3": Case("olmo3", "flex_olmo", {"num_hidden_layers": 4, "sliding_window": 64}),
-    "granite": Case(
-        "granite",
-        "granitemoe",
-        {
-            "attention_multiplier": 0.3,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 2.0,
-            "tie_word_embeddings": True,
-        },
-    ),
+    "granite": Case("granite", "granitemoe", TIED | MULTIPLIERS | {"logits_scaling": 2.0}),
     "cohere": Case("cohere", "cohere2_moe", {"logit_scale": 0.5}, old=False),
     "cohere2": Case(
         "cohere2", "cohere2_moe", {"logit_scale": 0.5, "num_hidden_layers": 4, "sliding_window": 8}, old=False
@@ -135,12 +99,7 @@ CASES = {
     "gemma3": Case("gemma3_text", "routed_gemma3_text", {"head_dim": 8, "sliding_window": 8}, old=False),
     "gpt_neox": Case("gpt_neox", "routed_gpt_neox", old=False),
     "stablelm": Case("stablelm", "routed_stablelm", {"hidden_size": 64, "use_qkv_bias": True}, old=False),
-    "stablelm parallel": Case(
-        "stablelm",
-        "routed_stablelm",
-        {"hidden_size": 64, "use_parallel_residual": True, "qk_layernorm": True},
-        old=False,
-    ),
+    "stablelm parallel": Case("stablelm", "routed_stablelm", PARALLEL, old=False),
 }
 IDS = torch.randint(1, 320, (2, 48), generator=torch.Generator().manual_seed(0))
 MIXED = ("llama", "qwen3", "granite", "cohere2", "gpt_neox")
@@ -201,11 +160,9 @@ def shared_variant(name: str, root: Path, shared: Shared) -> Iterator[Variant]:
         yield Variant(CASES[name], dense, registry)
 
 
-@pytest.fixture(scope="module", params=sorted(CASES))
-def variant(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared: Shared
-) -> Iterator[Variant]:
-    with shared_variant(request.param, tmp_path_factory.mktemp("variant"), shared) as made:
+@pytest.fixture(params=sorted(CASES))
+def variant(request: pytest.FixtureRequest, tmp_path: Path, shared: Shared) -> Iterator[Variant]:
+    with shared_variant(request.param, tmp_path, shared) as made:
         yield made
 
 
@@ -221,31 +178,26 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> An
     return model.eval()
 
 
-def force(model: Any, expert: int) -> None:
-    """Send every token to one expert."""
-
-    def hook(_module: Any, _inputs: Any, output: Any) -> Any:
-        if isinstance(output, torch.Tensor):
-            return torch.nn.functional.one_hot(torch.full_like(output[:, 0], expert).long(), 2) * 1e4
-        router_logits, weights, index = output
-        first = torch.zeros_like(weights)
-        first[..., 0] = 1
-        return router_logits, first, torch.full_like(index, expert)
-
-    found = 0
-    for name, module in model.named_modules():
-        if name.endswith(("mlp.gate", "block_sparse_moe.router")):
-            module._forward_hooks.clear()
-            module.register_forward_hook(hook)
-            found += 1
-    assert found == model.config.num_hidden_layers
-
-
 def with_mlp_of(trunk: Any, expert: Any) -> Any:
     """Return the dense model that has the trunk of one model and the MLPs of another."""
     other = expert.state_dict()
     trunk.load_state_dict({n: other[n] if ".mlp." in n else w for n, w in trunk.state_dict().items()})
     return trunk
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: weight for path in sorted(folder.glob("*.safetensors")) for name, weight in load_file(path).items()}
+
+
+def shapes(folder: Path) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in tensors_of(folder).items()}
+
+
+@torch.no_grad()
+def run(model: Any, ids: torch.Tensor = IDS, **options: Any) -> torch.Tensor:
+    """Return the logits of a loaded model."""
+    logits: torch.Tensor = model(input_ids=ids, **options).logits
+    return logits
 
 
 def greedy(model: Any) -> torch.Tensor:
@@ -257,7 +209,7 @@ def greedy(model: Any) -> torch.Tensor:
 
 @pytest.mark.check(after=2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_experts_compute_in_the_host_what_they_do_by_themselves(
+def test_experts_compute_what_they_do_alone(
     variant: Variant, tmp_path: Path, dtype: str, transformers4: Transformers4
 ) -> None:
     check_exactness(variant, tmp_path, dtype, transformers4)
@@ -274,22 +226,45 @@ def check_exactness(variant: Variant, tmp_path: Path, dtype: str, transformers4:
     plan = variant.registry.compose(["math"], tmp_path / "one", variant.recipe(dtype=dtype))
     assert plan.host.model_type == case.host
     one, own = load(tmp_path / "one", kind), load(variant.dense["math"], kind, **case.dense)
-    with torch.no_grad():
-        assert equal(one(input_ids=IDS).logits, own(input_ids=IDS).logits)
-        assert tolerance or torch.equal(greedy(one), greedy(own))
+    assert equal(run(one), run(own))
+    assert tolerance or torch.equal(greedy(one), greedy(own))
     variant.registry.compose(["math", "code"], tmp_path / "moe", variant.recipe(trunk="base", dtype=dtype))
     moe, trunk = load(tmp_path / "moe", kind), load(variant.dense["base"], kind, **case.dense)
-    with torch.no_grad():
-        routed = moe(input_ids=IDS).logits
-        forced = []
-        for index, name in enumerate(("code", "math")):
-            force(moe, index)
-            forced.append(moe(input_ids=IDS).logits)
-            dense = with_mlp_of(trunk, load(variant.dense[name], kind, **case.dense))
-            assert equal(forced[-1], dense(input_ids=IDS).logits)
+    routed, forced = run(moe), []
+    for index, name in enumerate(("code", "math")):
+        with force_expert(moe, index):
+            forced.append(run(moe))
+        assert equal(forced[-1], run(with_mlp_of(trunk, load(variant.dense[name], kind, **case.dense))))
     assert (forced[0] - forced[1]).abs().max() > 0.05  # the test can fail: experts differ
     if case.old:
         assert torch.equal(transformers4.logits(tmp_path / "moe", IDS, dtype, tmp_path), routed)
+
+
+def equation_4(x: torch.Tensor, gate: torch.Tensor, mlps: list[Any], k: int) -> torch.Tensor:
+    """Return y = Σ_{e ∈ top-k} p_e MLP_e(x), p = softmax(W x) over all experts (DUME eq. 4), token by token."""
+    rows = []
+    for token in x.reshape(-1, x.shape[-1]):
+        logits = [float(row.double() @ token.double()) for row in gate]
+        largest = max(logits)
+        exponentials = [torch.tensor(logit - largest, dtype=torch.float64).exp().item() for logit in logits]
+        p = [one / sum(exponentials) for one in exponentials]
+        kept = sorted(range(len(p)), key=lambda e: -p[e])[:k]
+        y = torch.zeros_like(token)
+        for e in kept:
+            y = y + p[e] * mlps[e](token[None])[0]
+        rows.append(y)
+    return torch.stack(rows).view(x.shape)
+
+
+def mixture(variant: Variant, plan: Any, moe: Any, k: int) -> Any:
+    """Return the dense base model whose MLPs are mixtures of the experts', by the routers of a loaded composition."""
+    family, reference = plan.lead.family, load(variant.dense["base"])
+    rows = [weight for name, weight in moe.named_parameters() if name.endswith((".gate.weight", ".router.weight"))]
+    mlps = [list(family.mlps(load(folder))) for name, folder in variant.dense.items() if name != "base"]
+    for layer, module in enumerate(family.mlps(reference)):
+        own = [of_expert[layer] for of_expert in mlps]
+        module.register_forward_hook(lambda _m, x, _y, at=layer, own=own: equation_4(x[0], rows[at], own, k))
+    return reference
 
 
 @pytest.mark.check(after=4)
@@ -297,29 +272,14 @@ def check_exactness(variant: Variant, tmp_path: Path, dtype: str, transformers4:
 def test_two_experts_mix_by_softmax_of_the_router(variant: Variant, tmp_path: Path) -> None:
     recipe = variant.recipe(trunk="base", top_k=2, temperature=0.05)
     plan = variant.registry.compose(["code", "math"], tmp_path / "moe", recipe)
-    family, moe = plan.lead.family, load(tmp_path / "moe")
-    dense_mlps = [list(family.mlps(load(variant.dense[name]))) for name in ("code", "math")]
-    gates = [weight for name, weight in moe.named_parameters() if name.endswith(("gate.weight", "router.weight"))]
-    reference = load(variant.dense["base"])
-
-    def mixture(layer: int) -> Any:
-        def hook(_module: Any, inputs: Any, _output: Any) -> Any:
-            weight = torch.softmax(inputs[0] @ gates[layer].T, dim=-1)
-            parts = torch.stack([mlps[layer](inputs[0]) for mlps in dense_mlps], dim=-2)
-            return (weight[..., None] * parts).sum(-2)
-
-        return hook
-
-    for layer, module in enumerate(family.mlps(reference)):
-        module.register_forward_hook(mixture(layer))
-    with torch.no_grad():
-        # Some hosts take softmax before top-k and renormalise, which is the same up to rounding in float32.
-        assert torch.allclose(moe(input_ids=IDS).logits, reference(input_ids=IDS).logits, rtol=1e-4, atol=1e-4)
+    moe = load(tmp_path / "moe")
+    # Some hosts take softmax before top-k and renormalise, which is the same up to rounding in float32.
+    assert torch.allclose(run(moe), run(mixture(variant, plan, moe, 2)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.check(after=2)
 @pytest.mark.trust(after=4)
-def test_folder_is_what_other_tools_read(variant: Variant, tmp_path: Path) -> None:
+def test_folder_is_what_other_tools_read_and_save_pretrained_writes(variant: Variant, tmp_path: Path) -> None:
     plan = variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(top_k=2))
     config = json.loads((tmp_path / "moe" / "config.json").read_text())
     own = json.loads((variant.dense["code"] / "config.json").read_text())
@@ -340,21 +300,9 @@ def test_folder_is_what_other_tools_read(variant: Variant, tmp_path: Path) -> No
     assert tokenizer("def return sum").input_ids == dense("def return sum").input_ids
     for name in ("generation_config.json", "tokenizer.json"):
         assert (tmp_path / "moe" / name).read_bytes() == (variant.dense["code"] / name).read_bytes()
-
-
-@pytest.mark.check(after=4)
-@pytest.mark.trust(after=10)
-def test_names_are_those_that_save_pretrained_writes(variant: Variant, tmp_path: Path) -> None:
-    from safetensors import safe_open
-
-    variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe())
     with quiet_transformers():
         load(tmp_path / "moe").save_pretrained(tmp_path / "again")
-    shapes = []
-    for folder in ("moe", "again"):
-        with safe_open(tmp_path / folder / "model.safetensors", framework="pt") as file:
-            shapes.append({name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
-    assert shapes[0] == shapes[1]
+    assert shapes(tmp_path / "moe") == shapes(tmp_path / "again")
 
 
 @pytest.mark.parametrize("variant", ["gpt_neox"], indirect=True)

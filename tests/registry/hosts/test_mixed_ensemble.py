@@ -6,8 +6,7 @@ equations are named beside them. They take logits as they are where the model ta
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ from registry.runtime.ensemble_config import check_ensemble_config
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code
 from tests.conftest import Zoo
-from tests.models import make_model, save_checkpoint
-from tests.registry.composition.test_ensemble import FIRST, IDS, NAMES, gained, load, mixed, write_from
+from tests.registry.composition.composed import check_generated
+from tests.registry.composition.test_ensemble import FIRST, IDS, NAMES, load, mixed, write_from
 from tests.transformers4 import Transformers4
 
-FAMILIES = ("llama", "qwen3")
 CONFIG: dict[str, Any] = {
     "members": ["a", "b"],
     "routing": "task-vector",
@@ -43,43 +41,17 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id
 Write = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Family:
-    """A registry of a base model and three experts, whose checkpoints are in the order of their names."""
-
-    registry: Registry
-    experts: list[Path]
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(
-    request: pytest.FixtureRequest, zoo: Zoo, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Family]:
-    root = tmp_path_factory.mktemp(request.param)
-    base, experts = zoo.base, [zoo.experts[name] for name in NAMES]
-    if request.param != "llama":
-        base, *experts = (
-            save_checkpoint(make_model(request.param, 100 + number), root / name, tokenizer)
-            for number, name in enumerate(("base", *NAMES))
-        )
-    with Registry(root / "home") as registry:
-        registry.add_base("base", base)
-        for name, folder in zip(NAMES, experts, strict=True):
-            registry.add_expert(name, folder, data=[zoo.train["code"]])
-        yield Family(registry, experts)
+@pytest.fixture
+def experts(zoo: Zoo) -> list[Path]:
+    return [zoo.experts[name] for name in NAMES]
 
 
 @pytest.fixture
-def experts(family: Family) -> list[Path]:
-    return family.experts
-
-
-@pytest.fixture
-def write(family: Family, tmp_path: Path) -> Write:
+def write(filled: Registry, tmp_path: Path) -> Write:
     """Write an ensemble of the experts, and load it."""
 
     def written(**recipe: Any) -> Any:
-        return load(write_from(family.registry, NAMES, tmp_path / "ensemble", **recipe)[1])
+        return load(write_from(filled, NAMES, tmp_path / "ensemble", **recipe)[1])
 
     return written
 
@@ -117,14 +89,6 @@ def prompt_weights(
     return [math.exp(inverse[index]) / total if index in kept else 0.0 for index in range(len(every))]
 
 
-def posterior_weights(every: Sequence[torch.Tensor], tokens: Sequence[int], stop: int) -> list[float]:
-    """Return p(D = j | x) ∝ p(x | D = j) p(D = j), of the first `stop` tokens and equal priors (BTM, §2, eq. 2)."""
-    likelihoods = [log_likelihood(logits, tokens, stop) for logits in every]
-    most = max(likelihoods)
-    total = sum(math.exp(each - most) for each in likelihoods)
-    return [math.exp(each - most) / total for each in likelihoods]
-
-
 def of_probabilities(every: Sequence[torch.Tensor], place: int, weights: Sequence[float]) -> torch.Tensor:
     """Return log Σ_j w_j p_j(x) (BTM, §2, eq. 1)."""
     mixture = torch.zeros_like(every[0][place])
@@ -147,10 +111,8 @@ MIXINGS = {"probabilities": of_probabilities, "logits": of_logits}
 @pytest.mark.check(after=1)
 @pytest.mark.trust(after=3)
 @pytest.mark.parametrize("mixing", MIXINGS)
-@pytest.mark.parametrize(("top_k", "temperature"), [(1, 1.0), (2, 1.0), (2, 3e-4), (3, 3e-4)])
-def test_first_tokens_decide_by_their_perplexity(
-    write: Write, experts: list[Path], mixing: str, top_k: int, temperature: float
-) -> None:
+@pytest.mark.parametrize(("top_k", "temperature"), [(1, 1.0), (2, 3e-4), (3, 3e-4)])
+def test_first_tokens_decide(write: Write, experts: list[Path], mixing: str, top_k: int, temperature: float) -> None:
     model = write(
         routing="prompt-perplexity", top_k=top_k, temperature=temperature, routing_tokens=FIRST, mixing=mixing
     )
@@ -189,18 +151,8 @@ def test_whole_prompt_decides_and_stays(write: Write, experts: list[Path], mixin
     assert torch.allclose(mixed(model, IDS[:1])[0], expected, atol=3e-5)
 
 
-def test_logits_of_the_posterior(write: Write, experts: list[Path]) -> None:
-    found = mixed(write(mixing="logits"))
-    for row, tokens in enumerate(IDS.tolist()):
-        every = logits_of(experts, tokens)
-        for place in range(len(tokens)):
-            own = of_logits(every, place, posterior_weights(every, tokens, place + 1))
-            assert torch.allclose(found[row, place], own.float(), atol=5e-5), (row, place)
-
-
 @pytest.mark.check(after=2)
 @pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_logits_have_the_weights_that_probabilities_have(write: Write, experts: list[Path], routing: str) -> None:
     recipe: dict[str, Any] = {"routing": routing, "top_k": 2, "temperature": 0.1, "routing_tokens": FIRST}
     seen = []
@@ -221,14 +173,7 @@ def test_logits_have_the_weights_that_probabilities_have(write: Write, experts: 
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_mixed_logits_with_caches_padding_and_beams(write: Write, routing: str) -> None:
     model = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST, mixing="logits")
-    ids, mask = IDS[:, :8].clone(), torch.ones(2, 8, dtype=torch.long)
-    ids[1, :4], mask[1, :4] = 0, 0
-    for beams in (1, 2):
-        options = GREEDY | {"num_beams": beams}
-        cached = model.generate(ids, attention_mask=mask, **options)
-        assert torch.equal(cached, model.generate(ids, attention_mask=mask, **options, use_cache=False))
-        alone = model.generate(ids[1:, 4:], attention_mask=mask[1:, 4:], **options)
-        assert torch.equal(cached[1:, 4:], alone)
+    check_generated(model, IDS[:, :8], left=4, tokens=8)
     whole, cache, parts = mixed(model), None, []
     for start, stop in ((0, 1), (1, 4), (4, 13), (13, 14), (14, 20)):
         with torch.no_grad():
@@ -242,11 +187,9 @@ def test_mixed_logits_with_caches_padding_and_beams(write: Write, routing: str) 
     assert torch.allclose(whole.exp().sum(-1), torch.ones(IDS.shape), atol=1e-5)
 
 
-@pytest.mark.check(after=1)
-@pytest.mark.parametrize("family", ["llama"], indirect=True)
-@pytest.mark.parametrize("tokens", [FIRST, 0])
-def test_beams_and_batches_of_a_prompt_are_those_of_each_alone(write: Write, tokens: int) -> None:
-    model = write(routing="prompt-perplexity", top_k=1, routing_tokens=tokens)
+@pytest.mark.check
+def test_beams_and_batches_of_a_prompt_are_those_of_each_alone(write: Write) -> None:
+    model = write(routing="prompt-perplexity", top_k=1, routing_tokens=0)
     ids = torch.cat([IDS[:, :9], IDS[:, 9:18]])
     mask = torch.ones_like(ids)
     ids[1, :3], mask[1, :3] = 0, 0
@@ -258,7 +201,6 @@ def test_beams_and_batches_of_a_prompt_are_those_of_each_alone(write: Write, tok
             assert torch.equal(together[row : row + 1, start:], alone)
 
 
-@pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_members_that_are_not_chosen_do_not_run_after_the_choice(write: Write, experts: list[Path]) -> None:
     model = write(routing="prompt-perplexity", top_k=1, routing_tokens=FIRST)
     tokens = IDS[0].tolist()
@@ -286,7 +228,6 @@ def test_members_that_are_not_chosen_do_not_run_after_the_choice(write: Write, e
     assert ran == [(index, FIRST - 1) for index in range(3)]
 
 
-@pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_a_prompt_of_one_token_says_nothing(write: Write, experts: list[Path]) -> None:
     model = write(routing="prompt-perplexity", top_k=1, routing_tokens=0)
     tokens = IDS[0, :1].tolist()
@@ -299,12 +240,8 @@ def test_a_prompt_of_one_token_says_nothing(write: Write, experts: list[Path]) -
         assert torch.allclose(mixed(model, IDS, attention_mask=mask)[1], mixed(model, IDS[1:])[0], atol=5e-5)
 
 
-@pytest.mark.check(after=1)
-@pytest.mark.trust(after=3)
 @pytest.mark.parametrize("routing_tokens", [FIRST, 0])
-def test_transformers_4_gives_the_same(
-    write: Write, tmp_path: Path, transformers4: Transformers4, routing_tokens: int
-) -> None:
+def test_transformers_4_agrees(write: Write, tmp_path: Path, transformers4: Transformers4, routing_tokens: int) -> None:
     model = write(routing="prompt-perplexity", top_k=2, routing_tokens=routing_tokens, mixing="logits")
     folder = tmp_path / "ensemble"
     assert torch.allclose(transformers4.logits(folder, IDS, "float32", tmp_path), mixed(model), atol=2e-5)
@@ -312,7 +249,6 @@ def test_transformers_4_gives_the_same(
     assert torch.equal(generated, model.generate(IDS, **GREEDY))
 
 
-@pytest.mark.check(after=1)
 def test_gradients_are_finite(write: Write) -> None:
     for recipe in ({"routing": "prompt-perplexity", "routing_tokens": FIRST, "top_k": 2}, {"mixing": "logits"}):
         model = write(**recipe)
@@ -320,14 +256,6 @@ def test_gradients_are_finite(write: Write) -> None:
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         assert gradients
         assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-def test_loops_of_the_older_tests_agree(experts: list[Path]) -> None:
-    tokens = IDS[0].tolist()
-    every = logits_of(experts, tokens)
-    own = torch.stack([logits.log_softmax(-1) for logits in every], dim=1).unsqueeze(0)
-    for index, logits in enumerate(every):
-        assert math.isclose(log_likelihood(logits, tokens, 20), float(gained(own, IDS[:1])[0, 19, index]), abs_tol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -354,8 +282,8 @@ def test_configurations_of_another_form_are_refused(changes: dict[str, Any], mes
     assert caught.value.hint
 
 
-def test_code_of_another_repository_is_not_run(tmp_path: Path, family: Family) -> None:
-    family.registry.compose(NAMES[:1], tmp_path / "out", EnsembleRecipe())
+def test_code_of_another_repository_is_not_run(tmp_path: Path, filled: Registry) -> None:
+    filled.compose(NAMES[:1], tmp_path / "out", EnsembleRecipe())
     assert has_our_code(tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_bytes())
     config["auto_map"]["AutoModelForCausalLM"] = "someone/else--modeling_ensemble.EnsembleForCausalLM"

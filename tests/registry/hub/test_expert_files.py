@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
-from safetensors import safe_open
+from safetensors.torch import load
 
 from registry import PassSettings, Recipe, Registry
 from registry.errors import CheckpointError, ConflictError
 from registry.hub.target import Target
-from registry.statistics.collect import collect_to
 from tests.conftest import SETTINGS, Zoo, files_of
+from tests.remarks import Remarks
 from tests.writable_hub import WritableHub
 
 
@@ -39,7 +39,7 @@ def links(registry: Registry, ref: str) -> set[tuple[str, str, str]]:
 def test_an_expert_has_the_digests_that_it_had_at_home(
     registry: Registry, zoo: Zoo, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names, settings = ("code", "math"), PassSettings(tokens=256, seq_len=32, batch_size=4)
+    names, settings = ("code", "math"), PassSettings(tokens=128, seq_len=32, batch_size=4)
     for name in names:
         registry.add_expert(
             name,
@@ -78,18 +78,15 @@ def test_an_expert_has_the_digests_that_it_had_at_home(
 def test_kept_tokens_stay_at_home_unless_they_are_asked_for(
     filled: Registry, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
     home = filled.resolve("math")
     assert ("calibration", "ids") in {(role, name) for role, name, _ in links(filled, "math")}
-    monkeypatch.setattr(filled, "progress", _telling(told))
+    filled.progress = told = Remarks()
     filled.push_expert("math", "org/without")
-    (said,) = [line for line in told if "calibration tokens" in line]
+    (said,) = [line for line in told.sentences if "calibration tokens" in line]
     assert "--calibration pushes them" in said
     announced = json.loads(hub.files("org/without")["expert.json"])
     assert announced["digest"] != home.digest
-    (tmp_path / "s.safetensors").write_bytes(hub.files("org/without")["statistics.safetensors"])
-    with safe_open(tmp_path / "s.safetensors", framework="pt") as file:
-        assert not [name for name in file.keys() if name.startswith("calibration")]  # noqa: SIM118 - it is no dict
+    assert not [name for name in load(hub.files("org/without")["statistics.safetensors"]) if "calibration" in name]
     filled.push_expert("math", "org/with", calibration=True)
     with elsewhere(tmp_path, monkeypatch) as other:
         without = other.add_expert("math", "hf://org/without").version
@@ -100,47 +97,37 @@ def test_kept_tokens_stay_at_home_unless_they_are_asked_for(
         assert links(other, "math") == links(filled, "math")
 
 
-def test_what_the_expert_wrote_itself_goes_along(
-    registry: Registry, bare: Path, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = registry.add_expert("code", bare, settings=PassSettings(tokens=64, seq_len=16, batch_size=4)).version
-    registry.push_expert("code", "org/code")
-    with elsewhere(tmp_path, monkeypatch) as other:
-        assert other.add_expert("code", "hf://org/code").version.digest == home.digest
-        assert links(other, "code") == links(registry, "code")
-
-
-@pytest.mark.check
-def test_statistics_of_routers_alone_travel(
-    registry: Registry, bare: Path, zoo: Zoo, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = PassSettings(tokens=128, seq_len=32, batch_size=4, sites="router", folds=1)
-    collect_to(bare, bare, data=[zoo.train["code"]], settings=settings)
-    home = registry.add_expert("code", bare).version
-    registry.push_expert("code", "org/code")
-    with elsewhere(tmp_path, monkeypatch) as other:
-        assert other.add_expert("code", "hf://org/code").version.digest == home.digest
-
-
-@pytest.mark.check(after=1)
-@pytest.mark.parametrize("keep", [False, True])
-def test_token_counts_alone_travel(
+@pytest.mark.check(after=2)
+@pytest.mark.parametrize(
+    ("settings", "keep"),
+    [
+        (PassSettings(tokens=128, seq_len=32, sites="counts"), False),
+        (PassSettings(tokens=64, seq_len=16, batch_size=4), True),
+        (PassSettings(tokens=128, seq_len=32, sites="counts"), True),
+        (PassSettings(tokens=128, seq_len=32, batch_size=4, sites="router", folds=1), False),
+    ],
+    ids=["counts", "own text", "counts and tokens", "routers"],
+)
+def test_whatever_was_collected_travels(
+    settings: PassSettings,
+    keep: bool,
     registry: Registry,
     bare: Path,
     zoo: Zoo,
     hub: WritableHub,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    *,
-    keep: bool,
 ) -> None:
-    settings = PassSettings(tokens=128, seq_len=32, sites="counts")
-    home = registry.add_expert("code", bare, data=[zoo.train["code"]], settings=settings, keep_calibration=keep).version
-    registry.push_expert("code", "org/code", calibration=keep)
-    card = hub.files("org/code")["README.md"].decode()
-    assert "| statistics | 128 tokens: token_counts |" in card
-    assert "how often each token came in the calibration" in card
-    assert "Gram" not in card
+    """The text that an expert wrote itself goes along unasked."""
+    own = settings.sites == "all"
+    data = [] if own else [zoo.train["code"]]
+    home = registry.add_expert("code", bare, data=data, settings=settings, keep_calibration=keep).version
+    registry.push_expert("code", "org/code", calibration=keep and not own)
+    if settings.sites == "counts":
+        card = hub.files("org/code")["README.md"].decode()
+        assert "| statistics | 128 tokens: token_counts |" in card
+        assert "how often each token came in the calibration" in card
+        assert "Gram" not in card
     with elsewhere(tmp_path, monkeypatch) as other:
         there = other.add_expert("code", "hf://org/code").version
         assert (there.digest, there.statistics) == (home.digest, home.statistics)
@@ -177,18 +164,8 @@ def test_an_announcement_is_untrusted(
         assert isinstance(caught.value, CheckpointError | ValueError), change
     wrong = json.loads(files["expert.json"]) | {"digest": "0" * 64}
     hub.add("org/bad", files | {"expert.json": json.dumps(wrong).encode()})
-    told: list[str] = []
     with elsewhere(tmp_path, monkeypatch) as other:
-        other.progress = _telling(told)
+        other.progress = told = Remarks()
         registration = other.add_expert("math", "hf://org/bad")
     assert registration.version.digest == filled.resolve("math").digest
-    assert any("announces 000000000000, and is " in line for line in told)
-
-
-def _telling(told: list[str]) -> Any:
-    @contextmanager
-    def progress(label: str, total: int, unit: str) -> Iterator[Any]:
-        told.append(label)
-        yield lambda amount: None
-
-    return progress
+    assert "announces 000000000000, and is " in told.text

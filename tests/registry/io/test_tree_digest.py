@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,6 +40,8 @@ def test_all_ways_agree(file: Path, step: int, monkeypatch: pytest.MonkeyPatch) 
     for start in range(0, len(data), step):
         state.update(data[start : start + step])
     assert state.hexdigest() == expected
+    with pytest.raises(CheckpointError, match="is not a safetensors file"):
+        state.update(b"x")  # bytes that follow
     monkeypatch.setattr(module, "CHUNK", step)
     assert tree_and_sha256(file) == (expected, file_digest(file))
     assert digest_like(file, file_digest(file)) == file_digest(file)
@@ -77,7 +78,6 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "claims 0 bytes, the file has 0"),
     "short": (b"\1\0", "the file has 2"),
     "no header": (bytes(8), "its header is not a JSON object"),
-    "no header, more": (bytes(80), "its header is not a JSON object"),
     "longer header": ((1000).to_bytes(8, "little") + b"{}", "claims 1,000 bytes, the file has 10"),
     "huge header": ((2**63).to_bytes(8, "little") + b"{}", "the file has 10"),
     "not JSON": ((2).to_bytes(8, "little") + b"{{", "is not a safetensors file"),
@@ -86,7 +86,6 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "more bytes": (described({"a": ENTRY}, b"abc"), "its tensors end at byte"),
     "fewer bytes": (described({"a": ENTRY}, b"a"), "its tensors end at byte"),
     "dtype": (described({"a": ENTRY | {"dtype": "F8_E4M3"}}, b"ab"), "dtype F8_E4M3, which no composition has"),
-    "key": (described({"a": ENTRY | {"exec": 1}}, b"ab"), "and nothing else"),
 }
 
 
@@ -96,19 +95,18 @@ def streamed(path: Path) -> str:
     return state.hexdigest()
 
 
-@pytest.mark.parametrize("take", [tree_digest, streamed])
 @pytest.mark.parametrize("case", sorted(HOSTILE))
-def test_other_files_have_none(tmp_path: Path, case: str, take: Callable[[Path], str]) -> None:
+def test_other_files_have_none(tmp_path: Path, case: str) -> None:
     data, message = HOSTILE[case]
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(CheckpointError, match="is not a safetensors file") as raised:
-        take(tmp_path / "x")
-    if take is tree_digest:
-        assert message in raised.value.message
+        tree_digest(tmp_path / "x")
+    assert message in raised.value.message
+    with pytest.raises(CheckpointError, match="is not a safetensors file"):
+        streamed(tmp_path / "x")
 
 
 def test_file_that_is_cut_while_it_is_read_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
     def cut_first(dtype: str, shape: tuple[int, ...]) -> object:
         os.truncate(file, file.stat().st_size - 1)
         return new_hash(dtype, shape)
@@ -116,11 +114,3 @@ def test_file_that_is_cut_while_it_is_read_is_refused(file: Path, monkeypatch: p
     monkeypatch.setattr(module, "new_hash", cut_first)
     with pytest.raises(CheckpointError, match="it ends early"):
         tree_digest(file)
-
-
-def test_bytes_that_follow_are_refused(file: Path) -> None:
-    data = file.read_bytes()
-    state = TreeHash(file, len(data))
-    state.update(data)
-    with pytest.raises(CheckpointError, match="is not a safetensors file"):
-        state.update(b"x")

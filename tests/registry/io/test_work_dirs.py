@@ -1,7 +1,11 @@
-"""Proves: a folder that is there for a while goes with all that is in it, and a full disk is told, by its place."""
+"""Proves: a folder that is there for a while goes with all that is in it, and a full disk is told, by its place.
+
+A lock excludes others; without locks only writers that can do without go on, and nothing is deleted.
+"""
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,8 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.errors import StorageError
-from registry.io.work_dirs import temporary_folder
+from registry.io.file_lock import try_lock
+from registry.io.work_dirs import temporary, temporary_folder, work_dirs_in
 
 
 def refuse(*_words: Any, **_options: Any) -> Any:
@@ -17,12 +22,9 @@ def refuse(*_words: Any, **_options: Any) -> Any:
 
 
 def test_goes_when_it_is_no_longer_needed(tmp_path: Path) -> None:
-    def fill(folder: Path) -> None:
-        (folder / "some").write_text("x")
-        (folder / "some").mkdir()
-
-    with pytest.raises(FileExistsError), temporary_folder(tmp_path / "new") as folder:
-        fill(folder)
+    """An error that is not of the disk passes."""
+    with pytest.raises(FileNotFoundError), temporary_folder(tmp_path / "new") as folder:
+        shutil.copyfile(shutil.copyfile(__file__, folder / "some"), folder / "absent" / "x")
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -35,11 +37,6 @@ def test_what_the_disk_refuses_is_told(tmp_path: Path, number: int, hint: str) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_error_passes(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), temporary_folder(tmp_path) as folder:
-        (folder / "absent").read_bytes()
-
-
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="space is not taken beforehand here")
 def test_refit_without_space_is_an_error_and_not_the_end_of_the_process(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -49,3 +46,28 @@ def test_refit_without_space_is_an_error_and_not_the_end_of_the_process(
         filled.compose(["code", "math"], tmp_path / "moe", Recipe(refine_mlp=True))
     assert not (tmp_path / "moe").exists()
     assert list(filled.home.work.iterdir()) == []
+
+
+def no_locks(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_a_lock_excludes_others_where_there_are_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "file").open("w") as file, (tmp_path / "file").open("w") as other:
+        assert try_lock(file.fileno())
+        assert not try_lock(other.fileno())
+        assert not try_lock(other.fileno(), required=False)
+        monkeypatch.setattr("fcntl.flock", no_locks)
+        with pytest.raises(OSError, match="No locks"):
+            try_lock(file.fileno())
+        assert try_lock(file.fileno(), required=False)
+
+
+def test_no_folder_counts_as_left_by_a_crash_where_there_are_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with temporary(tmp_path):
+        monkeypatch.setattr("fcntl.flock", no_locks)
+        with pytest.raises(OSError, match="No locks"):
+            work_dirs_in(tmp_path)
+        monkeypatch.undo()

@@ -35,6 +35,12 @@ def here(tmp_path: Path, places: dict[str, Any]) -> Iterator[Registry]:
         yield opened
 
 
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """Another home."""
+    return tmp_path / "there"
+
+
 def bytes_of(registry: Registry, version: VersionRecord) -> list[bytes]:
     return [registry.arrays.read(link.digest).tobytes() for link in registry.arrays_of(version)]
 
@@ -48,10 +54,8 @@ def leave_pass(home: Path, key: str, holds: list[str], content: bytes = b"state"
     return home / "partial" / key / "state.safetensors"
 
 
-@pytest.mark.check
-def test_purge_reaches_every_home(tmp_path: Path, zoo: Zoo, here: Registry, places: dict[str, Any]) -> None:
+def test_purge_reaches_every_home(tmp_path: Path, here: Registry, there: Path, places: dict[str, Any]) -> None:
     """No window of 16 bytes of its weights or statistics is in any file of the other home once that is opened."""
-    there = tmp_path / "there"
     with Registry(there, **places) as opened:
         opened.compose(["code", "math", "law"], tmp_path / "moe", PASSED)
         opened.relations("code")
@@ -81,11 +85,9 @@ def test_purge_reaches_every_home(tmp_path: Path, zoo: Zoo, here: Registry, plac
     assert files_of(tmp_path / "after") == files_of(tmp_path / "same")
 
 
-@pytest.mark.check
 def test_command_that_runs_meanwhile_makes_no_copy_again(
-    tmp_path: Path, here: Registry, places: dict[str, Any], zoo: Zoo
+    tmp_path: Path, here: Registry, there: Path, places: dict[str, Any], zoo: Zoo
 ) -> None:
-    there = tmp_path / "there"
     digest = next(link.digest for link in here.arrays_of(here.resolve("code")) if link.role == "mlp")
     with Registry(there, **places) as running:
         assert isinstance(running.arrays, ObjectArrays)
@@ -104,11 +106,9 @@ def test_command_that_runs_meanwhile_makes_no_copy_again(
     assert files_of(tmp_path / "again") == files_of(tmp_path / "moe")
 
 
-@pytest.mark.check
 def test_withdrawal_clears_what_is_derived_and_keeps_arrays(
-    tmp_path: Path, here: Registry, places: dict[str, Any]
+    tmp_path: Path, here: Registry, there: Path, places: dict[str, Any]
 ) -> None:
-    there = tmp_path / "there"
     with Registry(there, **places) as opened:
         opened.compose(["code", "math"], tmp_path / "moe", PASSED)
         opened.relations("code")
@@ -123,9 +123,7 @@ def test_withdrawal_clears_what_is_derived_and_keeps_arrays(
         assert state.exists()
 
 
-@pytest.mark.check
-def test_nothing_happened_is_one_query_and_no_write(tmp_path: Path, here: Registry, places: dict[str, Any]) -> None:
-    there = tmp_path / "there"
+def test_nothing_happened_is_one_query_and_no_write(here: Registry, there: Path, places: dict[str, Any]) -> None:
     here.opt_out("code", purge=True)
     Registry(there, **places).close()
     mark = there / "log-seen"
@@ -146,28 +144,22 @@ def test_nothing_happened_is_one_query_and_no_write(tmp_path: Path, here: Regist
     assert (mark.read_text(), mark.stat().st_mtime_ns) == (noted, changed)
 
 
-@pytest.mark.check
-@pytest.mark.trust(after=1)
-@pytest.mark.parametrize("noted", ["", "7", "x y z", f"2 {'0' * 64}", f"999999 {'0' * 64}", "-1 a"])
-def test_mark_that_the_log_does_not_have_counts_as_none(
-    tmp_path: Path, here: Registry, places: dict[str, Any], noted: str
-) -> None:
+def test_mark_that_the_log_does_not_have_counts_as_none(here: Registry, there: Path, places: dict[str, Any]) -> None:
     """Of another catalog, of one that was restored from a backup, or damaged."""
-    there = tmp_path / "there"
     here.opt_out("code", purge=True)
-    there.mkdir()
-    (there / "log-seen").write_text(noted)
-    stale = leave_pass(there, "unknown", ["f" * 64])
-    Registry(there, **places).close()
-    assert not stale.exists()
     newest = here.log(limit=1)[0]
-    assert (there / "log-seen").read_text() == f"{newest.id} {newest.digest}\n"
+    there.mkdir()
+    for noted in ("", "7", "x y z", f"2 {'0' * 64}", f"999999 {'0' * 64}", "-1 a"):
+        (there / "log-seen").write_text(noted)
+        stale = leave_pass(there, "unknown", ["f" * 64])
+        Registry(there, **places).close()
+        assert not stale.exists()
+        assert (there / "log-seen").read_text() == f"{newest.id} {newest.digest}\n"
 
 
 def test_long_log_is_looked_through_once(
-    tmp_path: Path, here: Registry, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    here: Registry, there: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = tmp_path / "there"
     Registry(there, **places).close()
     assert not (there / "log-seen").exists()
     monkeypatch.setattr("registry.maintenance.other_homes.EVENTS", 3)
@@ -185,11 +177,10 @@ def test_home_with_its_own_catalog_is_left_alone(tmp_path: Path, zoo: Zoo) -> No
     assert not (tmp_path / "home" / "log-seen").exists()
 
 
-@pytest.mark.check
-def test_damaged_log_is_still_opened(tmp_path: Path, here: Registry, places: dict[str, Any]) -> None:
+def test_damaged_log_is_still_opened(here: Registry, there: Path, places: dict[str, Any]) -> None:
     here.opt_out("code", purge=True)
     with here.catalog.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE events SET details = '{' WHERE action = 'purge'")
-    with Registry(tmp_path / "there", **places) as opened:
+    with Registry(there, **places) as opened:
         assert any("log" in problem for problem in opened.verify().problems)
-    assert not (tmp_path / "there" / "log-seen").exists()
+    assert not (there / "log-seen").exists()

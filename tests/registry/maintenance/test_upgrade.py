@@ -9,11 +9,11 @@ import signal
 import sqlite3
 import warnings
 import zipfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic.script import ScriptDirectory
 from click.testing import CliRunner
 from sqlalchemy import Engine, event
 
@@ -25,9 +25,8 @@ from store.catalog import backup, schema
 from store.catalog.tables import VERSION_TABLE
 from tests.conftest import files_of
 from tests.store.make_golden_home import RECIPES
+from tests.store.test_schema import GOLDEN, REVISIONS
 
-GOLDEN = Path(__file__).parents[2] / "store" / "golden"
-REVISIONS = [script.revision for script in ScriptDirectory.from_config(schema._config()).walk_revisions()]
 OLDER = [revision for revision in REVISIONS if revision != schema.HEAD]
 
 
@@ -39,10 +38,8 @@ def unpacked(revision: str, place: Path) -> Path:
 
 
 def revision_of(database: Path) -> str:
-    connection = sqlite3.connect(database)
-    (found,) = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
-    connection.close()
-    return str(found)
+    with closing(sqlite3.connect(database)) as connection:
+        return str(*connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone())
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +61,8 @@ def composed(registry: Registry, out: Path, name: str) -> bytes:
 def test_golden_home_is_upgraded_and_used(revision: str, tmp_path: Path, today: dict[str, bytes]) -> None:
     home = unpacked(revision, tmp_path)
     if revision in OLDER:
-        with pytest.raises(SchemaError) as caught:
+        with pytest.raises(SchemaError, match=f"has schema {revision}"):
             Registry(home)
-        assert caught.value.hint == "reg db upgrade"
     arrays = files_of(home / "arrays")
     done = upgrade(home)
     assert (done.before, done.after, done.backup is not None) == (revision, schema.HEAD, revision in OLDER)
@@ -88,16 +84,14 @@ def test_golden_home_is_upgraded_and_used(revision: str, tmp_path: Path, today: 
 
 def test_copy_is_the_catalog_as_it_was_and_can_go_back(tmp_path: Path) -> None:
     home = unpacked(OLDER[0], tmp_path)
-    reader = sqlite3.connect(home / "catalog.sqlite")  # its rows may still be in the log of another process
-    before = list(reader.iterdump())
-    reader.close()
+    with closing(sqlite3.connect(home / "catalog.sqlite")) as reader:  # rows may be in the log of another process
+        before = list(reader.iterdump())
     done = upgrade(home)
     assert done.backup is not None
     assert done.backup.parent == home
     assert done.backup.name.startswith(f"catalog.sqlite.{OLDER[0]}.20")
-    copy = sqlite3.connect(done.backup)
-    assert list(copy.iterdump()) == before
-    copy.close()
+    with closing(sqlite3.connect(done.backup)) as copy:
+        assert list(copy.iterdump()) == before
     assert upgrade(home).backup is None  # nothing to do
     shutil.copy(done.backup, home / "catalog.sqlite")
     assert revisions(home) == (OLDER[0], schema.HEAD)
@@ -177,6 +171,16 @@ def _upgrade_and_die(home: Path, fatal: int) -> None:
     os._exit(0)
 
 
-def test_home_without_a_registry_is_told(tmp_path: Path) -> None:
+@pytest.mark.sqlite
+def test_revisions_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
     with pytest.raises(NotFoundError, match="there is no registry at"):
-        revisions(tmp_path / "home")
+        revisions(home)
+    with monkeypatch.context() as patch:  # the default home need not be there
+        patch.setattr("registry.home._default", lambda: home)
+        assert revisions() == (None, schema.HEAD)
+    assert not home.exists()
+    assert upgrade(home) == schema.Upgrade(None, schema.HEAD, None)
+    assert upgrade(home) == schema.Upgrade(schema.HEAD, schema.HEAD, None)
+    assert revisions(home) == (schema.HEAD, schema.HEAD)
+    Registry(home).close()

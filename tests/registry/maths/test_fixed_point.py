@@ -4,45 +4,32 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from registry.maths.fixed_point import (
-    EXPONENT_LIMIT,
-    exponents_for,
-    limit,
-    norm_bound,
-    power_of_two,
-    quantise,
-    real_value,
-)
+from registry.maths.fixed_point import EXPONENT_LIMIT, exponents_for, limit, norm_bound, power_of_two, quantise
 
 
 @given(st.lists(st.floats(1e-20, 1e20), min_size=1, max_size=20))
+@example([32767.0, 32767.5, 32768.0, 1.0, 2.0**-3])  # powers of two, and the limit
 def test_scale_is_the_largest_that_fits(bounds: list[float]) -> None:
     for bound, p in zip(bounds, exponents_for(torch.tensor(bounds, dtype=torch.float64)).tolist(), strict=True):
         assert math.ldexp(bound, p) <= limit(16)
         assert math.ldexp(bound, p + 1) > limit(16)
 
 
-@pytest.mark.parametrize("bound", [32767.0, 32767.5, 32768.0, 1.0, 2.0**-3])
-def test_scale_at_powers_of_two_and_at_the_limit(bound: float) -> None:
-    p = int(exponents_for(torch.tensor([bound]))[0])
-    assert math.ldexp(bound, p) <= limit(16) < math.ldexp(bound, p + 1)
-
-
 def test_zero_bound_gets_the_upper_limit_and_huge_ones_the_lower() -> None:
-    assert exponents_for(torch.tensor([0.0, 1e-300, 1e300], dtype=torch.float64)).tolist() == [
-        EXPONENT_LIMIT,
-        EXPONENT_LIMIT,
-        -EXPONENT_LIMIT,
-    ]
+    found = exponents_for(torch.tensor([0.0, 1e-300, 1e300], dtype=torch.float64))
+    assert found.tolist() == [EXPONENT_LIMIT, EXPONENT_LIMIT, -EXPONENT_LIMIT]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-def test_bound_that_is_none_is_refused(bad: float) -> None:
+def test_bounds_and_activations_that_cannot_be_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="negative or not finite"):
         exponents_for(torch.tensor([1.0, bad]))
+    if bad != -1.0:
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            quantise(torch.tensor([[bad]]), torch.zeros(1, dtype=torch.int16))
 
 
 def test_powers_of_two_are_exact() -> None:
@@ -75,18 +62,7 @@ def test_what_exceeds_the_bound_is_held_and_told() -> None:
     assert saturated.tolist() == [[True, False], [True, False]]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_activation_that_is_not_finite_is_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        quantise(torch.tensor([[bad]]), torch.zeros(1, dtype=torch.int16))
-
-
 def test_float64_activations_keep_their_precision() -> None:
     q, _ = quantise(torch.tensor([[1.0 + 2.0**-40]], dtype=torch.float64), torch.tensor([1], dtype=torch.int16))
     assert q.dtype == torch.float64
     assert q.item() == 2.0
-
-
-def test_real_value_divides_by_both_scales() -> None:
-    q = torch.tensor([[8, 4], [4, 2]])
-    assert real_value(q, torch.tensor([1, 2], dtype=torch.int16)).tolist() == [[2.0, 0.5], [0.5, 0.125]]

@@ -1,15 +1,17 @@
 """Proves: every way to an exact Gram gives the same integers: at the extremes, in any shape, however split."""
 
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import sleep
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from registry.maths import gram as module
 from registry.maths.fixed_point import limit, quantise
@@ -17,40 +19,35 @@ from registry.maths.gram import GramAccumulator, float64_gram, has_int8
 from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
 
-KINDS = ("any", "highest", "lowest", "either", "few wide", "at the border", "small", "beyond small", "rare")
+KINDS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "any": lambda q, token, most: q,
+    "highest": lambda q, token, most: torch.full_like(q, most),
+    "lowest": lambda q, token, most: torch.full_like(q, -most),
+    "either": lambda q, token, most: torch.where(q > 0, most, -most),
+    "few wide": lambda q, token, most: torch.where(token % 5 == 3, q, q % 1000),
+    "at the border": lambda q, token, most: torch.where(q > 0, 32767, -32768).clamp(-most, most),
+    "small": lambda q, token, most: torch.where(q > 0, 8191, -8191),
+    "beyond small": lambda q, token, most: torch.where(q > 0, 8192, -8192),
+    "rare": lambda q, token, most: torch.where(token == 4, q, q % 8192),
+}
+"""Name → integers, of random ones, the numbers of their tokens and the largest."""
+
 WIDTHS = (1, 2, 7, 23, 24, 95, 96, 97, 113, 300)
 
 
-def flat(width: int) -> torch.Tensor:
+def flat(width: int) -> Tensor:
     return torch.zeros(width, dtype=torch.int16)
 
 
-def reference(q: torch.Tensor) -> torch.Tensor:
+def reference(q: Tensor) -> Tensor:
     q = torch.cat([q.to(torch.int64), torch.ones(len(q), 1, dtype=torch.int64)], dim=1)
     return q.T @ q
 
 
-def integers(tokens: int, width: int, bits: int, kind: str) -> torch.Tensor:
+def integers(tokens: int, width: int, bits: int, kind: str) -> Tensor:
     most = limit(bits)
     q = torch.randint(-most, most + 1, (tokens, width), generator=torch.Generator().manual_seed(width + tokens))
-    match kind:
-        case "highest":
-            return torch.full_like(q, most)
-        case "lowest":
-            return torch.full_like(q, -most)
-        case "either":
-            return torch.where(q > 0, most, -most)
-        case "few wide":
-            return torch.where(torch.arange(tokens)[:, None] % 5 == 3, q, q % 1000)
-        case "at the border":
-            return torch.where(q > 0, 32767, -32768).clamp(-most, most)
-        case "small":
-            return torch.where(q > 0, 8191, -8191)
-        case "beyond small":
-            return torch.where(q > 0, 8192, -8192)
-        case "rare":
-            return torch.where(torch.arange(tokens)[:, None] == 4, q, q % 8192)
-    return q
+    return KINDS[kind](q, torch.arange(tokens)[:, None], most)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +58,7 @@ def _limbs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "_int_mm", _plain)
 
 
-def _plain(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def _plain(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     product = (left.to(torch.int64) @ right.to(torch.int64)).to(torch.int32)
     return product if out is None else out.copy_(product)
 
@@ -74,39 +71,35 @@ def _plain(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = N
 def test_all_ways_give_the_same_integers(bits: int, kind: str, int8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "has_int8", lambda device: int8)
     splitter = Splitter()  # shared, so that room of one shape is used for others
-    for width in WIDTHS:
-        for tokens in (1, 7, 8, 21):
-            q = integers(tokens, width, bits, kind)
-            wanted = reference(torch.cat([q, q[:3]]))
-            assert torch.equal(float64_gram(torch.cat([q, q[:3]]).double(), bits), wanted)
-            for given_, rest in ((q.to(torch.int32), q[:3].to(torch.int32)), (q.float(), q[:3].float())):
-                sums = GramAccumulator(flat(width), bits, splitter)
-                for part in (given_, rest):
-                    if part.is_floating_point():
-                        sums.add([part])
-                    else:
-                        sums.add_integers(part)
-                assert torch.equal(sums.matrix(), wanted), (width, tokens, part.dtype)
-                assert (sums.count, sums.saturated) == (len(q) + len(q[:3]), 0)
+    for width, tokens in itertools.product(WIDTHS, (1, 7, 8, 21)):
+        q = integers(tokens, width, bits, kind)
+        parts = q, q[:3]
+        wanted = reference(torch.cat(parts))
+        assert torch.equal(float64_gram(torch.cat(parts).double(), bits), wanted)
+        whole, real = (GramAccumulator(flat(width), bits, splitter) for _ in range(2))
+        for part in parts:
+            whole.add_integers(part.to(torch.int32))
+            real.add([part.float()])
+        for sums in (whole, real):
+            assert torch.equal(sums.matrix(), wanted), (width, tokens)
+            assert (sums.count, sums.saturated) == (sum(map(len, parts)), 0)
 
 
 def test_as_cuda_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its products want 17 rows or more, and multiples of 8 of everything else."""
     taken = torch._int_mm
 
-    def strict(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def strict(left: Tensor, right: Tensor, **out: Tensor) -> Tensor:
         assert len(left) > 16
         assert all(size % 8 == 0 for size in (len(left), *right.shape))
-        return taken(left, right) if out is None else taken(left, right, out=out)
+        return taken(left, right, **out)
 
     monkeypatch.setattr(torch, "_int_mm", strict)
-    for bits in (16, 20):
-        for width in (*WIDTHS, *range(100, 140)):
-            q = integers(9, width, bits, "few wide")
-            sums = GramAccumulator(flat(width), bits)
+    for bits, width in itertools.product((16, 20), (*WIDTHS, *range(100, 140))):
+        q, sums = integers(9, width, bits, "few wide"), GramAccumulator(flat(width), bits)
+        for _ in range(2):
             sums.add([q.float()])
-            sums.add([q.float()])
-            assert torch.equal(sums.matrix(), 2 * reference(q))
+        assert torch.equal(sums.matrix(), 2 * reference(q))
 
 
 @settings(max_examples=12, deadline=None)
@@ -121,7 +114,7 @@ def test_folds_chunks_and_parts_change_nothing(seed: int, bits: int, cuts: list[
         patch.setattr(module, "AT_ONCE", chunk)
         patch.setattr("registry.maths.limbs.CHUNK", 24 * 3)
         sums = GramAccumulator(exponents, bits)
-        parts: Sequence[torch.Tensor] = torch.tensor_split(x, sorted(cuts))
+        parts: Sequence[Tensor] = torch.tensor_split(x, sorted(cuts))
         sums.add(parts[:2])
         assert torch.equal(sums.matrix(), reference(q[: sum(map(len, parts[:2]))]))  # and asking changes nothing
         sums.add(parts[2:])
@@ -136,11 +129,10 @@ def test_activations_are_rounded_as_ever(dtype: torch.dtype, bits: int) -> None:
     most = limit(bits)
     values = [0.5, 1.5, 2.5, -0.5, -1.5, 1e-30, -0.0, 3.49, most - 0.5, most + 0.25, -most - 0.5, most + 1.0, -1e4, 6e4]
     finite = min(torch.finfo(dtype).max, most + 1.0)
-    x = torch.tensor([values, values[::-1]], dtype=torch.float64).clamp(-finite, finite)
-    x = x.to(dtype)
-    for exponents in (flat(14), flat(14) - 2, flat(14) + 3, flat(14) + 100, flat(14) - 100):
-        q, held = quantise(x, exponents, bits)
-        sums = GramAccumulator(exponents, bits)
+    x = torch.tensor([values, values[::-1]], dtype=torch.float64).clamp(-finite, finite).to(dtype)
+    for shift in (0, -2, 3, 100, -100):
+        q, held = quantise(x, flat(14) + shift, bits)
+        sums = GramAccumulator(flat(14) + shift, bits)
         sums.add([x])
         assert torch.equal(sums.matrix(), reference(q))
         assert sums.saturated == int(held.sum())
@@ -178,12 +170,15 @@ def test_rare_tokens_are_counted_where_sums_are_folded(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_activation_that_is_not_finite_is_refused(bad: float) -> None:
-    x = torch.zeros(9, 3)
-    x[8, 2] = bad
+def test_activations_that_are_not_finite_and_sums_that_leave_64_bits_are_refused(bad: float) -> None:
+    x, matrix = torch.zeros(9, 3), torch.zeros(4, 4, dtype=torch.int64)
+    x[8, 2], matrix[-1, -1], matrix[0, 0] = bad, 2**40, 2**62 - 1
     sums = GramAccumulator(flat(3))
     with pytest.raises(ValueError, match="an activation is NaN or infinite"):
         sums.add([x])
+    sums.include(matrix)
+    with pytest.raises(ValueError, match="2,199,023,255,552 tokens are too many"):
+        sums.include(matrix.clone())
 
 
 def test_as_many_tokens_as_int32_holds_at_the_extremes() -> None:
@@ -200,46 +195,46 @@ def test_as_many_tokens_as_int32_holds_at_the_extremes() -> None:
 def test_float64_sums_are_folded_before_they_round(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """2^14 tokens of 20 bits at the extremes are exact in float64; more are folded into integers first."""
     monkeypatch.setattr(module, "has_int8", lambda device: False)
-    most = float(limit(bits))
-    x = torch.tensor([[most, -most, 1.0]]).expand(module.exact_tokens(20), 3)
-    sums = GramAccumulator(flat(3), bits)
+    most = limit(bits)
+    x, sums = (
+        torch.tensor([[most, -most, 1]]).float().expand(module.exact_tokens(20), 3),
+        GramAccumulator(flat(3), bits),
+    )
     for part in (x, x[:1000], x[:7]):
         sums.add([part])
-    count, square = len(x) + 1007, int(most) ** 2
+    count, square = len(x) + 1007, most**2
     assert sums.count == count
     assert sums.matrix()[:2, :2].tolist() == [[count * square, -count * square], [-count * square, count * square]]
-    assert sums.matrix()[3].tolist() == [count * int(most), -count * int(most), count, count]
+    assert sums.matrix()[3].tolist() == [count * most, -count * most, count, count]
 
 
 def test_int8_is_refused_where_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     product = torch._int_mm
 
-    def slow(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def slow(left: Tensor, right: Tensor) -> Tensor:
         sleep(0.05)
         return product(left, right)
 
     monkeypatch.setattr(torch, "_int_mm", slow)
     assert not has_int8.__wrapped__("cpu")
+    assert not has_int8.__wrapped__("mps")
 
 
 def test_devices_without_int8_take_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    q = integers(8000, 9, 20, "few wide").float()
-    wanted = Statistics.of(q, flat(9), bits=20)
-    assert wanted.matrix.tolist() == reference(q).tolist()
+    q = integers(8000, 9, 20, "few wide")
     monkeypatch.setattr(module, "has_int8", lambda device: False)
     monkeypatch.delattr(torch, "_int_mm")
-    assert Statistics.of(q, flat(9), bits=20) == wanted
     sums = GramAccumulator(flat(9), 20)
     sums.add_integers(q.to(torch.int32))
-    assert Statistics.taken(sums) == wanted
-    assert not has_int8.__wrapped__("mps")
+    for found in (Statistics.of(q.float(), flat(9), bits=20), Statistics.taken(sums)):
+        assert torch.equal(found.matrix, reference(q))
 
 
 @pytest.mark.parametrize("shifts", [(0, 0), (128, 0), (0, 128)])
 def test_product_that_overflows_is_found_out(monkeypatch: pytest.MonkeyPatch, shifts: tuple[int, int]) -> None:
     """As processors without VNNI do it: pairs of products added in 16 bits, one factor perhaps made unsigned."""
 
-    def saturating(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def saturating(left: Tensor, right: Tensor) -> Tensor:
         rows, columns = left.long(), right.long()
         products = (rows + shifts[0])[:, :, None] * (columns + shifts[1])[None]
         pairs = (products[:, ::2] + products[:, 1::2]).clamp(-(2**15), 2**15 - 1)
@@ -279,12 +274,3 @@ def test_sums_are_exact_whatever_onednn_may_use(isa: str) -> None:
     )
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout == f"{has_int8('cpu')}\n" or (isa and printed.stdout == "False\n")
-
-
-def test_sums_that_leave_64_bits_are_refused() -> None:
-    matrix = torch.zeros(2, 2, dtype=torch.int64)
-    matrix[-1, -1], matrix[0, 0] = 2**40, 2**62 - 1
-    sums = GramAccumulator(flat(1))
-    sums.include(matrix)
-    with pytest.raises(ValueError, match="2,199,023,255,552 tokens are too many"):
-        sums.include(matrix.clone())

@@ -1,4 +1,7 @@
-"""Proves: the overlap of known Gaussians is what theory says, for any H, rank, order and count of tokens."""
+"""Proves: the overlap of known Gaussians is what theory says, for any H, rank, order and count of tokens.
+
+Overlaps told from summaries are those told from whole Grams, where K directions hold what varies.
+"""
 
 import math
 
@@ -8,6 +11,8 @@ import torch
 from registry.maths import overlap as module
 from registry.maths.overlap import Overlap, leading_directions, mahalanobis, overlap
 from registry.maths.statistics import Statistics
+from registry.maths.summary import Summary, summary_overlap
+from tests.registry.maths.drawn import normal, refused
 
 BITS = 20
 """Of the integers: at the scale below activations reach ±32 in steps of 2^-14."""
@@ -19,19 +24,14 @@ def of(x: torch.Tensor, scale: int = 14) -> Statistics:
     return statistics
 
 
-def normal(seed: int, *shape: int) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.empty(*shape, dtype=torch.float64).normal_(generator=draw)
-
-
 def mixing(size: int, seed: int = 99) -> torch.Tensor:
     """Return an invertible matrix: rows of white noise times this have a covariance that is far from diagonal."""
-    matrix: torch.Tensor = (normal(seed, size, size) / size**0.5 + torch.eye(size)) / 2
+    matrix: torch.Tensor = (normal(size, size, seed=seed) / size**0.5 + torch.eye(size)) / 2
     return matrix
 
 
 def rotation(size: int, seed: int = 98) -> torch.Tensor:
-    q: torch.Tensor = torch.linalg.qr(normal(seed, size, size)).Q
+    q: torch.Tensor = torch.linalg.qr(normal(size, size, seed=seed)).Q
     return q
 
 
@@ -40,119 +40,84 @@ def close(a: Overlap, b: Overlap, tolerance: float) -> bool:
     return all(math.isclose(x, y, rel_tol=0, abs_tol=tolerance) for x, y in pairs)
 
 
-def phi(x: float) -> float:
-    return math.erfc(-x / math.sqrt(2)) / 2
+def vector(size: int, rest: float, *others: tuple[slice | int, float]) -> torch.Tensor:
+    """Return a vector of equal numbers, but for others at some places."""
+    made = torch.full((size,), rest, dtype=torch.float64)
+    for place, value in others:
+        made[place] = value
+    return made
 
 
 @pytest.mark.parametrize("distance", [0.5, 1.0, 3.0])
 def test_known_gaussians_lie_as_far_apart_as_they_were_put(distance: float) -> None:
     size, tokens = 12, 20_000
-    shift = normal(3, size)
+    shift = normal(size, seed=3)
     shift *= distance / shift.norm()
     mix = mixing(size)
-    a, b = of((normal(1, tokens, size) + shift) @ mix), of(normal(2, tokens, size) @ mix)
+    a, b = of((normal(tokens, size, seed=1) + shift) @ mix), of(normal(tokens, size, seed=2) @ mix)
     # The variance of D² is about 4 D² · 2/n + …, so D is off by √(2/n) = 0.01 or so.
     assert mahalanobis(a, b) == pytest.approx(distance, abs=0.04)
     whole = overlap(a, b, rank=size)
     assert whole.distance == pytest.approx(mahalanobis(a, b), rel=1e-6)
-    assert whole.routing == pytest.approx(2 * phi(-distance / 2), abs=0.02)
+    assert whole.routing == pytest.approx(math.erfc(distance / math.sqrt(8)), abs=0.02)
     assert whole.subspace == pytest.approx(1)
 
 
 def test_routing_is_the_error_of_the_best_linear_rule_on_fresh_tokens() -> None:
     size, tokens = 8, 20_000
-    spread = torch.linspace(3, 0.5, size)
-    shift = torch.zeros(size)
-    shift[0], shift[1] = 4.0, 2.0
-    a, b = of(normal(1, tokens, size) * spread + shift), of(normal(2, tokens, size) * spread)
-    expected = overlap(a, b, rank=4).routing
+    spread, shift = torch.linspace(3, 0.5, size).double(), vector(size, 0.0, (0, 4.0), (1, 2.0))
+    x, y, fresh_x, fresh_y = (normal(tokens, size, seed=seed) * spread for seed in range(4))
     rule = shift / spread**2
-    middle = float(rule @ shift) / 2
-    missed = ((normal(3, tokens, size) * spread + shift) @ rule.double() < middle).double().mean()
-    taken = ((normal(4, tokens, size) * spread) @ rule.double() > middle).double().mean()
-    assert expected == pytest.approx(float(missed + taken), abs=0.015)
+    missed = ((fresh_x + shift) @ rule < rule @ shift / 2).double().mean()
+    taken = (fresh_y @ rule > rule @ shift / 2).double().mean()
+    assert overlap(of(x + shift), of(y), rank=4).routing == pytest.approx(float(missed + taken), abs=0.015)
 
 
 @pytest.mark.check(after=1)
 @pytest.mark.parametrize(("n_a", "n_b"), [(40, 40), (30, 90)])
 def test_few_tokens_do_not_inflate_the_distance(n_a: int, n_b: int) -> None:
-    size, draws, distance = 24, 200, 3.0
-    shift = torch.zeros(size)
-    shift[0] = distance
-    squares = [
-        mahalanobis(of(normal(2 * i, n_a, size) + shift), of(normal(2 * i + 1, n_b, size))) ** 2 for i in range(draws)
-    ]
+    draws, shift = range(0, 400, 2), vector(24, 0.0, (0, 3.0))
+    squares = [mahalanobis(of(normal(n_a, 24, seed=i) + shift), of(normal(n_b, 24, seed=i + 1))) ** 2 for i in draws]
     # Uncorrected, D² is about 1.5 (Δ² + 1.2) here. One estimate spreads by 3 or so, their mean by 0.2.
-    assert sum(squares) / draws == pytest.approx(distance**2, abs=0.7)
+    assert sum(squares) / len(draws) == pytest.approx(3.0**2, abs=0.7)
 
 
-def test_equal_statistics_overlap_wholly() -> None:
-    a = of(normal(1, 100, 20) @ mixing(20))
-    assert overlap(a, a, rank=5).distance == 0
-    assert overlap(a, a, rank=5).routing == 1
-    assert overlap(a, a, rank=5).subspace == pytest.approx(1, abs=1e-12)
-    assert mahalanobis(a, a) == 0
-
-
-def test_two_samples_of_one_text_overlap_almost_wholly() -> None:
-    mix = mixing(64) @ torch.diag(torch.arange(1, 65).double() ** -1.0)
-    both = overlap(of(normal(1, 5000, 64) @ mix), of(normal(2, 5000, 64) @ mix))
-    assert both.distance < 0.1
-    assert both.routing > 0.95
-    assert both.subspace > 0.9
-
-
-def test_what_lies_apart_does_not_overlap() -> None:
-    size = 40
-    spread = torch.full((2, size), 0.01, dtype=torch.float64)
-    spread[0, :8], spread[1, 20:28] = 1.0, 1.0
-    shift = torch.zeros(size)
-    shift[30] = 20.0
-    apart = overlap(of(normal(1, 3000, size) * spread[0] + shift), of(normal(2, 3000, size) * spread[1]), rank=8)
-    assert apart.distance > 100
-    assert apart.routing == pytest.approx(0, abs=1e-12)
-    assert apart.subspace == pytest.approx(0, abs=1e-3)
+def test_equal_statistics_overlap_wholly_and_stay_as_they_were() -> None:
+    a = of(normal(100, 20, seed=1) @ mixing(20))
+    before, found = a.matrix.clone(), overlap(a, a, rank=5)
+    assert (found.distance, found.routing, mahalanobis(a, a)) == (0, 1, 0)
+    assert found.subspace == pytest.approx(1, abs=1e-12)
+    assert torch.equal(a.matrix, before)
 
 
 def test_half_a_subspace_is_a_half() -> None:
-    spread = torch.full((2, 20), 0.01, dtype=torch.float64)
-    spread[0, :4], spread[1, 2:6] = 1.0, 1.0
-    a, b = (of(normal(seed, 3000, 20) * spread[seed] @ rotation(20)) for seed in (0, 1))
+    spreads = (vector(20, 0.01, (slice(start, start + 4), 1.0)) for start in (0, 2))
+    a, b = (of(normal(3000, 20, seed=seed) * spread @ rotation(20)) for seed, spread in enumerate(spreads))
     assert overlap(a, b, rank=4).subspace == pytest.approx(0.5, abs=1e-3)
 
 
 def test_a_shift_where_tokens_hardly_vary_is_for_the_full_distance_only() -> None:
-    size = 40
-    spread = torch.full((size,), 0.01)
-    spread[:16] = 1.0
-    shift = torch.zeros(size)
-    shift[0], shift[-1] = 0.5, 0.03
-    turn = rotation(size)
-    a = of((normal(1, 5000, size) * spread + shift) @ turn)
-    b = of((normal(2, 5000, size) * spread) @ turn)
+    size, turn = 40, rotation(40)
+    spread, shift = vector(size, 0.01, (slice(16), 1.0)), vector(size, 0.0, (0, 0.5), (-1, 0.03))
+    a = of((normal(5000, size, seed=1) * spread + shift) @ turn)
+    b = of((normal(5000, size, seed=2) * spread) @ turn)
     assert overlap(a, b).distance == pytest.approx(0.5, abs=0.06)
     assert mahalanobis(a, b) == pytest.approx(math.hypot(0.5, 3.0), abs=0.1)
 
 
-def test_a_common_linear_map_leaves_the_full_distance_as_it_is() -> None:
-    size = 16
-    x, y = normal(1, 400, size) + 0.3, normal(2, 300, size)
-    before, mix = mahalanobis(of(x), of(y)), mixing(size)
-    assert before > 0.5
-    assert mahalanobis(of(x @ mix), of(y @ mix)) == pytest.approx(before, rel=1e-3)
-    assert mahalanobis(of(x / 4), of(y / 4)) == pytest.approx(before, rel=1e-3)
-
-
-def test_a_common_rotation_leaves_the_overlap_as_it_is() -> None:
+def test_a_common_map_leaves_the_full_distance_and_a_common_rotation_the_overlap() -> None:
     size = 32
-    spread = torch.arange(1, size + 1).double() ** -1.0
-    x, y = normal(1, 500, size) * spread + 0.1, normal(2, 500, size) * spread
-    turn = rotation(size)
+    spread, turn, mix = torch.arange(1, size + 1).double() ** -1.0, rotation(size), mixing(size)
+    x, y = normal(500, size, seed=1) * spread + 0.1, normal(500, size, seed=2) * spread
+    before = mahalanobis(of(x), of(y))
+    assert before > 0.5
+    for change in (mix, turn / 4):
+        assert mahalanobis(of(x @ change), of(y @ change)) == pytest.approx(before, rel=1e-3)
     assert close(overlap(of(x), of(y), 6), overlap(of(x @ turn), of(y @ turn), 6), 1e-3)
 
 
 def test_order_and_scales_do_not_matter() -> None:
-    x, y = normal(1, 200, 30) @ mixing(30), normal(2, 90, 30) + 0.2
+    x, y = normal(200, 30, seed=1) @ mixing(30), normal(90, 30, seed=2) + 0.2
     a, b = of(x), of(y)
     assert close(overlap(a, b, 7), overlap(b, a, 7), 1e-9)
     assert mahalanobis(a, b) == pytest.approx(mahalanobis(b, a), rel=1e-9)
@@ -160,7 +125,7 @@ def test_order_and_scales_do_not_matter() -> None:
 
 
 def test_channels_that_are_constant_or_copies_do_no_harm() -> None:
-    x, y = normal(1, 300, 10) + 0.3, normal(2, 300, 10)
+    x, y = normal(300, 10, seed=1) + 0.3, normal(300, 10, seed=2)
     plain = mahalanobis(of(x), of(y))
 
     def more(z: torch.Tensor) -> torch.Tensor:
@@ -173,32 +138,24 @@ def test_channels_that_are_constant_or_copies_do_no_harm() -> None:
 
 
 def test_a_constant_that_differs_tells_experts_apart() -> None:
-    x, y = normal(1, 300, 10), normal(2, 300, 10)
-    a = of(torch.cat([x, torch.full((300, 1), 5.0)], dim=1))
-    b = of(torch.cat([y, torch.full((300, 1), 6.0)], dim=1))
+    a, b = (of(torch.cat([normal(300, 10, seed=seed), torch.full((300, 1), 4.0 + seed)], dim=1)) for seed in (1, 2))
     assert mahalanobis(a, b) > 1000
     assert overlap(a, b, rank=11).routing == 0
 
 
 def test_where_nothing_varies_the_means_decide() -> None:
-    ones = torch.ones(50, 6)
-    assert overlap(of(ones), of(ones)).distance == 0
-    assert overlap(of(ones), of(ones)).routing == 1
-    assert overlap(of(ones), of(2 * ones)).distance == math.inf
-    assert overlap(of(ones), of(2 * ones)).routing == 0
+    a, b = of(torch.ones(50, 6)), of(2 * torch.ones(50, 6))
+    assert (overlap(a, a).distance, overlap(a, a).routing) == (0, 1)
+    assert (overlap(a, b).distance, overlap(a, b).routing) == (math.inf, 0)
+    assert [summary_overlap(*summaries(a, other)).distance for other in (a, b)] == [0, math.inf]
 
 
 def test_fewer_tokens_than_channels_still_get_an_answer() -> None:
-    size = 200
-    spread = 4 * torch.arange(1, size + 1).double() ** -1.0
-    shift = torch.zeros(size)
-    shift[0] = 12.0
-    alike = overlap(of(normal(1, 64, size) * spread), of(normal(2, 64, size) * spread))
-    apart = overlap(of(normal(1, 64, size) * spread + shift), of(normal(2, 64, size) * spread))
-    assert alike.routing > 0.7
-    assert apart.distance == pytest.approx(3, abs=0.7)
-    with pytest.raises(ValueError, match=r"64 and 64 tokens are too few for a distance over 200 channels"):
-        mahalanobis(of(normal(1, 64, size)), of(normal(2, 64, size)))
+    size, shift = 200, vector(200, 0.0, (0, 12.0))
+    x, y = (normal(64, size, seed=seed) * 4 / torch.arange(1, size + 1) for seed in (1, 2))
+    assert overlap(of(x), of(y)).routing > 0.7
+    assert overlap(of(x + shift), of(y)).distance == pytest.approx(3, abs=0.7)
+    refused(r"64 and 64 tokens are too few for a distance over 200 channels", mahalanobis, of(x), of(y))
 
 
 def test_a_handful_of_tokens_has_a_handful_of_directions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +167,7 @@ def test_a_handful_of_tokens_has_a_handful_of_directions(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "leading_directions", record)
     for tokens, size in ((4, 50), (11, 50), (1000, 50), (1000, 5)):
-        overlap(of(normal(1, tokens, size)), of(normal(2, 1000, size)))
+        overlap(of(normal(tokens, size, seed=1)), of(normal(1000, size, seed=2)))
     assert taken == [1] * 3 + [2] * 3 + [16] * 3 + [5] * 3
 
 
@@ -228,17 +185,6 @@ def test_iteration_equals_the_full_decomposition(rank: int, monkeypatch: pytest.
     assert float((found.T @ full).square().sum()) == pytest.approx(rank, abs=1e-8)
 
 
-def test_iteration_and_full_decomposition_give_the_same_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = 640
-    spread = torch.arange(1, size + 1).double() ** -0.5
-    turn = rotation(size)
-    a = of((normal(1, 300, size) * spread + 0.1 * spread) @ turn)
-    b = of((normal(2, 300, size) * spread) @ turn)
-    iterated = overlap(a, b)
-    monkeypatch.setattr(module, "SMALL", size)
-    assert close(iterated, overlap(a, b), 1e-5)
-
-
 def test_iteration_takes_a_matrix_of_low_rank() -> None:
     size = 600
     axes = rotation(size)[:, :3]
@@ -247,27 +193,52 @@ def test_iteration_takes_a_matrix_of_low_rank() -> None:
     assert torch.isfinite(leading_directions(torch.zeros(size, size, dtype=torch.float64), 5)).all()
 
 
-def test_leaves_its_statistics_as_they_were() -> None:
-    a, b = of(normal(1, 60, 8)), of(normal(2, 60, 8))
-    before = a.matrix.clone(), b.matrix.clone()
-    overlap(a, b)
-    mahalanobis(a, b)
-    assert torch.equal(a.matrix, before[0])
-    assert torch.equal(b.matrix, before[1])
-
-
 def test_what_cannot_be_compared_is_refused() -> None:
-    a = of(normal(1, 60, 8))
-    for compare in (overlap, mahalanobis):
-        with pytest.raises(ValueError, match="8 channels cannot be compared with 9"):
-            compare(a, of(normal(2, 60, 9)))
-    with pytest.raises(ValueError, match="rank is 0"):
-        overlap(a, a, rank=0)
-    with pytest.raises(ValueError, match="3 tokens of an expert are too few"):
-        overlap(a, of(normal(2, 3, 8)))
-    with pytest.raises(ValueError, match="60 and 0 tokens are too few"):
-        mahalanobis(a, Statistics.zero(a.exponents))
-    impossible = a.matrix.clone()
-    impossible.diagonal()[:2].mul_(-3)
-    with pytest.raises(ValueError, match="that of no activations"):
-        overlap(Statistics(impossible, a.exponents), a)
+    a, wide, few = of(normal(60, 8, seed=1)), of(normal(60, 9, seed=2)), of(normal(3, 8, seed=2))
+    for compare in (overlap, mahalanobis, lambda one, other: summary_overlap(*summaries(one, other))):
+        refused("8 channels cannot be compared with 9", compare, a, wide)
+    for compare in (overlap, lambda one, other, rank=16: summary_overlap(*summaries(one, other), rank)):
+        refused("rank is 0", compare, a, a, rank=0)
+        refused("3 tokens of an expert are too few", compare, a, few)
+    refused("60 and 0 tokens are too few", mahalanobis, a, Statistics.zero(a.exponents))
+
+
+def summaries(a: Statistics, b: Statistics, directions: int = 48) -> tuple[Summary, Summary]:
+    return Summary.of(a, directions), Summary.of(b, directions)
+
+
+def pair(size: int, shift: float = 0.3) -> tuple[Statistics, Statistics]:
+    """Return the statistics of two experts whose tokens vary most along partly different directions."""
+    spread = torch.arange(1, size + 1).double() ** -0.75
+    moved = torch.zeros(size)
+    moved[1] = shift
+    mine = of((normal(1500, size, seed=1) * spread + moved) @ rotation(size))
+    return mine, of((normal(1200, size, seed=2) * spread.roll(3)) @ rotation(size))
+
+
+def test_all_directions_give_the_same_overlap_and_equal_summaries_overlap_wholly() -> None:
+    a, b = pair(40)
+    assert close(summary_overlap(*summaries(a, b)), overlap(a, b), 1e-5)
+    found = summary_overlap(*summaries(a, a))
+    assert (found.distance, found.routing) == (0, 1)
+    assert found.subspace == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5, 3.0])
+def test_some_directions_give_nearly_the_same_overlap(shift: float) -> None:
+    a, b = pair(200, shift)
+    exact, found = overlap(a, b), summary_overlap(*summaries(a, b))
+    assert found.routing == pytest.approx(exact.routing, abs=0.01)
+    assert found.subspace == pytest.approx(exact.subspace, abs=1e-5)
+
+
+@pytest.mark.parametrize("directions", [2, 8])
+def test_a_gram_of_no_activations_has_no_overlap_and_no_summary(directions: int) -> None:
+    of_some = of(normal(60, 8, seed=1))
+    negative, beyond = of_some.matrix.clone(), of_some.matrix.clone()
+    negative.diagonal()[:2].mul_(-3)
+    beyond[0, 1] = beyond[1, 0] = 5 * beyond.diagonal().max()
+    for impossible in (negative, beyond):
+        refused("that of no activations", Summary.of, Statistics(impossible, of_some.exponents), directions)
+    refused("that of no activations", overlap, Statistics(negative, of_some.exponents), of_some)
+    refused("it counts none", Summary.of, Statistics.zero(of_some.exponents))

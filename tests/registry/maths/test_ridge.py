@@ -1,22 +1,27 @@
-"""Proves: the router equals a float64 least-squares reference to 1e-9, whatever the scales, weights and threads."""
+"""Proves: the router equals a float64 least-squares reference to 1e-9, whatever the scales, weights and threads.
+
+So does the direction of two texts.
+"""
 
 import pytest
 import torch
 
+from registry.maths.discriminant import discriminant
 from registry.maths.fixed_point import exponents_for, norm_bound, power_of_two, quantise
 from registry.maths.router.ridge import ridge
 from registry.maths.statistics import PackedStatistics, Statistics
+from registry.maths.threads import one_thread
+from tests.registry.maths.drawn import normal, refused, with_threads
 
-HIDDEN = 24
+HIDDEN, WIDTH = 24, 12
+SCALES = torch.full((WIDTH,), 10, dtype=torch.int16)
 
 
 def expert(seed: int, tokens: int) -> tuple[Statistics, torch.Tensor]:
     """Return statistics on random activations, and the quantised activations in real units."""
-    draw = torch.Generator().manual_seed(seed)
-    centre = torch.empty(HIDDEN).normal_(generator=draw)
-    x = torch.empty(tokens, HIDDEN).normal_(generator=draw) + centre
-    exponents = exponents_for(norm_bound(torch.empty(HIDDEN).uniform_(1.5, 4.0, generator=draw)))
-    return Statistics.of(x, exponents), quantise(x, exponents)[0].double() * power_of_two(-exponents)
+    x = normal(tokens, HIDDEN, seed=seed) + normal(HIDDEN, seed=seed + 100)
+    exponents = exponents_for(norm_bound(1.5 + normal(HIDDEN, seed=seed + 200).abs()))
+    return Statistics.of(x, exponents), quantise(x, exponents)[0] * power_of_two(-exponents)
 
 
 @pytest.mark.parametrize("lam", [1e-6, 0.01, 1.0, 100.0])
@@ -40,34 +45,14 @@ def test_equals_least_squares(lam: float, weights: list[float]) -> None:
 
 def test_does_not_depend_on_the_number_of_threads() -> None:
     statistics = [expert(seed, 500)[0] for seed in range(4)]
-    before = torch.get_num_threads()
-    gates = []
-    try:
-        for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
-            gates.append(ridge(statistics, [1.0] * 4, 0.01))
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(gates[0], gates[1])
-    assert torch.equal(gates[0], gates[2])
-
-
-def test_leaves_its_statistics_as_they_were() -> None:
-    statistics = [expert(seed, 50)[0] for seed in (1, 2)]
-    before = [s.matrix.clone() for s in statistics]
-    ridge(statistics, [2.0, 3.0], 0.5)
-    assert all(torch.equal(s.matrix, b) for s, b in zip(statistics, before, strict=True))
+    one, *others = with_threads(lambda: ridge(statistics, [1.0] * 4, 0.01))
+    assert all(torch.equal(other, one) for other in others)
 
 
 def test_what_cannot_be_solved_is_refused() -> None:
     few = expert(1, 3)[0]
-    with pytest.raises(ValueError, match="not positive definite"):
-        ridge([few, few], [1.0, 1.0], 0.0)
-    with pytest.raises(ValueError, match="zero or not finite"):
-        ridge([few, Statistics.zero(few.exponents)], [1.0, 1.0], 0.1)
-    with pytest.raises(ValueError, match="at least one expert"):
-        ridge([], [], 0.1)
+    refused("not positive definite", ridge, [few, few], [1.0, 1.0], 0.0)
+    refused("zero or not finite", ridge, [few, Statistics.zero(few.exponents)], [1.0, 1.0], 0.1)
 
 
 def test_columns_as_they_are_have_the_same_directions() -> None:
@@ -85,13 +70,9 @@ def test_default_is_what_it_always_was() -> None:
     gram = statistics[0].gram.mul_(1.0).add_(statistics[1].gram, alpha=3.0)
     gram.diagonal().add_(0.1)
     moments = torch.stack([statistics[0].moment * 1.0, statistics[1].moment * 3.0], dim=1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         columns = torch.cholesky_solve(moments, torch.linalg.cholesky(gram))
         assert torch.equal(ridge(statistics, [1.0, 3.0], 0.1), (columns / columns.norm(dim=0)).T)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 101, 200])
@@ -116,3 +97,37 @@ def test_upper_triangle_of_the_sum_is_that_of_whole_grams(size: int) -> None:
     assert (last.count, last.unpacked()) == (item.count, item)
     factors = torch.linalg.cholesky_ex(total.mT)[0], torch.linalg.cholesky_ex(sums)[0]
     assert torch.equal(torch.nan_to_num(factors[0]), torch.nan_to_num(factors[1]))
+
+
+def tokens(seed: int, count: int) -> torch.Tensor:
+    """Return tokens that are on the grid of the scales."""
+    rows = normal(count, WIDTH, seed=seed) + normal(WIDTH, seed=seed + 100)
+    return torch.round(rows * 2**10) / 2**10
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.01, 100.0])
+def test_the_direction_of_two_texts_is_that_of_a_ridge_regression(lam: float) -> None:
+    own, other = tokens(1, 200), tokens(2, 500)
+    found = discriminant(Statistics.of(own, SCALES), Statistics.of(other, SCALES), lam)
+    x = torch.cat([own, other, lam**0.5 * torch.eye(WIDTH)])
+    y = torch.tensor([1 / 200] * 200 + [-1 / 500] * 500 + [0.0] * WIDTH, dtype=torch.float64)
+    assert torch.allclose(found, torch.linalg.lstsq(x, y[:, None]).solution[:, 0], rtol=1e-9, atol=1e-12)
+
+
+def test_statistics_as_stored_give_the_same_direction() -> None:
+    own, other = (Statistics.of(tokens(seed, 100), SCALES) for seed in (1, 2))
+    stored = PackedStatistics(own.packed(), own.exponents, own.saturated)
+    before = own.gram
+    assert torch.equal(discriminant(stored, other, 0.1), discriminant(own, other, 0.1))
+    assert torch.equal(own.gram, before)
+
+
+def test_what_has_no_mean_is_refused() -> None:
+    full, empty, one = (
+        Statistics.of(tokens(1, 50), SCALES),
+        Statistics.zero(SCALES),
+        Statistics.of(tokens(1, 1), SCALES),
+    )
+    for pair in ((full, empty), (empty, full)):
+        refused("without tokens has no mean", discriminant, *pair, 0.1)
+    refused("not positive definite", discriminant, one, one, 0.0)

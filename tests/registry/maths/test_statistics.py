@@ -1,13 +1,15 @@
 """Proves: statistics are exact, form a group, and do not depend on how tokens are split, ordered or merged."""
 
+import operator
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.maths import gram as module
 from registry.maths.fixed_point import exponents_for, norm_bound, quantise
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import Statistics, complete_folds
+from tests.registry.maths.drawn import refused
 
 HIDDEN = 12
 WEIGHT = torch.linspace(0.25, 3.0, HIDDEN)
@@ -24,17 +26,11 @@ def of(seed: int = 0, tokens: int = 20) -> Statistics:
     return Statistics.of(activations(seed, tokens), EXPONENTS)
 
 
-def test_matrix_is_the_sum_of_outer_products_of_integers() -> None:
-    x = activations(1, 9)
-    q = quantise(x, EXPONENTS)[0].to(torch.int64)
-    q = torch.cat([q, torch.ones(9, 1, dtype=torch.int64)], dim=1)
-    assert torch.equal(Statistics.of(x, EXPONENTS).matrix, sum(row[:, None] * row[None, :] for row in q))
-
-
-def test_real_values_equal_a_float64_reference_to_the_resolution_of_the_integers() -> None:
-    x = activations(2, 300)
-    taken = Statistics.of(x, EXPONENTS)
-    unit, bound = torch.exp2(-EXPONENTS.double()), norm_bound(WEIGHT)
+@pytest.mark.parametrize("bits", [16, 20])
+def test_real_values_equal_a_float64_reference_to_the_resolution_of_the_integers(bits: int) -> None:
+    x, bound = activations(2, 300), norm_bound(WEIGHT)
+    exponents = exponents_for(bound, bits)
+    taken, unit = Statistics.of(x, exponents, bits=bits), torch.exp2(-exponents.double())
     # Each factor is off by half a unit at most and below its bound.
     allowed = 300 * 0.5 * (unit[:, None] * bound[None, :] + bound[:, None] * unit[None, :])
     assert taken.saturated == 0
@@ -58,22 +54,6 @@ def test_any_split_order_and_merge_gives_equal_statistics(seed: int, cuts: list[
     assert parts[0].digest == whole.digest
 
 
-def test_more_rows_than_one_product_may_sum_are_summed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = of(3, 50)
-    monkeypatch.setattr(module, "EXACT_BITS", 2 * 15 + 1 + 2)  # four rows a product
-    monkeypatch.setattr(module, "has_int8", lambda device: False)
-    assert of(3, 50) == whole
-
-
-def test_largest_products_stay_exact_in_float64() -> None:
-    exponents = torch.zeros(2, dtype=torch.int16)
-    x = torch.tensor([[32767.0, -32767.0]]).expand(1000, 2)
-    assert Statistics.of(x, exponents).matrix[:2, :2].tolist() == [
-        [1000 * 32767**2, -1000 * 32767**2],
-        [-1000 * 32767**2, 1000 * 32767**2],
-    ]
-
-
 def test_statistics_form_a_group() -> None:
     a, b = of(4), of(5)
     zero = Statistics.zero(EXPONENTS)
@@ -92,18 +72,7 @@ def test_padding_does_not_count_whatever_it_holds() -> None:
     keep = torch.tensor([True, False] * 5)
     x[1] = float("nan")
     assert Statistics.of(x, EXPONENTS, keep) == Statistics.of(x[::2], EXPONENTS)
-
-
-def test_no_token_is_zero() -> None:
-    assert Statistics.of(activations(0, 4), EXPONENTS, torch.zeros(4, dtype=torch.bool)) == Statistics.zero(EXPONENTS)
-
-
-def test_different_scales_do_not_add() -> None:
-    other = Statistics.zero(EXPONENTS + 1)
-    with pytest.raises(ValueError, match="taken on different weights"):
-        of() + other
-    with pytest.raises(ValueError, match="taken on different weights"):
-        of() - other
+    assert Statistics.of(x, EXPONENTS, torch.zeros(10, dtype=torch.bool)) == Statistics.zero(EXPONENTS)
 
 
 def test_packing_is_reversible_and_half_the_size() -> None:
@@ -111,44 +80,38 @@ def test_packing_is_reversible_and_half_the_size() -> None:
     packed = taken.packed()
     assert packed.numel() == (HIDDEN + 1) * (HIDDEN + 2) // 2
     assert Statistics.unpack(packed, EXPONENTS) == taken
-    with pytest.raises(ValueError, match="do not go with 12 channels"):
-        Statistics.unpack(packed[1:], EXPONENTS)
+    refused("do not go with 12 channels", Statistics.unpack, packed[1:], EXPONENTS)
 
 
 def test_saturation_is_counted_and_part_of_equality() -> None:
-    taken = Statistics.of(torch.full((3, HIDDEN), 1e6), EXPONENTS)
+    x = torch.full((3, HIDDEN), 1e6)
+    taken = Statistics.of(x, EXPONENTS)
     assert taken.saturated == 3 * HIDDEN
     assert (taken + taken).saturated == 6 * HIDDEN
     assert Statistics(taken.matrix, EXPONENTS) != taken
+    assert Statistics.of(x, EXPONENTS, weights=torch.tensor([1, 4, 0])).saturated == 5 * HIDDEN
 
 
-def test_shapes_and_counts_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="does not go with 12 channels"):
-        Statistics(torch.zeros(3, 3, dtype=torch.int64), EXPONENTS)
+def test_the_last_fold_is_what_the_others_leave() -> None:
+    parts = (of(0), of(1), of(2))
+    assert complete_folds(parts[0] + parts[1] + parts[2], parts[:2]) == parts
+    assert complete_folds(parts[0], ()) == parts[:1]
 
 
-def test_sums_that_leave_64_bits_are_refused() -> None:
+def test_sums_that_leave_64_bits_and_what_cannot_be_are_refused() -> None:
     matrix = torch.zeros(HIDDEN + 1, HIDDEN + 1, dtype=torch.int64)
     matrix[-1, -1], matrix[0, 0] = 2**40, 2**61
-    half = Statistics(matrix, EXPONENTS)
-    with pytest.raises(ValueError, match="2,199,023,255,552 tokens are too many"):
-        half + half
+    half, many = Statistics(matrix, EXPONENTS), torch.zeros(1, 1).expand(2**17, 1)
+    refused("2,199,023,255,552 tokens are too many", operator.add, half, half)
     assert half - half == Statistics.zero(EXPONENTS)
-
-
-@pytest.mark.parametrize("bits", [16, 20])
-def test_wider_integers_resolve_more_and_stay_exact(bits: int) -> None:
-    draw = torch.Generator().manual_seed(bits)
-    x = torch.empty(3000, HIDDEN, dtype=torch.float64).uniform_(-1, 1, generator=draw)
-    exponents = exponents_for(torch.ones(HIDDEN), bits)
-    taken = Statistics.of(x.float(), exponents, bits=bits)
-    q, held = quantise(x.float(), exponents, bits)
-    assert not held.any()
-    assert taken.matrix[:-1, :-1].tolist() == [
-        [sum(int(a) * int(b) for a, b in zip(q[:, i].tolist(), q[:, j].tolist(), strict=True)) for j in range(HIDDEN)]
-        for i in range(HIDDEN)
-    ]
-    assert (taken.gram - x.T @ x).abs().max() < 3000 * 2.0 ** (2 - bits)
+    with pytest.raises(ValueError, match="131,072 tokens of weights up to 255 at once are too many"):
+        Statistics.of(many, EXPONENTS[:1], bits=20, weights=torch.full((2**17,), 255))
+    for combine in (operator.add, operator.sub):
+        refused("taken on different weights", combine, of(), Statistics.zero(EXPONENTS + 1))
+    refused("does not go with 12 channels", Statistics, torch.zeros(3, 3, dtype=torch.int64), EXPONENTS)
+    for wrong in ([1, 256], [-1, 1]):
+        with pytest.raises(ValueError, match=f"weights are {min(wrong)} to {max(wrong)}, they must be 0 to 255"):
+            Statistics.of(activations(0, 2), EXPONENTS, weights=torch.tensor(wrong))
 
 
 @given(st.integers(0, 2**31), st.sampled_from([16, 20]), st.lists(st.integers(0, 255), min_size=1, max_size=12))
@@ -169,23 +132,13 @@ def test_weighted_statistics_are_exact(seed: int, bits: int, weights: list[int])
     )
 
 
-def test_weights_of_one_change_nothing() -> None:
-    assert Statistics.of(activations(1, 30), EXPONENTS, weights=torch.ones(30, dtype=torch.int64)) == Statistics.of(
-        activations(1, 30), EXPONENTS
-    )
-
-
 @pytest.mark.parametrize(("bits", "tokens"), [(16, 40_000), (20, 1_000)])
 def test_largest_weighted_products_stay_exact_in_float64(bits: int, tokens: int) -> None:
     exponents, most = torch.zeros(2, dtype=torch.int16), 2 ** (bits - 1) - 1
-    x = torch.tensor([[float(most), -float(most)]]).expand(tokens, 2)
-    by = torch.full((tokens,), 255)
+    x, by = torch.tensor([[float(most), -float(most)]]).expand(tokens, 2), torch.full((tokens,), 255)
     by[::7] = 254
-    square = int(by.sum()) * most**2
-    assert Statistics.of(x, exponents, bits=bits, weights=by).matrix[:2, :2].tolist() == [
-        [square, -square],
-        [-square, square],
-    ]
+    square, found = int(by.sum()) * most**2, Statistics.of(x, exponents, bits=bits, weights=by)
+    assert found.matrix[:2, :2].tolist() == [[square, -square], [-square, square]]
 
 
 def test_tokens_without_weight_are_like_padding() -> None:
@@ -198,21 +151,3 @@ def test_tokens_without_weight_are_like_padding() -> None:
     assert taken == Statistics.of(x[rest], EXPONENTS, weights=by[rest])
     assert taken.saturated == 0
     assert Statistics.of(x, EXPONENTS, weights=torch.zeros(10, dtype=torch.int64)) == Statistics.zero(EXPONENTS)
-
-
-def test_saturation_counts_with_its_weight() -> None:
-    x = torch.full((2, HIDDEN), 1e6)
-    assert Statistics.of(x, EXPONENTS, weights=torch.tensor([1, 4])).saturated == 5 * HIDDEN
-
-
-def test_weights_that_cannot_be_are_refused() -> None:
-    x = activations(0, 2)
-    for wrong in ([1, 256], [-1, 1]):
-        with pytest.raises(ValueError, match=f"weights are {min(wrong)} to {max(wrong)}, they must be 0 to 255"):
-            Statistics.of(x, EXPONENTS, weights=torch.tensor(wrong))
-
-
-def test_more_tokens_than_64_bits_can_sum_are_refused() -> None:
-    x = torch.zeros(1, 1).expand(2**17, 1)
-    with pytest.raises(ValueError, match="131,072 tokens of weights up to 255 at once are too many"):
-        Statistics.of(x, torch.zeros(1, dtype=torch.int16), bits=20, weights=torch.full((2**17,), 255))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from registry.maths.token_weights import advantage_weights
+from tests.registry.maths.drawn import refused
 
 
 def test_gain_becomes_sixteenths_of_a_nat() -> None:
@@ -27,11 +28,6 @@ def test_step_cap_and_floor() -> None:
 )
 def test_what_cannot_be_is_refused(step: float, cap: float, floor: int) -> None:
     loss = torch.ones(2)
-    with pytest.raises(ValueError, match="must be"):
-        advantage_weights(loss, loss, step=step, cap=cap, floor=floor)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_losses_that_are_not_finite_are_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        advantage_weights(torch.tensor([1.0, bad]), torch.ones(2))
+    refused("must be", advantage_weights, loss, loss, step=step, cap=cap, floor=floor)
+    for bad in (torch.nan, torch.inf):
+        refused("NaN or infinite", advantage_weights, torch.tensor([1.0, bad]), loss)

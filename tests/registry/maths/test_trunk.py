@@ -2,13 +2,15 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from registry.maths.fixed_point import exponents_for
 from registry.maths.statistics import PackedStatistics, Statistics
@@ -17,162 +19,105 @@ from registry.maths.trunk import combination as combination_module
 from registry.maths.trunk.combination import Rows
 from registry.maths.trunk.dare import kept
 from registry.maths.trunk.regmean import RIDGE, products, regmean_together
+from tests.registry.maths.drawn import normal
 
 DIGESTS = ["a" * 64, "b" * 64, "c" * 64]
 
 
-def tensors(count: int = 4, shape: tuple[int, ...] = (7, 5), seed: int = 0) -> list[torch.Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=draw).to(torch.bfloat16) for _ in range(count)]
+def tensors(count: int = 4, shape: tuple[int, ...] = (7, 5), seed: int = 0) -> list[Tensor]:
+    return list(normal(count, *shape, seed=seed).bfloat16())
 
 
-def blocks(tensor: torch.Tensor, size: int = 100) -> Callable[[], Iterator[torch.Tensor]]:
+def blocks(tensor: Tensor, size: int = 100) -> Callable[[], Iterator[Tensor]]:
     return lambda: iter(tensor.split(size))
 
 
-def combined(method: str, members: Sequence[torch.Tensor], **changes: Any) -> torch.Tensor:
-    size = changes.pop("size", 100)
-    base = changes.pop("base", None)
-    options = TRUNKS[method].options | changes.pop("options", {})
-    weights = changes.pop("weights", [1.0] * len(members))
-    if "inputs" in changes:  # whole statistics, given as they are stored and as products
-        statistics = list(changes.pop("inputs")())
+def combination(method: str, members: Sequence[Tensor], **changes: Any) -> Combination:
+    """Return the inputs of a method; `statistics`, one a member, are given as they are stored and as products."""
+    size, base, statistics = changes.pop("size", 100), changes.pop("base", None), changes.pop("statistics", None)
+    weights = changes.setdefault("weights", [1.0] * len(members))
+    if statistics is not None:
         changes |= {"inputs": lambda: map(stored, statistics), "products": products_with(members, statistics)}
-    combination = Combination(
+    return Combination(
         "w",
         [blocks(member, size + number) for number, member in enumerate(members)],
-        weights,
-        None if base is None else blocks(base, size),
-        DIGESTS[: len(members)],
-        input_weights=changes.pop("input_weights", weights),
-        options=options,
+        base=None if base is None else blocks(base, size),
+        digests=DIGESTS[: len(members)],
+        input_weights=weights,
+        options=TRUNKS[method].options | changes.pop("options", {}),
         **changes,
     )
-    return torch.cat([part.double() for part in TRUNKS[method].combine(combination)])
+
+
+def combined(method: str, members: Sequence[Tensor], **changes: Any) -> Tensor:
+    parts = TRUNKS[method].combine(combination(method, members, **changes))
+    return torch.cat([part.double() for part in parts])
 
 
 def stored(statistics: Statistics) -> PackedStatistics:
     return PackedStatistics(statistics.packed(), statistics.exponents)
 
 
-def products_with(members: Sequence[torch.Tensor], statistics: Sequence[Statistics]) -> list[Rows]:
+def products_with(members: Sequence[Tensor], statistics: Sequence[Statistics]) -> list[Rows]:
     """The rows of each member's W_e G_e, from a plain product."""
     whole = [member.double() @ taken.gram for member, taken in zip(members, statistics, strict=True)]
     return [partial(lambda product, start, stop: product[start:stop], product) for product in whole]
 
 
-def test_mean_of_one_is_itself_and_of_several_the_weighted_average() -> None:
-    one, two, three, _ = tensors()
+def test_mean_of_one_is_itself_and_of_several_the_weighted_average_and_base_is_the_base_models() -> None:
+    one, two, three, base = tensors()
     assert torch.equal(combined("mean", [one]), one.double())
     expected = (one.double() + two.double() + three.double()) / 3
     assert torch.equal(combined("mean", [one, two, three]), expected)
     weighted = combined("mean", [one, two], weights=[3.0, 1.0])
     assert torch.equal(weighted, (3 * one.double() + two.double()) / 4)
-
-
-def test_base_is_the_base_models() -> None:
-    one, two, base, _ = tensors()
     assert torch.equal(combined("base", [], base=base), base.double())
-    longer = torch.cat([one, two[:2]])
-    rows = combined("base", [longer], base=base, size=3)
+    rows = combined("base", [torch.cat([one, two[:2]])], base=base, size=3)
     assert torch.equal(rows, torch.cat([base, two[:2]]).double())
 
 
+def ties(tasks: list[Tensor], share: list[float], density: float, summed: bool) -> Tensor:
+    """The mean, or sum, of what stays of τ_e and agrees in sign (Yadav et al. 2023, §3; MergeME §3.1.2)."""
+    number, trimmed = max(1, round(density * tasks[0].numel())), []
+    for task, weight in zip(tasks, share, strict=True):
+        least = task.abs().flatten().sort(descending=True).values[number - 1]
+        trimmed.append(torch.where(task.abs() >= least, task, 0.0) * weight)
+    elected, total, used = torch.stack(trimmed).sum(0).sign(), torch.zeros_like(tasks[0]), torch.zeros_like(tasks[0])
+    for task, weight in zip(trimmed, share, strict=True):
+        agrees = (task.sign() == elected) & (task != 0)
+        total, used = total + task * agrees, used + weight * agrees.double()
+    return total if summed else torch.where(used > 0, total / used, 0.0)
+
+
+def dare(tasks: list[Tensor], share: list[float], density: float, summed: bool) -> Tensor:
+    """The mean, or sum, of m_e ∘ τ_e / d (Yu et al. 2024, §3.2; MergeME §3.1.2)."""
+    merged = torch.zeros_like(tasks[0])
+    for digest, task, weight in zip(DIGESTS, tasks, share, strict=True):
+        mask = torch.cat([kept(digest, "w", row, torch.Size((1, 5)), density) for row in range(7)])
+        merged += mask * task / density * weight
+    return merged if summed else merged / len(tasks)
+
+
 @pytest.mark.check
-@settings(deadline=None)
+@pytest.mark.parametrize("reference", [ties, dare])
 @given(
     density=st.floats(0.05, 1.0),
     scale=st.floats(-2, 2),
     seed=st.integers(0, 99),
     size=st.integers(1, 9),
     weights=st.tuples(*[st.sampled_from([1.0, 1.0, 0.5, 3.0])] * 3),
+    summed=st.booleans(),
 )
-def test_ties_equals_a_reference(
-    density: float, scale: float, seed: int, size: int, weights: tuple[float, ...]
+def test_ties_and_dare_equal_a_reference(
+    reference: Any, density: float, scale: float, seed: int, size: int, weights: tuple[float, ...], summed: bool
 ) -> None:
+    """θ_0 + λ times what is made of the task vectors τ_e = θ_e − θ_0, the weights scaled to a mean of 1."""
     *members, base = tensors(seed=seed)
-    share = [w / (sum(weights) / 3) for w in weights]
-    total, used, tasks = torch.zeros(7, 5).double(), torch.zeros(7, 5).double(), []
-    for member, weight in zip(members, share, strict=True):
-        task = member.double() - base.double()
-        number = max(1, round(density * task.numel()))
-        least = task.abs().flatten().sort(descending=True).values[number - 1]
-        tasks.append(torch.where(task.abs() >= least, task, 0.0) * weight)
-    sign = torch.stack(tasks).sum(0).sign()
-    for task, weight in zip(tasks, share, strict=True):
-        agrees = (task.sign() == sign) & (task != 0)
-        total, used = total + task * agrees, used + weight * agrees.double()
-    expected = base.double() + scale * torch.where(used > 0, total / used, 0.0)
-    found = combined(
-        "ties", members, base=base, size=size, options={"density": density, "scale": scale}, weights=list(weights)
-    )
+    tasks, share = [member.double() - base.double() for member in members], [w / (sum(weights) / 3) for w in weights]
+    expected = base.double() + scale * reference(tasks, share, density, summed)
+    changes: dict[str, Any] = {"weights": list(weights), "options": {"density": density, "scale": scale}}
+    found = combined(reference.__name__, members, base=base, size=size, summed=summed, **changes)
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.check
-@settings(deadline=None)
-@given(density=st.floats(0.05, 1.0), scale=st.floats(-2, 2), seed=st.integers(0, 99), size=st.integers(1, 9))
-def test_dare_equals_a_reference(density: float, scale: float, seed: int, size: int) -> None:
-    *members, base = tensors(seed=seed)
-    expected = torch.zeros(7, 5).double()
-    for number, member in enumerate(members):
-        mask = torch.cat([kept(DIGESTS[number], "w", row, torch.Size((1, 5)), density) for row in range(7)])
-        expected += mask * (member.double() - base.double()) / density / 3
-    found = combined("dare", members, base=base, size=size, options={"density": density, "scale": scale})
-    torch.testing.assert_close(found, base.double() + scale * expected, rtol=1e-13, atol=1e-13)
-
-
-SUMMED = {"density": 0.6, "scale": 1 / 3}
-
-
-@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (3.0, 1.0, 0.5)])
-def test_ties_summed_equals_the_paper_entry_by_entry(weights: tuple[float, ...]) -> None:
-    """θ_0 + λ Σ of the entries that stay and agree in sign (MergeME §3.1.2; Yadav et al. 2023, §3), in plain loops."""
-    *members, base = tensors()
-    omega = [weight / (sum(weights) / len(weights)) for weight in weights]
-    zero = base.double().flatten().tolist()
-    tasks = [
-        [a - b for a, b in zip(member.double().flatten().tolist(), zero, strict=True)] for member in members
-    ]  # τ_e = θ_e − θ_0
-    trimmed = []
-    for task in tasks:  # trim: the share d of largest magnitude
-        least = sorted((abs(entry) for entry in task), reverse=True)[max(1, round(0.6 * len(task))) - 1]
-        trimmed.append([entry if abs(entry) >= least else 0.0 for entry in task])
-    expected = []
-    for number, origin in enumerate(zero):
-        entries = [weight * task[number] for weight, task in zip(omega, trimmed, strict=True)]
-        elected = sum(entries)  # elect: the sign of the sum
-        merged = sum(entry for entry in entries if entry * elected > 0)  # the sum of those that agree
-        expected.append(origin + merged / 3)
-    found = combined("ties", members, base=base, size=3, options=SUMMED, weights=list(weights), summed=True)
-    torch.testing.assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float64), rtol=1e-13, atol=1e-13)
-    mean = combined("ties", members, base=base, size=3, options=SUMMED, weights=list(weights))
-    assert not torch.allclose(found, mean)
-
-
-@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (3.0, 1.0, 0.5)])
-def test_dare_summed_equals_the_paper_entry_by_entry(weights: tuple[float, ...]) -> None:
-    """θ_0 + λ Σ_e m_e ∘ τ_e / d (Yu et al. 2024, §3.2, dropping and rescaling; MergeME §3.1.2, the sum)."""
-    *members, base = tensors()
-    omega = [weight / (sum(weights) / len(weights)) for weight in weights]
-    expected = base.double().clone()
-    for number, (member, weight) in enumerate(zip(members, omega, strict=True)):
-        for row in range(7):
-            mask = kept(DIGESTS[number], "w", row, torch.Size((1, 5)), 0.6)[0]
-            for column in range(5):
-                if mask[column]:
-                    task = float(member[row, column]) - float(base[row, column])
-                    expected[row, column] += weight * task / 0.6 / 3
-    found = combined("dare", members, base=base, size=3, options=SUMMED, weights=list(weights), summed=True)
-    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
-    mean = combined("dare", members, base=base, size=3, options=SUMMED, weights=list(weights))
-    torch.testing.assert_close(found - base.double(), 3 * (mean - base.double()), rtol=1e-12, atol=1e-13)
-
-
-def test_dare_summed_that_drops_nothing_is_task_arithmetic() -> None:
-    *members, base = tensors()
-    found = combined("dare", members, base=base, options={"density": 1.0, "scale": 0.3}, summed=True)
-    torch.testing.assert_close(found, combined("task-arithmetic", members, base=base), rtol=1e-14, atol=1e-14)
 
 
 def test_dares_mask_keeps_its_share_and_follows_from_the_digest() -> None:
@@ -183,15 +128,8 @@ def test_dares_mask_keeps_its_share_and_follows_from_the_digest() -> None:
     assert kept(DIGESTS[0], "w", 0, torch.Size((4,)), 1.0).all()  # a norm's weight has one axis
 
 
-def test_task_arithmetic_equals_a_reference() -> None:
-    *members, base = tensors()
-    expected = base.double() + 0.4 * sum(member.double() - base.double() for member in members)
-    found = combined("task-arithmetic", members, base=base, size=2, options={"scale": 0.4})
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_coefficients_equal_a_reference(dtype: torch.dtype) -> None:
+def test_task_arithmetic_and_coefficients_equal_a_reference(dtype: torch.dtype) -> None:
     """θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0), Soup-of-Experts, eq. 2–3, in plain loops; α = 1 for one member alone is it."""
     *members, base = (tensor.to(dtype) for tensor in tensors())
     coefficients = [0.7, -1.3, 0.0]
@@ -202,6 +140,9 @@ def test_coefficients_equal_a_reference(dtype: torch.dtype) -> None:
         for coefficient, member in zip(coefficients, members, strict=True):
             expected += coefficient * (float(member[row, column]) - start)
         assert float(found[row, column]) == pytest.approx(expected, rel=1e-14, abs=1e-14)
+    plain = base.double() + 0.4 * sum(member.double() - base.double() for member in members)
+    found = combined("task-arithmetic", members, base=base, size=2, options={"scale": 0.4})
+    torch.testing.assert_close(found, plain, rtol=1e-14, atol=1e-14)
     for number, member in enumerate(members):
         only = [float(number == other) for other in range(len(members))]
         assert torch.equal(combined("task-arithmetic", members, base=base, coefficients=only).to(dtype), member)
@@ -215,17 +156,15 @@ def test_rows_that_the_base_model_lacks_have_no_coefficient() -> None:
     assert torch.equal(shorter[4:], (first[4:].double() - base[4:].double()) * 2 + base[4:].double())
 
 
-def features(seed: int, tokens: int = 64, width: int = 5) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    mixed = torch.randn(width, width, generator=draw)
-    return torch.randn(tokens, width, generator=draw) @ mixed
+def features(seed: int, tokens: int = 64, width: int = 5) -> Tensor:
+    return normal(tokens, width, seed=seed) @ normal(width, width, seed=seed + 100)
 
 
-def taken(x: torch.Tensor) -> Statistics:
+def taken(x: Tensor) -> Statistics:
     return Statistics.of(x, exponents_for(x.abs().amax(0) * 1.1, 20), bits=20)
 
 
-def exact(x: torch.Tensor, statistics: Statistics) -> torch.Tensor:
+def exact(x: Tensor, statistics: Statistics) -> Tensor:
     """The features that the statistics are of: rounded to their resolution."""
     unit = torch.exp2(-statistics.exponents.double())
     return torch.round(x.double() / unit) * unit
@@ -243,10 +182,8 @@ def test_regmean_equals_the_joint_least_squares_solution(size: int) -> None:
     average = torch.stack([w * m.double() for w, m in zip(weights, members, strict=True)]).sum(0) / sum(weights)
     design = torch.cat([*rows, ridge * torch.eye(5).double()])
     expected = torch.linalg.lstsq(design, torch.cat([targets, ridge * average.mT])).solution.T
-    plain = torch.linalg.lstsq(torch.cat(rows), targets).solution.T
-    found = combined("regmean", members, size=size, inputs=lambda: iter(statistics), weights=weights)
+    found = combined("regmean", members, size=size, statistics=statistics, weights=weights)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found, plain, rtol=0, atol=1e-6 * 100)  # the ridge alone is 1e-6 of the diagonal
 
 
 def test_regmean_at_alpha_0_weighs_channels_alone() -> None:
@@ -255,7 +192,7 @@ def test_regmean_at_alpha_0_weighs_channels_alone() -> None:
     ridge = RIDGE * float(sum(diagonals).mean())  # type: ignore[union-attr]
     average = (members[0].double() + members[1].double()) / 2
     expected = sum(m.double() * d for m, d in zip(members, diagonals, strict=True)) + ridge * average
-    found = combined("regmean", members, inputs=lambda: iter(statistics), options={"alpha": 0.0})
+    found = combined("regmean", members, statistics=statistics, options={"alpha": 0.0})
     torch.testing.assert_close(found, expected / (sum(diagonals) + ridge), rtol=1e-12, atol=1e-12)
 
 
@@ -268,46 +205,38 @@ def test_regmean_weighs_an_embeddings_rows_by_their_use() -> None:
         torch.testing.assert_close(found[row], (a * one[row].double() + b * two[row].double()) / (a + b))
 
 
-def test_regmean_of_one_and_of_what_is_no_linear_map_is_the_average() -> None:
-    one, two = tensors(2)
-    assert torch.equal(combined("regmean", [one], inputs=lambda: iter([taken(features(0))])), one.double())
+def test_regmean_of_one_and_of_what_is_no_linear_map_is_the_average_and_of_nothing_there_is_none() -> None:
+    (one, two), nothing = tensors(2), [Statistics.zero(torch.zeros(5, dtype=torch.int16))] * 2
+    assert torch.equal(combined("regmean", [one], statistics=[taken(features(0))]), one.double())
     assert torch.equal(combined("regmean", [one, two]), combined("mean", [one, two]))
+    with pytest.raises(ValueError, match="the summed Gram of its input is not positive definite"):
+        combined("regmean", [one, two], statistics=nothing)
 
 
 def test_regmean_where_one_member_alone_has_rows() -> None:
     one, two = tensors(2)
     longer = torch.cat([two, one[:3]])
     statistics = [taken(features(seed)) for seed in range(2)]
-    found = combined("regmean", [one, longer], inputs=lambda: iter(statistics), size=4)
+    found = combined("regmean", [one, longer], statistics=statistics, size=4)
     assert torch.equal(found[7:], one[:3].double())
-    torch.testing.assert_close(found[:7], combined("regmean", [one, two], inputs=lambda: iter(statistics)))
+    torch.testing.assert_close(found[:7], combined("regmean", [one, two], statistics=statistics))
 
 
 def test_regmean_of_maps_of_one_input_has_the_bits_of_each_alone() -> None:
     heights, passes = (530, 7, 64), [0]
     statistics = [taken(features(seed, 64, 48)) for seed in range(2)]
-    maps = [tensors(2, (height, 48), seed) for seed, height in enumerate(heights)]
 
     def inputs() -> Iterator[PackedStatistics]:
         passes[0] += 1
         return map(stored, statistics)
 
-    weights = [1.0, 2.0]
     given = [
-        Combination(
-            str(number),
-            [blocks(m) for m in of],
-            weights,
-            inputs=inputs,
-            products=products_with(of, statistics),
-            input_weights=weights,
-            options={"alpha": 1.0},
-        )
-        for number, of in enumerate(maps)
+        replace(combination("regmean", of, statistics=statistics, weights=[1.0, 2.0]), inputs=inputs)
+        for of in (tensors(2, (height, 48), seed) for seed, height in enumerate(heights))
     ]
     alone = [torch.cat(list(TRUNKS["regmean"].combine(one))) for one in given]
     assert passes[0] == 3
-    found: list[list[torch.Tensor]] = [[], [], []]
+    found: list[list[Tensor]] = [[], [], []]
     for number, rows in regmean_together(given):
         found[number].append(rows)
     assert [len(torch.cat(rows)) for rows in found] == list(heights)
@@ -323,21 +252,12 @@ def test_products_are_those_of_whole_tensors(heights: tuple[int, ...]) -> None:
     torch.testing.assert_close(found, torch.cat(parts).double() @ gram, rtol=1e-13, atol=0)
 
 
-def test_regmean_without_any_token_has_no_solution() -> None:
-    nothing = Statistics.zero(torch.zeros(5, dtype=torch.int16))
-    with pytest.raises(ValueError, match="the summed Gram of its input is not positive definite"):
-        combined("regmean", tensors(2), inputs=lambda: iter([nothing, nothing]))
-
-
 @pytest.mark.parametrize("shape", [(7,), (31, 5), (9, 101), (3, 2, 7)])
 @pytest.mark.parametrize("elements", [1, 16, 100])
-def test_mean_by_tiles_is_that_of_whole_blocks(
+def test_mean_by_tiles_is_the_whole_mean(
     shape: tuple[int, ...], elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(shape, generator=draw).to(torch.bfloat16) for _ in range(3)]
-    weights = [1.0, 0.3, 1.7]
-    whole = combination_module.average(combination_module.RowBlock(0, tuple(tensors), None), weights)
+    members, weights = tensors(3, shape), [1.0, 0.3, 1.7]
+    whole = combination_module.average(combination_module.RowBlock(0, tuple(members), None), weights)
     monkeypatch.setattr(combination_module, "TILE_ELEMENTS", elements)
-    combination = Combination("x", [lambda t=t: iter([t]) for t in tensors], weights)  # type: ignore[misc]
-    assert torch.equal(torch.cat(list(TRUNKS["mean"].combine(combination))), whole)
+    assert torch.equal(combined("mean", members, weights=weights), whole.double())

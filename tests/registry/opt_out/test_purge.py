@@ -29,9 +29,10 @@ from store.catalog import backup
 from store.catalog import vacuum as erasing
 from store.catalog.copying import copy
 from store.catalog.tables import Base
-from tests.catalogs import Schemas
 from tests.conftest import SETTINGS, Zoo, array_folder
 from tests.residue import own_windows, search
+from tests.store.postgres_catalogs import schemas as schemas
+from tests.store.postgres_catalogs import url as url
 
 MARKS = ("a-secret-tag", "a-secret-license", "a-secret-label", "1234.5678")
 PLACES = ("arrays", "cache", "merged", "partial", "summaries", "work")
@@ -247,26 +248,6 @@ def test_scores_against_another_version_of_the_same_content_stay(filled: Registr
     assert filled.verify().problems == ()
 
 
-@pytest.mark.check
-def test_what_another_version_needs_stays_and_the_rest_goes(zoo: Zoo, bare: Path, tmp_path: Path) -> None:
-    with Registry(tmp_path / "home") as registry:
-        registry.add_expert("code", zoo.experts["code"])
-        registry.add_expert("code", bare, data=[zoo.train["law"]], settings=SETTINGS)  # other statistics of the weights
-        first, second = registry.versions()
-        kept = {link.digest for link in registry.arrays_of(second)}
-        own = [link.digest for link in registry.arrays_of(first) if link.digest not in kept]
-        windows = own_windows(
-            [registry.arrays.read(digest).tobytes() for digest in own],
-            [registry.arrays.read(digest).tobytes() for digest in kept],
-        )
-        done = registry.opt_out("code@1", purge=True)
-        assert sorted(done.deleted_digests) == sorted(own)
-        assert set(done.shared_digests) < kept
-        assert search(tmp_path / "home", windows) == {}
-        registry.compose(["code"], tmp_path / "moe")
-        assert registry.verify().problems == ()
-
-
 @pytest.mark.sqlite
 def test_reader_elsewhere_is_told_of_and_the_repeat_erases(lived_in: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasing, "WAIT_SECONDS", 0.1)
@@ -361,24 +342,13 @@ def test_pass_is_resumed_by_one_process_at_a_time(tmp_path: Path) -> None:
         assert nowhere is None
 
 
-@pytest.mark.check
-def test_files_of_an_earlier_catalog_of_the_home_are_named(
-    filled: Registry, tmp_path: Path, postgres_server: str
-) -> None:
+def test_files_of_an_earlier_catalog_of_the_home_are_named(filled: Registry, url: str) -> None:
     """The catalog was moved to PostgreSQL; the SQLite file that it came from still holds the rows."""
-    home = filled.home.path
-    source = filled.home.database
+    earlier = filled.home.path / "catalog.sqlite"
     filled.close()
-    schemas = Schemas(postgres_server)
-    url = schemas.fresh()
-    copy(source, url)
-    (home / "catalog.sqlite").touch()
-    try:
-        with Registry(home, database=url) as registry:
-            done = registry.opt_out("code", purge=True)
-        assert done.remains == (
-            f"{home / 'catalog.sqlite'} is of an earlier catalog of this home, and yours to delete",
-        )
-        assert done.beyond is not None
-    finally:
-        schemas.drop()
+    copy(filled.home.database, url)
+    earlier.touch()
+    with Registry(filled.home.path, database=url) as registry:
+        done = registry.opt_out("code", purge=True)
+    assert done.remains == (f"{earlier} is of an earlier catalog of this home, and yours to delete",)
+    assert done.beyond is not None

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -125,22 +126,19 @@ def test_after_another_withdrawal_the_remedy_is_another_receipt(withdrawn: Regis
     assert all("write a new receipt: reg opt-out VERSION --receipt FILE" in remedy for remedy in check.remedies)
 
 
-def test_without_purge_a_receipt_tells_of_the_withdrawal(filled: Registry, tmp_path: Path) -> None:
+@pytest.mark.check
+def test_without_purge_a_receipt_tells_of_the_withdrawal_of_a_base_model_too(filled: Registry, tmp_path: Path) -> None:
+    filled.compose(["math", "code"], tmp_path / "ties", Recipe(trunk="ties"))
+    filled.opt_out("base", receipt=tmp_path / "base.json")
+    (one,) = json.loads((tmp_path / "base.json").read_bytes())["compositions"]
+    assert one["recomposed"] is None  # the recipe needs it
+    assert one["why"].startswith("it holds base@1, which was opted out at ")
     filled.opt_out("math", receipt=tmp_path / "first.json")
     first = json.loads((tmp_path / "first.json").read_bytes())
     assert (first["deleted"], first["versions"][0]["purged_at"]) == ({"arrays": [], "bytes": 0}, None)
     filled.opt_out("math", purge=True, receipt=tmp_path / "second.json")
-    for name in ("first", "second"):
+    for name in ("base", "first", "second"):
         assert filled.verify_receipt(tmp_path / f"{name}.json").problems == []
-
-
-def test_base_model_leaves_nothing_where_the_recipe_needs_it(filled: Registry, tmp_path: Path) -> None:
-    filled.compose(["math", "code"], tmp_path / "ties", Recipe(trunk="ties"))
-    filled.opt_out("base", receipt=tmp_path / "receipt.json")
-    (one,) = json.loads((tmp_path / "receipt.json").read_bytes())["compositions"]
-    assert one["recomposed"] is None
-    assert one["why"].startswith("it holds base@1, which was opted out at ")
-    assert filled.verify_receipt(tmp_path / "receipt.json").problems == []
 
 
 @pytest.mark.check
@@ -201,88 +199,84 @@ def test_two_receipts_in_one_file_are_kept_apart(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-Change = Callable[[Registry, dict[str, Any], Path], Any]
+def assert_told(registry: Registry, file: Path, folder: Path, message: str) -> None:
+    """Assert that a receipt is contradicted, and that no remedy is to delete what is another's."""
+    check = registry.verify_receipt(file, [folder])
+    assert any(message in problem for problem in check.problems), (message, check.problems)
+    assert check.remedies, message
+    assert not any(remedy.startswith("delete ") and "others" in remedy for remedy in check.remedies), message
 
 
-def execute(statement: str) -> Change:
-    def change(registry: Registry, _made: dict[str, Any], _folder: Path) -> None:
-        with registry.catalog._writing() as session:
-            session.execute(sqlalchemy.text(statement))
-
-    return change
-
-
-CONTRADICTIONS: dict[str, tuple[Change, str]] = {
-    "active": (execute("UPDATE versions SET state = 'active' WHERE state = 'purged'"), "math@1 is not withdrawn"),
-    "not purged": (execute("UPDATE versions SET state = 'withdrawn' WHERE state = 'purged'"), "math@1 is not purged"),
-    "another time": (
-        lambda _r, made, _f: made["versions"][0].update(withdrawn_at="2020"),
-        "math@1 was withdrawn at 20",
-    ),
-    "another version": (
-        lambda _r, made, _f: made["versions"][0].update(digest="0" * 64),
-        "was withdrawn; the registry has math@1 of content",
-    ),
-    "no version": (lambda _r, made, _f: made["versions"].clear(), "the receipt names no version"),
-    "log changed": (execute("UPDATE events SET at = '2020' WHERE action = 'opt-out'"), "the log: event 14 (opt-out"),
-    "log cut": (execute("DELETE FROM events WHERE action = 'gc'"), "the log has no event of digest"),
-    "head before": (
-        lambda registry, made, _f: made.update(head=registry.log(limit=9)[-1].digest),
-        "the log has no opt-out of math@1 before the receipt",
-    ),
-    "array is back": (
-        lambda registry, made, _f: array_folder(registry, made["deleted"]["arrays"][0]).mkdir(parents=True),
-        "exists, and no version uses it",
-    ),
-    "composition left out": (
-        lambda _r, made, _f: made["compositions"].pop(0),
-        "was made from withdrawn versions, and is not in the receipt",
-    ),
-    "composition put in": (
-        lambda _r, made, _f: made["compositions"][0].update(digest="0" * 64),
-        "composition 000000000000 was not made from withdrawn versions",
-    ),
-    "folder left out": (lambda _r, made, _f: made["compositions"][0].update(folders=[]), "which is not in the receipt"),
-    "recomposed": (
-        lambda _r, made, _f: made["compositions"][0]["recomposed"].update(digest="0" * 64),
-        "the receipt says 000000000000",
-    ),
-    "recomposed of it": (
-        lambda _r, made, _f: made["compositions"][0]["recomposed"]["members"].append(
-            {"name": "math", "digest": made["versions"][0]["digest"]}
-        ),
-        "its members are not the remaining ones",
-    ),
-    "file changed": (lambda _r, _m, folder: (folder / "config.json").write_text("{}"), "config.json was changed"),
-    "file gone": (lambda _r, _m, folder: (folder / "config.json").unlink(), "config.json is missing"),
-    "file put in": (lambda _r, _m, folder: (folder / "x").write_text("x"), "x is not a file of the composition"),
-    "marker changed": (
-        lambda _r, _m, folder: (folder / MARKER).write_text((folder / MARKER).read_text().replace('"law"', '"lax"', 1)),
-        "others/composition.json: the recipe: weights is {'code': 1.0, 'law': 1.0}, this program would write",
-    ),
-    "marker's digest": (
-        lambda _r, _m, folder: (folder / MARKER).write_text(
-            (folder / MARKER).read_text().replace('"temperature": 0.05', '"temperature": 0.5')
-        ),
-        "composition.json was changed since it was written",
-    ),
-    "no composition": (lambda _r, _m, folder: (folder / MARKER).unlink(), "was not composed by this program"),
+OF_THE_REGISTRY = {
+    "UPDATE versions SET state = 'active' WHERE state = 'purged'": "math@1 is not withdrawn",
+    "UPDATE versions SET state = 'withdrawn' WHERE state = 'purged'": "math@1 is not purged",
+    "UPDATE events SET at = '2020' WHERE action = 'opt-out'": "the log: event 14 (opt-out",
+    "DELETE FROM events WHERE action = 'gc'": "the log has no event of digest",
 }
 
 
-@pytest.mark.check(after=2)
-@pytest.mark.trust(after=4)
-@pytest.mark.parametrize("case", sorted(CONTRADICTIONS))
-def test_what_contradicts_a_receipt_is_told(
-    withdrawn: Registry, made: dict[str, Any], tmp_path: Path, case: str
+@pytest.mark.check(after=1)
+@pytest.mark.parametrize("statement", OF_THE_REGISTRY)
+def test_catalog_that_contradicts_a_receipt_is_told(withdrawn: Registry, tmp_path: Path, statement: str) -> None:
+    with withdrawn.catalog._writing() as session:
+        session.execute(sqlalchemy.text(statement))
+    assert_told(withdrawn, tmp_path / "receipt.json", tmp_path / "others", OF_THE_REGISTRY[statement])
+
+
+Edit = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], object]
+"""A change of a receipt, whose version and first composition are given too."""
+OF_THE_RECEIPT: dict[str, Edit] = {
+    "math@1 was withdrawn at 20": lambda made, version, first: version.update(withdrawn_at="2020"),
+    "was withdrawn; the registry has math@1 of content": lambda made, version, first: version.update(digest="0" * 64),
+    "the receipt names no version": lambda made, version, first: made["versions"].clear(),
+    "was made from withdrawn versions, and is not in the": lambda made, version, first: made["compositions"].pop(0),
+    "composition 000000000000 was not made from": lambda made, version, first: first.update(digest="0" * 64),
+    "which is not in the receipt": lambda made, version, first: first.update(folders=[]),
+    "the receipt says 000000000000": lambda made, version, first: first["recomposed"].update(digest="0" * 64),
+    "its members are not the remaining ones": lambda made, version, first: first["recomposed"]["members"].append(
+        {"name": "math", "digest": version["digest"]}
+    ),
+}
+
+
+@pytest.mark.check
+def test_receipt_that_was_changed_is_told(withdrawn: Registry, made: dict[str, Any], tmp_path: Path) -> None:
+    early = withdrawn.log(limit=9)[-1].digest
+    before: dict[str, Edit] = {"no opt-out of math@1 before the receipt": lambda made, *_: made.update(head=early)}
+    for message, edit in {**OF_THE_RECEIPT, **before}.items():
+        changed = deepcopy(made)
+        edit(changed, changed["versions"][0], changed["compositions"][0])
+        rewrite(tmp_path / "receipt.json", changed)
+        assert_told(withdrawn, tmp_path / "receipt.json", tmp_path / "others", message)
+
+
+def marker(before: str, after: str) -> Callable[[Path], object]:
+    """Return a change of a folder's composition.json."""
+    return lambda folder: (folder / MARKER).write_text((folder / MARKER).read_text().replace(before, after, 1))
+
+
+OF_A_FOLDER: dict[str, Callable[[Path], object]] = {
+    "config.json was changed": lambda folder: (folder / "config.json").write_text("{}"),
+    "config.json is missing": lambda folder: (folder / "config.json").unlink(),
+    "x is not a file of the composition": lambda folder: (folder / "x").write_text("x"),
+    "others/composition.json: the recipe: weights is {'code': 1.0, 'law': 1.0}, this program would write": marker(
+        '"law"', '"lax"'
+    ),
+    "composition.json was changed since it was written": marker('"temperature": 0.05', '"temperature": 0.5'),
+    "was not composed by this program": lambda folder: (folder / MARKER).unlink(),
+}
+
+
+@pytest.mark.check
+def test_folder_that_was_changed_and_an_array_that_is_back_are_told(
+    withdrawn: Registry, made: dict[str, Any], place: Path, tmp_path: Path
 ) -> None:
-    change, message = CONTRADICTIONS[case]
-    change(withdrawn, made, tmp_path / "others")
-    rewrite(tmp_path / "receipt.json", made)
-    check = withdrawn.verify_receipt(tmp_path / "receipt.json", [tmp_path / "others"])
-    assert any(message in problem for problem in check.problems), check.problems
-    assert check.remedies
-    assert not any(remedy.startswith("delete ") and "others" in remedy for remedy in check.remedies)
+    for number, (message, change) in enumerate(OF_A_FOLDER.items()):
+        folder = shutil.copytree(place / "others", tmp_path / str(number) / "others")
+        change(folder)
+        assert_told(withdrawn, tmp_path / "receipt.json", folder, message)
+    array_folder(withdrawn, made["deleted"]["arrays"][0]).mkdir(parents=True)
+    assert_told(withdrawn, tmp_path / "receipt.json", tmp_path / "others", "exists, and no version uses it")
 
 
 @pytest.mark.check

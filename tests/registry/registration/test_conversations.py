@@ -4,6 +4,7 @@ Two skills of one tiny chat model, whose examples differ in length only: the sho
 """
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry import PassSettings, Registry
+from registry import PassSettings, Recipe, Registry
 from registry.calibration import Calibration
 from registry.composition import Plan, plan_warnings
 from registry.composition.context_routing.member_evidence import evidence_of, scores_of
@@ -71,14 +72,20 @@ def prompt(question: str) -> Calibration:
     return Calibration(ids, torch.tensor([ids.shape[1]], dtype=torch.int32), "prompt")
 
 
-def register(registry: Registry, skills: dict[str, tuple[Path, Path]]) -> Plan:
+def register(registry: Registry, skills: dict[str, tuple[Path, Path]], sites: str = "counts") -> Plan:
     for name, (folder, data) in skills.items():
-        registry.add_expert(name, folder, data=[data], settings=SETTINGS, allow_unrelated=True)
-    return registry.plan(["long", "short"])
+        settings = replace(SETTINGS, sites=sites)
+        registry.add_expert(name, folder, data=[data], settings=settings, allow_unrelated=True)
+    return registry.plan(["long", "short"], Recipe(trunk="mean", router="context"))
 
 
+@pytest.mark.check
 def test_the_template_is_evidence_of_nobody(registry: Registry, skills: dict[str, tuple[Path, Path]]) -> None:
-    plan = register(registry, skills)
+    """A question goes to the expert of its words.
+
+    With the template counted, a question of the long skill goes to the expert of the short one until it is read.
+    """
+    plan = register(registry, skills, "all")
     evidence = evidence_of(plan)
     for member in plan.members:
         counts, contents = member.token_counts, member.evidence_counts
@@ -87,13 +94,8 @@ def test_the_template_is_evidence_of_nobody(registry: Registry, skills: dict[str
         assert int(contents[320:].sum()) == 0
     assert evidence[320:].tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert plan_warnings(plan) == ()
-
-
-def test_a_question_goes_to_the_expert_of_its_words(registry: Registry, skills: dict[str, tuple[Path, Path]]) -> None:
-    """With the template counted, a question of the long skill goes to the expert of the short one until it is read."""
-    plan = register(registry, skills)
     asked = prompt(" ".join(WORDS["code"].split()[:2]))
-    own = scores_of(plan, asked.ids, asked.keep, evidence_of(plan))[0]
+    own = scores_of(plan, asked.ids, asked.keep, evidence)[0]
     old = replace(plan, members=tuple(as_before(member) for member in plan.members))
     before = scores_of(old, asked.ids, asked.keep, evidence_of(old))[0]
     assert own[-1].argmax() == 0
@@ -106,6 +108,7 @@ def as_before(member: Any) -> Any:
     return replace(member, arrays=tuple(link for link in member.arrays if link.name != CONTENT_COUNTS))
 
 
+@pytest.mark.check
 def test_a_version_from_before_keeps_its_bytes_and_says_what_to_do(
     registry: Registry, skills: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,46 +125,37 @@ def test_a_version_from_before_keeps_its_bytes_and_says_what_to_do(
     assert [member.version.ref for member in plan.members] == ["long@2", "short@2"]
     assert [version.ref for version in registry.versions()] == ["long@1", "long@2", "short@1", "short@2"]
     assert plan_warnings(plan) == ()
-    assert not registry.add_expert("long", skills["long"][0], data=[skills["long"][1]], settings=SETTINGS).added
+    folder, data = skills["long"]
+    assert not registry.add_expert("long", folder, data=[data], settings=replace(SETTINGS, sites="counts")).added
 
 
-@pytest.mark.parametrize("sites", ["all", "counts"])
+@pytest.mark.check(after=1)
+@pytest.mark.parametrize("sites", ["counts", "all"])
 def test_counts_of_contents_travel_with_the_statistics(
     registry: Registry, skills: dict[str, tuple[Path, Path]], tmp_path: Path, sites: str
 ) -> None:
-    folder, data = skills["long"]
-    _, collected = collect_to(folder, tmp_path, data=[data], settings=replace(SETTINGS, sites=sites))
-    found = statistics_file.load(tmp_path / statistics_file.FILE_NAME)
+    """Those that contradict themselves are refused."""
+    (folder, data), settings = skills["long"], replace(SETTINGS, sites=sites)
+    carrying = shutil.copytree(folder, tmp_path / "carrying")
+    path, collected = collect_to(folder, carrying, data=[data], settings=settings)
+    found = statistics_file.load(path)
     assert found.content_counts is not None
     assert collected.content_counts is not None
+    assert collected.token_counts is not None
     assert torch.equal(found.content_counts, collected.content_counts)
     assert found.computed["evidence"] == "contents"
-    direct = registry.add_expert("long", folder, data=[data], settings=replace(SETTINGS, sites=sites)).version
-    carrying = tmp_path / "carrying"
-    save_checkpoint(make_model("llama", 401, vocab_size=322), carrying, chat_tokenizer())
-    (carrying / statistics_file.FILE_NAME).write_bytes((tmp_path / statistics_file.FILE_NAME).read_bytes())
+    direct = registry.add_expert("long", folder, data=[data], settings=settings).version
     assert registry.add_expert("long", carrying).version == direct
-    links = {link.name for link in registry.arrays_of(direct)}
-    assert {TOKEN_COUNTS, CONTENT_COUNTS} <= links
+    assert {TOKEN_COUNTS, CONTENT_COUNTS} <= {link.name for link in registry.arrays_of(direct)}
+    without = {key: value for key, value in collected.computed.items() if key != "evidence"}
+    more = collected.token_counts + 1  # than there are
+    for forged in (replace(collected, content_counts=more), replace(collected, computed=without)):
+        statistics_file.save(path, forged)
+        with pytest.raises(CheckpointError, match="its counts of contents are not a part of its token counts"):
+            registry.add_expert("long", carrying)
 
 
-@pytest.mark.parametrize("forged", ["more than there are", "without a word"])
-def test_counts_that_contradict_themselves_are_refused(
-    registry: Registry, skills: dict[str, tuple[Path, Path]], tmp_path: Path, forged: str
-) -> None:
-    folder, data = skills["long"]
-    _, collected = collect_to(folder, tmp_path, data=[data], settings=replace(SETTINGS, sites="counts"))
-    assert collected.token_counts is not None
-    wrong = {
-        "more than there are": replace(collected, content_counts=collected.token_counts + 1),
-        "without a word": replace(collected, computed={"sites": "counts"}),
-    }
-    carrying = save_checkpoint(make_model("llama", 401, vocab_size=322), tmp_path / "carrying", chat_tokenizer())
-    statistics_file.save(carrying / statistics_file.FILE_NAME, wrong[forged])
-    with pytest.raises(CheckpointError, match="its counts of contents are not a part of its token counts"):
-        registry.add_expert("long", carrying)
-
-
+@pytest.mark.check
 def test_few_tokens_are_remarked_on(registry: Registry, bare: Path, zoo: Zoo, tmp_path: Path) -> None:
     """Fewer than a window, or than the hidden size, which is 32; tokens that are only counted need no Gram."""
     registry.progress = told = Remarks()

@@ -3,15 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from registry import Registry
+from registry import PassSettings, Registry
 from registry.checkpoint import Checkpoint
-from registry.errors import DamagedError, IncompatibleError
+from registry.errors import IncompatibleError
 from registry.registration.lineage import Relation, relation, weights_of_checkpoint, weights_of_version
-from tests.conftest import SETTINGS, Zoo, array_folder, files_of
+from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint
+
+COUNTS = PassSettings(tokens=64, seq_len=32, sites="counts")
 
 
 @pytest.fixture
@@ -20,24 +23,24 @@ def stranger(tmp_path: Path, tokenizer: Any) -> Path:
     return save_checkpoint(make_model("llama", 701), tmp_path / "stranger", tokenizer)
 
 
-def test_expert_knows_its_base_and_its_siblings(filled: Registry) -> None:
+def test_expert_knows_its_base_and_its_siblings(filled: Registry, zoo: Zoo) -> None:
     found = filled.relations("code")
     assert [r.verdict for r in found] == ["same base"] * 5
-    assert found[0].ref == "base@1"
+    assert [r.ref for r in found if r.kind == "base"] == [found[0].ref] == ["base@1"]
     assert 0.1 < found[0].distance < 0.3
     assert all(0.2 < r.distance < 0.5 for r in found[1:])
-
-
-def test_distance_is_that_of_the_whole_tensors(filled: Registry, zoo: Zoo) -> None:
-    (base,) = (r for r in filled.relations("code") if r.kind == "base")
     mine, theirs = Checkpoint(zoo.experts["code"]), Checkpoint(zoo.base)
-    for name, distance in base.distances.items():
+    for name, distance in found[0].distances.items():
         a, b = mine.tensor(name).double(), theirs.tensor(name).double()  # smaller than a sample, so taken whole
         assert distance == pytest.approx(float((a - b).norm() / (a.norm() ** 2 + b.norm() ** 2).sqrt()), rel=1e-12)
+        assert (mine.sample(name, np.array([0, 3, 7])) == mine.tensor(name).numpy()[[0, 3, 7]]).all()
 
 
 @pytest.mark.check
-def test_unrelated_model_is_refused_before_anything_is_written(filled: Registry, stranger: Path) -> None:
+def test_unrelated_model_is_refused_before_anything_is_written(
+    filled: Registry, stranger: Path, zoo: Zoo, tmp_path: Path, tokenizer: Any
+) -> None:
+    """It is taken where that is allowed, and with its own base."""
     before = files_of(filled.home.path / "arrays")
     with pytest.raises(
         IncompatibleError, match=r"stranger is unrelated to every registered model of its shape.*1\.0"
@@ -46,32 +49,25 @@ def test_unrelated_model_is_refused_before_anything_is_written(filled: Registry,
     assert "--allow-unrelated" in str(caught.value.hint)
     assert "reg add-base" in str(caught.value.hint)
     assert files_of(filled.home.path / "arrays") == before
-    registered = filled.add_expert("law", stranger, settings=SETTINGS, allow_unrelated=True)
+    data = [zoo.train["law"]]
+    registered = filled.add_expert("law", stranger, data=data, settings=COUNTS, allow_unrelated=True)
     assert registered.version.ref == "law@2"
     assert {r.verdict for r in registered.relations} == {"unrelated"}
-
-
-@pytest.mark.check
-def test_unrelated_model_is_taken_with_its_own_base(
-    filled: Registry, stranger: Path, tmp_path: Path, tokenizer: Any
-) -> None:
+    filled.opt_out("law@2")
     filled.add_base("other", save_checkpoint(make_model("llama", 700), tmp_path / "other", tokenizer))
-    registered = filled.add_expert("new", stranger, settings=SETTINGS)
+    registered = filled.add_expert("new", stranger, data=data, settings=COUNTS)
     assert registered.relations[0].ref == "other@1"
     assert [r.verdict for r in registered.relations].count("unrelated") == 6
 
 
-@pytest.mark.check
-def test_model_of_another_shape_is_not_compared(filled: Registry, tmp_path: Path, tokenizer: Any) -> None:
+def test_model_of_another_shape_is_not_compared(filled: Registry, zoo: Zoo, tmp_path: Path, tokenizer: Any) -> None:
     wide = save_checkpoint(make_model("llama", 701, intermediate_size=96), tmp_path / "wide", tokenizer)
-    assert filled.add_expert("wide", wide, settings=SETTINGS).relations == ()
+    assert filled.add_expert("wide", wide, data=[zoo.train["law"]], settings=COUNTS).relations == ()
 
 
 def test_same_weights_under_another_name_are_recognised(filled: Registry, zoo: Zoo) -> None:
-    registered = filled.add_expert("copy", zoo.experts["math"])
-    assert registered.relations[0].ref == "math@1"
-    assert registered.relations[0].verdict == "same weights"
-    assert registered.relations[0].distance == 0
+    (found, *_) = filled.add_expert("copy", zoo.experts["math"]).relations
+    assert (found.ref, found.verdict, found.distance) == ("math@1", "same weights", 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -84,28 +80,6 @@ def test_dtypes_may_differ(filled: Registry, tmp_path: Path, tokenizer: Any, dty
     assert 0 < found.distance < 0.01
 
 
-def test_sample_reads_whole_rows_across_chunks(filled: Registry, monkeypatch: pytest.MonkeyPatch, zoo: Zoo) -> None:
-    import numpy as np
-
-    name = "model.layers.0.mlp.gate_proj.weight"
-    tensor = Checkpoint(zoo.experts["code"]).tensor(name).numpy()
-    rows = np.array([0, 3, 63])
-    (link,) = (link for link in filled.arrays_of(filled.resolve("code")) if link.name == name)
-    assert (filled.arrays.sample(link.digest, rows) == tensor[rows]).all()
-    assert (Checkpoint(zoo.experts["code"]).sample(name, rows) == tensor[rows]).all()
-    monkeypatch.setattr("store.arrays.source.CHUNK_ELEMENTS", 20 * 32)
-    with Registry(filled.home.path.with_name("chunked")) as chunked:
-        chunked.add_base("code", zoo.experts["code"])
-        assert len(list(array_folder(chunked, link.digest).glob("c.*"))) == 4
-        assert (chunked.arrays.sample(link.digest, rows) == tensor[rows]).all()
-        (array_folder(chunked, link.digest) / "c.3.0").write_bytes(b"short")
-        with pytest.raises(DamagedError, match="cannot be sampled"):
-            chunked.arrays.sample(link.digest, rows)
-        (array_folder(chunked, link.digest) / "c.3.0").unlink()
-        with pytest.raises(DamagedError, match="cannot be sampled"):
-            chunked.arrays.sample(link.digest, rows)
-
-
 def test_all_zero_tensors_are_equal(filled: Registry, zoo: Zoo) -> None:
     weights = weights_of_checkpoint(Checkpoint(zoo.base))
     flat = type(weights)(weights.shapes, weights.dtypes, lambda name, rows: weights.sample(name, rows) * 0)
@@ -114,11 +88,8 @@ def test_all_zero_tensors_are_equal(filled: Registry, zoo: Zoo) -> None:
     assert found.verdict == "same weights"
 
 
-def test_norms_alone_still_have_a_distance() -> None:
+def test_norms_alone_have_a_distance_and_a_grown_vocabulary_is_not_the_same_weights() -> None:
     assert Relation("a@1", "expert", {"model.norm.weight": 0.5}).distance == 0.5
-
-
-def test_grown_vocabulary_is_not_the_same_weights() -> None:
     equal = {"model.embed_tokens.weight": 0.0}
     assert Relation("a@1", "expert", equal).verdict == "same weights"
     assert Relation("a@1", "expert", equal, grown=True).verdict == "same base"

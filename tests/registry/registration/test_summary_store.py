@@ -5,6 +5,7 @@ A damaged one is made again; a forged one changes nothing that is registered.
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,31 +34,6 @@ def told(relations: tuple[Relation, ...]) -> list[tuple[str, str, dict[str, floa
     return [(r.ref, r.verdict, dict(r.distances)) for r in relations]
 
 
-@pytest.mark.check
-def test_summaries_say_what_arrays_say_and_leave_them_alone(
-    filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = files_of(filled.home.summaries)
-    by_summaries = filled.relations("code"), filled.check(zoo.experts["code"], data=[zoo.train["code"]])
-    for path in filled.home.summaries.iterdir():
-        path.unlink()
-    by_arrays = filled.relations("code"), filled.check(zoo.experts["code"], data=[zoo.train["code"]])
-    assert told(by_summaries[0]) == told(by_arrays[0])
-    assert told(by_summaries[1].relations) == told(by_arrays[1].relations)
-    assert by_summaries[1].overlaps == by_arrays[1].overlaps
-    assert by_summaries[1].overlaps
-    assert files_of(filled.home.summaries) == kept  # they were made again, the same
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("an array was read")
-
-    for reads in ("open", "read", "sample"):
-        monkeypatch.setattr(FolderArrays, reads, refuse)
-    assert told(filled.relations("code")) == told(by_arrays[0])
-    found = filled.check(zoo.experts["code"], data=[zoo.train["code"]], allow_unrelated=True)
-    assert found.overlaps == by_arrays[1].overlaps
-
-
 DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
     "empty": lambda path, data: path.write_bytes(b""),
     "short": lambda path, data: path.write_bytes(data[:40]),
@@ -84,12 +60,19 @@ def poisoned(data: bytes) -> bytes:
 
 
 @pytest.mark.check
-def test_damaged_summaries_are_made_anew(filled: Registry, zoo: Zoo) -> None:
+def test_summaries_say_what_arrays_say_and_damaged_ones_are_made_anew(
+    filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def found() -> object:
-        check = filled.check(zoo.experts["code"], data=[zoo.train["code"]], settings=SETTINGS)
-        return told(filled.relations("code")), check.overlaps
+        check = filled.check(zoo.experts["code"], data=[zoo.train["code"]], settings=SETTINGS, allow_unrelated=True)
+        assert check.overlaps
+        return told(filled.relations("code")), told(check.relations), check.overlaps
 
     before, whole = found(), files_of(filled.home.summaries)
+    for path in filled.home.summaries.iterdir():
+        path.unlink()
+    assert found() == before  # by arrays
+    assert files_of(filled.home.summaries) == whole  # they were made again, the same
     for kind in ("weights", "tokens"):
         paths = sorted(filled.home.summaries.glob(f"*.{kind}"))
         for (name, damage), path in zip(DAMAGES.items(), paths * 3, strict=False):
@@ -100,15 +83,25 @@ def test_damaged_summaries_are_made_anew(filled: Registry, zoo: Zoo) -> None:
                 assert found() == before, name
                 assert files_of(filled.home.summaries) == whole, name
 
+    def refuse(*_: object) -> None:
+        raise AssertionError("an array was read")
 
-def test_what_is_no_file_stands_in_nobodys_way(filled: Registry) -> None:
+    for reads in ("open", "read", "sample"):
+        monkeypatch.setattr(FolderArrays, reads, refuse)
+    assert found() == before
+
+
+def test_summaries_that_cannot_be_kept_stand_in_nobodys_way(filled: Registry) -> None:
     before = told(filled.relations("code"))
     for path in list(filled.home.summaries.iterdir()):
         path.unlink()
         path.mkdir()
     assert told(filled.relations("code")) == before
-    filled.opt_out("code")
+    filled.opt_out("law")
     assert digests(filled) == {version.digest for version in filled.versions()}
+    shutil.rmtree(filled.home.summaries)
+    filled.home.summaries.write_bytes(b"in the way")
+    assert told(filled.relations("code")) == [one for one in before if one[0] != "law@1"]
 
 
 def test_a_summary_too_large_is_neither_read_nor_kept(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,19 +154,13 @@ def test_two_that_keep_the_same_summary_leave_it_whole(filled: Registry) -> None
 
 @pytest.mark.parametrize("purge", [False, True])
 def test_a_summary_goes_when_its_version_is_opted_out_and_others_stay(filled: Registry, purge: bool) -> None:
-    gone = filled.resolve("math").digest
-    before = digests(filled)
-    assert gone in before
-    (filled.home.summaries / f"{gone}.tokens.new").write_bytes(b"half")  # as a crash leaves it
+    math, before = filled.resolve("math"), digests(filled)
+    assert math.digest in before
+    (filled.home.summaries / f"{math.digest}.tokens.new").write_bytes(b"half")  # as a crash leaves it
     filled.opt_out("math", purge=purge)
-    assert digests(filled) == before - {gone}
-
-
-def test_a_summary_is_not_kept_of_what_was_opted_out_meanwhile(filled: Registry) -> None:
-    math = filled.resolve("math")
-    filled.opt_out("math")
+    assert digests(filled) == before - {math.digest}
     summary_store(filled._workspace).put(math, "weights", b"late")
-    assert math.digest not in digests(filled)
+    assert digests(filled) == before - {math.digest}
 
 
 def test_gc_deletes_what_belongs_to_no_version(filled: Registry) -> None:
@@ -196,12 +183,3 @@ def test_a_grown_vocabulary_is_compared_by_arrays(
     for path in registry.home.summaries.iterdir():
         path.unlink()
     assert told(registry.relations("larger"))[0][2] == dict(by_summary.distances)
-
-
-def test_a_home_that_keeps_none_is_compared_all_the_same(filled: Registry) -> None:
-    before = told(filled.relations("code"))
-    for path in filled.home.summaries.iterdir():
-        path.unlink()
-    filled.home.summaries.rmdir()
-    filled.home.summaries.write_bytes(b"in the way")
-    assert told(filled.relations("code")) == before

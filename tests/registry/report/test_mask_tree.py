@@ -50,10 +50,6 @@ def test_joins_are_those_of_average_linkage(seed: int) -> None:
     found, expected = mask_joins(NAMES, overlaps(seed)), average_linkage(overlaps(seed))
     assert [{frozenset(join.first), frozenset(join.second)} for join in found] == [groups for groups, _ in expected]
     assert [join.overlap for join in found] == pytest.approx([overlap for _, overlap in expected], abs=1e-12)
-
-
-@pytest.mark.check
-def test_one_mask_has_no_joins_and_equal_masks_join_at_1() -> None:
     assert mask_joins(NAMES[:1], ()) == ()
     assert mask_joins(NAMES[:2], ((NAMES[0], NAMES[1], 1.0),)) == (MaskJoin(("mix-1",), ("mix-2",), 1.0),)
 

@@ -12,8 +12,8 @@ from registry.runtime.gates import as_returned, choice, force_expert, gates, in_
 from registry.training import TrainSettings
 from registry.training.trainer import Trainer
 from registry.training.training_windows import Windows
-from tests.conftest import Shared, Zoo
-from tests.registry.hosts.test_hosts import CASES, IDS, load, shared_variant, with_mlp_of
+from tests.conftest import Shared
+from tests.registry.hosts.test_hosts import CASES, IDS, load, run, shared_variant, with_mlp_of
 
 # Host → a case of it; all remote code has one router.
 EXACT = {name: case for name, case in CASES.items() if case.tolerance == (0.0, 0.0)}
@@ -33,24 +33,36 @@ def test_forced_expert_computes_what_it_does_by_itself(host: str, tmp_path: Path
         moe, trunk = load(tmp_path / "moe"), load(variant.dense["base"], **case.dense)
         assert [gate.layer for gate in gates(moe)] == list(range(moe.config.num_hidden_layers))
         assert all(gate.experts == gate.top_k == 2 for gate in gates(moe))
-        with torch.no_grad():
-            routed = moe(input_ids=IDS).logits
-            for index, name in enumerate(("code", "math")):
-                dense = with_mlp_of(trunk, load(variant.dense[name], **case.dense))
-                with force_expert(moe, index), record_routing(moe) as seen:
-                    assert torch.equal(moe(input_ids=IDS).logits, dense(input_ids=IDS).logits)
-                for routing in seen:
-                    taken = routing.chosen[0].gather(1, routing.weights[0].argmax(dim=1, keepdim=True))
-                    assert bool((taken == index).all())
-                    assert torch.equal(routing.weights[0].amax(dim=1), torch.ones(IDS.numel()))
-            with record_routing(moe) as seen:
-                assert torch.equal(moe(input_ids=IDS).logits, routed)  # both contexts left nothing behind
-            for gate, routing in zip(gates(moe), seen, strict=True):
-                weights, chosen = choice(gate, routing.logits[0])
-                assert torch.equal(routing.chosen[0], chosen)
-                assert torch.allclose(routing.weights[0], weights, atol=1e-6)
-                assert routing.logits[0].shape == (IDS.numel(), 2)
-        check_training(moe)
+        routed = run(moe)
+        for index, name in enumerate(("code", "math")):
+            dense = with_mlp_of(trunk, load(variant.dense[name], **case.dense))
+            with force_expert(moe, index), record_routing(moe) as seen:
+                assert torch.equal(run(moe), run(dense))
+            for routing in seen:
+                taken = routing.chosen[0].gather(1, routing.weights[0].argmax(dim=1, keepdim=True))
+                assert bool((taken == index).all())
+                assert torch.equal(routing.weights[0].amax(dim=1), torch.ones(IDS.numel()))
+        with record_routing(moe) as seen:
+            assert torch.equal(run(moe), routed)  # both contexts left nothing behind
+        for gate, routing in zip(gates(moe), seen, strict=True):
+            check_choice(gate, routing)
+            holder: Any = gate.block if gate.is_linear else gate.module
+            holder.top_k = 1
+        check_training(moe, 2)
+        with pytest.raises(InvalidInputError, match="no router"):
+            gates(trunk)
+        for expert in (-1, 2):
+            with pytest.raises(InvalidInputError, match="it has 2"), force_expert(moe, expert):
+                raise AssertionError("entered")
+
+
+def check_choice(gate: Any, routing: Any) -> torch.Tensor:
+    """Check that recorded choices follow from recorded logits, and return their weights."""
+    weights, chosen = choice(gate, routing.logits[0])
+    assert routing.logits[0].shape == (IDS.numel(), gate.experts)
+    assert torch.equal(routing.chosen[0], chosen)
+    assert torch.allclose(routing.weights[0], weights, atol=1e-6)
+    return weights
 
 
 def test_routers_may_return_their_three_in_either_order() -> None:
@@ -61,35 +73,17 @@ def test_routers_may_return_their_three_in_either_order() -> None:
         assert all(ours is theirs for ours, theirs in zip(as_returned(parts, output), output, strict=True))
 
 
-def check_training(moe: Any) -> None:
-    """Check that routers get a gradient at top-1, in whose forward pass nothing is different, and nothing else does."""
-    for gate in gates(moe):
-        holder: Any = gate.block if gate.is_linear else gate.module
-        holder.top_k = 1
+def check_training(moe: Any, candidates: int) -> None:
+    """Check that routers get a gradient, and nothing else does; nothing is different in the forward pass."""
     windows = Windows(Calibration(IDS.int(), torch.full((2,), 48, dtype=torch.int32), ""), ALL, ALL, 0)
-    trainer = Trainer(moe, windows, TrainSettings(batch_size=2), candidates=2)
-    with torch.no_grad():
-        before = moe(input_ids=IDS).logits
+    trainer = Trainer(moe, windows, TrainSettings(batch_size=2), candidates=candidates)
+    moe.zero_grad()
+    before = run(moe)
     with trainer._trained():
         logits = moe(input_ids=IDS).logits
         assert torch.allclose(logits, before, atol=1e-4)  # an expert of weight 0 adds exact zeros, in another order
         logits.logsumexp(-1).sum().backward()
-    assert [name for name, weight in moe.named_parameters() if weight.grad is not None] == [
-        f"{gate.name}.weight" for gate in gates(moe)
-    ]
-    assert all(bool(gate.weight.grad.abs().sum() > 0) for gate in gates(moe) if gate.weight.grad is not None)
-    with torch.no_grad():
-        assert torch.equal(moe(input_ids=IDS).logits, before)
-
-
-@pytest.mark.check
-def test_what_there_is_not_is_refused(zoo: Zoo, tmp_path: Path, shared: Shared) -> None:
-    dense = load(zoo.base)
-    with pytest.raises(InvalidInputError, match="no router"):
-        gates(dense)
-    with shared_variant("llama", tmp_path, shared) as variant:
-        variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe())
-    moe = load(tmp_path / "moe")
-    for expert in (-1, 2):
-        with pytest.raises(InvalidInputError, match="it has 2"), force_expert(moe, expert):
-            raise AssertionError("entered")
+    gradients = {name: weight.grad for name, weight in moe.named_parameters() if weight.grad is not None}
+    assert list(gradients) == [f"{gate.name}.weight" for gate in gates(moe)]
+    assert all(bool(gradient.abs().sum() > 0) for gradient in gradients.values())
+    assert torch.equal(run(moe), before)

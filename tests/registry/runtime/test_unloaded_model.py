@@ -22,7 +22,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.check(after=6)
 @pytest.mark.trust(after=12)
 @pytest.mark.parametrize(("family", "changes"), CASES)
-def test_a_model_without_weights_is_the_loaded_one(
+def test_without_weights_it_is_the_loaded_one(
     tmp_path: Path, tokenizer: Any, family: str, changes: dict[str, Any]
 ) -> None:
     folder = save_checkpoint(make_model(family, 100, **changes), tmp_path / "model", tokenizer, dtype=torch.bfloat16)

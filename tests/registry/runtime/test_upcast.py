@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.families import FAMILIES
 from registry.io.dtypes import AUTO
@@ -20,51 +19,33 @@ from registry.runtime.upcast import load_for_pass, upcast
 from registry.statistics.forward_pass import ModelRun, take_statistics
 from registry.statistics.settings import PassSettings
 from tests.models import make_model, save_checkpoint
+from tests.registry.statistics.windows import windows
+from tests.remarks import Remarks
 
-WINDOWS = Calibration(
-    torch.randint(1, 320, (4, 16), generator=torch.Generator().manual_seed(0), dtype=torch.int32),
-    torch.full((4,), 16, dtype=torch.int32),
-    "random",
-)
+WINDOWS = windows(4)
 
 
 @pytest.mark.check(after=2)
 @pytest.mark.trust(after=6)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_statistics_and_logits_equal_those_of_the_model_in_float32(
-    family: str, dtype: str, tmp_path: Path, tokenizer: Any
-) -> None:
-    folder = save_checkpoint(
-        make_model(family, 101, head_dim=8), tmp_path / "model", tokenizer, dtype=getattr(torch, dtype)
-    )
+def test_statistics_and_logits_equal_those_in_float32(family: str, name: str, tmp_path: Path, tokenizer: Any) -> None:
+    dtype, ids = getattr(torch, name), WINDOWS.ids.long()
+    folder = save_checkpoint(make_model(family, 101, head_dim=8), tmp_path / "model", tokenizer, dtype=dtype)
     narrow, wide = load_for_pass(folder, "float32", "cpu"), load_model(folder, "float32", "cpu")
-    assert {weight.dtype for weight in narrow.parameters()} == {getattr(torch, dtype)}
+    assert {weight.dtype for weight in narrow.parameters()} == {dtype}
     with torch.no_grad():
-        ids = WINDOWS.ids.long()
         assert torch.equal(narrow(input_ids=ids).logits, wide(input_ids=ids).logits)
-    checkpoint, settings = (
-        Checkpoint(folder, remote_code=True),
-        PassSettings(batch_size=2, dtype="float32", device="cpu"),
-    )
-    taken = [
+    checkpoint = Checkpoint(folder, remote_code=True)
+    settings = PassSettings(batch_size=2, dtype="float32", device="cpu")
+    one, other = (
         take_statistics(checkpoint, "", ModelRun(model), WINDOWS, settings, progress=silent) for model in (narrow, wide)
-    ]
-    assert taken[0] == taken[1]
-    assert {weight.dtype for weight in narrow.parameters()} == {getattr(torch, dtype)}
+    )
+    assert one == other
+    assert {weight.dtype for weight in narrow.parameters()} == {dtype}
 
 
-def test_sampled_text_is_that_of_the_model_in_float32(tmp_path: Path, tokenizer: Any) -> None:
-    folder = save_checkpoint(make_model("llama", 101), tmp_path / "model", tokenizer, dtype=torch.bfloat16)
-    prompt = torch.zeros((2, 1), dtype=torch.long)
-    texts = [
-        model.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)
-        for model in (load_for_pass(folder, "float32", "cpu"), load_model(folder, "float32", "cpu"))
-    ]
-    assert torch.equal(*texts)
-
-
-def test_a_model_is_cast_whole_only_where_memory_allows(
+def test_a_model_is_cast_whole_where_memory_or_dtypes_ask_for_it(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_checkpoint(make_model("llama", 101), tmp_path / "model", tokenizer, dtype=torch.bfloat16)
@@ -76,18 +57,13 @@ def test_a_model_is_cast_whole_only_where_memory_allows(
     assert dtype(prefer_whole=True) == torch.float32
     monkeypatch.setattr(module, "free_memory", lambda device: 100_000)
     assert dtype(prefer_whole=True) == torch.bfloat16
-
-
-def test_weights_of_several_dtypes_are_cast_whole(tmp_path: Path, tokenizer: Any) -> None:
     model = make_model("llama", 101).bfloat16()
     model.model.norm.float()
-    folder = tmp_path / "model"
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    assert load_for_pass(folder, "float32", "cpu").dtype == torch.float32
+    assert dtype() == torch.float32
 
 
-def test_an_exception_leaves_the_weights_as_they_are(tmp_path: Path, tokenizer: Any) -> None:
+def test_an_exception_leaves_the_weights_as_they_are() -> None:
     model = upcast(make_model("llama", 101).bfloat16())
 
     def stop(*_: Any) -> None:
@@ -108,15 +84,10 @@ def test_auto_is_the_dtype_of_the_weights_where_it_is_fast(monkeypatch: pytest.M
     assert dtypes.compute_dtype(AUTO, "bfloat16", "cpu") == "float32"
     assert dtypes.compute_dtype(AUTO, "float32", "cpu") == "float32"
     assert dtypes.compute_dtype("float16", "float32", "cpu") == "float16"
-    remarks: list[str] = []
-
-    def progress(label: str, total: int, unit: str) -> Any:
-        remarks.append(label)
-        return silent(label, total, unit)
-
+    remarks = Remarks()
     for wanted, device in ((AUTO, "cuda"), ("float32", "cpu"), (AUTO, "cpu")):
-        dtypes.report_dtype(wanted, "bfloat16", device, progress)
-    assert remarks == ["computing in float32: this CPU is slow in bfloat16, the dtype of the weights"]
+        dtypes.report_dtype(wanted, "bfloat16", device, remarks)
+    assert remarks.sentences == ["computing in float32: this CPU is slow in bfloat16, the dtype of the weights"]
 
 
 @pytest.mark.parametrize("bound", ["AVX2", "AVX512_CORE", "AVX512_CORE_VNNI"])

@@ -1,11 +1,13 @@
 """Proves: a SIMoE's folder is the sum over its members, by the prompt of each sequence alone; subsets and opting out.
 
+An expert that was opted out stops what was made with it, as any other expert, and the receipt lists where it is still.
 References are dense models whose weights are summed in plain loops: θ_pre + Σ_m α_m (z_m ∘ δ), Chen et al. 2025.
 Tolerances are for float32 sums in another order: W x + g ∘ (D x) against (W + diag(g) D) x, through all layers.
 """
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from registry.checkpoint.simoe_files import DELTA, MASK
 from registry.composition.any_plan import AnyPlan
 from registry.composition.interpolated.simoe_plan import SimoePlan
 from registry.composition.trace import route
-from registry.errors import IncompatibleError, InvalidInputError
+from registry.errors import ConflictError, IncompatibleError, InvalidInputError
 from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
 from registry.maths.interpolation.masks import unpack_bits
@@ -30,7 +32,9 @@ from tests.pages import served
 from tests.registry.simoe.conftest import NAMES, settings_with, text_of
 from tests.registry.simoe.test_train_simoe import member_of, tensor_of
 from tests.transformers4 import Transformers4
+from tests.writable_hub import WritableHub, writable_hub
 
+TWO = NAMES[:2]
 CLOSE: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-4}
 PROMPT = 8
 IDS = torch.randint(0, 300, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -49,13 +53,6 @@ def folder(_simoe_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Any:
     return load_model(folder, "float32", "cpu")
-
-
-@pytest.mark.check
-def test_recipes_that_need_statistics_name_what_the_experts_were_trained_for(simoe: Registry) -> None:
-    with pytest.raises(IncompatibleError, match="it is an expert of a SIMoE") as caught:
-        simoe.plan(NAMES)
-    assert "--to simoe" in str(caught.value.hint)
 
 
 def logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
@@ -252,22 +249,6 @@ def test_transformers_4_loads_it(folder: Path, model: Any, transformers4: Transf
     assert torch.equal(generated, model.generate(IDS[:, :5], **greedy))
 
 
-def test_opting_out_takes_a_mask_and_a_row_and_leaves_the_shared_weights(simoe: Registry, tmp_path: Path) -> None:
-    rest = ["mix-1", "mix-3"]
-    simoe.compose(rest, tmp_path / "before", SimoeRecipe())
-    simoe.compose(NAMES, tmp_path / "all", SimoeRecipe())
-    gone = member_of(simoe, "mix-2")
-    result = simoe.opt_out("mix-2", purge=True)
-    assert result.trained_together == ("mix-1@1", "mix-3@1")
-    with pytest.raises(Exception, match="opted out"):
-        simoe.plan(NAMES, SimoeRecipe())
-    simoe.compose(rest, tmp_path / "after", SimoeRecipe())
-    assert files_of(tmp_path / "before") == files_of(tmp_path / "after")
-    stays = {link.name for link in gone.arrays if link.role == "simoe" and simoe.arrays.has(link.digest)}
-    assert stays == {link.name for link in gone.arrays if link.name.startswith(DELTA)}
-    assert simoe.verify().problems == ()
-
-
 @pytest.mark.check
 def test_members_that_do_not_go_together_are_refused(simoe: Registry, zoo: Zoo, tmp_path: Path) -> None:
     simoe.add_expert("law", zoo.experts["law"])
@@ -310,8 +291,9 @@ def test_experts_go_into_other_compositions(simoe: Registry, tmp_path: Path) -> 
         role = experts[0].weight(name).role
         expected = sum(tensor_of(expert, role, name).double() for expert in experts) / 3
         torch.testing.assert_close(found.get_parameter(name).double(), expected, atol=1e-6, rtol=1e-6)
-    with pytest.raises(IncompatibleError, match="mix-1@1 has no statistics"):
+    with pytest.raises(IncompatibleError, match=r"mix-1@1 has no statistics.*it is an expert of a SIMoE") as caught:
         simoe.plan(NAMES)
+    assert "--to simoe" in str(caught.value.hint)
 
 
 @pytest.mark.check
@@ -329,3 +311,71 @@ def test_other_families_run_as_they_were_trained(family: str, zoo: Zoo, tokenize
     expected = logits(load_model(tmp_path / "dense", "float32", "cpu"), IDS)
     assert float((expected - logits(load_model(base, "float32", "cpu"), IDS)).abs().max()) > 1e-2
     torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
+    yield from writable_hub(monkeypatch, tmp_path / "huggingface")
+
+
+@pytest.mark.check
+@pytest.mark.trust(after=1)
+@pytest.mark.parametrize("purge", [True, False])
+def test_expert_that_was_opted_out_is_refused_wherever_it_is_asked_for(
+    simoe: Registry, hub: WritableHub, tmp_path: Path, purge: bool
+) -> None:
+    folders = {"one": NAMES[2:], "two": TWO, "all": NAMES}
+    made = {name: simoe.compose(members, tmp_path / name, SimoeRecipe()) for name, members in folders.items()}
+    simoe.push(tmp_path / "two", "org/two")
+    sent, composed = hub.files("org/two"), files_of(tmp_path / "two")
+    assert {name for name in sent.keys() | composed.keys() if sent[name] != composed[name]} == {"README.md"}
+    assert "license: mit" in sent["README.md"].decode()
+    before, gone = files_of(tmp_path / "one"), member_of(simoe, "mix-1")
+    result = simoe.opt_out("mix-1", purge=purge, receipt=tmp_path / "receipt.json")
+    assert result.trained_together == ("mix-2@1", "mix-3@1")
+    if purge:  # a mask and a row; the weights that the experts share stay
+        stays = {link.name for link in gone.arrays if link.role == "simoe" and simoe.arrays.has(link.digest)}
+        assert stays == {link.name for link in gone.arrays if link.name.startswith(DELTA)}
+
+    receipt = json.loads((tmp_path / "receipt.json").read_bytes())
+    assert receipt["not_erased"]["trained_together"] == ["mix-2@1", "mix-3@1"]
+    assert [push["repo"] for push in receipt["not_erased"]["pushed"]] == ["org/two"]
+    alone = simoe.plan(["mix-2"], SimoeRecipe()).digest
+    remaining = simoe.plan(NAMES[1:], SimoeRecipe()).digest
+    assert {one["digest"]: one["recomposed"]["digest"] for one in receipt["compositions"]} == {
+        made["two"].digest: alone,
+        made["all"].digest: remaining,
+    }
+    assert not simoe.verify_receipt(tmp_path / "receipt.json", [tmp_path / "one"]).problems
+    assert simoe.verify_receipt(tmp_path / "receipt.json", [tmp_path / "two"]).problems
+
+    for name in ("two", "all"):
+        with pytest.raises(ConflictError, match="was opted out"):
+            simoe.compose(folders[name], tmp_path / "late", SimoeRecipe())
+        with pytest.raises(ConflictError, match="was opted out"):
+            simoe.reproduce(tmp_path / name)
+        with pytest.raises(ConflictError, match="was opted out") as caught:
+            simoe.push(tmp_path / name, "org/late")
+        assert caught.value.hint
+    assert not (tmp_path / "late").exists()
+    assert "org/late" not in hub.repositories
+
+    assert simoe.verify().problems == ()
+    assert simoe.reproduce(tmp_path / "one").is_same
+    simoe.compose(NAMES[2:], tmp_path / "again", SimoeRecipe())
+    assert files_of(tmp_path / "again") == before
+
+
+def test_base_model_that_was_opted_out_stops_all_of_them(simoe: Registry, hub: WritableHub, tmp_path: Path) -> None:
+    simoe.compose(TWO, tmp_path / "two", SimoeRecipe())
+    simoe.opt_out("base", purge=True, receipt=tmp_path / "receipt.json")
+    with pytest.raises(ConflictError, match="opted out"):
+        simoe.reproduce(tmp_path / "two")
+    with pytest.raises(ConflictError, match="opted out"):
+        simoe.push(tmp_path / "two", "org/two")
+    with pytest.raises(IncompatibleError, match="none is registered here"):
+        simoe.plan(TWO, SimoeRecipe())
+    (composition,) = json.loads((tmp_path / "receipt.json").read_bytes())["compositions"]
+    assert composition["recomposed"] is None
+    assert not simoe.verify_receipt(tmp_path / "receipt.json").problems
+    assert simoe.verify().problems == ()

@@ -6,9 +6,6 @@ wrong input is refused before anything is written.
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +25,7 @@ from registry.io.torch_blocks import to_tensor
 from registry.maths.interpolation.hard_concrete import sampled_gates
 from registry.maths.interpolation.masks import overlap, unpack_bits
 from registry.member import Member, load_member
-from registry.progress import Advance, silent
+from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.simoe.simoe_model import Simoe
 from registry.simoe.simoe_text import SimoeWindows, read_simoe_windows
@@ -36,6 +33,7 @@ from registry.simoe.simoe_trainer import SimoeTrainer
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, write_jsonl
 from tests.registry.simoe.conftest import NAMES, SETTINGS, settings_with, text_of
+from tests.registry.training.heard import Heard
 
 
 def member_of(registry: Registry, ref: str) -> Member:
@@ -87,9 +85,8 @@ def test_experts_are_the_base_model_with_the_rows_that_their_masks_open(simoe: R
             delta = tensor_of(expert, "simoe", f"{DELTA}{name}")
             weight, role = tensor_of(base, base.weight(name).role, name), expert.weight(name).role
             changed = tensor_of(expert, role, name)
-            for row in range(len(weight)):
-                expected = weight[row] + delta[row] if mask[layer][row] else weight[row]
-                assert torch.equal(changed[row], expected), (name, row)
+            expected = torch.where(mask[layer][:, None].bool(), weight + delta, weight)
+            assert torch.equal(changed, expected), name
         unchanged = {link.name: link.digest for link in base.arrays if link.role in ("trunk", "mlp")}
         for name in unchanged.keys() - set(layers):  # embeddings, norms and head
             assert expert.weight(name).digest == unchanged[name]
@@ -226,92 +223,33 @@ def test_penalty_lowers_the_overlap_of_masks(zoo: Zoo, tmp_path: Path) -> None:
 
 
 @pytest.mark.check
-def test_same_seed_gives_the_same_bytes_and_another_begins_elsewhere(zoo: Zoo, tmp_path: Path) -> None:
-    found = []
-    for home in ("a", "b"):
-        with Registry(tmp_path / home) as registry:
-            registry.add_base("base", zoo.base)
-            registry.train_simoe("mix", "base", text_of(zoo), settings_with(tokens=2 * 2 * 32))
-            found.append(digests_of(registry))
-    assert found[0] == found[1]
+def test_an_interrupted_training_goes_on_to_the_same_bytes(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what no other training has: the multiplier and the curves of sparsity and overlap."""
+    settings = settings_with(accumulate=2, batch_size=1)
+
+    def train(home: str, heard: Heard) -> tuple[Any, Any, list[str]]:
+        with Registry(tmp_path / home, progress=heard) as registry:
+            if not registry.versions():
+                registry.add_base("base", zoo.base)
+            done = registry.train_simoe("mix", "base", text_of(zoo), settings)
+            return done.losses, done.document, digests_of(registry)
+
+    whole = train("whole", Heard())
+    assert len(whole[0].steps) == 6
+    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        train("home", Heard(until=4))
+    heard = Heard()
+    assert train("home", heard) == whole
+    assert "goes on: " in heard.text
+
+
+def test_another_seed_begins_elsewhere(zoo: Zoo) -> None:
     one, other = begun(zoo.base), begun(zoo.base, seed=1)
     assert not torch.equal(one.log_alpha, other.log_alpha)
     assert not torch.equal(windows_of(zoo, one).training, windows_of(zoo, other).training)
-
-
-@pytest.mark.check
-@pytest.mark.trust(after=1)
-@pytest.mark.parametrize(("at", "changes"), [(4, {}), (6, {"experts": 1, "accumulate": 2, "tokens": 6 * 4 * 32})])
-def test_an_interrupted_training_goes_on_to_the_same_bytes(
-    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, changes: dict[str, Any]
-) -> None:
-    settings = settings_with(**changes)
-    with Registry(tmp_path / "whole") as registry:
-        registry.add_base("base", zoo.base)
-        whole = registry.train_simoe("mix", "base", text_of(zoo), settings)
-        expected = digests_of(registry)
-    assert len(whole.losses.steps) == 6
-    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
-    told: list[str] = []
-    with Registry(tmp_path / "home") as registry:
-        registry.add_base("base", zoo.base)
-        registry.progress = interrupting(at, told)
-        with pytest.raises(KeyboardInterrupt):
-            registry.train_simoe("mix", "base", text_of(zoo), settings)
-        assert digests_of(registry) == []
-        registry.progress = interrupting(None, told)
-        again = registry.train_simoe("mix", "base", text_of(zoo), settings)
-        assert again.losses == whole.losses
-        assert again.document == whole.document
-        assert any("goes on: " in line for line in told)
-        assert digests_of(registry) == expected
-        assert not list(registry.home.partial.iterdir())
-
-
-def interrupting(at: int | None, told: list[str]) -> Callable[..., Any]:
-    """Return a progress that interrupts when step `at` is done."""
-
-    @contextmanager
-    def progress(label: str, total: int, unit: str) -> Iterator[Advance]:
-        told.append(label)
-        steps = 0
-
-        def advance(amount: int) -> None:
-            nonlocal steps
-            steps += amount
-            if unit == "step" and amount and steps == at:
-                raise KeyboardInterrupt
-
-        yield advance
-
-    return progress
-
-
-@pytest.mark.check
-def test_a_registration_that_was_interrupted_is_completed(
-    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    together = import_module("registry.training.trained_together")
-    register, calls = together.register_expert, 0
-
-    def once(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise KeyboardInterrupt
-        return register(*arguments)
-
-    with Registry(tmp_path / "home") as registry:
-        registry.add_base("base", zoo.base)
-        with monkeypatch.context() as patch:
-            patch.setattr(together, "register_expert", once)
-            with pytest.raises(KeyboardInterrupt):
-                registry.train_simoe("mix", "base", text_of(zoo), settings_with())
-        assert [version.ref for version in registry.versions(kind="expert")] == ["mix-1@1"]
-        (first,) = digests_of(registry)
-        registry.train_simoe("mix", "base", text_of(zoo), settings_with())
-        assert [version.ref for version in registry.versions(kind="expert")] == ["mix-1@1", "mix-2@1"]
-        assert digests_of(registry)[0] == first
 
 
 @pytest.mark.check(after=1)
@@ -371,7 +309,6 @@ def test_files_of_another_form_are_refused(simoe: Registry, tmp_path: Path) -> N
 SETTINGS_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no expert": ({"experts": 0}, "experts is 0, the least is 1", "--experts 1"),
     "sparsity 1": ({"sparsity": 1.0}, "sparsity is 1.0, it must be from 0 to below 1", "--sparsity 0.75"),
-    "sparsity below 0": ({"sparsity": -0.1}, "sparsity is -0.1", "--sparsity"),
     "sparsity NaN": ({"sparsity": math.nan}, "sparsity is nan", "--sparsity"),
     "overlap of one": ({"experts": 1, "overlap": 0.1}, "one mask has no other", "--experts 2"),
     "overlap below 0": ({"overlap": -1.0}, "overlap is -1.0", "--overlap"),
@@ -390,10 +327,7 @@ def test_settings_that_cannot_be_are_refused(case: str) -> None:
         settings_with(**changes)
     assert message in caught.value.message
     assert hint in str(caught.value.hint)
-
-
-def test_one_expert_has_no_overlap_by_default() -> None:
-    assert (settings_with(experts=1).beta, settings_with(experts=2).beta) == (0.0, 0.1)
+    assert (settings_with(experts=1).beta, settings_with(experts=2).beta) == (0.0, 0.1)  # one has no overlap
 
 
 @pytest.mark.check

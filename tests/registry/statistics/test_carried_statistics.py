@@ -1,4 +1,7 @@
-"""Proves: a file of statistics comes back equal, is written whole or not at all, and only fits its checkpoint."""
+"""Proves: a file of statistics comes back equal, is written whole or not at all, and only fits its checkpoint.
+
+Its mode is that which the umask asks for. The cache gives back what was put there, bit for bit, or nothing.
+"""
 
 import json
 import os
@@ -9,34 +12,30 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from registry import Registry
-from registry.checkpoint import Checkpoint, hash_checkpoint
-from registry.errors import CheckpointError, StorageError
-from registry.progress import silent
+from registry.errors import CheckpointError, DamagedError, StorageError
+from registry.families.sites import MLP_INPUT
 from registry.statistics import file as statistics_file
-from registry.statistics.collect import carried_statistics, collect_to
+from registry.statistics.cache import Cached, StatisticsCache
+from registry.statistics.collect import collect_to
 from tests.conftest import SETTINGS, Zoo
 
 
 def test_statistics_file_comes_back_equal(bare: Path, zoo: Zoo, tmp_path: Path) -> None:
     path, collected = collect_to(bare, tmp_path, data=[zoo.train["code"]], settings=SETTINGS, keep_calibration=True)
     back = statistics_file.load(path)
-    assert back.sites == collected.sites
-    assert (back.weights, back.calibration_digest, back.calibration_label) == (
-        collected.weights,
-        collected.calibration_digest,
-        "code.train.jsonl",
-    )
+    for name in ("sites", "weights", "calibration_digest", "calibration_label"):
+        assert getattr(back, name) == getattr(collected, name)
+    assert back.calibration_label == "code.train.jsonl"
     assert back.calibration is not None
     assert back.calibration.digest == collected.calibration_digest
 
 
-def rewritten(path: Path, edit: Callable[[dict[str, Any], dict[str, torch.Tensor]], object]) -> None:
+def rewritten(path: Path, edit: "Edit") -> None:
     """Change a statistics file's document and tensors."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         document = json.loads(file.metadata()["expert-registry"])
@@ -44,31 +43,21 @@ def rewritten(path: Path, edit: Callable[[dict[str, Any], dict[str, torch.Tensor
     save_file(tensors, path, metadata={"expert-registry": json.dumps(document)})
 
 
-FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], object], str]] = {
+KEY = "ab" * 32
+Edit = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
+"""Changes the document of a statistics file, and its tensors."""
+
+FORGED: dict[str, tuple[Edit, str]] = {
     "no format": (lambda d, t: d.pop("format"), "was not written by reg collect"),
-    "other weights": (
-        lambda d, t: d.update(weights="0" * 64),
-        "has statistics of weights 000000000000, the checkpoint has",
-    ),
-    "no site": (lambda d, t: d.update(saturated={}), "has 0 layers of mlp_input, the checkpoint has 2"),
+    "other weights": (lambda d, t: d.update(weights="0" * 64), "has statistics of weights 000000000000, the"),
     "other sites alone": (lambda d, t: d["saturated"].pop("mlp_input"), "has 0 layers of mlp_input"),
     "strange site": (
         lambda d, t: (d["saturated"].update(x=[]), t.update({"x.exponents": torch.zeros(1, 1, dtype=torch.int16)})),
         "has statistics of an unknown site: x",
     ),
-    "other layers of another site": (
-        lambda d, t: d["saturated"].update(attention_output=[0]),
-        "has 1 layers of attention_output, the checkpoint has 2",
-    ),
+    "a layer less": (lambda d, t: d["saturated"].update(attention_output=[0]), "has 1 layers of attention_output"),
     "other token counts": (lambda d, t: t["token_counts"][5].add_(1), "its token counts are not those of 320 tokens"),
-    "fold larger than the whole": (
-        lambda d, t: t["mlp_input.fold.0.0"].copy_(2 * t["mlp_input.gram.0"]),
-        "mlp_input, layer 0, holds no sum over",
-    ),
-    "a layer less": (
-        lambda d, t: d["saturated"].update(mlp_input=[0]),
-        "has 1 layers of mlp_input, the checkpoint has 2",
-    ),
+    "large fold": (lambda d, t: t["mlp_input.fold.0.0"].copy_(2 * t["mlp_input.gram.0"]), "layer 0, holds no sum over"),
     "other scales": (lambda d, t: t["mlp_input.exponents"].add_(1), "the scales of mlp_input, layer 0, are not those"),
     "negative": (lambda d, t: t["mlp_input.gram.1"][0].fill_(-1), "mlp_input, layer 1, holds no sum over"),
     "other count": (lambda d, t: t["mlp_input.gram.1"][-1].add_(1), "mlp_input, layer 1, holds no sum over"),
@@ -77,17 +66,13 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obje
     "strange document": (lambda d, t: d.update(saturated=7), "saturated is 7, it must be an object of lists of counts"),
     "foreign token": (
         lambda d, t: t.update(
-            {
-                "calibration.ids": torch.full((1, 2), 10_000, dtype=torch.int32),
-                "calibration.lengths": torch.ones(1, dtype=torch.int32),
-            }
+            {"calibration.ids": torch.full((1, 2), 10_000).int(), "calibration.lengths": torch.ones(1).int()}
         ),
         "calibration tokens that the model does not know",
     ),
 }
 
 
-@pytest.mark.check(after=15)
 @pytest.mark.parametrize("case", sorted(FORGED))
 def test_statistics_that_do_not_belong_are_refused(zoo: Zoo, bare: Path, registry: Registry, case: str) -> None:
     edit, message = FORGED[case]
@@ -99,53 +84,69 @@ def test_statistics_that_do_not_belong_are_refused(zoo: Zoo, bare: Path, registr
     assert registry.versions() == []
 
 
-def test_statistics_of_another_checkpoint_are_refused(zoo: Zoo, bare: Path, registry: Registry) -> None:
-    path = bare / "statistics.safetensors"
-    path.write_bytes((zoo.experts["law"] / path.name).read_bytes())
-    with pytest.raises(CheckpointError, match="has statistics of weights"):
-        registry.add_expert("code", bare)
+@pytest.fixture
+def collected(zoo: Zoo) -> statistics_file.Collected:
+    return statistics_file.load(zoo.experts["code"] / "statistics.safetensors")
 
 
-def test_collected_file_has_the_mode_that_the_umask_asks_for(zoo: Zoo, tmp_path: Path) -> None:
-    collected = statistics_file.load(zoo.experts["code"] / statistics_file.FILE_NAME)
-    before = os.umask(0o027)
-    try:
-        statistics_file.save(tmp_path / "statistics.safetensors", collected)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "statistics.safetensors").stat().st_mode) == 0o640
-
-
-def test_checked_statistics_pass(zoo: Zoo) -> None:
-    hashed = hash_checkpoint(Checkpoint(zoo.experts["code"]), silent)
-    collected = carried_statistics(hashed)
-    assert collected is not None
-    assert collected.sites == statistics_file.load(zoo.experts["code"] / "statistics.safetensors").sites
-
-
-def test_write_of_a_statistics_file_takes_no_name_that_nothing_finds_again(
-    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_write_of_a_file_is_whole_or_not_at_all(
+    collected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collected = statistics_file.load(zoo.experts["code"] / "statistics.safetensors")
-    seen: list[list[str]] = []
-
-    def flush(path: Path) -> None:
-        seen.append([entry.name for entry in tmp_path.iterdir()])
-
-    monkeypatch.setattr("registry.io.atomic.flush", flush)
-    statistics_file.save(tmp_path / "s.safetensors", collected)
-    assert seen == [["s.safetensors.partial"], ["s.safetensors"]]  # on disk before it has its name
-
-
-def test_write_of_a_statistics_file_is_whole_or_not_at_all(
-    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collected = statistics_file.load(zoo.experts["code"] / "statistics.safetensors")
+    path, seen = tmp_path / "s.safetensors", list[list[str]]()
 
     def fail(*_: Any) -> None:
         raise OSError("no")
 
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(StorageError, match=r"s\.safetensors cannot be written: no"):
-        statistics_file.save(tmp_path / "s.safetensors", collected)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        with pytest.raises(StorageError, match=r"s\.safetensors cannot be written: no"):
+            statistics_file.save(path, collected)
     assert list(tmp_path.iterdir()) == []
+    before = os.umask(0o027)
+    monkeypatch.setattr("registry.io.atomic.flush", lambda _: seen.append([one.name for one in tmp_path.iterdir()]))
+    try:
+        statistics_file.save(path, collected)
+    finally:
+        os.umask(before)
+    # On disk before it has its name, and never under one that nothing finds again.
+    assert seen == [["s.safetensors.partial"], ["s.safetensors"]]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_the_cache_gives_back_what_was_put(tmp_path: Path, collected: statistics_file.Collected) -> None:
+    cache = StatisticsCache(tmp_path / "cache")
+    assert cache.get(KEY) is None
+    cache.put(KEY, collected)
+    found = cache.get(KEY)
+    assert found is not None
+    for layer, expected in enumerate(collected.sites[MLP_INPUT]):
+        assert found.statistics(MLP_INPUT, layer) == expected
+        assert found.folds(MLP_INPUT, layer) == collected.all_folds(MLP_INPUT, layer)
+        assert len(found.folds(MLP_INPUT, layer)) == 2
+    assert cache.get("cd" * 32) is None
+    assert [path.name.split(".")[0] for path in cache.folder.iterdir()] == [KEY]
+
+
+@pytest.mark.parametrize("place", [0, 100, -1])
+def test_any_damage_to_the_cache_is_found_out(tmp_path: Path, collected: statistics_file.Collected, place: int) -> None:
+    cache = StatisticsCache(tmp_path)
+    path = cache.put(KEY, collected).path
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[place] ^= 4
+    path.write_bytes(damaged)
+    assert cache.get(KEY) is None
+    assert not path.exists()
+    path.write_bytes(whole[:-9])
+    assert cache.get(KEY) is None
+    assert cache.put(KEY, collected).path.read_bytes() == whole
+
+
+def test_file_that_goes_meanwhile_can_still_be_read(tmp_path: Path, collected: statistics_file.Collected) -> None:
+    """Another process opts a version out, which empties the cache, while a composition reads."""
+    cached = StatisticsCache(tmp_path).put(KEY, collected)
+    cached.path.unlink()
+    assert cached.statistics(MLP_INPUT, 0) == collected.sites[MLP_INPUT][0]
+    with pytest.raises(DamagedError, match="is gone") as caught:
+        Cached.open(cached.path)
+    assert "repeat the command" in str(caught.value.hint)

@@ -1,6 +1,7 @@
 """Proves: the pass counts what it should, never saturates, may be split anyhow, and goes on where it stopped."""
 
 import errno
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -9,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from registry import PassSettings, Registry
 from registry.calibration import Calibration, Corpus
@@ -28,55 +27,49 @@ from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect, collect_to, text_calibration
 from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
 from registry.statistics.scales import scales
-from registry.statistics.site_sums import dense_hook_points
+from registry.statistics.site_sums import HookPoint, dense_hook_points
 from tests.conftest import SETTINGS, Zoo
-from tests.models import make_model, save_checkpoint, sentences, write_jsonl
+from tests.models import make_model, save_checkpoint
+from tests.registry.statistics.windows import windows
 
-
-def windows(count: int, length: int = 16, seed: int = 0) -> Calibration:
-    draw = torch.Generator().manual_seed(seed)
-    ids = torch.randint(1, 320, (count, length), generator=draw, dtype=torch.int32)
-    return Calibration(ids, torch.full((count,), length, dtype=torch.int32), "random")
+Expert = tuple[Any, Any]
+"""A checkpoint whose files are hashed, and its model."""
 
 
 @pytest.fixture(scope="module")
-def expert(zoo: Zoo) -> tuple[Any, Any]:
+def expert(zoo: Zoo) -> Expert:
     hashed = hash_checkpoint(Checkpoint(zoo.experts["code"]), silent)
     return hashed, load_model(zoo.experts["code"], "float32", "cpu")
 
 
-def watch(tap: Any, seen: dict[tuple[str, int], torch.Tensor]) -> None:
-    def keep(_module: Any, inputs: Any, output: Any = None) -> None:
-        x = output if tap.after else inputs[0]
-        seen[tap.site, tap.layer] = x.reshape(-1, x.shape[-1]).double()
-
-    if tap.after:
-        tap.module.register_forward_hook(keep)
-    else:
-        tap.module.register_forward_pre_hook(keep)
-
-
-def taken(expert: tuple[Any, Any], calibration: Calibration, batch_size: int = 4, **options: Any) -> Any:
-    hashed, model = expert
-    options = {"progress": silent} | options
-    settings = PassSettings(batch_size=batch_size, **{k: options.pop(k) for k in ("sites", "folds") if k in options})
-    return take_statistics(hashed.checkpoint, hashed.weights, ModelRun(model), calibration, settings, **options)
+def taken(expert: Expert, calibration: Calibration, batch_size: int = 4, partial: Path | None = None) -> Any:
+    (hashed, model), settings = expert, PassSettings(batch_size=batch_size)
+    run = ModelRun(model)
+    return take_statistics(
+        hashed.checkpoint, hashed.weights, run, calibration, settings, partial=partial, progress=silent
+    )
 
 
 @pytest.mark.check(after=8)
 @pytest.mark.trust(after=17)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_equals_a_float64_reference_to_the_resolution_and_never_saturates(
-    family: str, dtype: str, tmp_path: Path, tokenizer: Any
-) -> None:
+def test_equals_float64_and_never_saturates(family: str, dtype: str, tmp_path: Path, tokenizer: Any) -> None:
     folder = save_checkpoint(make_model(family, 101, head_dim=8), tmp_path / family, tokenizer)
     hashed = hash_checkpoint(Checkpoint(folder, remote_code=True), silent)
     model = load_model(folder, dtype, "cpu")
     calibration = windows(6)
     seen: dict[tuple[str, int], torch.Tensor] = {}
+
+    def watch(tap: HookPoint) -> None:
+        def keep(_module: Any, inputs: Any, output: Any) -> None:
+            x = output if tap.after else inputs[0]
+            seen[tap.site, tap.layer] = x.reshape(-1, x.shape[-1]).double()
+
+        tap.module.register_forward_hook(keep)
+
     for tap in dense_hook_points(hashed.checkpoint)(model):
-        watch(tap, seen)
+        watch(tap)
     collected = taken((hashed, model), calibration, batch_size=6)
     assert set(collected.sites) == set(SITES["all"])
     for (site, number), x in seen.items():
@@ -90,200 +83,145 @@ def test_equals_a_float64_reference_to_the_resolution_and_never_saturates(
 
 
 @pytest.fixture(scope="module")
-def whole(expert: tuple[Any, Any]) -> Any:
-    """The statistics of eight windows, passed together."""
-    return taken(expert, windows(8)).sites[MLP_INPUT]
+def whole(expert: Expert) -> Any:
+    """The statistics of twelve windows: three batches."""
+    return taken(expert, windows(12))
 
 
-@pytest.mark.check
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-@given(order=st.permutations(range(8)), cut=st.integers(1, 7))
-def test_any_order_and_shards_of_equal_batches_give_equal_statistics(
-    expert: tuple[Any, Any], whole: Any, order: list[int], cut: int
-) -> None:
-    calibration = windows(8)
-    shards = [order[:cut], order[cut:]]
-    parts = [
-        taken(expert, Calibration(calibration.ids[shard], calibration.lengths[shard], "shard")).sites[MLP_INPUT]
-        for shard in shards
-    ]
-    for layer in range(len(whole)):
-        assert parts[0][layer] + parts[1][layer] == whole[layer]
-        assert parts[1][layer] + parts[0][layer] == whole[layer]
+def same(one: Any, other: Any) -> bool:
+    return bool((one.sites, one.folds) == (other.sites, other.folds))
 
 
-def test_padding_does_not_count(expert: tuple[Any, Any]) -> None:
-    calibration = windows(4)
-    lengths = torch.tensor([16, 9, 1, 4], dtype=torch.int32)
-    garbage = calibration.ids.masked_fill(torch.arange(16)[None, :] >= lengths[:, None], 319)
-    one = taken(expert, Calibration(calibration.ids, lengths, "padded"))
-    other = taken(expert, Calibration(garbage, lengths, "padded otherwise"))
-    assert (one.sites, one.folds) == (other.sites, other.folds)
-    assert torch.equal(one.token_counts, other.token_counts)
-    assert one.sites[MLP_INPUT][0].count == int(one.token_counts.sum()) == 30
-    assert Calibration(calibration.ids, lengths, "a").digest == Calibration(garbage, lengths, "b").digest
+@pytest.mark.parametrize("cut", [1, 6, 11])
+def test_any_order_and_shards_give_equal_statistics(expert: Expert, whole: Any, cut: int) -> None:
+    of, order = windows(12), torch.randperm(12, generator=torch.Generator().manual_seed(cut))
+    shards = [Calibration(of.ids[part], of.lengths[part], "shard") for part in (order[:cut], order[cut:])]
+    one, other = (taken(expert, shard).sites[MLP_INPUT] for shard in shards)
+    for layer, expected in enumerate(whole.sites[MLP_INPUT]):
+        assert one[layer] + other[layer] == other[layer] + one[layer] == expected
 
 
-def test_last_batch_is_filled_up_but_not_counted(expert: tuple[Any, Any]) -> None:
-    calibration = windows(5)
-    assert taken(expert, calibration).sites[MLP_INPUT][0].count == 5 * 16
-    assert taken(expert, calibration, batch_size=5).sites[MLP_INPUT][0].count == 5 * 16
+def test_padding_does_not_count(expert: Expert) -> None:
+    padded = windows(4, lengths=(16, 9, 1, 4))
+    garbage = padded.ids.masked_fill(torch.arange(16)[None, :] >= padded.lengths[:, None], 319)
+    other = Calibration(garbage, padded.lengths, "padded otherwise")
+    assert padded.digest == other.digest
+    found, again = taken(expert, padded), taken(expert, other)
+    assert same(found, again)
+    assert torch.equal(found.token_counts, again.token_counts)
+    assert found.sites[MLP_INPUT][0].count == int(found.token_counts.sum()) == 30
 
 
-@pytest.mark.parametrize("layer", [0, 1])
+def test_last_batch_is_filled_up_but_not_counted(expert: Expert) -> None:
+    for batch_size in (4, 5):
+        assert taken(expert, windows(5), batch_size=batch_size).sites[MLP_INPUT][0].count == 5 * 16
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted(expert: Expert, partial: Path, number: int, how: Callable[[], None] = interrupt) -> Any:
+    """Interrupt a pass after so many additions to sums; return how many windows each layer has counted.
+
+    Of each batch there are nine: 2 layers × (1 + 1 + 2 folds), and the head's.
+    """
+    add, calls = GramAccumulator.add, itertools.count(1)
+
+    def counted(sums: GramAccumulator, parts: Any) -> None:
+        add(sums, parts)
+        if next(calls) == number:
+            how()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GramAccumulator, "add", counted)
+        with pytest.raises(KeyboardInterrupt):
+            taken(expert, windows(12), partial=partial)
+    return statistics_file.load(state(partial)).done
+
+
+def state(partial: Path) -> Path:
+    """Return the file of an interrupted pass."""
+    (path,) = partial.glob("*/*.safetensors")
+    return path
+
+
+@pytest.mark.parametrize(("damaged", "batches"), [(False, 1), (True, 3)])
 def test_interrupted_pass_goes_on_where_it_stopped(
-    expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: int
+    expert: Expert, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool, batches: int
 ) -> None:
-    """Interrupted in the third of three batches: before any layer has counted it, and when the first one has."""
-    calibration = windows(12)
-    whole = taken(expert, calibration)
-    module = expert[1].model.layers[layer]
-    calls = 0
+    """Interrupted in the third of three batches, when the first layer has counted it; a damaged state is not used."""
+    module, calls = expert[1].model.layers[1], itertools.count(1)
     forward = module.forward
 
     def stop_at_the_third(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
+        if next(calls) == 3:
             raise KeyboardInterrupt
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(module, "forward", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        taken(expert, calibration, partial=tmp_path)
-    (left,) = tmp_path.glob("*/*.safetensors")
-    done = statistics_file.load(left).done
-    assert done is not None
-    assert done[MLP_INPUT] == ((8, 8) if layer == 0 else (12, 8))
-    calls = 10
-    again = taken(expert, calibration, partial=tmp_path)
-    assert (again.sites, again.folds) == (whole.sites, whole.folds)
-    assert calls == 11  # one batch of three was left
+        taken(expert, windows(12), partial=tmp_path)
+    assert (statistics_file.load(state(tmp_path)).done or {})[MLP_INPUT] == (12, 8)
+    if damaged:
+        state(tmp_path).write_bytes(b"damaged")
+    assert same(taken(expert, windows(12), partial=tmp_path), whole)
+    assert next(calls) == 4 + batches
     assert list(tmp_path.iterdir()) == []
 
 
-def test_interruption_waits_for_an_addition_to_end(
-    expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_interruption_waits_for_an_addition_to_end(expert: Expert, whole: Any, tmp_path: Path) -> None:
     """Ctrl-C between two products, in the second of three batches."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process among others may ignore it
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    calibration = windows(12)
-    whole = taken(expert, calibration)
-    product, calls = GramAccumulator.add, 0
-
-    def interrupted(sums: GramAccumulator, parts: Any) -> None:
-        nonlocal calls
-        calls += 1
-        product(sums, parts)
-        if calls == 11:  # of each batch 9: 2 layers × (1 + 1 + 2 folds), and the head's
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(GramAccumulator, "add", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        taken(expert, calibration, partial=tmp_path)
-    done = statistics_file.load(next(tmp_path.glob("*/*.safetensors"))).done
-    assert done is not None
+    try:
+        done = interrupted(expert, tmp_path, 11, lambda: os.kill(os.getpid(), signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert sorted(n for layers in done.values() for n in layers) == [4] * 5 + [8] * 2
-    monkeypatch.undo()
-    again = taken(expert, calibration, partial=tmp_path)
-    assert (again.sites, again.folds) == (whole.sites, whole.folds)
+    assert same(taken(expert, windows(12), partial=tmp_path), whole)
 
 
 def test_sums_that_broke_off_are_not_written_over_whole_ones(
-    expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calibration = windows(12)
-    whole = taken(expert, calibration)
-    product, calls = GramAccumulator.add, 0
-
-    def broken(sums: GramAccumulator, parts: Any) -> None:
-        nonlocal calls
-        calls += 1
-        product(sums, parts)
-        if calls == 21:  # the third batch, first layer's MLP: one of two folds
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(GramAccumulator, "add", broken)
-    monkeypatch.setattr("registry.statistics.forward_pass.SAVE_SECONDS", 0.0)
-    with pytest.raises(KeyboardInterrupt):
-        taken(expert, calibration, partial=tmp_path)
-    assert statistics_file.load(next(tmp_path.glob("*/*.safetensors"))).done == {
-        "mlp_input": (8, 8),
-        "attention_input": (8, 8),
-        "attention_output": (8, 8),
-        "head_input": (8,),
-    }
-    monkeypatch.undo()
-    again = taken(expert, calibration, partial=tmp_path)
-    assert (again.sites, again.folds) == (whole.sites, whole.folds)
-
-
-def test_pass_under_way_is_written_down_now_and_then(
-    expert: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    expert: Expert, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("registry.statistics.forward_pass.SAVE_SECONDS", 0.0)
-    _, model = expert
-    seen: list[Any] = []
-    forward = model.base_model.forward
+    done = interrupted(expert, tmp_path, 21)  # the third batch, first layer's MLP: one of two folds
+    layers = dict.fromkeys(("mlp_input", "attention_input", "attention_output"), (8, 8))
+    assert done == layers | {"head_input": (8,)}
+    assert same(taken(expert, windows(12), partial=tmp_path), whole)
+
+
+def test_pass_is_written_down_now_and_then(expert: Expert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.statistics.forward_pass.SAVE_SECONDS", 0.0)
+    seen: list[set[int]] = []
+    forward = expert[1].base_model.forward
 
     def look(*args: Any, **kwargs: Any) -> Any:
-        seen.extend(
-            set(sum((statistics_file.load(path).done or {}).values(), ())) for path in tmp_path.glob("*/*.safetensors")
-        )
+        for path in tmp_path.glob("*/*.safetensors"):
+            seen.append({count for layers in (statistics_file.load(path).done or {}).values() for count in layers})
         return forward(*args, **kwargs)
 
-    monkeypatch.setattr(model.base_model, "forward", look)
+    monkeypatch.setattr(expert[1].base_model, "forward", look)
     taken(expert, windows(12), partial=tmp_path)
     assert seen == [{4}, {8}]
 
 
-def test_damaged_or_foreign_pass_under_way_begins_anew(expert: tuple[Any, Any], tmp_path: Path) -> None:
-    calibration = windows(4)
-    _, model = expert
-    whole = taken(expert, calibration)
-    with pytest.raises(KeyboardInterrupt):
-        interrupt(lambda: taken(expert, calibration, partial=tmp_path), model)
-    (left,) = tmp_path.glob("*/*.safetensors")
-    left.write_bytes(b"damaged")
-    again = taken(expert, calibration, partial=tmp_path)
-    assert (again.sites, again.folds) == (whole.sites, whole.folds)
-
-
-def interrupt(action: Callable[[], Any], model: Any) -> None:
-    def hook(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    handle = model.base_model.register_forward_hook(hook)
-    try:
-        action()
-    finally:
-        handle.remove()
-
-
-def test_activation_that_is_not_finite_is_told_with_its_layer(
-    tmp_path: Path, tokenizer: Any, registry: Registry
-) -> None:
+def test_an_infinite_activation_names_its_layer(tmp_path: Path, tokenizer: Any, registry: Registry, zoo: Zoo) -> None:
     model = make_model("llama", 101)
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight.mul_(1e38)  # finite weights, infinite products
     folder = save_checkpoint(model, tmp_path / "hot", tokenizer)
-    data = write_jsonl(tmp_path / "data.jsonl", sentences("code", 20))
     with pytest.raises(CalibrationError, match=r"an activation is NaN or infinite \(site attention_input, layer 1\)"):
-        registry.add_expert("hot", folder, data=[data], settings=SETTINGS)
+        registry.add_expert("hot", folder, data=[zoo.train["code"]], settings=SETTINGS)
     assert registry.versions() == []
 
 
-def test_scales_follow_from_the_weights_alone(zoo: Zoo, expert: tuple[Any, Any]) -> None:
-    hashed, _ = expert
-    one = taken(expert, windows(4, seed=1)).sites[MLP_INPUT]
-    other = taken(expert, windows(4, seed=2)).sites[MLP_INPUT]
-    for layer, exponents in enumerate(scales(hashed.checkpoint, MLP_INPUT).exponents):
-        assert torch.equal(one[layer].exponents, exponents)
-        assert torch.equal(other[layer].exponents, exponents)
-    assert len({int(p) for p in scales(hashed.checkpoint, MLP_INPUT).exponents[0]}) > 1  # channels differ
+def test_scales_follow_from_the_weights_alone(expert: Expert) -> None:
+    expected = scales(expert[0].checkpoint, MLP_INPUT).exponents
+    for seed in (1, 2):
+        found = taken(expert, windows(4, seed=seed)).sites[MLP_INPUT]
+        assert all(torch.equal(layer.exponents, own) for layer, own in zip(found, expected, strict=True))
+    assert len({int(p) for p in expected[0]}) > 1  # channels differ
 
 
 def test_collected_file_registers_without_data_and_equals_the_direct_way(bare: Path, zoo: Zoo, tmp_path: Path) -> None:
@@ -300,28 +238,21 @@ def test_collected_file_registers_without_data_and_equals_the_direct_way(bare: P
     assert collected.sites[MLP_INPUT][0].count == direct.statistics[0].tokens
 
 
-def test_tokenizer_with_tokens_unknown_to_the_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+def test_tokenizer_with_tokens_unknown_to_the_model_is_refused(tmp_path: Path, tokenizer: Any, zoo: Zoo) -> None:
     folder = save_checkpoint(make_model("llama", 101, vocab_size=260), tmp_path / "small", tokenizer)
-    data = write_jsonl(tmp_path / "data.jsonl", sentences("law", 20))
-    hashed = hash_checkpoint(Checkpoint(folder), silent)
     with pytest.raises(CalibrationError, match=r"its tokenizer gives token \d+, the model knows 260"):
-        text_calibration(hashed.checkpoint, [data], SETTINGS)
+        text_calibration(Checkpoint(folder), [zoo.train["law"]], SETTINGS)
 
 
-def test_windows_are_no_longer_than_the_model_can_take(bare: Path, zoo: Zoo) -> None:
-    checkpoint = hash_checkpoint(Checkpoint(bare), silent).checkpoint
-    calibration = text_calibration(checkpoint, [zoo.train["code"]], PassSettings(tokens=256, seq_len=4096))
-    assert calibration is not None
-    assert calibration.ids.shape[1] == 128
-
-
-def test_first_tokens_of_documents_are_taken_where_that_is_asked_for(bare: Path, zoo: Zoo) -> None:
-    checkpoint = hash_checkpoint(Checkpoint(bare), silent).checkpoint
+def test_windows_fit_the_model_or_are_the_first_tokens_of_documents(zoo: Zoo) -> None:
+    checkpoint, text = Checkpoint(zoo.experts["code"]), [zoo.train["code"]]
+    long = text_calibration(checkpoint, text, PassSettings(tokens=256, seq_len=4096))
     wanted = PassSettings(tokens=256, document_tokens=8)
-    calibration = text_calibration(checkpoint, [zoo.train["code"]], wanted)
+    calibration, tokenizer = text_calibration(checkpoint, text, wanted), load_tokenizer(zoo.experts["code"])
+    assert long is not None
     assert calibration is not None
-    tokenizer = load_tokenizer(bare)
-    first = [encode(document, tokenizer)[:8] for document in Corpus([zoo.train["code"]], tokenizer)]
+    assert long.ids.shape[1] == 128
+    first = [encode(document, tokenizer)[:8] for document in Corpus(text, tokenizer)]
     assert calibration.ids.shape == (32, 8)
     assert all(window in first for window in calibration.ids.tolist())
     assert computed_by(checkpoint, wanted) == computed_by(checkpoint, PassSettings())  # the tokens say it
@@ -338,8 +269,6 @@ def test_own_calibration_file_is_taken(bare: Path, zoo: Zoo, registry: Registry)
     ("changes", "message"),
     [
         ({"tokens": 0}, "tokens is 0, the least is 1"),
-        ({"seq_len": 1}, "seq_len is 1, the least is 2"),
-        ({"batch_size": 0}, "batch_size is 0, the least is 1"),
         ({"document_tokens": 1}, "document_tokens is 1, the least is 2"),
         ({"document_tokens": 300}, "document_tokens is 300, and a window has 256 tokens"),
         ({"dtype": "int8"}, "dtype 'int8' is not one of auto, bfloat16, float16, float32"),
@@ -351,9 +280,7 @@ def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: s
     assert str(caught.value.hint).startswith(("give --", "choose one"))
 
 
-def test_file_that_cannot_be_read_is_not_called_damaged(
-    bare: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Path.open
 
     def forbidden(path: Path, *words: Any, **options: Any) -> Any:
@@ -361,28 +288,25 @@ def test_file_that_cannot_be_read_is_not_called_damaged(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return opened(path, *words, **options)
 
-    statistics, weights, text = (tmp_path / name for name in ("s.safetensors", "w.safetensors", "t.jsonl"))
-    for path in (statistics, weights, text):
-        path.write_text("x")
+    reads: dict[str, Callable[[Path], object]] = {
+        "s.safetensors": statistics_file.load,
+        "w.safetensors": lambda path: read_headers([path]),
+        "t.jsonl": lambda path: list(Corpus([path], None)),
+    }
+    for name in reads:
+        (tmp_path / name).write_text("x")
     monkeypatch.setattr(Path, "open", forbidden)
-    for path, read in (
-        (statistics, lambda: statistics_file.load(statistics)),
-        (weights, lambda: read_headers([weights])),
-        (text, lambda: list(Corpus([text], None))),
-    ):
+    for name, read in reads.items():
         with pytest.raises(InvalidInputError) as caught:
-            read()
-        assert str(caught.value) == f"{path} cannot be read: permission denied"
-        assert caught.value.hint == f"make it readable: chmod u+r {path}"
+            read(tmp_path / name)
+        assert str(caught.value) == f"{tmp_path / name} cannot be read: permission denied"
+        assert caught.value.hint == f"make it readable: chmod u+r {tmp_path / name}"
 
 
-def test_device_that_is_none_is_refused(bare: Path) -> None:
+def test_device_that_is_none_and_a_folder_that_cannot_be_made_are_refused(bare: Path, zoo: Zoo, tmp_path: Path) -> None:
     hashed = hash_checkpoint(Checkpoint(bare), silent)
     with pytest.raises(InvalidInputError, match="device 'nonsense' cannot be used"):
         collect(hashed, windows(2), PassSettings(device="nonsense"), progress=silent)
-
-
-def test_out_that_cannot_be_made_is_told(bare: Path, zoo: Zoo, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="cannot be created"):
         collect_to(bare, tmp_path / "file" / "out", data=[zoo.train["code"]])

@@ -13,11 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from registry import ExpertTraining, FitSettings, PassSettings, Recipe, Registry
+from registry import ExpertTraining, FitSettings, PassSettings, Recipe, Registry, errors
 from registry.composition.compose import write_plan
 from registry.composition.recipe.coefficient_fit import fitted_members
 from registry.composition.tensor_source import pass_over
-from registry.errors import CalibrationError, ConflictError, IncompatibleError, InvalidInputError, NotFoundError
 from registry.io.model_folder import MARKER
 from registry.runtime.loading import load_model
 from registry.training.coefficients import combined_weights
@@ -161,16 +160,11 @@ def test_one_expert_and_a_base_model_can_be_fitted(trained: Registry, text: Path
     assert trained.fit(["math", "base"], [text], settings=SHORT).coefficients["base"] == 0.5  # its task vector is 0
 
 
-def test_the_same_fit_gives_the_same_bytes(trained: Registry, text: Path) -> None:
-    first = trained.fit(DOMAINS, [text], settings=SHORT)
-    assert trained.fit(DOMAINS[::-1], [text], settings=SHORT) == first
-    assert trained.fit(DOMAINS, [text], settings=replace(SHORT, seed=1)).coefficients != first.coefficients
-
-
-def test_an_interrupted_fit_goes_on_and_ends_the_same(
+def test_an_interrupted_fit_goes_on_and_ends_the_same_in_any_order(
     trained: Registry, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained.fit(DOMAINS, [text], settings=SHORT)
+    assert trained.fit(DOMAINS, [text], settings=replace(SHORT, seed=1)).coefficients != whole.coefficients
     gradient, calls = CombinedWeights.gradient, list[int]()
 
     def dying(weights: CombinedWeights, *batch: Any) -> Any:
@@ -183,7 +177,7 @@ def test_an_interrupted_fit_goes_on_and_ends_the_same(
     with pytest.raises(KeyboardInterrupt):
         trained.fit(DOMAINS, [text], settings=SHORT)
     assert len(list(trained.home.partial.iterdir())) == 1
-    assert trained.fit(DOMAINS, [text], settings=SHORT) == whole
+    assert trained.fit(DOMAINS[::-1], [text], settings=SHORT) == whole
     assert len(calls) == 3 + 2  # two steps were done before
     assert list(trained.home.partial.iterdir()) == []
 
@@ -206,13 +200,13 @@ def test_a_loss_that_is_not_finite_ends_the_fit_with_the_last_coefficients(
 
     monkeypatch.setattr(combined_weights, "next_token_loss", failing)
     monkeypatch.setattr(CombinedWeights, "set", setting)
-    with pytest.raises(InvalidInputError, match="the loss is nan in step 3, and the fit has stopped") as caught:
+    with pytest.raises(errors.InvalidInputError, match="the loss is nan in step 3, and the fit has stopped") as caught:
         trained.fit(DOMAINS, [text], settings=SHORT)
     values = ",".join(f"{name}={value!r}" for name, value in zip(DOMAINS, kept[1], strict=True))
     assert caught.value.message.endswith(f"the last coefficients of a finite loss are {values}")
     assert f"--coefficients {values}" in str(caught.value.hint)
     kept[:] = [[], [], kept[0]]
-    with pytest.raises(InvalidInputError, match="the loss is nan in step 1, with equal coefficients"):
+    with pytest.raises(errors.InvalidInputError, match="the loss is nan in step 1, with equal coefficients"):
         trained.fit(DOMAINS, [text], settings=replace(SHORT, seed=5))
 
 
@@ -229,10 +223,10 @@ def test_opt_out_refuses_what_was_fitted_with_the_member(trained: Registry, text
         lambda: trained.push(tmp_path / "out", "org/out", license="mit"),
     ]
     for use in uses:
-        with pytest.raises(ConflictError, match="holds law@1, which was opted out"):
+        with pytest.raises(errors.ConflictError, match="holds law@1, which was opted out"):
             use()
     rest = {name: fitted.coefficients[name] for name in ("code", "math")}
-    with pytest.raises(InvalidInputError, match="the coefficients were fitted for other members"):
+    with pytest.raises(errors.InvalidInputError, match="the coefficients were fitted for other members"):
         trained.compose(["code", "math"], tmp_path / "rest", replace(fitted.recipe, coefficients=rest))
     again = trained.fit(["code", "math"], [text], settings=SHORT)
     assert again.coefficients["code"] != rest["code"]
@@ -246,75 +240,63 @@ def test_memory_does_not_grow_with_the_members(
 ) -> None:
     """At any time some rows of one member are alive, at most two of its blocks, and the gradient of one tensor."""
     monkeypatch.setattr(combined_weights, "tile_rows", lambda width: 64)
-    alive, peak, gradients = 0, 0, 0
-    opened = pass_over
+    blocks, peak, gradients = list[weakref.ref[Tensor]](), 0, 0
 
-    def counted(member: Any, name: str, rows: int) -> Callable[[], Iterator[Tensor]]:
-        start = opened(member, name, rows)
+    def alive() -> int:
+        return sum(block.numel() for each in blocks if (block := each()) is not None)
 
-        def freed(size: int) -> None:
-            nonlocal alive
-            alive -= size
+    def watched(member: Any, name: str, rows: int) -> Callable[[], Iterator[Tensor]]:
+        start = pass_over(member, name, rows)
 
-        def blocks() -> Iterator[Tensor]:
-            nonlocal alive, peak, gradients
+        def passing() -> Iterator[Tensor]:
+            nonlocal peak, gradients
             for block in start():
-                weakref.finalize(block, freed, block.numel())
-                alive += block.numel()
-                peak = max(peak, alive)
-                held = [part for part in model.parameters() if part.grad is not None]
-                gradients = max(gradients, len(held))
+                blocks.append(weakref.ref(block))
+                peak = max(peak, alive())
+                gradients = max(gradients, sum(part.grad is not None for part in model.parameters()))
                 yield block
 
-        return blocks
+        return passing
 
-    monkeypatch.setattr(combined_weights, "pass_over", counted)
+    monkeypatch.setattr(combined_weights, "pass_over", watched)
     with registered(tmp_path, tokenizer, "llama", (320,) * (count + 1)) as registry:
         numbers = {f"e{number}": 0.1 for number in range(1, count + 1)}
         weights, model = loaded(registry, numbers, tmp_path / "model")
         weights.set([0.2] * count)
         weights.gradient(*a_batch())
-    assert (alive, gradients) == (0, 0)  # the gradient is taken from its tensor before anything is read
-    assert peak <= 2 * 64 * 64
+    assert (alive(), gradients) == (0, 0)  # the gradient is taken from its tensor before anything is read
+    assert 0 < peak <= 2 * 64 * 64
 
 
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [
+def test_recipes_text_and_members_that_will_not_do_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    text = [zoo.test["code"]]
+    for recipe, message in (
         (Recipe(trunk="task-arithmetic"), "the recipe makes --to moe --trunk task-arithmetic"),
         (Recipe(to="dense", trunk="mean"), "the recipe makes --to dense --trunk mean"),
         (replace(MODEL, coefficients={"code": 1.0}), "there are coefficients already"),
         (replace(MODEL, trunk_options={"scale": 0.5}), "scale multiplies all task vectors"),
         (replace(MODEL, weights={"code": 2.0}), "weights multiply task vectors"),
-    ],
-)
-def test_recipes_without_coefficients_to_fit_are_refused(
-    filled: Registry, zoo: Zoo, recipe: Recipe, message: str
-) -> None:
-    with pytest.raises(InvalidInputError, match=message) as caught:
-        filled.fit(["code", "math"], [zoo.test["code"]], recipe)
-    assert caught.value.hint
-
-
-def test_text_and_members_that_will_not_do_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    empty, short = write_jsonl(tmp_path / "empty.jsonl", [""]), write_jsonl(tmp_path / "short.jsonl", ["def return"])
-    for files, kind, message in (
-        ([], InvalidInputError, "there is no text to fit the coefficients to"),
-        ([tmp_path / "absent.jsonl"], CalibrationError, "absent.jsonl is not a file"),
-        ([zoo.test["code"], empty], CalibrationError, "empty.jsonl holds no text to fit coefficients to"),
-        ([short], CalibrationError, "short.jsonl has 10 tokens, and a fit needs 10 windows of 32"),
     ):
-        with pytest.raises(kind, match=message) as caught:
-            filled.fit(["code"], files, settings=SHORT)
+        with pytest.raises(errors.InvalidInputError, match=message) as caught:
+            filled.fit(["code", "math"], text, recipe)
         assert caught.value.hint
-    with pytest.raises(NotFoundError):
-        filled.fit(["nobody"], [zoo.test["code"]])
-    with pytest.raises(InvalidInputError, match="named more than once"):
-        filled.fit(["code", "code"], [zoo.test["code"]])
+    empty, short = write_jsonl(tmp_path / "empty.jsonl", [""]), write_jsonl(tmp_path / "short.jsonl", ["def return"])
+    cases: list[tuple[list[str], list[Path], type[errors.RegError], str]] = [
+        (["code"], [], errors.InvalidInputError, "there is no text to fit the coefficients to"),
+        (["code"], [tmp_path / "absent.jsonl"], errors.CalibrationError, "absent.jsonl is not a file"),
+        (["code"], [*text, empty], errors.CalibrationError, "empty.jsonl holds no text to fit coefficients to"),
+        (["code"], [short], errors.CalibrationError, "short.jsonl has 10 tokens, and a fit needs 10 windows of 32"),
+        (["nobody"], text, errors.NotFoundError, "nobody"),
+        (["code", "code"], text, errors.InvalidInputError, "named more than once"),
+    ]
+    for names, files, kind, message in cases:
+        with pytest.raises(kind, match=message) as refused:
+            filled.fit(names, files, settings=SHORT)
+        assert refused.value.hint
     with Registry(tmp_path / "other") as other:
         other.add_expert("code", zoo.experts["code"])
-        with pytest.raises(IncompatibleError, match="none is registered"):
-            other.fit(["code"], [zoo.test["code"]])
+        with pytest.raises(errors.IncompatibleError, match="none is registered"):
+            other.fit(["code"], text)
     for wrong in ({"steps": 0}, {"tokens": 0}, {"lr": 0.0}, {"lr": float("inf")}, {"seq_len": 1}, {"seed": -1}):
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(errors.InvalidInputError):
             FitSettings(**wrong)

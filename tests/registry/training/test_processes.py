@@ -53,34 +53,30 @@ def launch_expert(
     return launch(registry.home.path, *words, fault=fault, **(SETTINGS | changes))
 
 
-CASES: list[tuple[dict[str, Any], bool]] = [
-    ({"trunk": "free", "accumulate": 2}, False),
-    ({"coordinate": True, "router_bias": True}, True),
-    ({}, False),
-    ({"mlp": "lora:2"}, False),
-    ({"coordinate": True, "router_bias": True}, False),
-    ({"trunk": "free", "accumulate": 2}, True),
-]
-
-
 @pytest.mark.check
 @pytest.mark.trust(after=1)
-@pytest.mark.parametrize(("changes", "fsdp"), CASES)
+@pytest.mark.parametrize(
+    ("changes", "fsdp"),
+    [
+        ({"trunk": "free", "accumulate": 2}, False),
+        ({"coordinate": True, "router_bias": True}, True),
+        ({"mlp": "lora:2"}, False),
+        ({"coordinate": True, "router_bias": True}, False),
+        ({"trunk": "free", "accumulate": 2}, True),
+    ],
+)
 def test_two_processes_train_what_one_does(
     filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any], fsdp: bool
 ) -> None:
-    public = [zoo.train["law"]] if "coordinate" in changes else []
-    alone = filled.train_expert(
-        "fresh", "base", [zoo.train["code"]], ExpertTraining(**(SETTINGS | changes)), public_data=public,
-        out=tmp_path / "alone",
-    )  # fmt: skip
+    text, public = [zoo.train["code"]], [zoo.train["law"]] if "coordinate" in changes else []
+    settings = ExpertTraining(**(SETTINGS | changes))
+    alone = filled.train_expert("fresh", "base", text, settings, public_data=public, out=tmp_path / "alone")
     extra: dict[str, Any] = changes | ({"fsdp": True} if fsdp else {}) | ({"public_data": public[0]} if public else {})
     done = launch_expert(filled, zoo, tmp_path / "both", **extra)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained fresh in") == 1
-    base, one, two = (
-        load_file(folder / "model.safetensors") for folder in (zoo.base, tmp_path / "alone", tmp_path / "both")
-    )
+    folders = (zoo.base, tmp_path / "alone", tmp_path / "both")
+    base, one, two = (load_file(folder / "model.safetensors") for folder in folders)
     mlp = Checkpoint(zoo.base).mlp
     for name, tensor in base.items():
         if name in mlp or changes.get("trunk") == "free":
@@ -119,17 +115,17 @@ def test_a_killed_run_ends_in_the_same_bytes(
     assert not list(filled.home.partial.iterdir())
 
 
-FAILURES: list[tuple[str, dict[str, Any], str]] = [
-    ("saving", {"fsdp": True}, "error: the disk is full"),
-    ("worker:3", {"fsdp": True}, "error: process 1 of 2 failed: MemoryError: no memory is left"),
-    ("none", {"batch_size": 3}, "error: batch_size is 3, 2 processes cannot share its windows evenly"),
-    ("none", {"lr": 1e30, "warmup": 0}, "error: the loss "),
-    ("writing", {}, "error: the disk is full"),
-]
-
-
 @pytest.mark.trust
-@pytest.mark.parametrize(("fault", "changes", "message"), FAILURES)
+@pytest.mark.parametrize(
+    ("fault", "changes", "message"),
+    [
+        ("saving", {"fsdp": True}, "error: the disk is full"),
+        ("worker:3", {"fsdp": True}, "error: process 1 of 2 failed: MemoryError: no memory is left"),
+        ("none", {"batch_size": 3}, "error: batch_size is 3, 2 processes cannot share its windows evenly"),
+        ("none", {"lr": 1e30, "warmup": 0}, "error: the loss "),
+        ("writing", {}, "error: the disk is full"),
+    ],
+)
 def test_a_failure_of_one_ends_both(
     filled: Registry, zoo: Zoo, tmp_path: Path, fault: str, changes: dict[str, Any], message: str
 ) -> None:
@@ -147,11 +143,9 @@ def test_a_failure_of_one_ends_both(
 def test_a_mixture_trains_in_two_processes(filled: Registry, zoo: Zoo, tmp_path: Path, what: str, fsdp: bool) -> None:
     """The balance loss is that of each process's windows, so the same as of one process that accumulates them."""
     filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
-    halves = SETTINGS | {"batch_size": 2, "accumulate": 2}
-    alone = filled.train(
-        tmp_path / "moe", tmp_path / "alone", [str(zoo.train["code"])], MixtureTraining(what, **halves)
-    )
-    words = ("train", tmp_path / "moe", "--train", what, "--data", zoo.train["code"], "--out", tmp_path / "both")
+    halves, text = SETTINGS | {"batch_size": 2, "accumulate": 2}, str(zoo.train["code"])
+    alone = filled.train(tmp_path / "moe", tmp_path / "alone", [text], MixtureTraining(what, **halves))
+    words = ("train", tmp_path / "moe", "--train", what, "--data", text, "--out", tmp_path / "both")
     done = launch(filled.home.path, *words, **(SETTINGS | ({"fsdp": True} if fsdp else {})))
     assert done.returncode == 0, done.stderr
     old, one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("moe", "alone", "both"))

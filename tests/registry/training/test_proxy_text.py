@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import main
-from registry import PassSettings, Recipe, Registry, TrainSettings
-from registry.errors import CalibrationError, IncompatibleError, InvalidInputError, NotFoundError, OutputError
-from registry.progress import Advance
+from registry import PassSettings, Registry
+from registry.errors import CalibrationError, IncompatibleError, InvalidInputError, NotFoundError, OutputError, RegError
 from tests.conftest import files_of
 from tests.models import WORDS, make_model, save_checkpoint, sentences, write_jsonl
+from tests.remarks import Remarks
 
 DOMAINS = ("code", "law", "math")
 EACH = 6
@@ -69,27 +68,11 @@ def test_each_expert_gets_the_documents_of_its_domain(
     alone = near.proxy(["law"], [path], tmp_path / "alone", documents=1, device="cpu")
     assert documents(alone[0].path)[0] in documents(tmp_path / "proxy" / "law.jsonl")
     assert alone[0].best == alone[0].least == next(one.best for one in chosen if one.name == "law")
-    assert list(near.home.work.iterdir()) == []
-
-
-@pytest.mark.check
-def test_scores_are_above_0_on_the_side_of_the_expert(
-    near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path
-) -> None:
-    path, domain_of = public
     own = near.proxy(DOMAINS, [path], tmp_path / "own", documents=EACH - 1, device="cpu")
-    assert all(one.least > 0 for one in own)
+    assert all(one.least > 0 for one in own)  # on the side of the expert
     every = near.proxy(DOMAINS, [path], tmp_path / "every", documents=len(domain_of), device="cpu")
     assert all(one.least < 0 for one in every)
-
-
-@pytest.mark.check
-def test_routers_are_trained_on_it(near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    near.compose(DOMAINS, tmp_path / "moe", Recipe(trunk="base", router="ridge"))
-    chosen = near.proxy(DOMAINS, [public[0]], tmp_path / "proxy", documents=EACH, device="cpu")
-    settings = TrainSettings(steps=3, batch_size=2, seq_len=32, device="cpu")
-    done = near.train_router(tmp_path / "moe", tmp_path / "tuned", [str(one.path) for one in chosen], settings)
-    assert done.document["training"]["data"]
+    assert list(near.home.work.iterdir()) == []
 
 
 def test_too_few_documents_are_all_taken(near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
@@ -109,22 +92,22 @@ def test_wrong_input_writes_nothing(
     near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path, tokenizer: Any
 ) -> None:
     path, out = public[0], tmp_path / "out"
-    empty = write_jsonl(tmp_path / "empty.jsonl", ["", ""])
-    with pytest.raises(CalibrationError, match="no text"):
-        near.proxy(DOMAINS, [empty], out)
-    with pytest.raises(CalibrationError, match="is not a file"):
-        near.proxy(DOMAINS, [tmp_path / "nosuch.jsonl"], out)
-    with pytest.raises(NotFoundError):
-        near.proxy(["nobody"], [path], out)
-    with pytest.raises(InvalidInputError, match="base@1 is a base model, which has no statistics of mlp_input"):
-        near.proxy(["base"], [path], out)
-    with pytest.raises(InvalidInputError, match="documents is 0"):
-        near.proxy(DOMAINS, [path], out, documents=0)
-    folder = save_checkpoint(make_model("llama", 104, distance=0.01), tmp_path / "bare", tokenizer)
+    empty, folder = write_jsonl(tmp_path / "empty.jsonl", ["", ""]), tmp_path / "bare"
+    save_checkpoint(make_model("llama", 104, distance=0.01), folder, tokenizer)
     counts = PassSettings(tokens=64, seq_len=32, sites="counts", folds=1)
     near.add_expert("counted", folder, data=[path], settings=counts)
-    with pytest.raises(IncompatibleError, match="which the comparison with public text needs"):
-        near.proxy(["counted", "law"], [path], out)
+    cases: list[tuple[list[str], Path, type[RegError], str]] = [
+        (["law"], empty, CalibrationError, "no text"),
+        (["law"], tmp_path / "nosuch.jsonl", CalibrationError, "is not a file"),
+        (["nobody"], path, NotFoundError, "nobody"),
+        (["base"], path, InvalidInputError, "base@1 is a base model, which has no statistics of mlp_input"),
+        (["counted", "law"], path, IncompatibleError, "which the comparison with public text needs"),
+    ]
+    for names, file, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            near.proxy(names, [file], out)
+    with pytest.raises(InvalidInputError, match="documents is 0"):
+        near.proxy(DOMAINS, [path], out, documents=0)
     assert not out.exists()
     (out / "full").mkdir(parents=True)
     with pytest.raises(OutputError, match="out"):
@@ -132,21 +115,15 @@ def test_wrong_input_writes_nothing(
 
 
 def test_text_without_a_document_on_an_experts_side_is_remarked_on(near: Registry, tmp_path: Path) -> None:
-    remarks: list[str] = []
-
-    @contextmanager
-    def keeping(label: str, total: int, unit: str) -> Iterator[Advance]:
-        remarks.extend([] if unit else [label])
-        yield lambda amount: None
-
+    remarks = Remarks()
     files = {name: write_jsonl(tmp_path / f"{name}.jsonl", sentences(name, 3, seed=3)) for name in ("law", "math")}
-    before, near.progress = near.progress, keeping
+    before, near.progress = near.progress, remarks
     try:
         chosen = near.proxy(["code", "law"], [files["law"], files["math"]], tmp_path / "out", documents=4, device="cpu")
     finally:
         near.progress = before
     scores = {one.name: one.best for one in chosen}
     assert scores["code"] < 0 < scores["law"]
-    (found,) = [text for text in remarks if "below 0" in text]
+    (found,) = [text for text in remarks.sentences if "below 0" in text]
     assert found.startswith("all documents chosen for code have scores below 0: ")
     assert found.endswith("has nothing on its side of the border; give public text with some of its kind")

@@ -1,11 +1,11 @@
 """Proves: what is frozen is the base model's to the byte; a training that goes on ends in the same bytes and curve.
 
-And: a low-rank change is added to the weights, the version stores how it was trained, and wrong input is refused first.
+And: a training says first how many weights get gradients, a low-rank change is added to the weights, the version stores
+how it was trained, and wrong input is refused first.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +15,23 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from registry import ExpertTraining, Recipe, Registry, TestSettings
+from registry import ExpertTraining, Recipe, Registry, TestSettings, errors
 from registry.calibration.rows import Document
 from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows, unpack_rows
-from registry.errors import (
-    CalibrationError,
-    CheckpointError,
-    ConflictError,
-    IncompatibleError,
-    InvalidInputError,
-    NotFoundError,
-    OutputError,
-    StorageError,
-)
 from registry.member import load_member
-from registry.progress import Advance, silent
+from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training import TrainedExpert
 from registry.training.expert.coordinated import CoordinatedMLP
-from registry.training.weight_trainer import WeightTrainer
+from registry.training.expert.initial_rows import begin_rows
+from registry.training.expert.trainable import Trainable, trained_weights
+from registry.training.weight_trainer import Losses, curve
 from tests.conftest import Zoo, files_of
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
+from tests.registry.training.heard import Heard
 
 SETTINGS = ExpertTraining(tokens=6 * 2 * 32, batch_size=2, seq_len=32, lr=0.01, device="cpu", dtype="float32")
 IDS = torch.randint(1, 320, (2, 32), generator=torch.Generator().manual_seed(0))
@@ -55,20 +48,34 @@ def train(registry: Registry, zoo: Zoo, out: Path | None = None, **changes: Any)
 
 @pytest.mark.check
 @pytest.mark.trust(after=2)
-@pytest.mark.parametrize("changes", [{}, {"mlp": "lora:2"}, {"trunk": "free"}, {"mlp": "lora:2", "trunk": "free"}])
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"mlp": "lora:2"}, "a change of rank 2 of the MLPs of base@1"),
+        ({"coordinate": True}, "the MLPs of base@1 and router rows"),
+        ({}, "the MLPs of base@1"),
+        ({"trunk": "free"}, "all weights of base@1"),
+        ({"mlp": "lora:2", "trunk": "free"}, "the trunk and a change of rank 2 of the MLPs of base@1"),
+        ({"coordinate": True, "router_bias": True}, "the MLPs of base@1 and router rows"),
+    ],
+)
 def test_what_is_frozen_is_the_base_models_to_the_byte(
-    filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any]
+    filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any], what: str
 ) -> None:
+    filled.progress = heard = Heard()
     done = train(filled, zoo, tmp_path / "out", **changes)
     assert done.registration is None
     base, mlp = Checkpoint(zoo.base), Checkpoint(zoo.base).mlp
+    told = f"training {what}: {check_count(zoo.base, **changes):,} weights, 6 steps, 384 tokens, on cpu"
+    assert heard.labels[:2] == ["writing", told]  # the base model is written from the registry's arrays first
     old, new = load_file(zoo.base / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     assert old.keys() == new.keys()
     for name, tensor in old.items():
         assert new[name].dtype == tensor.dtype
         is_trained = name in mlp or changes.get("trunk") == "free"
         assert torch.equal(tensor, new[name]) is not is_trained, name
-    assert files_of(tmp_path / "out").keys() - files_of(zoo.base).keys() == {EXPERT_TRAINING}
+    own = {EXPERT_TRAINING, ROUTER_FILE} if "coordinate" in changes else {EXPERT_TRAINING}
+    assert files_of(tmp_path / "out").keys() - files_of(zoo.base).keys() == own
     assert Checkpoint(tmp_path / "out").shapes == base.shapes
     if "mlp" in changes:  # the change of a matrix has the rank that was asked for
         name = next(name for name in mlp if name.endswith("down_proj.weight"))
@@ -77,9 +84,25 @@ def test_what_is_frozen_is_the_base_models_to_the_byte(
     assert not torch.equal(logits(tmp_path / "out", IDS), logits(zoo.base, IDS))
 
 
+def check_count(folder: Path, **changes: Any) -> int:
+    """Check that the number of weights that is told is that of what gets a gradient, and return it."""
+    checkpoint, settings = Checkpoint(folder, remote_code=True), settings_with(**changes)
+    parameters = Trainable(load_model(folder, "float32", "cpu"), checkpoint, settings).parameters
+    weights = sum(part.numel() for part in parameters)
+    assert trained_weights(checkpoint, settings) == weights
+    return weights
+
+
+@pytest.mark.parametrize("family", ["phi3", "gemma", "qwen2"])
+def test_weights_of_other_families_are_counted_too(tmp_path: Path, family: str) -> None:
+    folder = save_checkpoint(make_model(family, 1), tmp_path / family, train_tokenizer())
+    for changes in ({}, {"trunk": "free"}, {"mlp": "lora:3"}):
+        check_count(folder, **changes)
+
+
 @pytest.mark.check
 def test_the_loss_falls_and_the_version_stores_how_it_was_trained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    done = train(filled, zoo, tokens=40 * 4 * 32, batch_size=4)
+    done = train(filled, zoo, tokens=20 * 4 * 32, batch_size=4)
     assert done.losses.after < done.losses.before
     assert sum(done.losses.steps[-10:]) < sum(done.losses.steps[:10])
     assert done.registration is not None
@@ -97,134 +120,105 @@ def test_the_loss_falls_and_the_version_stores_how_it_was_trained(filled: Regist
     assert json.loads((tmp_path / "exported" / EXPERT_TRAINING).read_bytes()) == document
     filled.compose(["fresh", "code"], tmp_path / "moe")
     assert EXPERT_TRAINING not in files_of(tmp_path / "moe")
-    again = train(filled, zoo, tokens=40 * 4 * 32, batch_size=4)
+    again = train(filled, zoo, tokens=20 * 4 * 32, batch_size=4)
     assert again.registration is not None
     assert (again.registration.added, again.registration.version) == (False, version)
-    continued = filled.train_expert("further", "fresh", [zoo.train["law"]], SETTINGS)
+    continued = filled.train_expert("further", "fresh", [zoo.train["law"]], SETTINGS, out=tmp_path / "further")
     assert continued.document["training"]["base"] == member.content["weights"]
 
 
 @pytest.mark.check
 @pytest.mark.trust(after=1)
-@pytest.mark.parametrize("changes", [{}, {"mlp": "lora:2"}, {"accumulate": 2}])
-@pytest.mark.parametrize("at", [1, 4, 6])
+@pytest.mark.parametrize(("at", "changes"), [(4, {"mlp": "lora:2"}), (1, {}), (6, {"accumulate": 2})], ids=str)
 def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(
     filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, changes: dict[str, Any]
 ) -> None:
-    if "accumulate" in changes:
-        changes = changes | {"tokens": 2 * SETTINGS.tokens}
+    """The state is the same in every training of weights; one of a base model that is opted out is deleted."""
+    changes = changes | {"tokens": changes.get("accumulate", 1) * SETTINGS.tokens}
     whole = train(filled, zoo, tmp_path / "whole", **changes)
     assert len(whole.losses.steps) == 6
     monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
-    told: list[str] = []
-    filled.progress = interrupting(at, told)
+    filled.progress = Heard(until=at)
     with pytest.raises(KeyboardInterrupt):
         train(filled, zoo, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
     assert len(list(filled.home.partial.iterdir())) == (at > 1)
-    filled.progress = interrupting(None, told)
+    filled.progress = heard = Heard()
     assert train(filled, zoo, tmp_path / "out", **changes).losses == whole.losses
-    assert any("goes on: " in line for line in told) == (at > 1)
+    assert ("goes on: " in heard.text) == (at > 1)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert not list(filled.home.partial.iterdir())
-    filled.progress = silent
-
-
-def interrupting(at: int | None, told: list[str]) -> Callable[..., Any]:
-    """Return a progress that interrupts when step `at` is done."""
-
-    @contextmanager
-    def progress(label: str, total: int, unit: str) -> Iterator[Advance]:
-        told.append(label)
-        steps = 0
-
-        def advance(amount: int) -> None:
-            nonlocal steps
-            steps += amount
-            if unit == "step" and amount and steps == at:
-                raise KeyboardInterrupt
-
-        yield advance
-
-    return progress
-
-
-@pytest.mark.check
-def test_an_opt_out_of_the_base_deletes_the_state(
-    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
-    filled.progress = interrupting(3, [])
+    filled.progress = Heard(until=3)
     with pytest.raises(KeyboardInterrupt):
-        train(filled, zoo, tmp_path / "out")
+        train(filled, zoo, tmp_path / "late", **changes)
     assert list(filled.home.partial.iterdir())
     filled.progress = silent
     filled.opt_out("base", purge=True)
     assert not list(filled.home.partial.iterdir())
 
 
-@pytest.mark.check
-def test_a_loss_that_is_not_finite_stops(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    before = files_of(filled.home.arrays)
-    with pytest.raises(InvalidInputError, match=r"the loss in step [0-9]+ is (nan|inf)|the loss on held-out") as caught:
-        train(filled, zoo, lr=1e30, warmup=0)
-    assert "--lr" in str(caught.value.hint)
-    assert files_of(filled.home.arrays) == before
-
-
-def test_wrong_input_is_refused_before_anything_is_trained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    code = [zoo.train["code"]]
-    with pytest.raises(NotFoundError, match="nosuch"):
-        filled.train_expert("fresh", "nosuch", code, SETTINGS)
-    with pytest.raises(ConflictError, match="base"):
-        filled.train_expert("base", "base", code, SETTINGS)
-    with pytest.raises(InvalidInputError, match="nothing to train on"):
-        filled.train_expert("fresh", "base", [], SETTINGS)
-    with pytest.raises(InvalidInputError, match="UPPER"):
-        filled.train_expert("UPPER", "base", code, SETTINGS)
-    empty = tmp_path / "empty.txt"
+def test_wrong_input_is_refused_before_anything_is_trained(
+    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, empty, absent = zoo.train["code"], tmp_path / "empty.txt", tmp_path / "absent.jsonl"
     empty.write_text("")
-    with pytest.raises(CalibrationError, match="no text"):
-        filled.train_expert("fresh", "base", [empty], SETTINGS)
+    cases: list[tuple[str, str, list[Path], type[errors.RegError], str]] = [
+        ("fresh", "nosuch", [code], errors.NotFoundError, "nosuch"),
+        ("fresh", "nosuch", [absent], errors.CalibrationError, "absent.jsonl is not a file"),  # before the base model
+        ("base", "base", [code], errors.ConflictError, "base"),
+        ("fresh", "base", [], errors.InvalidInputError, "nothing to train on"),
+        ("UPPER", "base", [code], errors.InvalidInputError, "UPPER"),
+        ("fresh", "base", [empty], errors.CalibrationError, "no text"),
+    ]
+    for name, base, files, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            filled.train_expert(name, base, files, SETTINGS)
+    beside = settings_with(coordinate=True)
+    wrong: list[tuple[str, Path, ExpertTraining, type[errors.RegError], str]] = [
+        ("nosuch", absent, beside, errors.CalibrationError, "absent.jsonl is not a file"),
+        ("base", empty, beside, errors.CalibrationError, "no text"),
+        ("base", code, SETTINGS, errors.InvalidInputError, "without --coordinate"),
+    ]
+    for base, public, settings, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            filled.train_expert("fresh", base, [code], settings, public_data=[public])
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(OutputError, match="full"):
+    with pytest.raises(errors.OutputError, match="full"):
         train(filled, zoo, tmp_path / "full")
-    wrong: list[dict[str, Any]] = [
-        {"tokens": 0},
-        {"lr": 0.0},
-        {"lr": float("nan")},
-        {"weight_decay": -1.0},
-        {"warmup": 7},
-        {"trunk": "loose"},
-        {"mlp": "lora:0"},
-        {"mlp": "half"},
-        {"dtype": "float16"},
-        {"device": "cuda:1"},
-    ]
-    for changes in wrong:
-        with pytest.raises(InvalidInputError, match=next(iter(changes))):
-            settings_with(**changes)
-
-
-def test_without_the_library_the_error_names_the_extra(
-    filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(StorageError, match="accelerate") as caught:
+    with pytest.raises(errors.StorageError, match="accelerate") as caught:
         train(filled, zoo)
     assert "expert-registry[train]" in str(caught.value.hint)
 
 
-@pytest.mark.check
-def test_a_long_curve_is_stored_as_means(
-    filled: Registry, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": 0}, "tokens"),
+        ({"lr": 0.0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+        ({"warmup": 7}, "warmup"),
+        ({"trunk": "loose"}, "trunk"),
+        ({"mlp": "lora:0"}, "mlp"),
+        ({"mlp": "half"}, "mlp"),
+        ({"dtype": "float16"}, "dtype"),
+        ({"device": "cuda:1"}, "device"),
+        ({"coordinate": True, "trunk": "free"}, "coordinate share a frozen trunk"),
+        ({"router_bias": True}, "without --coordinate"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.InvalidInputError, match=message):
+        settings_with(**changes)
+
+
+def test_a_long_curve_is_stored_as_means(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.training.weight_trainer.POINTS", 4)
-    done = train(filled, zoo, tmp_path / "out")
-    steps = done.losses.steps
-    assert (done.document["every"], len(done.document["loss"])) == (2, 3)
-    assert done.document["loss"][0] == (steps[0] + steps[1]) / 2
+    stored = curve(Losses((6.0, 5.0, 4.0, 3.0, 2.5), before=7.0, after=2.0))
+    assert stored == {"held_out": {"before": 7.0, "after": 2.0}, "every": 2, "loss": [5.5, 3.5, 2.5]}
 
 
 @pytest.mark.check
@@ -236,6 +230,7 @@ def test_coordinated_experts_compose_by_their_rows(filled: Registry, zoo: Zoo, t
     base = load_member(filled._workspace, filled.resolve("base"))
     for member in members:
         assert member.router_rows is not None
+        assert member.router_rows.bias is None
         assert member.router_rows.anchor == base.content["weights"]
         assert member.router_rows.rows.any()
         assert {link.digest for link in member.arrays if link.role == "trunk"} == {
@@ -253,6 +248,9 @@ def test_coordinated_experts_compose_by_their_rows(filled: Registry, zoo: Zoo, t
     assert files_of(tmp_path / "again") == files_of(tmp_path / "moe")
     assert filled.reproduce(tmp_path / "moe").is_same
     filled.compose(["math-beside", "base"], tmp_path / "pair", recipe)
+    data = {"math": [zoo.train["math"]]}  # the pair computes what the training of one beside the other did
+    before, after = filled.evaluate([zoo.base, tmp_path / "pair"], data, TestSettings(windows=8, seq_len=32))[:2]
+    assert after.perplexity["math"] < before.perplexity["math"]
     filled.opt_out("law-beside", purge=True)
     filled.compose(["math-beside", "base"], tmp_path / "after", recipe)
     assert files_of(tmp_path / "after") == files_of(tmp_path / "pair")
@@ -266,129 +264,83 @@ def test_rows_begin_as_differences_of_embeddings(
     texts = {"own": "def f(x): return x + 1", "public": "the court held that the"}
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text)
-    begun: list[list[Tensor]] = []
+    begun: list[Tensor] = []
 
-    def first(trainer: Any) -> None:
-        begun.append([part.detach().clone() for part in trainer.parameters if part.ndim == 1])
+    def beginning(model: Any, layers: Any, *others: Any) -> None:
+        begin_rows(model, layers, *others)
+        begun.extend(layer.row.detach().clone() for layer in layers)
 
-    monkeypatch.setattr("registry.training.weight_trainer.WeightTrainer.__post_init__", counted(first))
+    monkeypatch.setattr(import_module("registry.training.expert.run_training"), "begin_rows", beginning)
     settings = settings_with(coordinate=True, tokens=2 * 64, seq_len=64)
     own, public = [tmp_path / "own.txt"], [tmp_path / "public.txt"]
     done = filled.train_expert("beside", "base", own, settings, public_data=public, out=tmp_path / "out")
-    model, tokenizer = load_model(zoo.base, "float32", "cpu"), load_tokenizer(zoo.base)
-    seen: dict[str, dict[int, Tensor]] = {name: {} for name in texts}
-    for name, text in texts.items():
-        for layer, block in enumerate(model.model.layers):
-            block.mlp.register_forward_pre_hook(
-                lambda _module, inputs, layer=layer, of=seen[name]: of.update({layer: inputs[0][0].double().mean(0)})
-            )
+    model, tokenizer, means = load_model(zoo.base, "float32", "cpu"), load_tokenizer(zoo.base), list[Tensor]()
+    for block in model.model.layers:
+        block.mlp.register_forward_pre_hook(lambda _module, inputs: means.append(inputs[0][0].double().mean(0)))
+    for text in texts.values():
         model(input_ids=torch.tensor([encode(Document(text), tokenizer)]))
-        for block in model.model.layers:
-            block.mlp._forward_pre_hooks.clear()
-    for layer, row in enumerate(begun[0]):
-        expected, other = (seen[name][layer] / seen[name][layer].norm() for name in texts)
-        assert torch.allclose(row.double(), expected - other, atol=1e-6)
+    for row, mean, public_mean in zip(begun, means[:2], means[2:], strict=True):
+        assert torch.allclose(row.double(), mean / mean.norm() - public_mean / public_mean.norm(), atol=1e-6)
         assert row.any()
     without = filled.train_expert("beside", "base", own, settings, out=tmp_path / "without")
-    assert not any(row.any() for row in begun[1])
     assert done.document["training"].keys() - without.document["training"].keys() == {"public"}
     again = filled.train_expert("beside", "base", own, settings, public_data=public, out=tmp_path / "again")
     assert files_of(tmp_path / "again") == files_of(tmp_path / "out") != files_of(tmp_path / "without")
     assert again.document == done.document
-    with pytest.raises(InvalidInputError, match="without --coordinate"):
-        filled.train_expert("beside", "base", own, SETTINGS, public_data=public)
-    (tmp_path / "empty.txt").touch()
-    with pytest.raises(CalibrationError, match="no text"):
-        filled.train_expert("beside", "base", own, settings, public_data=[tmp_path / "empty.txt"])
-
-
-def counted(first: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return the preparation of a trainer that calls `first` before it."""
-    prepare = WeightTrainer.__post_init__
-
-    def both(trainer: WeightTrainer) -> None:
-        first(trainer)
-        prepare(trainer)
-
-    return both
-
-
-@pytest.mark.check
-def test_a_pair_is_the_model_that_was_trained(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    """The composition of public expert and one other computes what its training did."""
-    settings = settings_with(tokens=30 * 4 * 32, batch_size=4, coordinate=True)
-    done = filled.train_expert("beside", "base", [zoo.train["law"]], settings)
-    filled.compose(["beside", "base"], tmp_path / "moe", Recipe(router="anchored", trunk="base", dtype="float32"))
-    data = {"law": [zoo.train["law"]]}
-    before, after = filled.evaluate([zoo.base, tmp_path / "moe"], data, TestSettings(windows=8, seq_len=32))[:2]
-    assert after.perplexity["law"] < before.perplexity["law"]
-    assert done.losses.after < done.losses.before
 
 
 @pytest.mark.check
 def test_what_was_not_trained_beside_the_same_expert_is_refused(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     recipe = Recipe(router="anchored", trunk="base")
-    with pytest.raises(IncompatibleError, match="law@1 has no router row") as caught:
+    with pytest.raises(errors.IncompatibleError, match="law@1 has no router row") as caught:
         filled.plan(["law", "base"], recipe)
     assert "--coordinate" in str(caught.value.hint)
     filled.train_expert("beside", "base", [zoo.train["law"]], settings_with(coordinate=True))
     filled.add_base("other", save_checkpoint(make_model("llama", 700), tmp_path / "other", train_tokenizer()))
-    with pytest.raises(IncompatibleError, match="beside another public expert"):
+    with pytest.raises(errors.IncompatibleError, match="beside another public expert"):
         filled.plan(["beside"], recipe, base="other")
-    with pytest.raises(IncompatibleError, match="other@1 is not the base model"):
+    with pytest.raises(errors.IncompatibleError, match="other@1 is not the base model"):
         filled.plan(["beside", "other"], recipe, base="base")
-    with pytest.raises(InvalidInputError, match="trunk"):
+    with pytest.raises(errors.InvalidInputError, match="trunk"):
         Recipe(router="anchored")
-    with pytest.raises(InvalidInputError, match="refine"):
+    with pytest.raises(errors.InvalidInputError, match="refine"):
         Recipe(router="anchored", trunk="base", refine=1)
-    with pytest.raises(InvalidInputError, match="coordinate share a frozen trunk"):
-        settings_with(coordinate=True, trunk="free")
     random = filled.plan(["beside", "base"], Recipe(router="random", trunk="base"), base="base")
     assert random.names == ["base", "beside"]  # of rows that are drawn nothing needs to fit
 
 
 @pytest.mark.check
-@pytest.mark.trust(after=1)
-@pytest.mark.parametrize("damage", [b"", b"\xff" * 100, (2**60).to_bytes(8, "little")])
-def test_rows_of_another_form_are_refused(filled: Registry, zoo: Zoo, tmp_path: Path, damage: bytes) -> None:
-    filled.train_expert("beside", "base", [zoo.train["law"]], settings_with(coordinate=True), out=tmp_path / "out")
-    whole = (tmp_path / "out" / ROUTER_FILE).read_bytes()
-    (tmp_path / "out" / ROUTER_FILE).write_bytes(damage or whole[:-4])
-    with pytest.raises(CheckpointError, match=ROUTER_FILE):
-        filled.add_expert("beside", tmp_path / "out", data=[zoo.train["law"]])
-    rows = unpack_rows(whole, (2, 32), "out")
-    assert rows.bias is None
-    short, infinite, wide = np.zeros(1, dtype=np.float32), np.full(2, np.inf, dtype=np.float32), np.zeros(2)
-    cases: list[tuple[Any, Any]] = [(rows.rows[:1], None), (np.full_like(rows.rows, np.nan), None)]
-    for wrong, bias in (*cases, *((rows.rows, bias) for bias in (short, infinite, wide))):
-        (tmp_path / "out" / ROUTER_FILE).write_bytes(pack_rows(RouterRows(rows.anchor, wrong, bias)))
-        with pytest.raises(CheckpointError, match="expected finite float32"):
-            filled.add_expert("beside", tmp_path / "out", data=[zoo.train["law"]])
-    bias = np.array([-1.5, 0.25], dtype=np.float32)
-    again = unpack_rows(pack_rows(RouterRows(rows.anchor, rows.rows, bias)), (2, 32), "out")
-    assert again.bias is not None
-    assert (again.anchor, again.rows.tolist(), again.bias.tolist()) == (rows.anchor, rows.rows.tolist(), [-1.5, 0.25])
-
-
-@pytest.mark.check
-def test_a_bias_trains_beside_its_row(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    settings = settings_with(tokens=20 * 4 * 32, batch_size=4, coordinate=True, router_bias=True)
-    for name in ("out", "again"):
-        done = filled.train_expert("beside", "base", [zoo.train["law"]], settings, out=tmp_path / name)
-    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+def test_a_bias_trains_beside_its_row_and_files_of_another_form_are_refused(
+    filled: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
+    out, settings = tmp_path / "out", settings_with(coordinate=True, router_bias=True)
+    done = filled.train_expert("beside", "base", [zoo.train["law"]], settings, out=out)
     assert done.losses.after < done.losses.before
-    rows = unpack_rows((tmp_path / "out" / ROUTER_FILE).read_bytes(), (2, 32), "out")
-    assert rows.bias is not None
-    assert rows.bias.shape == (2,)
-    assert rows.bias.all()
-    with pytest.raises(InvalidInputError, match="without --coordinate"):
-        settings_with(router_bias=True)
+    whole = (out / ROUTER_FILE).read_bytes()
+    trained = unpack_rows(whole, (2, 32), "out")
+    assert trained.bias is not None
+    assert trained.bias.shape == (2,)
+    assert trained.bias.all()
+    again = unpack_rows(pack_rows(trained), (2, 32), "out")
+    assert again.bias is not None
+    assert (again.anchor, again.rows.tolist()) == (trained.anchor, trained.rows.tolist())
+    assert again.bias.tolist() == trained.bias.tolist()
+    short, infinite, wide = np.zeros(1, dtype=np.float32), np.full(2, np.inf, dtype=np.float32), np.zeros(2)
+    cases: list[tuple[Any, Any]] = [(trained.rows[:1], None), (np.full_like(trained.rows, np.nan), None)]
+    cases += [(trained.rows, bias) for bias in (short, infinite, wide)]
+    wrong = [(pack_rows(RouterRows(trained.anchor, *case)), "expected finite float32") for case in cases]
+    noise = [(data, ROUTER_FILE) for data in (whole[:-4], b"\xff" * 100, (2**60).to_bytes(8, "little"))]
+    for data, message in wrong + noise:
+        (out / ROUTER_FILE).write_bytes(data)
+        with pytest.raises(errors.CheckpointError, match=message):
+            filled.add_expert("beside", out, data=[zoo.train["law"]])
 
 
 def test_a_coordinated_mlp_mixes_by_its_logit() -> None:
     generator = torch.Generator().manual_seed(0)
     linear = torch.nn.Linear(4, 4, bias=False)
     layer = CoordinatedMLP(linear, 4, bias=True)
+    assert not layer.row.any()
     x = torch.randn(2, 3, 4, generator=generator)
     assert torch.equal(layer(x), linear(x))
     assert layer.bias is not None
@@ -412,12 +364,3 @@ def test_trainings_of_one_process_do_not_touch_one_another(filled: Registry, zoo
     assert half.losses.after == pytest.approx(first.losses.after, rel=0.05)
     assert train(filled, zoo, tmp_path / "again").losses == first.losses
     assert files_of(tmp_path / "again") == files_of(tmp_path / "first")
-
-
-@pytest.mark.parametrize("public", [False, True])
-def test_files_are_looked_for_before_the_base_model(filled: Registry, zoo: Zoo, tmp_path: Path, public: bool) -> None:
-    texts = [[tmp_path / "nothing.jsonl"], [zoo.train["code"]]]
-    own, others = reversed(texts) if public else texts
-    settings = settings_with(coordinate=True)
-    with pytest.raises(CalibrationError, match=r"nothing\.jsonl is not a file"):
-        filled.train_expert("fresh", "nosuchbase", own, settings, public_data=others)

@@ -1,13 +1,16 @@
-"""Proves: routers of equal copies of a base model are not trained alone, and trained copies are called trained.
+"""Proves: routers of equal copies of a base model are not trained alone, and trained copies differ and say so.
 
 In the model card, the report and `reg show`; the card of what is not of copies keeps its bytes.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from cli.main import main
 from registry import ExpertTraining, MixtureTraining, Recipe, Registry, TestSettings, TrainSettings
@@ -53,23 +56,18 @@ def test_routers_of_equal_copies_are_not_trained_alone(filled: Registry, moe: Pa
 
 
 @pytest.mark.check
-def test_routers_of_trained_copies_are(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
-    train(filled, moe, tmp_path / "trained", zoo, "mlps")
-    once = filled.train_router(tmp_path / "trained", tmp_path / "once", [str(zoo.train["law"])], ROUTERS)
-    twice = filled.train_router(tmp_path / "once", tmp_path / "twice", [str(zoo.train["law"])], ROUTERS)
-    assert twice.document["parent"] == once.digest
-    assert filled.reproduce(tmp_path / "twice").is_same
-
-
-@pytest.mark.check
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize(("what", "named"), [("mlps", "the experts' MLPs and the routers"), ("all", "all weights")])
-def test_the_card_says_that_copies_were_trained(
+def test_copies_differ_once_they_were_trained_and_card_and_show_say_so(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, what: str, named: str
 ) -> None:
     untrained = (moe / "README.md").read_text()
     assert f"- {EQUAL_COPIES}\n" in untrained
     done = train(filled, moe, tmp_path / "out", zoo, what)
+    old, new = (load_file(folder / "model.safetensors") for folder in (moe, tmp_path / "out"))
+    first, second = (f"model.layers.0.block_sparse_moe.experts.{number}.w1.weight" for number in (0, 1))
+    assert torch.equal(old[first], old[second])
+    assert not torch.equal(new[first], new[second])
     card, parent = (tmp_path / "out" / "README.md").read_text(), ComposedFolder.read(moe).digest
     row = f"{named}, 4 steps, 256 tokens on data `{done.document['training']['data']}`, from composition `{parent}`"
     assert f"| training | {row} |\n" in card
@@ -78,19 +76,28 @@ def test_the_card_says_that_copies_were_trained(
     assert "It knows what its base model knows, and what it was trained on." in card
     for untrue in (EQUAL_COPIES, "closed form", "without training", "Nobody tuned the whole", "pure function"):
         assert untrue not in card
-    assert filled.reproduce(tmp_path / "out").is_same
-    # the routers of trained copies, trained once more
-    filled.train_router(tmp_path / "out", tmp_path / "more", [str(zoo.train["law"])], ROUTERS)
-    assert "| training | routers alone, 2 steps, 128 tokens on data" in (tmp_path / "more" / "README.md").read_text()
-    assert EQUAL_COPIES not in (tmp_path / "more" / "README.md").read_text()
+    for digest, router in ((parent, "random"), (done.digest, "random, before the training")):
+        result = CliRunner().invoke(main, ["--home", str(filled.home.path), "show", digest])
+        rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in result.stdout.splitlines()}
+        assert rows["router"] == router
+        assert rows.get("trained") == (None if digest == parent else f"{what}, 4 steps, 256 tokens")
+    # the routers of trained copies, trained twice more
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    digest = filled.train_router(tmp_path / "out", once, [str(zoo.train["law"])], ROUTERS).digest
+    assert "| training | routers alone, 2 steps, 128 tokens on data" in (once / "README.md").read_text()
+    assert EQUAL_COPIES not in (once / "README.md").read_text()
+    assert filled.train_router(once, twice, [str(zoo.train["law"])], ROUTERS).document["parent"] == digest
+    assert filled.reproduce(twice).is_same
     # routers of equal copies, which an earlier version of this program trained: the copies are equal still
     alone = done.document | {"training": {**done.document["training"], "train": "routers"}}
     assert f"- {EQUAL_COPIES}\n" in trained_card(untrained, alone, done.digest)
 
 
 @pytest.mark.check
-def test_other_cards_are_as_before(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
+def test_a_composition_of_experts_has_its_own_card_and_training(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    """The bytes of such cards are as they were before there were copies; losses stand beside those of the members."""
+    filled.train_expert("fresh", "base", [zoo.train["code"]], ExpertTraining(**AMOUNT))
+    filled.compose(["fresh", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
     done = train(filled, tmp_path / "moe", tmp_path / "out", zoo, "all")
     before, parent = (tmp_path / "moe" / "README.md").read_text(), ComposedFolder.read(tmp_path / "moe").digest
     text = done.document["training"]["data"]
@@ -100,14 +107,18 @@ def test_other_cards_are_as_before(filled: Registry, zoo: Zoo, tmp_path: Path) -
     )
     sentence = "\nAll weights were then trained on the language-model loss.\n"
     assert (tmp_path / "out" / "README.md").read_text() == expected + sentence
+    figures = filled.report(tmp_path / "out")
+    assert [one.name for one in figures.trainings] == ["fresh"]
+    assert (figures.training is None, figures.from_base) == (False, None)
+    for part in ("The diagonal is routing accuracy", 'id="h-losses"', 'id="h-training"'):
+        assert part in page(figures)
 
 
 @pytest.mark.check
 def test_the_report_of_trained_copies(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
-    base = filled.train_expert("general", "base", [zoo.train["math"]], ExpertTraining(**AMOUNT))
-    assert base.registration is not None
-    filled.export("general", tmp_path / "general")
-    filled.add_base("grown", tmp_path / "general")  # a base model with a loss curve of its own
+    amount, general = ExpertTraining(**AMOUNT), tmp_path / "general"
+    filled.train_expert("general", "base", [zoo.train["math"]], amount, out=general)
+    filled.add_base("grown", general)  # a base model with a loss curve of its own
     filled.compose([], tmp_path / "of-grown", base="grown", from_base=2)
     done = train(filled, tmp_path / "of-grown", tmp_path / "out", zoo, "all")
     data, settings = {"law": [zoo.test["law"]]}, TestSettings(windows=2, seq_len=32, batch_size=2, device="cpu")
@@ -135,56 +146,23 @@ def test_the_report_of_trained_copies(filled: Registry, moe: Path, zoo: Zoo, tmp
 
 
 @pytest.mark.check
-def test_a_composition_of_experts_has_its_own_training_beside_theirs(
-    filled: Registry, zoo: Zoo, tmp_path: Path
-) -> None:
-    filled.train_expert("fresh", "base", [zoo.train["code"]], ExpertTraining(**AMOUNT))
-    filled.compose(["fresh", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
-    train(filled, tmp_path / "moe", tmp_path / "out", zoo, "mlps")
-    figures = filled.report(tmp_path / "out")
-    assert [one.name for one in figures.trainings] == ["fresh"]
-    assert figures.training is not None
-    assert figures.from_base is None
-    text = page(figures)
-    assert "The diagonal is routing accuracy" in text
-    assert 'id="h-losses"' in text
-    assert 'id="h-training"' in text
-
-
-@pytest.mark.check
-def test_show_has_the_amount_and_says_what_the_router_was(
-    filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path
-) -> None:
-    done = train(filled, moe, tmp_path / "out", zoo, "all")
-    for digest, router in ((ComposedFolder.read(moe).digest, "random"), (done.digest, "random, before the training")):
-        result = CliRunner().invoke(main, ["--home", str(filled.home.path), "show", digest])
-        rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in result.stdout.splitlines()}
-        assert rows["router"] == router
-        assert rows.get("trained") == (None if router == "random" else "all, 4 steps, 256 tokens")
-
-
-@pytest.mark.check
 def test_windows_that_the_model_shortens_make_more_steps(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
     settings = MixtureTraining("all", 2 * 2 * 256, batch_size=2, seq_len=256, device="cpu")
     training = filled.train(moe, tmp_path / "out", [str(zoo.train["law"])], settings).document["training"]
     assert (training["seq_len"], training["steps"], len(training["loss"])) == (128, 4, 4)
 
 
-def test_balance_of_copies_is_refused_and_read(filled: Registry, moe: Path, tmp_path: Path) -> None:
-    balanced = Recipe(router="random", trunk="base", balance="tokens")
-    with pytest.raises(InvalidInputError, match="copies of one base model have no statistics") as refused:
-        filled.compose([], tmp_path / "out", balanced, from_base=3)
-    assert refused.value.hint == "drop --balance"
+def test_what_copies_cannot_have_is_refused_and_read(filled: Registry, moe: Path, tmp_path: Path) -> None:
+    unbalanced = Recipe(router="random", trunk="base")
+    wrong: list[tuple[int, dict[str, Any], str, str]] = [
+        (3, {"balance": "tokens"}, "copies of one base model have no statistics", "drop --balance"),
+        (2, {"top_k": 3}, "top-k is 3, it must be from 1 to 2", "give --top-k 2, or --from-base 3"),
+        (4, {"top_k": 9}, "top-k is 9, it must be from 1 to 4", "give --top-k 4 or less, or --from-base 9"),
+    ]
+    for count, changes, message, hint in wrong:
+        with pytest.raises(InvalidInputError, match=message) as refused:
+            filled.compose([], tmp_path / "out", replace(unbalanced, **changes), from_base=count)
+        assert refused.value.hint == hint
     document = dict(ComposedFolder.read(moe).content)
     document["recipe"] = document["recipe"] | {"balance": "tokens"}  # as it was possible before
     assert CompositionManifest.from_document(document, "it").from_base == 3
-
-
-def test_top_k_beyond_the_copies_names_their_number(filled: Registry, tmp_path: Path) -> None:
-    for count, top_k, hint in (
-        (2, 3, "give --top-k 2, or --from-base 3"),
-        (4, 9, "give --top-k 4 or less, or --from-base 9"),
-    ):
-        with pytest.raises(InvalidInputError, match=f"top-k is {top_k}, it must be from 1 to {count}") as refused:
-            filled.compose([], tmp_path / "out", Recipe(router="random", trunk="base", top_k=top_k), from_base=count)
-        assert refused.value.hint == hint

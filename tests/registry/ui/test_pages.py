@@ -1,5 +1,10 @@
-"""Proves: errors are pages with a way on; the log goes back in pages; texts inject nothing; nothing is written."""
+"""Proves: errors are pages with a way on; the log goes back in pages and says what an event did in words.
 
+And texts inject nothing, nothing is written, and what was computed is forgotten when anything changes.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,14 +12,16 @@ from typing import Any
 import pytest
 
 from registry import Registry
+from registry.ui.page_cache import PageCache
 from registry.ui.site import Site
+from registry.ui.wording import details
 from tests.conftest import files_of
 from tests.pages import Page, Pages, served
-from tests.registry.ui.examples import HOSTILE, composed, evaluation
+from tests.registry.ui.examples import HOSTILE, commands, composed, record
 from tests.store.test_catalog import new
 
 
-def test_the_log_goes_back_in_pages(filled: Registry, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_goes_back_in_pages(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.ui.log.PAGE", 4)
     newest = pages.read("log")
     older = next(link for link in newest.links if "before=" in link)
@@ -24,47 +31,52 @@ def test_the_log_goes_back_in_pages(filled: Registry, pages: Pages, monkeypatch:
     assert not [link for link in rest.links if "before=" in link]
 
 
-def test_commands_in_errors_are_on_the_same_registry(filled: Registry) -> None:
+def test_details_of_an_event_are_said_of_every_form_that_was_written() -> None:
+    digests = [character * 64 for character in "abc"]
+    two_kept: dict[str, Any] = {"digest": "d" * 64, "deleted": {digests[0]: 20}, "shared": digests[1:]}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"deleted": dict.fromkeys(digests, 1_000), "shared": []}, "3 arrays deleted (3.0 kB)"),
+        (two_kept, "1 array deleted (20 B); 2 arrays kept, which other versions share"),
+        ({"deleted": digests, "shared": []}, "3 arrays deleted"),  # of a registry that recorded no sizes
+        ({"alias": "good", "deleted": True}, "alias good; deleted yes"),
+        ({"reason": "licence", "rows": {}, "actor": "me"}, "reason licence"),
+    ]
+    for found, said in cases:
+        assert details(found) == said
+
+
+def test_commands_are_on_the_same_registry(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(filled, ("reg", "--home", "/a b")) as pages:
-
-        def commands(*path: str, status: int = 404, **query: Any) -> list[str]:
-            found = pages.read(*path, status=status, **query).attributes
-            return [value for _, name, value in found if name == "data-copy" and value]
-
-        assert commands("versions", "nope") == ["reg --home '/a b' list"]
-        assert commands("compositions", "abcdef") == ["reg --home '/a b' compositions"]
-        assert commands("compose", status=200, e="nope") == ["reg --home '/a b' list"]
+        for path, status, query, command in (
+            (("versions", "nope"), 404, {}, "reg --home '/a b' list"),
+            (("compositions", "abcdef"), 404, {}, "reg --home '/a b' compositions"),
+            (("compose",), 200, {"e": "nope"}, "reg --home '/a b' list"),
+        ):
+            assert commands(pages.read(*path, status=status, **query)) == [command]
         text = pages.read("compose", e=["base", "law"]).text
         assert "reg --home '/a b' add-expert" in text
-
-
-def test_commands_name_a_database_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with Registry(tmp_path / "home", database="sqlite:///some.sqlite") as registry:
+    with Registry(tmp_path / "named", database="sqlite:///some.sqlite") as registry:
         assert registry.catalog.place == f"sqlite:///{tmp_path / 'some.sqlite'}"
 
 
 def test_a_hint_is_taken_apart_into_a_command_and_words(filled: Registry) -> None:
     site = Site(filled, ("reg", "--home", "/h"))
-    assert site.next_step(None) == ("", "")
-    assert site.next_step("see what reg evaluate shows") == ("", "see what reg evaluate shows")
-    assert site.next_step("register it: reg add-base a B; those registered: reg list") == (
-        "", "register it: reg --home /h add-base a B; those registered: reg --home /h list",
-    )  # fmt: skip
-    assert site.next_step("run: reg list --all, which shows the aliases there are") == (
-        "reg --home /h list --all", "which shows the aliases there are",
-    )  # fmt: skip
-    assert site.next_step("run: reg show a; or reg compositions, which lists all") == (
-        "reg --home /h show a", "or reg --home /h compositions, which lists all",
-    )  # fmt: skip
-    assert site.next_step("the first makes one: reg --home /x add-base a B")[1].endswith(": reg --home /x add-base a B")
+    words = "register it: reg --home /h add-base a B; those registered: reg --home /h list"
+    elsewhere = "the first makes one: reg --home /x add-base a B"
+    for hint, parts in (
+        (None, ("", "")),
+        ("see what reg evaluate shows", ("", "see what reg evaluate shows")),
+        ("register it: reg add-base a B; those registered: reg list", ("", words)),
+        ("run: reg list --all, which shows all", ("reg --home /h list --all", "which shows all")),
+        ("run: reg show a; or reg log, which lists", ("reg --home /h show a", "or reg --home /h log, which lists")),
+        (elsewhere, ("", elsewhere)),
+    ):
+        assert site.next_step(hint) == parts
 
 
-@pytest.mark.check(after=2)
-@pytest.mark.trust(after=5)
-@pytest.mark.parametrize(
-    ("path", "status", "told"),
-    [
+def test_errors_are_pages_with_a_way_on(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, status, told in (
         ("/nowhere", 404, "<strong>This page does not exist</strong>"),
         ("/versions/mth", 404, "did you mean &#39;math&#39;"),
         ("/versions/math@7", 404, "<strong>math has no version 7"),
@@ -72,16 +84,12 @@ def test_a_hint_is_taken_apart_into_a_command_and_words(filled: Registry) -> Non
         ("/compositions/abcdef", 404, "<strong>There is no composition"),
         ("/compositions/xyz", 404, "no composition"),
         ("/compose/preview?e=", 400, ""),
-    ],
-)
-def test_errors_are_pages_with_a_way_on(pages: Pages, path: str, status: int, told: str) -> None:
-    answer = pages.ask(path)
-    assert (answer.status, told in answer.text) == (status, True), answer.text
-    assert "Next: " in answer.text
-    Page(answer.text)
+    ):
+        answer = pages.ask(path)
+        assert (answer.status, told in answer.text) == (status, True), answer.text
+        assert "Next: " in answer.text
+        Page(answer.text)
 
-
-def test_a_fault_shows_no_traceback(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ValueError("a <b>fault</b>")
 
@@ -105,17 +113,15 @@ def test_names_tags_and_labels_inject_nothing(filled: Registry, pages: Pages, tm
         catalog.set_alias(added, plain[:90])
         catalog.set_tags(filled.resolve("code"), {"label": plain})
     digest = composed(filled, tmp_path / HOSTILE[1].replace("/", ""), "math", "code")
-    catalog.record_evaluation(digest, "1" * 64, evaluation(HOSTILE[0]))
+    record(filled, digest, label=HOSTILE[0])
     for text in HOSTILE:
         pages.read(q=text)
         pages.read(tag=f"label={text}")
         pages.read("compose", q=text, e=text, trunk=text)
-        pages.read("compositions", of="math")
     assert "{{ 7 * 7 }}{% raw %}" in pages.read("versions", "hostile@1").text
-    pages.read("versions", "code@1")
-    pages.read("compositions", digest)
+    for path in (("versions", "code@1"), ("compositions",), ("compositions", digest), ("log",)):
+        pages.read(*path)
     pages.read("compose", e="code")
-    pages.read("log")
     for where in pages.asked:
         answer = pages.ask(where).text
         page = Page(answer)
@@ -127,16 +133,51 @@ def test_names_tags_and_labels_inject_nothing(filled: Registry, pages: Pages, tm
 
 
 @pytest.mark.check
-def test_nothing_in_the_home_changes(filled: Registry, pages: Pages, tmp_path: Path) -> None:
-    digest = composed(filled, tmp_path / "moe", "math", "code")
-    filled.catalog.record_evaluation(digest, "1" * 64, evaluation())
+def test_nothing_in_the_home_changes(filled: Registry, pages: Pages, digest: str) -> None:
+    record(filled, digest)
     before = _stable(filled.home.path)
-    for path in ("/", "/versions/math@1", "/versions/math@1/comparison", "/versions/math@1/opt-out", "/compositions",
-                 f"/compositions/{digest}", "/compose?e=math&e=code", "/compose/preview?e=math&e=code",
-                 "/log"):  # fmt: skip
+    of_version = (f"/versions/math@1{part}" for part in ("", "/comparison", "/opt-out"))
+    composer = (f"/compose{part}?e=math&e=code" for part in ("", "/preview"))
+    for path in ("/", "/log", "/compositions", f"/compositions/{digest}", *of_version, *composer):
         assert pages.ask(path).status == 200
     assert _stable(filled.home.path) == before
 
 
 def _stable(home: Path) -> dict[str, bytes]:
     return {name: data for name, data in files_of(home).items() if not name.endswith(("-wal", "-shm"))}
+
+
+def test_what_was_computed_is_kept_until_anything_changes() -> None:
+    states, made = ["a"], list[int]()
+    cache = PageCache(lambda: states[0] if len(states) == 1 else states.pop(0), size=2)
+
+    def make() -> int:
+        made.append(len(made))
+        return made[-1]
+
+    assert [cache.get(key, make) for key in "xxy"] == [0, 0, 1]
+    assert [cache.get(key, make) for key in "xz"] == [0, 2]
+    assert list(cache._values) == ["x", "z"]  # those used least recently go first
+    cache.refresh()
+    assert len(cache._values) == 2
+    states[:] = ["b"]
+    cache.refresh()  # a look at any page forgets
+    assert len(cache._values) == 0
+    assert [cache.get(key, make) for key in "xx"] == [3, 3]
+    states[:] = ["c", "d"]  # what changed while it was computed is not kept
+    assert [cache.get(key, make) for key in "xx"] == [4, 5]
+
+
+def test_one_computes_at_a_time() -> None:
+    cache, running, most = PageCache(lambda: ""), list[int](), list[int]()
+
+    def make() -> int:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.pop()
+        return 0
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: cache.get(number, make), range(4)))
+    assert most == [1] * 4

@@ -1,20 +1,17 @@
 """A registry of experts of four families and two sizes that share the tests' tokenizer."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from registry import PassSettings, Registry
 from registry.composition import Hetero, HeteroRecipe
-from registry.runtime.loading import quiet_transformers
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
+from tests.registry.hosts.test_hosts import load
 
 FIRST = 5
 """How many tokens decide."""
@@ -48,12 +45,18 @@ def make_world(root: Path, zoo: Zoo, tokenizer: Any) -> World:
         "math": make_model("qwen3", 401, **WIDE),
     }
     experts = {name: save_checkpoint(model, root / name, tokenizer) for name, model in models.items()}
+    experts["code"] = zoo.experts["code"]
     with Registry(root / "home") as registry:
-        for name, folder in experts.items():
-            registry.add_expert(name, folder, data=[zoo.train[name]], settings=SETTINGS, keep_calibration=True)
-        registry.add_expert("code", zoo.experts["code"], allow_unrelated=True)
+        for name in ("biomed", "law", "math", "code"):
+            add_member(registry, name, experts[name], zoo)
         compose(registry, root / "composed")
-    return World(root / "home", {**experts, "code": zoo.experts["code"]}, root / "composed")
+    return World(root / "home", experts, root / "composed")
+
+
+def add_member(registry: Registry, name: str, folder: Path, zoo: Zoo) -> None:
+    """Register an expert with the text of its name, which is kept; that of the zoo has its own statistics."""
+    own: dict[str, Any] = {"data": [zoo.train[name]], "settings": SETTINGS, "keep_calibration": True}
+    registry.add_expert(name, folder, **{} if name == "code" else own, allow_unrelated=True)
 
 
 def compose(registry: Registry, out: Path, names: tuple[str, ...] = NAMES, **recipe: Any) -> Hetero:
@@ -63,37 +66,16 @@ def compose(registry: Registry, out: Path, names: tuple[str, ...] = NAMES, **rec
     return plan
 
 
-def load(folder: Path, **options: Any) -> Any:
-    """Return the model as plain transformers loads it, no key missing, unexpected or mismatched."""
-    with quiet_transformers():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, **{"dtype": torch.float32} | options, trust_remote_code=True, output_loading_info=True
-        )
-    model, info = loaded
-    assert not any(info.values()), info
-    return model.eval()
-
-
-def dense(folder: Path) -> Any:
-    """Return a member as plain transformers loads it."""
-    with quiet_transformers():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
 def tables(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the embedding and the head of a checkpoint, float64."""
-    model = dense(folder)
+    model = load(folder)
     return model.get_input_embeddings().weight.detach().double(), model.lm_head.weight.detach().double()
 
 
-def stored(folder: Path) -> dict[str, torch.Tensor]:
-    """Return every tensor of a folder."""
-    return load_file(folder / "model.safetensors")
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a folder."""
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+@torch.no_grad()
+def logits_of(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    """Return the logits of a model."""
+    found: torch.Tensor = model(input_ids=ids, **arguments).logits
     return found
 
 
@@ -105,13 +87,11 @@ def forced(model: Any, index: int) -> Callable[..., torch.Tensor]:
         only[..., index] = 0.0
         return only
 
-    @torch.no_grad()
-    def logits(ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    def logits(ids: torch.Tensor) -> torch.Tensor:
         model._weigh = weigh
         try:
-            found: torch.Tensor = model(input_ids=ids, **arguments).logits
+            return logits_of(model, ids)
         finally:
             del model._weigh
-        return found
 
     return logits

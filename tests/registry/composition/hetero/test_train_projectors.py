@@ -1,7 +1,6 @@
 """Proves: a training of projectors moves them and the router alone, begins at their closed form, and is reproduced."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,11 @@ import pytest
 import torch
 
 from registry import MixtureTraining, Registry
-from registry.errors import ConflictError, InvalidInputError
-from tests.conftest import Shared, Zoo, files_of
-from tests.models import train_tokenizer
-from tests.registry.composition.hetero.hetero_world import World, compose, dense, load, make_world, stored, tables
+from registry.errors import InvalidInputError
+from tests.conftest import Zoo, files_of
+from tests.registry.composition.composed import add_model, tensors_of
+from tests.registry.composition.hetero.hetero_world import SETTINGS, World, compose
+from tests.registry.hosts.test_hosts import load
 
 TINY: dict[str, Any] = {
     "tokens": 8 * 2 * 32, "batch_size": 2, "seq_len": 32, "lr": 0.003, "device": "cpu", "dtype": "float32"
@@ -24,17 +24,6 @@ PROJECTORS = {
 """Those of every member but the lead, which is the last one."""
 
 
-@pytest.fixture(scope="module")
-def world(shared: Shared, zoo: Zoo) -> World:
-    return shared.get("hetero", lambda root: make_world(root, zoo, train_tokenizer()))
-
-
-@pytest.fixture
-def registry(world: World, tmp_path: Path) -> Iterator[Registry]:
-    with Registry(shutil.copytree(world.home, tmp_path / "hetero-home")) as opened:
-        yield opened
-
-
 def train(registry: Registry, folder: Path, out: Path, zoo: Zoo, what: str = "projectors", **changes: Any) -> Any:
     data = [str(zoo.train[name]) for name in ("code", "law")]
     return registry.train(folder, out, data, MixtureTraining(what, **(TINY | changes)))
@@ -43,12 +32,12 @@ def train(registry: Registry, folder: Path, out: Path, zoo: Zoo, what: str = "pr
 @pytest.mark.check
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize("top_k", [1, 2])
-def test_projectors_and_router_move_alone(registry: Registry, zoo: Zoo, tmp_path: Path, top_k: int) -> None:
-    compose(registry, tmp_path / "start", top_k=top_k)
+def test_projectors_and_router_move_alone(several: Registry, zoo: Zoo, tmp_path: Path, top_k: int) -> None:
+    compose(several, tmp_path / "start", top_k=top_k)
     before = files_of(tmp_path / "start")
-    done = train(registry, tmp_path / "start", tmp_path / "out", zoo)
+    done = train(several, tmp_path / "start", tmp_path / "out", zoo)
     assert files_of(tmp_path / "start") == before
-    old, new = stored(tmp_path / "start"), stored(tmp_path / "out")
+    old, new = tensors_of(tmp_path / "start"), tensors_of(tmp_path / "out")
     assert old.keys() == new.keys()
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     # The weight of a single member is 1, whatever the router gives: it has no gradient.
@@ -61,17 +50,17 @@ def test_projectors_and_router_move_alone(registry: Registry, zoo: Zoo, tmp_path
     assert "The projectors and the router were then trained" in card
     assert "without training" not in card
     shutil.rmtree(tmp_path / "start")
-    found = registry.reproduce(tmp_path / "out", tmp_path / "again")
+    found = several.reproduce(tmp_path / "out", tmp_path / "again")
     assert found.is_same
     assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
 
 
-def test_it_begins_at_the_closed_form_with_the_gradient_of_the_loss(
-    world: World, registry: Registry, zoo: Zoo, tmp_path: Path
+def test_the_first_step_follows_the_gradient_of_the_loss(
+    world: World, several: Registry, zoo: Zoo, tmp_path: Path
 ) -> None:
     """One step of AdamW moves every weight by the rate, against the sign of its gradient."""
-    done = train(registry, world.folder, tmp_path / "out", zoo, tokens=2 * 32, lr=1e-4, weight_decay=0.0)
-    old, new = stored(world.folder), stored(tmp_path / "out")
+    done = train(several, world.folder, tmp_path / "out", zoo, tokens=2 * 32, lr=1e-4, weight_decay=0.0)
+    old, new = tensors_of(world.folder), tensors_of(tmp_path / "out")
     steps = torch.cat([(new[name] - old[name]).flatten() for name in sorted(PROJECTORS)])
     moved = steps.abs() > 1e-7
     assert moved.float().mean() > 0.9
@@ -79,25 +68,16 @@ def test_it_begins_at_the_closed_form_with_the_gradient_of_the_loss(
     assert done.document["training"]["steps"] == 1
 
 
-@pytest.mark.check
-def test_an_opt_out_taints_what_was_trained(world: World, registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    train(registry, world.folder, tmp_path / "out", zoo)
-    registry.opt_out("law", receipt=tmp_path / "receipt.json")
-    with pytest.raises(ConflictError, match="law@1, which was opted out"):
-        registry.reproduce(tmp_path / "out")
-    assert registry.verify().problems == ()
-
-
 def test_what_cannot_be_trained_is_refused(
-    world: World, registry: Registry, filled: Registry, zoo: Zoo, tmp_path: Path
+    world: World, several: Registry, filled: Registry, zoo: Zoo, tmp_path: Path
 ) -> None:
-    compose(registry, tmp_path / "whole", routing_tokens=0)
+    compose(several, tmp_path / "whole", routing_tokens=0)
     with pytest.raises(InvalidInputError, match="a loss would see what it predicts") as refused:
-        train(registry, tmp_path / "whole", tmp_path / "out", zoo)
+        train(several, tmp_path / "whole", tmp_path / "out", zoo)
     assert "--routing-tokens" in str(refused.value.hint)
     for what in ("all", "mlps", "routers"):
         with pytest.raises(InvalidInputError, match="members of several architectures") as refused:
-            train(registry, world.folder, tmp_path / "out", zoo, what)
+            train(several, world.folder, tmp_path / "out", zoo, what)
         assert "--train projectors" in str(refused.value.hint)
     filled.compose(["code", "law"], tmp_path / "moe")
     with pytest.raises(InvalidInputError, match="has no projectors"):
@@ -109,21 +89,16 @@ def test_what_cannot_be_trained_is_refused(
 
 
 @pytest.mark.check
-def test_members_that_share_every_table_have_nothing_to_train(
-    registry: Registry, world: World, zoo: Zoo, tmp_path: Path
-) -> None:
-    twin = dense(world.experts["math"])
-    assert torch.equal(tables(world.experts["math"])[0], twin.get_input_embeddings().weight.double())
+def test_shared_tables_leave_nothing_to_train(several: Registry, world: World, zoo: Zoo, tmp_path: Path) -> None:
+    twin = load(world.experts["math"])
     with torch.no_grad():
         twin.model.layers[0].mlp.down_proj.weight.add_(0.01)
-    shutil.copytree(world.experts["math"], tmp_path / "twin")
-    twin.save_pretrained(tmp_path / "twin")
-    registry.add_expert("twin", tmp_path / "twin", data=[zoo.train["code"]], keep_calibration=True)
-    compose(registry, tmp_path / "same", ("math", "twin"), top_k=1)
+    add_model(several, tmp_path / "twin", twin, settings=SETTINGS, keep_calibration=True)
+    compose(several, tmp_path / "same", ("math", "twin"), top_k=1)
     with pytest.raises(InvalidInputError, match="share one embedding and head already") as refused:
-        train(registry, tmp_path / "same", tmp_path / "out", zoo)
+        train(several, tmp_path / "same", tmp_path / "out", zoo)
     assert "--top-k 2" in str(refused.value.hint)
-    compose(registry, tmp_path / "two", ("math", "twin"), top_k=2)
-    assert set(train(registry, tmp_path / "two", tmp_path / "out", zoo).document["training"]["tensors"]) == {
+    compose(several, tmp_path / "two", ("math", "twin"), top_k=2)
+    assert set(train(several, tmp_path / "two", tmp_path / "out", zoo).document["training"]["tensors"]) == {
         "router.weight"
     }

@@ -1,4 +1,7 @@
-"""Proves: thresholds are what text gives by chance, and experts whose texts look alike are compared with all others."""
+"""Proves: thresholds are what text gives by chance, and experts whose texts look alike are compared with all others.
+
+The predicted choice by context is the share of drawn texts, and what texts have in common bounds it.
+"""
 
 import math
 
@@ -6,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from registry.maths.context import evidence_moments
 from registry.maths.context.evidence import CHANCE, SHARE, thresholds, token_evidence, token_shares
+from registry.maths.context.evidence_moments import EvidenceMoments
 from registry.maths.context.prefix import FAST, context_scores, prefix_means
 
 TOKENS, SLOW, ALARM = 64, 64.0, 32.0
+WORDS, EXPERTS, TEXTS = 60, 3, 4000
+WINDOWS = {"whole": torch.ones(64), "recent": torch.exp(-torch.arange(64) / 12)}
 
 
 def counts(*favourites: int, seed: int = 0) -> list[Tensor]:
@@ -64,19 +71,6 @@ def test_thresholds_are_means_and_deviations_of_a_window() -> None:
             assert float(found[e, n]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_thresholds_follow_the_order_of_the_experts() -> None:
-    rows, order = counts(0, 16, 20, 40), [2, 0, 3, 1]
-    found, _ = limits(rows)
-    moved, _ = limits([rows[place] for place in order])
-    assert torch.allclose(moved, found[order][:, order], rtol=1e-9)
-
-
-def test_one_expert_has_a_threshold() -> None:
-    found, _ = limits(counts(0))
-    assert found.shape == (1, 1)
-    assert bool(torch.isfinite(found).all())
-
-
 def test_scores_are_those_of_one_expert_at_a_time() -> None:
     draw = torch.Generator().manual_seed(2)
     slow, fast = (torch.randn(2, 7, 4, generator=draw, dtype=torch.float64) for _ in range(2))
@@ -92,11 +86,13 @@ def test_scores_are_those_of_one_expert_at_a_time() -> None:
     assert torch.equal(context_scores(slow, fast, alone, ALARM), expected)
 
 
-def test_experts_that_are_all_alike_are_left_to_the_slow_mean() -> None:
-    one = counts(0)[0]
-    found, evidence = limits([one, one.clone(), one.clone()])
+@pytest.mark.parametrize("count", [1, 3])
+def test_one_expert_and_experts_that_are_all_alike_are_left_to_the_slow_mean(count: int) -> None:
+    rows = [counts(0)[0].clone() for _ in range(count)]
+    found, evidence = limits(rows)
+    assert found.shape == (count, count)
     assert bool((evidence.abs() < 1e-12).all())
-    assert bool((scores([one, one.clone(), one.clone()], text(0, 32)).abs() < 1e-9).all())
+    assert bool((scores(rows, text(0, 32)).abs() < 1e-9).all())
     assert bool((found.abs() < 1e-9).all())
 
 
@@ -117,3 +113,55 @@ def test_a_change_to_one_of_two_doubles_is_noticed_and_the_slow_mean_decides_bet
     only_for = torch.full_like(found, torch.inf).diagonal_scatter(found.diagonal())
     late = context_scores(slow, fast, only_for, ALARM)[0].argmax(dim=-1)
     assert bool((late[108:116] == 0).all())  # the test can fail: neither of them is ahead of the other
+
+
+def experts() -> tuple[Tensor, Tensor]:
+    """Return p_e and ℓ of experts whose texts differ a little."""
+    generator = torch.Generator().manual_seed(3)
+    draws = torch.rand((WORDS, EXPERTS), generator=generator, dtype=torch.float64) + 0.5
+    counts = [(column * 100).long() for column in draws.T]
+    shares = torch.stack([each.double() / each.sum() for each in counts], dim=1)
+    return shares, token_evidence(counts)
+
+
+@pytest.mark.check
+@pytest.mark.trust(after=1)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("length", [16, 64])
+def test_independent_tokens_go_where_predicted(window: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence_moments, "ALIKE", 0.0)
+    shares, evidence = experts()
+    weights = WINDOWS[window][:length].double()
+    predicted = EvidenceMoments.of(shares, evidence).confusion(weights)
+    generator = torch.Generator().manual_seed(4)
+    for expert in range(EXPERTS):
+        ids = torch.multinomial(shares[:, expert], TEXTS * length, replacement=True, generator=generator)
+        means = prefix_means(ids.view(TEXTS, length), torch.ones(TEXTS, length, dtype=torch.bool), evidence, weights)
+        counted = torch.bincount(means[:, -1].argmax(dim=-1), minlength=EXPERTS) / TEXTS
+        assert torch.allclose(predicted[expert], counted.double(), atol=0.03)
+
+
+def test_subject_of_a_text_bounds_what_more_of_it_tells() -> None:
+    shares, evidence = experts()
+    moments = EvidenceMoments.of(shares, evidence)
+    lengths = [2**power for power in range(13)]
+    accuracy = [float(moments.confusion(torch.ones(length)).diag().mean()) for length in lengths]
+    assert accuracy == sorted(accuracy)
+    assert accuracy[-1] < 0.95
+    assert accuracy[-1] - accuracy[-3] < 0.01
+    assert torch.allclose(moments.confusion(torch.ones(8)).sum(dim=1), torch.ones(EXPERTS, dtype=torch.float64))
+
+
+def test_experts_are_mistaken_as_the_confusion_says_in_any_order() -> None:
+    (shares, evidence), weights, order = experts(), torch.ones(8), [2, 0, 1]
+
+    def moments(*of: int) -> EvidenceMoments:
+        return EvidenceMoments.of(shares[:, list(of)], evidence[:, list(of)])
+
+    confusion, alike = moments(0, 1).confusion(weights), moments(0, 0)
+    assert moments(0, 1).mistaken(0, 1, weights) == pytest.approx(float(confusion[0, 1]), abs=1e-9)
+    assert moments(0, 1).mistaken(1, 0, weights) == pytest.approx(float(confusion[1, 0]), abs=1e-9)
+    assert alike.mistaken(0, 1, weights[:4]) == 0.5
+    assert torch.equal(alike.confusion(weights[:4]), torch.full((2, 2), 0.5, dtype=torch.float64))
+    expected = moments(0, 1, 2).confusion(weights)[order][:, order]
+    assert torch.allclose(moments(*order).confusion(weights), expected, atol=1e-3)
