@@ -1,34 +1,44 @@
-"""A receiver of progress that keeps what is said to the user."""
+"""A receiver of progress that keeps what it is told, and may interrupt a training."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from registry.progress import Advance
 
 
 class Remarks:
-    """Keeps sentences; steps are passed over.
+    """Keeps labels of steps and sentences.
+
+    Args:
+        until: the number of the step of a training that is interrupted when it is done.
 
     Attributes:
-        sentences: what was said, in order.
+        labels: what was told, in order: steps and sentences.
+        sentences: what was said to the user, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, until: int | None = None) -> None:
+        self.labels: list[str] = []
         self.sentences: list[str] = []
+        self._until = until
 
     @property
     def text(self) -> str:
-        """All of them, a line each."""
+        """All sentences, a line each."""
         return "\n".join(self.sentences)
 
-    def __call__(self, label: str, total: int, unit: str) -> Any:
+    @contextmanager
+    def __call__(self, label: str, total: int, unit: str) -> Iterator[Advance]:
         """Open a step, or keep a sentence."""
+        self.labels.append(label)
         if not unit:
             self.sentences.append(label)
-        return _step()
+        done = 0
 
+        def advance(amount: int) -> None:
+            nonlocal done
+            done += amount
+            if unit == "step" and done == self._until:
+                raise KeyboardInterrupt
 
-@contextmanager
-def _step() -> Iterator[Advance]:
-    yield lambda amount: None
+        yield advance

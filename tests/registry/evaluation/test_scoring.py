@@ -19,7 +19,6 @@ from registry.runtime.gates import RoutingRecord, force_expert, gates
 from registry.runtime.loading import load_model
 from tests.conftest import Zoo
 from tests.registry.evaluation.conftest import Data
-from tests.registry.training.heard import Heard
 from tests.remarks import Remarks
 
 RIDGE = Recipe(router="ridge")
@@ -32,7 +31,7 @@ def test_one_expert_gets_everything_and_its_oracle_is_the_expert(
 ) -> None:
     """A model without experts has neither routing nor an oracle."""
     filled.compose(["code"], tmp_path / "alone")
-    filled.progress = heard = Heard()
+    filled.progress = heard = Remarks()
     rows = {row.name: row for row in filled.evaluate([tmp_path / "alone"], data, SETTINGS, oracle=True, baselines=True)}
     passes = [label for label in heard.labels if label.startswith("evaluating ")]
     assert passes[-2:] == ["evaluating alone", "evaluating alone with perfect routing"]

@@ -33,7 +33,7 @@ from registry.simoe.simoe_trainer import SimoeTrainer
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, write_jsonl
 from tests.registry.simoe.conftest import NAMES, SETTINGS, settings_with, text_of
-from tests.registry.training.heard import Heard
+from tests.remarks import Remarks
 
 
 def member_of(registry: Registry, ref: str) -> Member:
@@ -229,19 +229,19 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes(
     """With what no other training has: the multiplier and the curves of sparsity and overlap."""
     settings = settings_with(accumulate=2, batch_size=1)
 
-    def train(home: str, heard: Heard) -> tuple[Any, Any, list[str]]:
+    def train(home: str, heard: Remarks) -> tuple[Any, Any, list[str]]:
         with Registry(tmp_path / home, progress=heard) as registry:
             if not registry.versions():
                 registry.add_base("base", zoo.base)
             done = registry.train_simoe("mix", "base", text_of(zoo), settings)
             return done.losses, done.document, digests_of(registry)
 
-    whole = train("whole", Heard())
+    whole = train("whole", Remarks())
     assert len(whole[0].steps) == 6
     monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        train("home", Heard(until=4))
-    heard = Heard()
+        train("home", Remarks(until=4))
+    heard = Remarks()
     assert train("home", heard) == whole
     assert "goes on: " in heard.text
 

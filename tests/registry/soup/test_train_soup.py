@@ -28,7 +28,7 @@ from registry.training.weight_trainer import BETAS
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, write_jsonl
 from tests.registry.soup.conftest import DOMAINS, SETTINGS, corpora_of, settings_with, text_of
-from tests.registry.training.heard import Heard
+from tests.remarks import Remarks
 
 EPSILON = 1e-8
 """ε of AdamW."""
@@ -151,19 +151,19 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes_in_any_order_of_domai
     """Of experts of a rank: what trains are the shared weights, two factors of each expert and the router."""
     settings = settings_with(rank=2, support=1, batch_size=1, accumulate=2)
 
-    def train(home: str, domains: dict[str, list[Path]], heard: Heard) -> tuple[Any, list[str]]:
+    def train(home: str, domains: dict[str, list[Path]], heard: Remarks) -> tuple[Any, list[str]]:
         with Registry(tmp_path / home, progress=heard) as registry:
             losses = registry.train_soup("soup", zoo.base, domains, settings).losses
             check_ranks(registry)
             return losses, digests_of(registry)
 
-    whole = train("whole", text_of(zoo), Heard())
+    whole = train("whole", text_of(zoo), Remarks())
     assert len(whole[0].steps) == 6
     monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
     backwards = dict(reversed(text_of(zoo).items()))
     with pytest.raises(KeyboardInterrupt):
-        train("home", backwards, Heard(until=4))
-    heard = Heard()
+        train("home", backwards, Remarks(until=4))
+    heard = Remarks()
     assert train("home", backwards, heard) == whole
     assert "goes on: " in heard.text
 

@@ -31,7 +31,7 @@ from registry.training.expert.trainable import Trainable, trained_weights
 from registry.training.weight_trainer import Losses, curve
 from tests.conftest import Zoo, files_of
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
-from tests.registry.training.heard import Heard
+from tests.remarks import Remarks
 
 SETTINGS = ExpertTraining(tokens=6 * 2 * 32, batch_size=2, seq_len=32, lr=0.01, device="cpu", dtype="float32")
 IDS = torch.randint(1, 320, (2, 32), generator=torch.Generator().manual_seed(0))
@@ -62,7 +62,7 @@ def train(registry: Registry, zoo: Zoo, out: Path | None = None, **changes: Any)
 def test_what_is_frozen_is_the_base_models_to_the_byte(
     filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any], what: str
 ) -> None:
-    filled.progress = heard = Heard()
+    filled.progress = heard = Remarks()
     done = train(filled, zoo, tmp_path / "out", **changes)
     assert done.registration is None
     base, mlp = Checkpoint(zoo.base), Checkpoint(zoo.base).mlp
@@ -138,17 +138,17 @@ def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(
     whole = train(filled, zoo, tmp_path / "whole", **changes)
     assert len(whole.losses.steps) == 6
     monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
-    filled.progress = Heard(until=at)
+    filled.progress = Remarks(until=at)
     with pytest.raises(KeyboardInterrupt):
         train(filled, zoo, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
     assert len(list(filled.home.partial.iterdir())) == (at > 1)
-    filled.progress = heard = Heard()
+    filled.progress = heard = Remarks()
     assert train(filled, zoo, tmp_path / "out", **changes).losses == whole.losses
     assert ("goes on: " in heard.text) == (at > 1)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert not list(filled.home.partial.iterdir())
-    filled.progress = Heard(until=3)
+    filled.progress = Remarks(until=3)
     with pytest.raises(KeyboardInterrupt):
         train(filled, zoo, tmp_path / "late", **changes)
     assert list(filled.home.partial.iterdir())

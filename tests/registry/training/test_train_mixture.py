@@ -25,7 +25,7 @@ from registry.training.weight_trainer import _InOrder
 from store.arrays import FolderArrays
 from tests.conftest import Zoo, array_folder, files_of
 from tests.models import make_model, save_checkpoint, train_tokenizer
-from tests.registry.training.heard import Heard
+from tests.remarks import Remarks
 from tests.writable_hub import WritableHub, writable_hub
 
 TINY: dict[str, Any] = {
@@ -71,7 +71,7 @@ def test_mixtures_of_every_kind_of_host_train_and_what_is_frozen_stays(
         ("mlps", "the experts' MLPs and the routers", experts),
         ("all", "all weights", {name for name in old if "shared" not in name}),
     ):
-        registry.progress = heard = Heard()
+        registry.progress = heard = Remarks()
         done = train(registry, tmp_path / "moe", tmp_path / what, zoo, what, tokens=2 * 2 * 32)
         parts = [gate.weight for gate in gates(model)]
         if what != "routers":
@@ -252,7 +252,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_state_that_another_run_go
     (state,) = filled.home.partial.glob("*/state.safetensors")
     weights = load_file(state)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
-    filled.progress = heard = Heard()
+    filled.progress = heard = Remarks()
     assert train(filled, moe, tmp_path / "out", zoo) == whole
     assert "goes on: 3 of 6" in heard.text
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")

@@ -18,7 +18,7 @@ from store.digest import json_digest
 from tests.conftest import Zoo, files_of
 from tests.digests import digests_of
 from tests.models import logits
-from tests.registry.training.heard import Heard
+from tests.remarks import Remarks
 
 SETTINGS = TrainSettings(steps=6, batch_size=2, seq_len=32, lr=0.05, balance=0.01, weight_decay=0.1)
 IDS = torch.randint(1, 320, (2, 32), generator=torch.Generator().manual_seed(0))
@@ -88,14 +88,14 @@ def test_interrupted_training_goes_on_to_the_same_bytes(
     filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path, at: int, damage: bytes | None
 ) -> None:
     whole = train(filled, moe, tmp_path / "whole", zoo)
-    filled.progress = Heard(until=at)
+    filled.progress = Remarks(until=at)
     with pytest.raises(KeyboardInterrupt):
         train(filled, moe, tmp_path / "out", zoo)
     assert not (tmp_path / "out").exists()
     (state,) = filled.home.partial.glob("*/state.safetensors")
     if damage is not None:  # it begins anew
         state.write_bytes(damage)
-    filled.progress = heard = Heard()
+    filled.progress = heard = Remarks()
     assert train(filled, moe, tmp_path / "out", zoo) == whole
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert (f"goes on: {at} of 6" in heard.text) is (damage is None)
