@@ -96,13 +96,13 @@ def test_maps_of_one_input_have_the_same_bits_in_any_order(filled: Registry) -> 
 def test_dense_models_of_every_trunk_method(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """Where it is a short sum, it is that sum; MLPs are combined as the trunk is. All of them load and compute."""
     code, math, base = (tensors_of(path) for path in (zoo.experts["code"], zoo.experts["math"], zoo.base))
-    half: dict[str, Any] = {"trunk_options": {"density": 1.0, "scale": 0.5}, "combine": "sum"}  # nothing is dropped
+    weak: dict[str, Any] = {"trunk_options": {"density": 1.0, "scale": 0.3}, "combine": "sum"}  # nothing is dropped
     expected: list[tuple[str, dict[str, Any], Any]] = [
         ("mean", {}, lambda a, b, _: (a + b) / 2),
         ("base", {}, lambda _a, _b, o: o),
         ("task-arithmetic", {"trunk_options": {"scale": 0.4}}, lambda a, b, o: o + 0.4 * ((a - o) + (b - o))),
         ("ties", {"trunk_options": {"density": 1.0}}, ties_of_all),
-        ("dare", half, lambda a, b, o: o + 0.5 * ((a - o) + (b - o))),
+        ("dare", weak, lambda a, b, o: o + 0.3 * ((a - o) + (b - o))),
         ("regmean", {}, None),
         ("dare", {"trunk_options": {"density": 1.0}}, lambda a, b, _: (a + b) / 2),
     ]

@@ -86,7 +86,7 @@ def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages)
     part = pages.ask("/compose?e=math&e=code&part=result").text
     assert "<form" not in part
     assert "reg compose --experts code@1,math@1" in part
-    assert "of the parameters are added for context routing" in part
+    assert "of the parameters</strong> are added for context routing" in part
     assert _offered(pages, e="math", q="cod") == ["math@1", "code@1"]  # who is ticked stays
 
 

@@ -59,7 +59,8 @@ def test_the_form_evaluates_what_the_command_would(filled: Registry, writable: P
     job = job_of(writable, answer.headers["location"])
     assert (job.state, job.error) == ("done", None)
     assert job.title == "Evaluate moe on math (2 windows a domain, with perfect routing)"
-    assert [step.label for step in job.steps][-2:] == ["evaluating moe", "evaluating moe with perfect routing"]
+    steps = [step.label for step in job.steps if step.label.startswith("evaluating moe")]
+    assert steps == ["evaluating moe", "evaluating moe with perfect routing"]
     assert (bool(job.phases), job.to_come) == (True, [])
     data = f"math={zoo.test['math']}"
     assert job.words == ("evaluate", str(tmp_path / "moe"), "--data", data, "--windows", "2", "--oracle")
