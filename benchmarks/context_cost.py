@@ -36,8 +36,8 @@ from registry.runtime.loading import load_model, load_tokenizer
 
 NEAR = ("biomed", "code", "german", "literature", "math")
 RECIPES: dict[str, dict[str, Any]] = {
-    "ridge, 2 experts a token": {},
-    "ridge, 1 expert a token": {"top_k": 1},
+    "ridge, 2 experts a token": {"router": "ridge"},
+    "ridge, 1 expert a token": {"router": "ridge", "top_k": 1},
     "context": {"router": "context"},
     "context, shared vocabulary": {"router": "context", "vocabulary": "shared"},
 }
