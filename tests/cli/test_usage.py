@@ -42,11 +42,7 @@ VOICE: dict[str, tuple[list[str], str, str]] = {
         "--weights: 'a' is given twice, as '1' and as '2'",
         "reg compose --help",
     ),
-    "domain": (
-        ["evaluate", "moe", "--data", "x"],
-        "--data: 'x' is not of the form DOMAIN=FILE",
-        "reg evaluate --help",
-    ),
+    "domain": (["evaluate", "moe", "--data", "x"], "--data: 'x' is not of the form DOMAIN=FILE", "reg evaluate --help"),
     "no subcommand": (["db", "foo"], "no such command 'foo'", "reg db --help"),
     "of the group": (["--limit", "3", "list"], "there is no option --limit", "reg --help"),
     "of a group's command": (["receipt", "verify"], "FILE is missing", "reg receipt verify --help"),
@@ -112,8 +108,7 @@ def test_words_of_other_programs_are_answered_with_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "following"),
-    [("list", "run it again"), ("push", "run it again; it goes on where it stopped")],
+    ("command", "following"), [("list", "run it again"), ("push", "run it again; it goes on where it stopped")]
 )
 def test_interrupt_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, command: str, following: str) -> None:
     def interrupted(*_: object, **__: object) -> None:

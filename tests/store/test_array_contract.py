@@ -166,9 +166,7 @@ def test_stores_answer_as_a_dictionary_does(
             elif intact.get(digest):
                 damage(store, digest, position)
         if action == "open" and intact.get(digest):
-            copied.add(
-                digest
-            )  # of a bucket: this copy, which is checked, answers when objects are damaged
+            copied.add(digest)  # of a bucket: this copy, which is checked, answers when objects are damaged
         elif action == "delete" or (action == "put" and not intact.get(digest)):
             copied.discard(digest)
         if action == "put" or (action == "damage" and digest in intact):

@@ -145,12 +145,7 @@ ACTIONS = ("alias", "unalias", "tag", "compose", "evaluate", *("withdraw", "purg
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.sampled_from(NAMES), st.sampled_from(DIGESTS), st.sampled_from(["12", "23", "3"])),
-        st.tuples(
-            st.sampled_from(ACTIONS),
-            st.integers(0, 5),
-            st.sampled_from(ALIASES),
-            st.integers(0, 2),
-        ),
+        st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5), st.sampled_from(ALIASES), st.integers(0, 2)),
     ),
     min_size=4,
     max_size=14,

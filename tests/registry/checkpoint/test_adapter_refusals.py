@@ -97,10 +97,7 @@ BAD: dict[str, tuple[Change, str]] = {
         added({f"{Q}.lora_A.{run}.weight": torch.ones(4, 32) for run in ("a", "b")}),
         "has several adapters: a, b",
     ),
-    "one name twice": (
-        added({f"{Q}.lora_A.default.weight": torch.ones(4, 32)}),
-        "several tensors are .*lora_A.weight",
-    ),
+    "one name twice": (added({f"{Q}.lora_A.default.weight": torch.ones(4, 32)}), "several tensors are .*lora_A.weight"),
     "empty": (
         added({f"{Q}.lora_{part}.weight": torch.zeros(0) for part in "AB"}),
         "lora_A.weight, .*lora_B.weight are empty: it was saved under DeepSpeed ZeRO-3",

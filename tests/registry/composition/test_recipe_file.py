@@ -164,11 +164,7 @@ def some_recipe(values: dict[str, Any]) -> AnyRecipe:
     raise AssertionError(values)
 
 
-@given(
-    st.fixed_dictionaries({}, optional=VALUES),
-    st.lists(st.sampled_from(NAMES), unique=True),
-    st.booleans(),
-)
+@given(st.fixed_dictionaries({}, optional=VALUES), st.lists(st.sampled_from(NAMES), unique=True), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_a_recipe_that_is_written_reads_back(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], experts: list[str], pinned: bool
