@@ -102,7 +102,7 @@ def near_experts(shared: Path, scratch: Path) -> ExpertSet:
     with Registry(home) as registry:
         for name in NEAR:
             folder, text = shared / "experts" / name, shared / "corpora" / name
-            settings = PassSettings(tokens=4096, seq_len=256, batch_size=8, folds=1)
+            settings = PassSettings(tokens=4096, seq_len=256, batch_size=8)
             registry.add_expert(name, folder, data=[text / "train.jsonl.gz"], settings=settings, allow_unrelated=True)
             rows.append(token_ids(load_tokenizer(folder), text / "test.jsonl.gz", 1024))
     texts = torch.stack([row[start : start + 512] for start in (0, 512) for row in rows])

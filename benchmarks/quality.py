@@ -1,6 +1,6 @@
 """What compositions of real experts are worth: every method, reference beside it, near and far experts.
 
-    python -m benchmarks.quality [--shared ../shared] [--far FOLDER] [--only table,lam] [--jobs 2] [--json FILE]
+    python -m benchmarks.quality [--shared ../shared] [--far FOLDER] [--only table,tokens] [--jobs 2] [--json FILE]
 
 `SHARED/experts/<name>` are checkpoints, `SHARED/experts/base` their base model, their text is
 `SHARED/corpora/<name>/{train,test}.jsonl.gz`. `SHARED/experts/reference.json`, if it is there, has the scores of
@@ -15,7 +15,6 @@ measure again. Sections:
     sampled    experts registered without any text: each wrote its own
     six        with an expert close to another
     far        with experts far from the others and from the base model (needs --far)
-    lam        lam auto against a grid
     tokens     one expert with ten times the tokens
     continual  three schedules, each in a registry of its own
     context    context routing against ridge, on five sets (four of them need --far)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.context_parts import OFFSETS, READ, SPANS, WINDOWS
-from benchmarks.quality_parts import FIVE, LAMS, REFERENCE, SAMPLED_REFERENCE, Figures
+from benchmarks.quality_parts import FIVE, REFERENCE, SAMPLED_REFERENCE, Figures
 
 WIDE = 0.5
 """A difference from the reference that is more than this stands out."""
@@ -65,7 +65,6 @@ def page(found: Mapping[str, Figures], reference: Mapping[str, float], windows: 
         ("Six experts, the sixth close to `literature`", _rows(found, "six")),
         ("Near and far experts", _rows(found, "far")),
         ("Context routing", _context(found)),
-        ("`lam auto` against a grid", _lam(found)),
         ("One expert with ten times the tokens", _tokens(found)),
         ("Continual learning", _continual(found)),
         ("Time", _cost(found)),
@@ -212,28 +211,6 @@ def _context(found: Mapping[str, Figures]) -> Iterator[str]:
             if "by_layer" in row
         ]
         yield from _table(["", *map(str, READ), *(f"layer {layer}" for layer in range(layers))], lines)
-
-
-def _lam(found: Mapping[str, Figures]) -> Iterator[str]:
-    if "lam" not in found:
-        return
-    lines = []
-    for subset in found["lam"]["subsets"]:
-        average = {row["name"]: row["average"] for row in subset["rows"]}
-        best = max(value for name, value in average.items() if name != "auto")
-        cells = [f"{average[f'{value:g}']:.2f}" for value in LAMS]
-        chosen = ", ".join(f"{value:g}" for value in subset["chosen"])
-        auto = average["auto"]
-        lines.append(
-            [", ".join(subset["experts"]), *cells, f"{best:.2f}", f"{auto:.2f}", f"{auto - best:+.2f}", chosen]
-        )
-    yield (
-        "Average score by `lam`, the same for all layers, and with what each layer chose by folds; half of the test "
-        "windows."
-    )
-    yield ""
-    header = ["experts", *(f"{value:g}" for value in LAMS), "best", "auto", "auto − best", "chosen, by layer"]
-    yield from _table(header, lines)
 
 
 def _tokens(found: Mapping[str, Figures]) -> Iterator[str]:

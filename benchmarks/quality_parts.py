@@ -27,7 +27,6 @@ UNBALANCED = "math"
 """The expert that is also registered with ten times the tokens."""
 
 SUBSETS = (FIVE, ("math", "biomed", "code"), ("literature", "german"))
-LAMS = (1e-4, 1e-2, 1.0, 1e2, 1e4)
 SCHEDULES = (
     FIVE,
     ("biomed", "german", "literature", "math", "code"),
@@ -256,21 +255,6 @@ def _halved(place: Place) -> Place:
     return replace(place, settings=replace(place.settings, windows=max(1, place.settings.windows // 2)))
 
 
-def lam(place: Place) -> Figures:
-    """Return what a grid of ridge strengths and `auto` are worth, for each subset."""
-    found = []
-    with Registry(place.home) as registry:
-        for subset in SUBSETS:
-            refs = [f"{name}@1" for name in subset]
-            wanted = {f"{value:g}": (refs, Recipe(router="ridge", lam=value)) for value in LAMS} | {
-                "auto": (refs, Recipe(router="ridge", lam="auto"))
-            }
-            rows = recipes(registry, _halved(place), subset, wanted)
-            chosen = [curve.best for curve in registry.lam_curve(refs)]
-            found.append({"experts": subset, "rows": rows, "chosen": chosen})
-    return {"subsets": found}
-
-
 def tokens(place: Place) -> Figures:
     """Return what one expert's ten times as many tokens do, unbalanced and balanced."""
     ref = f"{UNBALANCED}@2"
@@ -321,9 +305,6 @@ def _travelling(registry: Registry, place: Place, name: str, out: Path) -> None:
     """Write a checkpoint with the statistics that are registered of it, so that it registers without text or a pass."""
     shutil.copytree(place.checkpoint(name), out)
     member = registry.member(registry.resolve(f"{name}@1"))
-    layers = range(member.architecture.num_hidden_layers)
-    folds = tuple(member.folds(MLP_INPUT, layer)[:-1] for layer in layers)
-    calibration = member.calibration
     taken = next(one for one in member.version.statistics if one.site == MLP_INPUT)
     sites = {
         one.site: tuple(member.statistics(one.site, layer) for layer in range(_layers_of(member, one.site)))
@@ -335,9 +316,8 @@ def _travelling(registry: Registry, place: Place, name: str, out: Path) -> None:
         taken.calibration_digest,
         taken.calibration_label,
         member.content["computed"],
-        calibration,
-        {MLP_INPUT: folds},
-        member.token_counts,
+        member.calibration,
+        token_counts=member.token_counts,
     )
     save(out / FILE_NAME, collected)
 
@@ -365,7 +345,6 @@ PARTS: dict[str, Part] = {
     "six": six,
     **_pieces(),
     "continual": continual,
-    "lam": lam,
     "tokens": tokens,
     "sampled": sampled,
 }

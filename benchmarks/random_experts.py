@@ -84,7 +84,7 @@ def fill(scratch: Path, experts: int, **shape: int) -> tuple[Path, list[str]]:
                 registry.add_base(name, folder)
             else:
                 text.write_text(text_of(seed), encoding="utf-8")
-                settings = PassSettings(tokens=256, seq_len=128, batch_size=2, folds=1)
+                settings = PassSettings(tokens=256, seq_len=128, batch_size=2)
                 registry.add_expert(name, folder, data=[text], settings=settings, allow_unrelated=True)
             shutil.rmtree(folder)
     return home, names

@@ -2,7 +2,7 @@
 
 Both sides read the same batches of the same text in the dtype that `--dtype auto` chooses, bfloat16 or float32. The
 bare pass is what `transformers` does, logits included; in float32 its weights are, too. Ours takes the exact statistics
-of all sites and folds, and finishes them; its weights stay in bfloat16. Models are random weights of real shapes.
+of all sites, and finishes them; its weights stay in bfloat16. Models are random weights of real shapes.
 """
 
 import os

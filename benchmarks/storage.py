@@ -22,7 +22,7 @@ from benchmarks.random_experts import CONFIG, make_checkpoint, text_of
 from registry import PassSettings, Registry
 from tests.s3_server import start_s3, stop_s3
 
-SETTINGS = PassSettings(tokens=256, seq_len=128, batch_size=2, folds=1)
+SETTINGS = PassSettings(tokens=256, seq_len=128, batch_size=2)
 EXPERTS = 3
 
 

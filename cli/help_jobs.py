@@ -8,7 +8,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "Start": ("demo", "config", "completion"),
     "Register": ("add-expert", "add-experts", "add-base", "check", "collect", "alias"),
     "Train": ("train-expert", "train", "train-router", "proxy", "train-soup", "train-simoe"),
-    "Compose": ("compose", "instantiate", "preview", "lam-curve", "reproduce"),
+    "Compose": ("compose", "instantiate", "preview", "reproduce"),
     "Look": (
         "list",
         "show",

@@ -29,7 +29,6 @@ COMMANDS = {
     "compose": "compose",
     "instantiate": "instantiate",
     "preview": "preview",
-    "lam-curve": "lam_curve",
     "train-expert": "train_expert",
     "train-soup": "train_soup",
     "train-simoe": "train_simoe",

@@ -59,7 +59,7 @@ RECIPE: Headings = {
 STATISTICS: Headings = {
     "Checkpoint": ("base", "allow_unrelated", "remote_code", "tokenizer_of"),
     "Calibration text": ("data", "tokens", "document_tokens", "seq_len", "keep_calibration"),
-    "Statistics": ("sites", "folds", "out"),
+    "Statistics": ("sites", "out"),
     "Computation": _COMPUTATION,
     "Version": _VERSION,
 }

@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from cli.places import local_path
-from registry.families.sites import COUNTS, SITES
+from registry.families.sites import SITES
 from registry.names.suggest import suggest
-from registry.statistics.settings import DEFAULT_FOLDS, DEFAULT_SEQ_LEN, DEFAULT_TOKENS
+from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from registry import PassSettings
@@ -200,14 +199,6 @@ def pass_options(command: Command) -> Command:
             help="Total calibration tokens.",
         ),
         click.option(
-            "--folds",
-            type=Integer(1),
-            metavar="N",
-            default=DEFAULT_FOLDS,
-            show_default=True,
-            help="Number of folds of the MLP inputs' statistics, for --lam auto; each fold is as large as the whole.",
-        ),
-        click.option(
             "--sites",
             type=Choice(list(SITES)),
             metavar="SITES",
@@ -235,20 +226,9 @@ def hub_target(command: Command) -> Command:
 
 
 def pass_settings(**settings: Any) -> "PassSettings":
-    """Return the settings of the forward pass, as parsed by `calibration`.
-
-    Raises:
-        click.BadParameter: folds are asked for where tokens are only counted.
-    """
+    """Return the settings of the forward pass, as parsed by `calibration`."""
     from registry import PassSettings
 
-    source = click.get_current_context().get_parameter_source("folds")
-    if settings["sites"] == COUNTS and settings["folds"] > 1 and source is ParameterSource.COMMANDLINE:
-        raise click.BadParameter(
-            f"{settings['folds']} folds need statistics of the MLP inputs, which --sites {COUNTS} does not collect; "
-            "drop --folds, or choose --sites router.",
-            param_hint="'--folds'",
-        )
     return PassSettings(**settings)
 
 

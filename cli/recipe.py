@@ -14,7 +14,7 @@ from cli.options import Choice, Integer, file_path, split, unique_pairs
 from cli.session import Session
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_field_type import AUTO, FieldKind, RecipeField
+from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
 from registry.composition.recipe.recipe_fields import FIELDS, MOE, OF_COPIES, obstacle
 from registry.composition.recipe.recipe_rules import problem_of_copies, without_trunk
 from registry.errors import InvalidInputError, RegError
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from store.catalog.records import Kind  # with SQLAlchemy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-STATISTICS = ("to", "routing", "routing_tokens", "mixing", "lead", "lam", "bias", "seed", "top_k", "gating",
-              "temperature", "dtype", "host", "remote_code")  # fmt: skip
-"""Options that have no part in what a router is solved from."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +62,6 @@ def _numbers(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, 
     return read
 
 
-def _number_or_auto(_context: click.Context, _option: click.Parameter, text: str | None) -> float | str | None:
-    if text is None or text == AUTO:
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is neither a number nor {AUTO}") from None
-
-
 def _option(described: RecipeField) -> Callable[[Command], Command]:
     """Return the option of a field."""
     name, kind, limits = described.option, described.kind, described.limits
@@ -88,10 +75,8 @@ def _option(described: RecipeField) -> Callable[[Command], Command]:
         settings["type"] = Choice(described.choices)
     elif kind is FieldKind.WHOLE and limits.least > float("-inf"):
         settings["type"] = Integer(int(limits.least), None if limits.most == float("inf") else int(limits.most))
-    elif kind in (FieldKind.WHOLE, FieldKind.NUMBER) and not described.auto:
+    elif kind in (FieldKind.WHOLE, FieldKind.NUMBER):
         settings["type"] = int if kind is FieldKind.WHOLE else float
-    if described.auto:
-        settings |= {"type": str, "callback": _number_or_auto}
     elif kind is FieldKind.BY_MEMBER:
         settings |= {"multiple": True, "callback": _numbers(described.called)}
     if described.default in (None, {}) or described.default_with or described.group:

@@ -15,7 +15,7 @@ from registry.families import FAMILIES, Family, Translation
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.hosts.architecture import Architecture
 from registry.io.torch_blocks import to_tensor
-from registry.maths.statistics import PackedStatistics, Statistics, complete_folds
+from registry.maths.statistics import PackedStatistics, Statistics
 from registry.names.reference import copy_name
 from registry.workspace import Workspace, open_array
 from store.arrays import ArraySource, ArrayStore, Block
@@ -140,21 +140,6 @@ class Member:
             return PackedStatistics(packed, exponents[layer], int(saturated[layer]))
         except ValueError as error:
             raise DamagedError(f"{self.version.ref}, {site}, layer {layer}: {error}", "reg verify") from error
-
-    def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
-        """Return the statistics of every fold of one site and layer, or the total (errors as `statistics`)."""
-        total, parts = self.statistics(site, layer), list[Statistics]()
-        while ("statistics", name := f"{site}/fold/{layer}/{len(parts)}") in self._links:
-            try:
-                parts.append(Statistics.unpack(self._tensor("statistics", name), total.exponents))
-            except ValueError as error:
-                raise DamagedError(f"{self.version.ref}, {name}: {error}", "reg verify") from error
-        return complete_folds(total, parts)
-
-    def fold_count(self, site: str) -> int:
-        """Return the number of folds of a site's statistics."""
-        prefix = f"{site}/fold/0/"
-        return 1 + sum(name.startswith(prefix) for name in self.names("statistics"))
 
     def has_statistics(self, site: str) -> bool:
         """Tell whether the version has statistics of a site, or `TOKEN_COUNTS`, or `CONTENT_COUNTS`."""

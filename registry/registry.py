@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 
 from registry import composition as composition_  # methods have the names of these three packages
 from registry import doctor as doctor_
-from registry import evaluation, hub, maintenance, maths, registration, training
+from registry import evaluation, hub, maintenance, registration, training
 from registry import opt_out as opt_out_
 from registry import report as report_
 from registry import simoe as simoe_
@@ -610,12 +610,6 @@ class Registry:
         return soup_.instantiate(
             self._workspace, soup, out, weights=weights, like=like, fit=fit, settings=settings, force=force
         )
-
-    def lam_curve(
-        self, experts: Sequence[str], recipe: composition_.Recipe | None = None, *, base: str | None = None
-    ) -> list[maths.LamCurve]:
-        """Return each layer's held-out router error over a range of ridge strengths (arguments as `plan`)."""
-        return composition_.lam_curves(self._workspace, experts, recipe, base=base)
 
     def preview(
         self, experts: Sequence[str], recipe: composition_.Recipe | None = None, *, base: str | None = None

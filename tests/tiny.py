@@ -29,7 +29,7 @@ from tests.models import make_model, save_checkpoint, sentences, train_tokenizer
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 SIZES |= {"num_key_value_heads": 1, "tie_word_embeddings": True}
 WIDE_SIZES = SIZES | {"hidden_size": 24, "num_attention_heads": 3, "head_dim": 8}
-SETTINGS = PassSettings(tokens=64, seq_len=32, batch_size=2, folds=1)
+SETTINGS = PassSettings(tokens=64, seq_len=32, batch_size=2)
 CONTENTS = ("one", "two", "three")
 BASE = "zero"
 

@@ -59,25 +59,21 @@ class Shape:
         return self.trunk + self.mlp
 
     def grams(self, sites: str = "all") -> list[int]:
-        """Return the channels H of the Gram of each site and layer, folds not counted, as `PassSettings.sites` says."""
+        """Return the channels H of the Gram of each site and layer, as `PassSettings.sites` says."""
         if sites == "router":
             return [self.hidden] * self.layers
         return [self.hidden, self.hidden, self.heads * self.head_dim] * self.layers + [self.hidden]
 
-    def sums(self, sites: str = "all", folds: int = 2) -> int:
-        """Return the numbers of the statistics: the upper triangle of each (H + 1, H + 1), of MLP inputs by fold.
-
-        All folds but the last are stored beside the total.
-        """
-        of_folds = (folds - 1) * self.layers * _triangle(self.hidden)
-        return sum(map(_triangle, self.grams(sites))) + of_folds
+    def sums(self, sites: str = "all") -> int:
+        """Return the numbers of the statistics: the upper triangle of each (H + 1, H + 1)."""
+        return sum(map(_triangle, self.grams(sites)))
 
     def pass_products(self, tokens: int) -> int:
         """Return the multiplications of the forward pass over `tokens` up to the last norm, attention scores apart."""
         return (self.mlp + self.attention) * tokens
 
     def gram_products(self, tokens: int, sites: str = "all") -> int:
-        """Return the multiplications of the Grams over `tokens`: T (H + 1)² each; folds share them."""
+        """Return the multiplications of the Grams over `tokens`: T (H + 1)² each."""
         return sum(tokens * (channels + 1) ** 2 for channels in self.grams(sites))
 
     def solve_products(self, members: int) -> int:

@@ -36,7 +36,7 @@ def report(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Write a page about a composition: routing by domain, confusion, overlap, load, scores, lam, lineage.
+    """Write a page about a composition: routing by domain, confusion, overlap, load, scores, lineage.
 
     It is one self-contained HTML file. With --data, routing and scores are measured now, also for the base model, the
     experts, their averaged weights and oracle routing. Otherwise they come from the stored evaluation with the most

@@ -30,7 +30,6 @@ from cli.json_schema.objects import (
     ROW,
     SHOWN_COMPOSITION,
     SHOWN_VERSION,
-    STRENGTHS,
     TIME,
     TRAINED,
     TRAINED_TOKENS,
@@ -91,13 +90,6 @@ SCHEMAS: dict[str, Schema] = {
         coefficients=by("expert", number("Its coefficient.")),
     ),
     "reg preview": PREVIEW,
-    "reg lam-curve": several(
-        record(
-            "A layer's routers, by ridge strength.",
-            **STRENGTHS,
-            best=number("The strength that --lam auto chooses."),
-        )
-    ),
     "reg train-expert": record(
         "The expert that was trained.",
         version=maybe(VERSION),

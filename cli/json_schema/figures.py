@@ -11,7 +11,7 @@ from cli.json_schema.fields import (
     text,
     whole,
 )
-from cli.json_schema.objects import REF, STRENGTHS
+from cli.json_schema.objects import REF
 
 PREVIEW = record(
     "The predicted routing of a composition.",
@@ -146,14 +146,6 @@ REPORT = record(
         "Expert, expert, overlap of activations; routed by context, overlap of token counts.",
     ),
     indistinct=number("The share from which on routing hardly separates two experts."),
-    curves=several(
-        record(
-            "A layer's ridge strengths.",
-            **STRENGTHS,
-            used=number("The strength of the composition."),
-        ),
-        "Held-out errors over the ridge strength.",
-    ),
     scores=several(
         record(
             "Scores of a model.",

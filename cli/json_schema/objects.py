@@ -88,7 +88,6 @@ COMPOSED = {
 TRAINED_TOKENS = "Tokens that were trained on, padding included: those of all windows of all steps."
 TRAINED = {
     **COMPOSED,
-    "lam": optional(several(number("A strength."), "Strengths of the parent, if it was composed with --lam auto.")),
     "parent": digest("The digest of the composition that was trained."),
     "training": document("Everything that the trained weights depend on, and their digests (docs/formats.md)."),
     "digest": digest("The digest of the trained composition."),
@@ -166,14 +165,6 @@ COMPOSE = record(
     pushed=maybe(PUSHED),
     check=optional(DIAGNOSIS),
 )
-STRENGTHS = {
-    "layer": whole("The layer."),
-    "lams": several(number("A strength."), "Ridge strengths, absolute, ascending."),
-    "errors": several(number("An error."), "Held-out squared error per token, for each strength."),
-    "accuracies": several(
-        number("A share."), "Share of tokens predicted to go to their own expert, for each strength."
-    ),
-}
 DOMAINS = {
     "perplexity": by("domain", number("exp of the mean negative log-likelihood per token.")),
     "score": by("domain", number("100 · perplexity of the domain's own expert / perplexity.")),

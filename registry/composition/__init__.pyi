@@ -3,7 +3,6 @@ from .compose import Member as Member
 from .compose import compose as compose
 from .compose import document_shares as document_shares
 from .compose import export as export
-from .compose import lam_curves as lam_curves
 from .compose import load_member as load_member
 from .compose import load_members as load_members
 from .compose import plan_composition as plan_composition

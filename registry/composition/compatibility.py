@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
-from registry.composition.recipe import AUTO, Recipe
+from registry.composition.recipe import Recipe
 from registry.composition.recipe.any_recipe import AnyRecipe
 from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
 from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_OWN_PASSES, FROM_ROWS
@@ -307,15 +307,6 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
                     f"register it again with them: reg add-expert {member.name} CKPT --data FILE --keep-calibration; "
                     "a checkpoint that carries neither text nor statistics writes its own, which is kept",
                 )
-    if recipe.to == "moe" and recipe.lam == AUTO:
-        counts = {member.version.ref: member.fold_count(MLP_INPUT) for member in members}
-        if min(counts.values()) < 2 or len(set(counts.values())) > 1:
-            listed = ", ".join(f"{ref} {count}" for ref, count in counts.items())
-            raise IncompatibleError(
-                f"lam auto needs every member's statistics in as many folds, 2 or more: {listed}",
-                "register them again with --folds 2 (where CKPT carries statistics, collect them again first: reg "
-                "collect CKPT --data FILE --folds 2 --out CKPT), or give a number: --lam 0.01",
-            )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
@@ -24,11 +23,10 @@ from registry.composition.plan import Plan, make_plan
 from registry.composition.preview import Preview, preview_plan
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.any_recipe import AnyRecipe
-from registry.composition.recipe.recipe_fields import FROM_COUNTS, OF_COPIES
+from registry.composition.recipe.recipe_fields import OF_COPIES
 from registry.composition.recipe.recipe_rules import problem_of_copies
 from registry.composition.write import write_composition
 from registry.errors import InvalidInputError
-from registry.maths.lam import LamCurve
 from registry.member import Member as Member
 from registry.member import copies_of
 from registry.member import load_member as load_member
@@ -233,29 +231,6 @@ def document_shares(
     paths = [Path(file) for file in require_list(files, "files")]
     with workspace.reading(*used_versions(plan)), pass_context(workspace, used_members(plan)) as context:
         return shares_of_documents(plan.members, plan.base, paths, context, device)
-
-
-def lam_curves(
-    workspace: Workspace, experts: Sequence[str], recipe: Recipe | None = None, *, base: str | None = None
-) -> list[LamCurve]:
-    """Return the held-out error by ridge strength of each layer's router (arguments as `Registry.lam_curve`)."""
-    if recipe is not None and recipe.router in FROM_COUNTS:
-        raise InvalidInputError(
-            f"router method {recipe.router!r} has no ridge strength: its routers are made from counts of tokens",
-            "preview it by tokens read: reg preview --router context; or choose --router ridge",
-        )
-    plan = plan_composition(workspace, experts, replace(recipe or Recipe(router="ridge"), lam="auto"), base=base)
-    layers = plan.lead.architecture.num_hidden_layers
-    with (
-        workspace.reading(*used_versions(plan)),
-        pass_context(workspace, used_members(plan)) as context,
-        workspace.progress("solving", layers, "layer") as advance,
-    ):
-        routers, curves = tensor_source_of(plan, context).routers, []
-        for layer in range(layers):
-            curves.append(routers.lam_curve(layer))
-            advance(1)
-    return curves
 
 
 def preview_composition(

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from registry.composition.recipe import Recipe
 from registry.composition.refit.token_streams import BATCH_TOKENS
-from registry.families.sites import MLP_INPUT
 from registry.hosts import Trunk
 from registry.hosts.tensors import Evidence, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Widened
 from registry.maths.router import OWN, ROUTERS
@@ -53,9 +52,8 @@ def refit_bytes(recipe: Recipe, members: Sequence[Member], lead: Member) -> int:
     # G and its factor, B and the right and left sides of the solution, in float64.
     inputs = max(inner if recipe.refine_mlp else 0, heads * architecture.head_dim)
     solved = 8 * (2 * inputs**2 + 4 * inputs * size)
-    # Sums of each member's folds: int64, and int32 by limbs.
-    folds = max(member.fold_count(MLP_INPUT) for member in members)
-    routers = 32 * len(members) * folds * (size + 1) ** 2 if ROUTERS[recipe.router].features == OWN else 0
+    # Sums of each member: int64, and int32 by limbs.
+    routers = 32 * len(members) * (size + 1) ** 2 if ROUTERS[recipe.router].features == OWN else 0
     head = 2 * 8 * len(members) * size**2  # G and B of each member
     return LIBRARIES + 2 * 4 * layer + activations + max(solved, routers, head)
 

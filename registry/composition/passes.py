@@ -257,7 +257,6 @@ def _passed(
         model_folder: opens the model.
         checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
     """
-    settings = replace(settings, folds=int((member.content["computed"] or {}).get("folds", 1)))
     inputs = [member.version.digest, *key, plan.recipe.token_weight, plan.recipe.pass_document(settings)]
     if plan.recipe.token_weight == "advantage":
         assert plan.base is not None

@@ -211,7 +211,7 @@ def _confusion(
         if ROUTERS[recipe.router].features is None:
             confusion = predicted_confusion(routers.gate(layer), statistics, routers.bias(layer))
         else:
-            confusion = composed_confusion(statistics, weights, routers.lam(layer), recipe.normalize)
+            confusion = composed_confusion(statistics, weights, recipe.lam, recipe.normalize)
     except ValueError as error:
         if isinstance(error, InvalidInputError):
             raise

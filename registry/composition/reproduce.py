@@ -92,6 +92,7 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
     base = manifest.base and by_digest(workspace.catalog, manifest.base.name, manifest.base.digest, *holder)
     history = None if manifest.parent is None else read_history(workspace, composed.digest, folder)
     manifest = manifest if history is None else history.root
+    manifest.check_makeable()
     _check_device(manifest)
     copies, base_ref = manifest.from_base, base.ref if base else None
     experts = [] if copies else [version.ref for version in used[: len(manifest.members)]]

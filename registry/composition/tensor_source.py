@@ -31,7 +31,6 @@ from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.memory import return_freed_memory
 from registry.io.torch_blocks import to_tensor
-from registry.maths.lam import LamCurve, lam_curve
 from registry.maths.router import BASE, OWN, ROUTERS, RouterInputs, balanced
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk import TRUNKS, Combination
@@ -54,9 +53,6 @@ class SiteStatistics(Protocol):
     def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
         """Return the statistics of one site and layer as they are stored."""
 
-    def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
-        """Return the statistics of one site and layer as folds, which add up to them."""
-
 
 class RouterSolver:
     """The routers of a plan, solved from the members' statistics when they are first used.
@@ -69,16 +65,11 @@ class RouterSolver:
 
     def __init__(self, plan: Plan, members: Sequence[SiteStatistics], sums: SubsetSums | None = None) -> None:
         self._plan, self._members, self._sums = plan, members, sums
-        self._curves: dict[int, LamCurve] = {}
         self._gates: dict[int, Tensor] = {}
 
     def statistics(self, member: int, layer: int) -> Statistics:
         """Return a member's statistics of one layer's MLP input."""
         return self._members[member].statistics(MLP_INPUT, layer)
-
-    def folds(self, member: int, layer: int) -> tuple[Statistics, ...]:
-        """Return a member's statistics of one layer's MLP input, as folds."""
-        return self._members[member].folds(MLP_INPUT, layer)
 
     @cached_property
     def weights(self) -> list[float]:
@@ -108,27 +99,6 @@ class RouterSolver:
         """Solve one layer's gate and keep it, (E, H) in float64, for when its statistics are gone."""
         self._gates[layer] = self._solve(layer)
 
-    def lam(self, layer: int) -> float:
-        """Return the ridge strength of one layer's router."""
-        strength = self._plan.recipe.lam
-        return self.lam_curve(layer).best if isinstance(strength, str) else strength
-
-    def lam_curve(self, layer: int) -> LamCurve:
-        """Return the held-out error of one layer's router by ridge strength.
-
-        Raises:
-            InvalidInputError: the statistics have no folds, or give no router.
-        """
-        if layer not in self._curves:
-            folds = [self.folds(member, layer) for member in range(len(self._members))]
-            try:
-                self._curves[layer] = lam_curve(folds, self.weights, normalize=self._plan.recipe.normalize)
-            except ValueError as error:
-                raise InvalidInputError(
-                    f"lam cannot be chosen for layer {layer}: {error}", "give a number: --lam 0.01"
-                ) from error
-        return self._curves[layer]
-
     def _solve(self, layer: int) -> Float[Tensor, "E H"]:
         plan, recipe = self._plan, self._plan.recipe
         method = ROUTERS[recipe.router]
@@ -138,7 +108,7 @@ class RouterSolver:
         inputs = RouterInputs(
             statistics if method.features else (),
             self.weights,
-            self.lam(layer) if "lam" in method.options else 0.0,
+            recipe.lam if "lam" in method.options else 0.0,
             recipe.normalize,
             [recipe.bias.get(name, 0.0) for name in plan.names],
             recipe.seed,

@@ -1,7 +1,6 @@
 """Writer of a composition's folder."""
 
 from collections.abc import Callable
-from typing import Any
 
 from registry.composition.any_plan import AnyPlan
 from registry.composition.cards.mixture import model_card
@@ -9,9 +8,7 @@ from registry.composition.manifest import folder_document
 from registry.composition.model_writer import streams_of, write_model
 from registry.composition.passes import PassContext, tensor_source_of
 from registry.composition.plan import Plan
-from registry.composition.recipe import AUTO
 from registry.composition.shards.shard_tasks import ShardTasks
-from registry.composition.tensor_source import TensorSource
 from registry.io.model_folder import MARKER, json_file
 from registry.output.output import Output
 
@@ -43,8 +40,7 @@ def write_composition(
     ) as output:
         digests = write_model(source, output, context.progress, ShardTasks.of(context.workspace, plan))
         digests |= output.write_files({"README.md": model_card(plan)})
-        strengths = {"lam": lam_document(source)} if plan.recipe.to == "moe" and plan.recipe.lam == AUTO else {}
-        document = folder_document(plan.document | strengths, plan.digest, digests)
+        document = folder_document(plan.document, plan.digest, digests)
         output.write_files({MARKER: json_file(document)})
         if record is not None:
             record()
@@ -53,9 +49,3 @@ def write_composition(
 def content_digests(plan: AnyPlan) -> set[str]:
     """Return the digests of the versions that a plan reads."""
     return {member.version.digest for member in (*plan.members, *([plan.base] if plan.base else []))}
-
-
-def lam_document(source: TensorSource) -> list[dict[str, Any]]:
-    """Return the ridge strength chosen for each layer, and its curve of held-out errors."""
-    layers = range(source.plan.lead.architecture.num_hidden_layers)
-    return [{"layer": layer, **source.routers.lam_curve(layer).document()} for layer in layers]

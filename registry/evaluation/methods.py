@@ -90,7 +90,6 @@ METHODS: dict[str, Method] = {
     "regmean-top-1": Method({**RIDGE, "top_k": 1}),
     "regmean": Method(RIDGE),
     "advantage": Method({**RIDGE, "token_weight": "advantage"}),
-    "lam-auto": Method({**RIDGE, "lam": "auto"}),
     "refine-1": Method({**RIDGE, "refine": 1}),
     "refine-2": Method({**RIDGE, "refine": 2}),
     "context": Method(),

@@ -92,15 +92,12 @@ def write_expert(member: Member, folder: Path, *, calibration: bool, progress: P
 def collected_of(member: Member) -> Collected:
     """Return an expert's statistics in the form that a checkpoint carries."""
     sites: dict[str, tuple[Statistics, ...]] = {}
-    folds: dict[str, tuple[tuple[Statistics, ...], ...]] = {}
-    layers = member.architecture.num_hidden_layers
+    folds = {name: member.open("statistics", name) for name in member.names("statistics") if "/fold/" in name}
     for site in SITES["all"]:
         if not member.has_statistics(site):
             continue
         count = sum(name.startswith(f"{site}/gram/") for name in member.names("statistics"))
         sites[site] = tuple(member.statistics(site, layer) for layer in range(count))
-        if member.fold_count(site) > 1:
-            folds[site] = tuple(member.folds(site, layer)[:-1] for layer in range(layers))
     record = member.version.statistics[0]
     return Collected(
         member.content["weights"],

@@ -1,4 +1,3 @@
-from .lam import LamCurve as LamCurve
 from .lora import dora_weight as dora_weight
 from .lora import lora_delta as lora_delta
 from .lora import lora_scaling as lora_scaling

@@ -6,11 +6,10 @@ With x_t ∈ R^H the activation of token t, x̃ = [x; 1] and q̃ its fixed-point
                           [ sᵀ n ]
 
 One-hot targets make b the stack of the moments, so this one symmetric matrix of integers carries all a ridge solution
-needs. Statistics over the same scales form a group under `+` and `-` with `Statistics.zero`.
+needs. Statistics over the same scales add up; `Statistics.zero` adds nothing.
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,12 +110,6 @@ class Statistics:
         self._require_same_scales(other)
         require_room(self.matrix, other.matrix)
         return Statistics(self.matrix + other.matrix, self.exponents, self.saturated + other.saturated)
-
-    def __neg__(self) -> "Statistics":
-        return Statistics(-self.matrix, self.exponents, -self.saturated)
-
-    def __sub__(self, other: "Statistics") -> "Statistics":
-        return self + -other
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Statistics):
@@ -304,15 +297,3 @@ def _largest(weights: Int64[Tensor, "T"] | None) -> int:
     if smallest < 0 or largest > WEIGHT_LIMIT:
         raise ValueError(f"token weights are {smallest} to {largest}, they must be 0 to {WEIGHT_LIMIT}")
     return largest
-
-
-def complete_folds(total: Statistics, folds: Sequence[Statistics]) -> tuple[Statistics, ...]:
-    """Return all folds of an expert's statistics, given the whole and every fold but the last.
-
-    Without folds that is the whole alone. Statistics form a group and are integers, so the last fold is exactly what
-    the others leave of the whole.
-    """
-    rest = total
-    for fold in folds:
-        rest = rest - fold
-    return (*folds, rest)

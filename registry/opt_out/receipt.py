@@ -227,6 +227,7 @@ def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members:
         raise InvalidInputError(
             "its coefficients were fitted for all members together, and those of the others must be fitted again", None
         )
+    manifest.check_makeable()
     names = [member.name for member in members]
     registered = () if copies is not None else members
     refs = [by_digest(workspace.catalog, member.name, member.digest, "it").ref for member in registered]

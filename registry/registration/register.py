@@ -176,6 +176,7 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
         content_of(hashed, "expert", candidate.annotations.license, kept=kept, computed=computed),
         calibration.digest if calibration else collected.calibration_digest if collected else None,
         self_sampled_label(settings.tokens, window_size(checkpoint, settings)),
+        in_parts=collected is None,
     )
     if existing is not None and all(workspace.arrays.is_intact(link.digest) for link in catalog.arrays_of(existing)):
         version = _annotate(catalog, existing, candidate.annotations)
@@ -292,14 +293,20 @@ def _find_same(
     content: dict[str, Any],
     calibration_digest: str | None,
     calibration_label: str,
+    *,
+    in_parts: bool,
 ) -> VersionRecord | None:
     """Return the active version that already holds `content` with this calibration, if any.
 
     A repeated registration then ends before its forward pass. Self-sampled text has no digest before it is sampled
-    (`calibration_digest` None); its label has the settings, which with the weights determine the text.
+    (`calibration_digest` None); its label has the settings, which with the weights determine the text. With `in_parts`
+    a version of an earlier release is found too whose sums are the same, and kept in parts beside them.
     """
     for version in candidates:
-        if version.content != content:
+        held = version.content or {}
+        if in_parts and "folds" in (held.get("computed") or {}):
+            held = held | {"computed": held["computed"] | {"folds": 1}}
+        if held != content:
             continue
         for record in version.statistics:
             if calibration_digest in (record.calibration_digest, None) and (
@@ -340,10 +347,8 @@ def _arrays(
         )
         for number, item in enumerate(items):
             yield "statistics", f"{site}/gram/{number}", _packed(item), None
-    for site, folded in collected.folds.items():
-        for number, folds in enumerate(folded):
-            for fold, item in enumerate(packings(folds)):
-                yield "statistics", f"{site}/fold/{number}/{fold}", _packed(item), None
+    for name, source in collected.folds.items():
+        yield "statistics", name, source, None
     for name, counts in ((TOKEN_COUNTS, collected.token_counts), (CONTENT_COUNTS, collected.content_counts)):
         if counts is not None:
             yield "statistics", name, _source(counts, "int64"), None

@@ -88,7 +88,6 @@ def build_report(
         top_k=manifest.recipe.experts_per_token(len(names)) if isinstance(manifest.recipe, Recipe) else None,
         routing=routing,
         overlap=() if preview is None else tuple((_name(a), _name(b), v) for (a, b), v in preview.overlap.items()),
-        curves=gathering.curves(plan),
         scores=scores,
         evaluated=evaluated,
         active_experts=gathering.active_experts(digest),

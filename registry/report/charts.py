@@ -5,7 +5,7 @@ from typing import Any
 
 from registry.io.display import printable
 from registry.report.data import ReportData, RoutingData
-from registry.report.line_charts import active_experts_curve, loss_curves, ridge_curves
+from registry.report.line_charts import active_experts_curve, loss_curves
 from registry.report.lineage_graph import lineage_graph
 from registry.report.mask_tree import mask_tree
 from registry.report.score_chart import score_chart
@@ -37,8 +37,6 @@ def charts(figures: ReportData) -> dict[str, Spec]:
         specs["mask-tree"] = mask_tree(figures.colours, figures.mask_joins)
     if (own := figures.row("composition")) and own.score:
         specs["scores"] = score_chart(figures, own)
-    if figures.curves:
-        specs["curves"] = ridge_curves(figures)
     if len(figures.active_experts) > 1:
         specs["active"] = active_experts_curve(figures)
     if figures.trainings:

@@ -145,17 +145,6 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Held-out error and accuracy of ridge strengths at one layer."""
-
-    layer: int
-    lams: tuple[float, ...]
-    errors: tuple[float, ...]
-    accuracies: tuple[float, ...]
-    used: float
-
-
-@dataclass(frozen=True)
 class ActiveExperts:
     """Figures of the composition with another number of experts per token (FlexOlmo, Fig. 3).
 
@@ -264,7 +253,6 @@ class ReportData:
         top_k: experts per token.
         routing: shares of tokens per domain and expert.
         overlap: (expert, expert, share of tokens that a linear router cannot tell apart).
-        curves: held-out errors over the ridge strength.
         scores: scores of models, the composition first.
         evaluated: the data of the scores.
         active_experts: figures by experts per token, ascending, of the latest evaluation that has them.
@@ -295,7 +283,6 @@ class ReportData:
     top_k: int | None
     routing: RoutingData | None
     overlap: tuple[tuple[str, str, float], ...]
-    curves: tuple[Curve, ...]
     scores: tuple[ScoreRow, ...]
     evaluated: Evaluated | None
     active_experts: tuple[ActiveExperts, ...]

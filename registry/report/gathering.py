@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,19 +15,16 @@ from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
 from registry.composition.recipe import Recipe
-from registry.composition.tensor_source import StoredSource
 from registry.composition.trained.trained_parts import NAMED, trained_part
 from registry.errors import RegError
 from registry.evaluation import Row
 from registry.evaluation.stored import widest
 from registry.member import load_member
 from registry.names.resolve import by_digest
-from registry.registration.expert_overlap import compared_layers
 from registry.registration.lineage_index import LineageIndex
 from registry.report.data import (
     POINTS,
     ActiveExperts,
-    Curve,
     Evaluated,
     MaskJoin,
     Node,
@@ -144,6 +140,7 @@ class Gathering:
             return None, None
         plan = preview = None
         with self._noted("its routing is not predicted"):
+            manifest.check_makeable()
             base = manifest.base and by_digest(self._workspace.catalog, manifest.base.name, manifest.base.digest, "it")
             refs = [version.ref for version in versions.values()] if manifest.from_base is None else []
             plan = plan_composition(
@@ -171,23 +168,6 @@ class Gathering:
         with self._noted("the tree of masks is not available"):
             return mask_joins(names, overlap)
         return ()
-
-    def curves(self, plan: Plan | None) -> tuple[Curve, ...]:
-        """Return held-out errors over the ridge strength, from the experts' own statistics."""
-        if plan is None or plan.recipe.router != "ridge" or len(plan.members) < 2:
-            return ()
-        stored = replace(plan.recipe, refine=0, refine_mlp=False, refine_trunk=False)
-        routers = StoredSource(replace(plan, recipe=stored)).routers
-        layers, curves = compared_layers(plan.lead.architecture.num_hidden_layers), []
-        with (
-            self._noted("the curve of lam is not available"),
-            self._workspace.progress("solving", len(layers), "layer") as step,
-        ):
-            for layer in layers:
-                curve = routers.lam_curve(layer)
-                curves.append(Curve(layer, curve.lams, curve.errors, curve.accuracies, routers.lam(layer)))
-                step(1)
-        return tuple(curves)
 
     def lineage(
         self,

@@ -1,4 +1,4 @@
-"""Line charts as Vega-Lite specifications: ridge strengths, active experts, losses of trainings."""
+"""Line charts as Vega-Lite specifications: active experts, losses of trainings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,61 +14,6 @@ _LEGEND = {
     "symbolStrokeWidth": 0,
     "symbolOpacity": 1,
 }
-
-
-def ridge_curves(figures: ReportData) -> Spec:
-    """Return held-out errors over the ridge strength, one line per layer."""
-    rows: list[dict[str, Any]] = [
-        {"layer": curve.layer, "lam": lam, "error": error, "accuracy": accuracy, "used": lam == curve.used}
-        for curve in figures.curves
-        for lam, error, accuracy in zip(curve.lams, curve.errors, curve.accuracies, strict=True)
-    ]
-    used = [{"used": lam} for lam in sorted({curve.used for curve in figures.curves})]
-    x = {
-        "field": "lam",
-        "type": "quantitative",
-        "scale": {"type": "log"},
-        "axis": {"title": "ridge strength lam", "format": "~e", "tickCount": 6, "grid": False},
-    }
-    y = linear_axis("error", "held-out error", ticks(0, max(row["error"] for row in rows)))
-    strength = {
-        "field": "layer",
-        "type": "quantitative",
-        "scale": {"range": [0.3, 1]},
-        "legend": {
-            "title": "layer",
-            "orient": "bottom",
-            "values": sorted({curve.layer for curve in figures.curves}),
-            "format": "d",
-            "symbolType": "circle",
-            "symbolFillColor": "var(--accent)",
-            "symbolStrokeWidth": 0,
-        },
-    }
-    tooltip = [
-        {"field": "layer", "title": "layer"},
-        {"field": "lam", "title": "lam", "format": "~e"},
-        {"field": "error", "title": "held-out error", "format": ".4f"},
-        {"field": "accuracy", "title": "accuracy on held-out folds", "format": ".2%"},
-    ]
-    detail = {"field": "layer", "type": "nominal"}
-    lines = {
-        "mark": {"type": "line", "stroke": "var(--accent)", "strokeWidth": 2},
-        "encoding": {"x": x, "y": y, "detail": detail, "opacity": strength},
-    }
-    dots = {
-        "mark": {"type": "circle", "color": "var(--accent)", "size": 36},
-        "encoding": {"x": x, "y": y, "opacity": strength, "tooltip": tooltip},
-    }
-    chosen = {
-        "data": {"values": used},
-        "mark": {"type": "rule", "strokeDash": [4, 4], "stroke": "var(--text)"},
-        "encoding": {
-            "x": {"field": "used", "type": "quantitative"},
-            "tooltip": [{"field": "used", "title": "lam of this composition", "format": "~e"}],
-        },
-    }
-    return {"data": {"values": rows}, "layer": [lines, dots, chosen], "height": 260}
 
 
 def active_experts_curve(figures: ReportData) -> Spec:

@@ -1,4 +1,4 @@
-"""The sums of one site of one layer during a pass, in as many parts as there are folds.
+"""The sums of one site of one layer during a pass.
 
 Shapes: T tokens of a batch, row by row; H channels of the site.
 """
@@ -12,11 +12,11 @@ from torch import Tensor
 from registry.io.signals import defer_sigint
 from registry.maths.gram import GramAccumulator
 from registry.maths.limbs import Splitter
-from registry.maths.statistics import Statistics, complete_folds
+from registry.maths.statistics import Statistics
 
 
 class RunningSums:
-    """The sum of every fold, and the number of windows in them.
+    """The sums, and the number of windows in them.
 
     Both change together: Ctrl-C waits until they have, and any other interruption leaves `broken` sums, which must not
     be used.
@@ -26,21 +26,20 @@ class RunningSums:
         broken: an addition did not complete.
     """
 
-    def __init__(self, exponents: Int16[Tensor, "H"], bits: int, folds: int, splitter: Splitter) -> None:
+    def __init__(self, exponents: Int16[Tensor, "H"], bits: int, splitter: Splitter) -> None:
         self._exponents, self._bits = exponents, bits
-        self._sums = [GramAccumulator(exponents, bits, splitter) for _ in range(folds)]
+        self._sums = GramAccumulator(exponents, bits, splitter)
         self.completed_windows, self.broken = 0, False
 
-    def restore(self, total: Statistics, folds: Sequence[Statistics], completed_windows: int) -> None:
-        """Start from the sums of an interrupted pass: the total, every fold but the last, and the windows in them."""
-        for sums, part in zip(self._sums, complete_folds(total, folds), strict=True):
-            sums.include(part.matrix.to(self._exponents.device), part.saturated)
+    def restore(self, total: Statistics, completed_windows: int) -> None:
+        """Start from the sums of an interrupted pass and the number of windows in them."""
+        self._sums.include(total.matrix.to(self._exponents.device), total.saturated)
         self.completed_windows = completed_windows
 
     def add(
         self,
         rows: Float[Tensor, "T H"],
-        folds: Sequence[Sequence[slice]],
+        runs: Sequence[slice],
         completed_windows: int,
         weights: Int64[Tensor, "T"] | None = None,
     ) -> None:
@@ -48,7 +47,7 @@ class RunningSums:
 
         Args:
             rows: activations, one row a token.
-            folds: which rows count, fold by fold, as runs of rows.
+            runs: which rows count, as runs of rows.
             completed_windows: the number of windows that the sums hold afterwards.
             weights: how often each row counts; None for once.
 
@@ -57,22 +56,15 @@ class RunningSums:
         """
         with defer_sigint():
             self.broken = True
-            for sums, runs in zip(self._sums, folds, strict=True):
-                if not runs:
-                    continue
-                if weights is None:
-                    sums.add([rows[run] for run in runs])  # views of the rows that count, not copied
-                    continue
-                x = torch.cat([rows[run] for run in runs])  # (T, H) → (rows of this fold, H)
-                row_weights = torch.cat([weights[run] for run in runs])  # (T,) → (rows of this fold,)
+            if runs and weights is None:
+                self._sums.add([rows[run] for run in runs])  # views of the rows that count, not copied
+            elif runs and weights is not None:
+                x = torch.cat([rows[run] for run in runs])  # (T, H) → (rows that count, H)
+                row_weights = torch.cat([weights[run] for run in runs])  # (T,) → (rows that count,)
                 weighted = Statistics.of(x, self._exponents, None, self._bits, row_weights)
-                sums.include(weighted.matrix, weighted.saturated)
+                self._sums.include(weighted.matrix, weighted.saturated)
             self.completed_windows, self.broken = completed_windows, False
 
-    def statistics(self) -> tuple[Statistics, tuple[Statistics, ...]]:
-        """Return the total, and every fold but the last, on the CPU."""
-        parts = [Statistics(sums.matrix().cpu(), sums.exponents.cpu(), sums.saturated) for sums in self._sums]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total, tuple(parts[:-1])
+    def statistics(self) -> Statistics:
+        """Return the sums on the CPU."""
+        return Statistics(self._sums.matrix().cpu(), self._sums.exponents.cpu(), self._sums.saturated)

@@ -13,7 +13,7 @@ from typing import Any
 
 from registry.errors import DamagedError
 from registry.io.hashing import file_digest
-from registry.maths.statistics import PackedStatistics, Statistics, complete_folds
+from registry.maths.statistics import PackedStatistics, Statistics
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 
@@ -46,21 +46,12 @@ class Cached:
 
     def statistics(self, site: str, layer: int) -> Statistics:
         """Return the statistics of one site and layer."""
-        return self._read(site, layer)[0]
+        return self.packed_statistics(site, layer).unpacked()
 
     def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
         """Return the statistics of one site and layer as they are stored."""
         exponents = self.file.get_tensor(f"{site}.exponents")[layer].clone()
         return PackedStatistics(self.file.get_tensor(f"{site}.gram.{layer}"), exponents)
-
-    def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
-        """Return the statistics of every fold of one site and layer."""
-        return complete_folds(*self._read(site, layer))
-
-    def _read(self, site: str, layer: int) -> tuple[Statistics, tuple[Statistics, ...]]:
-        exponents = self.file.get_tensor(f"{site}.exponents")[layer].clone()
-        total = Statistics.unpack(self.file.get_tensor(f"{site}.gram.{layer}"), exponents)
-        return total, statistics_file.folds_of(self.file, site, layer, exponents)
 
 
 @dataclass(frozen=True)

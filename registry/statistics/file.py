@@ -1,9 +1,12 @@
 """`statistics.safetensors`: the file format of an expert's statistics, which travel while the data stays.
 
 Tensors: `<site>.exponents` int16 (L, H) · `<site>.gram.<layer>` int64, the packed upper triangle of G ·
-`<site>.fold.<layer>.<fold>` the same for all folds but the last · `token_counts` int64 (V,) · where a chat template
-made text, `content_counts` int64 (V,) of contents of messages alone · with kept calibration also `calibration.ids`
-int32 (N, S) and `calibration.lengths` int32 (N,). The header has the digest of the weights that they belong to.
+`token_counts` int64 (V,) · where a chat template made text, `content_counts` int64 (V,) of contents of messages alone ·
+with kept calibration also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header has the
+digest of the weights that they belong to.
+
+Earlier releases also kept parts of the sums, `<site>.fold.<layer>.<fold>`, in the form of `gram`, which is the sum of
+all parts. Nothing is computed from them; they are carried on, because the digest of a version covers them.
 
 Shapes: L layers, V vocabulary, N windows, S tokens of a window, G (H + 1, H + 1) packed to ((H + 1)(H + 2) / 2,).
 """
@@ -17,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int16
 
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, DamagedError, first_line
@@ -27,9 +29,10 @@ from registry.io.safetensors_writer import Stream, replace_shard
 from registry.io.schema import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, list_of, maybe
 from registry.io.strict_json import json_object
 from registry.io.torch_blocks import to_block
-from registry.maths.statistics import Statistics, complete_folds
+from registry.maths.statistics import Statistics
 from registry.statistics.filed import FiledStatistics, Packing, packings
 from registry.statistics.open_tensors import OpenTensors
+from store.arrays import ArraySource, Block
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
@@ -77,10 +80,11 @@ class Collected:
         sites: site → one statistic a layer, in order; those in a file are read at each access (`FiledStatistics`).
         calibration_digest: digest of the calibration tokens.
         calibration_label: name of the calibration for people.
-        computed: settings that the result depends on: sites, and of a forward pass dtype, batch size, kind of device
-            and folds; `evidence` where contents of messages alone are evidence.
+        computed: settings that the result depends on: sites, and of a forward pass dtype, batch size and kind of
+            device; `evidence` where contents of messages alone are evidence.
         calibration: the calibration tokens, if they are kept.
-        folds: site → for each layer, its statistics on every fold of the windows but the last, which is the remainder.
+        folds: what statistics of earlier releases have beside their sums: name of the array, as in
+            `mlp_input/fold/0/0` → it.
         token_counts: occurrences of each token, int64 of shape (V,).
         content_counts: the same in contents of messages alone, where a chat template made text.
         done: site → windows that each layer has counted, in the state of an interrupted pass; None if complete.
@@ -92,7 +96,7 @@ class Collected:
     calibration_label: str
     computed: dict[str, Any]
     calibration: Calibration | None = None
-    folds: Mapping[str, Sequence[Sequence[Statistics]]] = field(default_factory=dict)
+    folds: Mapping[str, ArraySource] = field(default_factory=dict, compare=False)
     token_counts: torch.Tensor | None = field(default=None, compare=False)  # they follow from the calibration
     content_counts: torch.Tensor | None = field(default=None, compare=False)
     done: dict[str, tuple[int, ...]] | None = None
@@ -109,13 +113,9 @@ class Collected:
             return next(iter(self.sites.values()))[0].count
         return 0 if self.token_counts is None else int(self.token_counts.sum())
 
-    def all_folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
-        """Return the statistics of each fold; without folds, the total."""
-        return complete_folds(self.sites[site][layer], self.folds[site][layer] if site in self.folds else ())
 
-
-Part = tuple[str, int, Statistics, Sequence[Statistics]]
-"""Site, layer, the statistics of all tokens, and those of every fold but the last."""
+Part = tuple[str, int, Statistics]
+"""Site, layer, and its statistics."""
 
 
 def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) -> None:
@@ -134,18 +134,16 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     def add(name: str, tensor: torch.Tensor) -> None:
         streams.append(Stream.of(name, to_block(tensor), str(tensor.dtype).removeprefix("torch.")))
 
-    def add_packed(name: str, item: Packing) -> None:
-        # Read or packed only while it is written: all layers at once would double the memory.
-        streams.append(Stream(name, "int64", item.shape, lambda: [to_block(item.packed())]))
-
     exponents: dict[str, list[torch.Tensor]] = {site: [] for site in collected.sites}
     saturated: dict[str, list[int]] = {site: [] for site in collected.sites}
-    for site, number, layer, folds in _packed(collected) if parts is None else map(_held, parts):
+    for site, number, layer in _packed(collected) if parts is None else map(_held, parts):
         exponents.setdefault(site, []).append(layer.exponents)
         saturated.setdefault(site, []).append(layer.saturated)
-        add_packed(f"{site}.gram.{number}", layer)
-        for fold, part in enumerate(folds):
-            add_packed(f"{site}.fold.{number}.{fold}", part)
+        # Read or packed only while it is written: all layers at once would double the memory.
+        streams.append(Stream(f"{site}.gram.{number}", "int64", layer.shape, partial(_blocks, layer)))
+        for name, fold in collected.folds.items():
+            if name.startswith(f"{site}/fold/{number}/"):
+                streams.append(Stream(name.replace("/", "."), fold.dtype, fold.shape, fold.blocks))
     for site, layers in exponents.items():
         add(f"{site}.exponents", torch.stack(layers))  # L tensors (H,) → (L, H)
     for name in (TOKEN_COUNTS, CONTENT_COUNTS):
@@ -166,22 +164,21 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     replace_shard(path, streams, {"expert-registry": json.dumps(document)})
 
 
-def _packed(collected: Collected) -> Iterator[tuple[str, int, Packing, Sequence[Packing]]]:
+def _packed(collected: Collected) -> Iterator[tuple[str, int, Packing]]:
     for site, layers in collected.sites.items():
         for number, layer in enumerate(packings(layers)):
-            yield site, number, layer, packings(collected.folds[site][number]) if site in collected.folds else ()
+            yield site, number, layer
 
 
-def _held(part: Part) -> tuple[str, int, Packing, Sequence[Packing]]:
+def _held(part: Part) -> tuple[str, int, Packing]:
     """Return a temporary part packed: only its packed half stays in memory."""
-    site, number, layer, folds = part
-    halves = [(item.exponents, item.saturated, item.packed()) for item in (layer, *folds)]
-    first, *rest = (Packing(exponents, held, partial(_itself, packed)) for exponents, held, packed in halves)
-    return site, number, first, rest
+    site, number, layer = part
+    packed = layer.packed()
+    return site, number, Packing(layer.exponents, layer.saturated, lambda: packed)
 
 
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+def _blocks(layer: Packing) -> list[Block]:
+    return [to_block(layer.packed())]
 
 
 def load(path: Path) -> Collected:
@@ -203,13 +200,12 @@ def load(path: Path) -> Collected:
     fields(document["computed"], _COMPUTED, f"the metadata of {path}, computed", optional=optional, hint=_REDO)
     try:
         file = OpenTensors.open(path)
-        sites, folds = {}, {}
+        sites, folds = {}, dict[str, ArraySource]()
         for site, saturated in document["saturated"].items():
             exponents = file.read(f"{site}.exponents")
             names = [f"{site}.gram.{layer}" for layer in range(len(saturated))]
             sites[site] = FiledStatistics.of(file, names, exponents[: len(names)], list(map(int, saturated)))
-            if f"{site}.fold.0.0" in file.entries:
-                folds[site] = tuple(_folds(file, site, layer, own) for layer, own in enumerate(exponents[: len(names)]))
+            folds |= {name: fold for layer in range(len(names)) for name, fold in _folds(file, site, layer)}
         calibration = None
         label = document["calibration_label"]
         if "calibration.ids" in file.entries:
@@ -233,17 +229,15 @@ def load(path: Path) -> Collected:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}", _REDO) from error
 
 
-def _folds(file: OpenTensors, site: str, layer: int, exponents: Int16[torch.Tensor, "H"]) -> FiledStatistics:
-    """Return the statistics of every fold but the last of one site and layer."""
-    names = list[str]()
-    while (name := f"{site}.fold.{layer}.{len(names)}") in file.entries:
-        names.append(name)
-    return FiledStatistics.of(file, names, [exponents] * len(names), [0] * len(names))
+def _folds(file: OpenTensors, site: str, layer: int) -> Iterator[tuple[str, ArraySource]]:
+    """Yield the parts of one site's and layer's sums that an earlier release kept, each with its array's name."""
+    of, number = file.entries[f"{site}.gram.{layer}"], 0
+    while (part := file.entries.get(name := f"{site}.fold.{layer}.{number}")) is not None:
+        if part.shape != of.shape:
+            raise ValueError(f"{name} has shape {list(part.shape)}, not {list(of.shape)}")
+        yield name.replace(".", "/"), ArraySource("int64", part.shape, partial(_read, file, name))
+        number += 1
 
 
-def folds_of(file: Any, site: str, layer: int, exponents: Int16[torch.Tensor, "H"]) -> tuple[Statistics, ...]:
-    """Return the statistics of every fold but the last of one site and layer, from an open file."""
-    names, folds = set(file.keys()), list[Statistics]()
-    while (name := f"{site}.fold.{layer}.{len(folds)}") in names:
-        folds.append(Statistics.unpack(file.get_tensor(name), exponents))
-    return tuple(folds)
+def _read(file: OpenTensors, name: str) -> Iterator[Block]:
+    return ArraySource.of(to_block(file.read(name)), "int64").blocks()

@@ -16,7 +16,7 @@ from registry.statistics.open_tensors import OpenTensors
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """The statistics of one layer, or of a fold of it, read or packed when they are asked for.
+    """The statistics of one layer, read or packed when they are asked for.
 
     Attributes:
         exponents: p of shape (C,).

@@ -24,14 +24,7 @@ from registry.runtime.loading import device_name
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.settings import PassSettings
-from registry.statistics.site_sums import (
-    Counting,
-    HookPoints,
-    SiteSums,
-    batch,
-    dense_hook_points,
-    fold_of_window,
-)
+from registry.statistics.site_sums import Counting, HookPoints, SiteSums, batch, dense_hook_points
 from store.digest import json_digest
 
 SAVE_SECONDS = 60.0
@@ -74,9 +67,9 @@ def take_statistics(
         weights: digest of the weights, written into the result.
         run: the model, its hook points and the weights of tokens.
         calibration: the tokens.
-        settings: sites, folds, batch size, device and dtype.
+        settings: sites, batch size, device and dtype.
         windows: whole batches of consecutive windows to count; None for all. Such parts add up to the whole, bit for
-            bit: folds and batches are numbered over all windows. Token counts are those of the whole.
+            bit: batches are numbered over all windows. Token counts are those of the whole.
         partial: a folder for the state of a running pass; the same pass, started again, resumes from it.
         progress: receives the tokens counted.
 
@@ -138,7 +131,6 @@ class _Collector:
         self._counting = Counting.of(
             checkpoint,
             settings.sites,
-            fold_of_window(len(calibration.ids), settings.folds),
             run.model.device,
             dense=run.hook_points is None,
             token_weights=run.token_weights,
@@ -151,18 +143,15 @@ class _Collector:
     def collected(self) -> Collected:
         """Return the sums, on the CPU, and release them."""
         sites: dict[str, tuple[Statistics, ...]] = {}
-        folded: dict[str, tuple[tuple[Statistics, ...], ...]] = {}
         for site, scale in self._counting.scales.items():
             if site not in self._counting.same:
-                layers = (self.sums.pop((site, layer)) for layer in range(len(scale.exponents)))
-                sites[site], folded[site] = zip(*layers, strict=True)
+                sites[site] = tuple(self.sums.pop((site, layer)) for layer in range(len(scale.exponents)))
         return Collected(
             self._weights,
             {site: sites[self._counting.same.get(site, site)] for site in self._counting.scales},
             self._calibration.digest,
             self._calibration.label,
             self.computed,
-            folds={site: layers for site, layers in folded.items() if any(layers)},
             token_counts=self._calibration.counts(self._vocabulary),
         )
 
@@ -179,7 +168,7 @@ class _Collector:
         header = Collected(
             self._weights, {}, self._calibration.digest, self._calibration.label, self.computed, done=completed
         )
-        parts = ((site, layer, *sums.statistics()) for (site, layer), sums in self.sums.sums.items())
+        parts = ((site, layer, sums.statistics()) for (site, layer), sums in self.sums.sums.items())
         try:
             statistics_file.save(state_path, header, parts)
         except StorageError:
@@ -200,8 +189,7 @@ class _Collector:
         if places != set(self.sums.sums):
             return
         for (site, layer), sums in self.sums.sums.items():
-            folds = state.folds[site][layer] if site in state.folds else ()
-            sums.restore(state.sites[site][layer], folds, state.done[site][layer])
+            sums.restore(state.sites[site][layer], state.done[site][layer])
 
 
 def computed_by(checkpoint: Checkpoint, settings: PassSettings, *, self_sampled: bool = False) -> dict[str, Any]:
@@ -217,7 +205,7 @@ def computed_by(checkpoint: Checkpoint, settings: PassSettings, *, self_sampled:
         "batch_size": settings.batch_size,
         "device": device_name(settings.device).partition(":")[0],
         "sites": settings.sites,
-        "folds": settings.folds,
+        "folds": 1,  # as versions of earlier releases have it whose sums are not in parts
     }
 
 

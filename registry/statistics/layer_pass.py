@@ -19,7 +19,7 @@ from registry.families.sites import MLP_INPUT
 from registry.maths.statistics import Statistics
 from registry.progress import Advance, Progress
 from registry.runtime.layerwise import LayerCalls
-from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch, fold_of_window
+from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch
 
 Stream = Float[Tensor, "B S H"]
 
@@ -104,7 +104,7 @@ def mlp_statistics(
         CalibrationError: an activation is NaN or infinite.
     """
     calls, batches = LayerCalls(model, checkpoint.family.layers), Batches(calibration, batch_size)
-    counting = Counting.of(checkpoint, "router", fold_of_window(len(calibration.ids), 1), model.device)
+    counting = Counting.of(checkpoint, "router", model.device)
     layers: Any = model.get_submodule(checkpoint.family.layers)
     waiting: dict[int, Stream] = {}
 
@@ -112,7 +112,7 @@ def mlp_statistics(
         streams = Streams(lambda first, ids: calls.embed(ids) if number == 0 else waiting[first], waiting.__setitem__)
         sums, points = SiteSums(counting, [(MLP_INPUT, number)]), [HookPoint(MLP_INPUT, number, mlp)]
         run_module(lambda stream: calls.run(number, layer, stream), sums, points, batches, streams, lambda amount: None)
-        return sums.pop((MLP_INPUT, number))[0]
+        return sums.pop((MLP_INPUT, number))
 
     with progress("collecting", len(layers), "layer") as advance:
         for number, (layer, mlp) in enumerate(zip(layers, checkpoint.family.mlps(model), strict=True)):

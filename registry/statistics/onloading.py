@@ -37,7 +37,7 @@ from registry.statistics.filed import FiledStatistics, packings
 from registry.statistics.forward_pass import computed_by
 from registry.statistics.layer_pass import Batches, Streams, run_module
 from registry.statistics.settings import PassSettings
-from registry.statistics.site_sums import Counting, HookPoint, SiteSums, dense_hook_points, fold_of_window
+from registry.statistics.site_sums import Counting, HookPoint, SiteSums, dense_hook_points
 from store.digest import json_digest
 
 _HEAD = "head"
@@ -60,7 +60,7 @@ def take_statistics_by_layer(
         checkpoint: the checkpoint.
         weights: digest of its weights, written into the result.
         calibration: the tokens.
-        settings: sites, folds, batch size, device and dtype.
+        settings: sites, batch size, device and dtype.
         partial: a folder for the files of a running pass; the same pass, started again, resumes after the last layer
             that it finished. None for the system's temporary folder, and no resuming.
         progress: receives batches of all layers.
@@ -74,9 +74,7 @@ def take_statistics_by_layer(
     report_dtype(settings.dtype, checkpoint.dtype, settings.device, progress)
     header = Collected(weights, {}, calibration.digest, calibration.label, computed)
     layers = _CheckpointLayers(checkpoint, torch_dtype(computed["dtype"]), torch.device(device_name(settings.device)))
-    counting = Counting.of(
-        checkpoint, settings.sites, fold_of_window(len(calibration.ids), settings.folds), layers.device
-    )
+    counting = Counting.of(checkpoint, settings.sites, layers.device)
     key = json_digest([weights, calibration.digest, computed, "layer by layer"])
     with resumable_folder(partial, key, [weights]) as folder:
         pass_ = _LayerPass(layers, counting, Batches(calibration, settings.batch_size), header, folder)
@@ -201,7 +199,7 @@ class _LayerPass:
     def _save(self, name: str, sums: SiteSums) -> Collected:
         """Write the sums of a module to a file, release them, and return the file opened."""
         path = self.folder / f"{name}.safetensors"
-        parts = ((place[0], 0, *sums.pop(place)) for place in list(sums.sums))
+        parts = ((place[0], 0, sums.pop(place)) for place in list(sums.sums))
         statistics_file.save(path, self.header, parts)
         return_freed_memory()
         return statistics_file.load(path)
@@ -215,7 +213,7 @@ class _LayerPass:
                 state = statistics_file.load(path)
             except CheckpointError:
                 break  # damaged
-            if replace(state, sites={}, folds={}) != self.header:
+            if replace(state, sites={}) != self.header:
                 break
             finished.append(state)
             files.remove(path)
@@ -231,11 +229,8 @@ class _LayerPass:
 def _joined(finished: list[Collected], counting: Counting, header: Collected) -> Collected:
     """Return the sums of all modules as one, site by site."""
     sites: dict[str, FiledStatistics] = {}
-    folds: dict[str, tuple[FiledStatistics, ...]] = {}
     for site in counting.scales:
         of = counting.same.get(site, site)
         parts = [part for part in finished if of in part.sites]
         sites[site] = FiledStatistics([item for part in parts for item in packings(part.sites[of])])
-        if site == of and any(site in part.folds for part in parts):
-            folds[site] = tuple(FiledStatistics(packings(part.folds[site][0])) for part in parts)
-    return replace(header, sites=sites, folds=folds)
+    return replace(header, sites=sites)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError
-from registry.families.sites import ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT, SITES
+from registry.families.sites import ATTENTION_OUTPUT, HEAD_INPUT, SITES
 from registry.io.torch_blocks import torch_dtype
 from registry.progress import Progress, remark
 from registry.runtime.compute_dtype import compute_dtype
@@ -55,8 +55,6 @@ class PassNeed:
         activations += 4 * tokens * heads * seq_len
         sums = {site: _sums(channels if site == ATTENTION_OUTPUT else hidden) for site in SITES[settings.sites]}
         head = sums.pop(HEAD_INPUT, 0)
-        if MLP_INPUT in sums:
-            sums[MLP_INPUT] *= settings.folds
         of_layer = sum(sums.values())
         running = LIBRARIES + activations
         count = architecture.num_hidden_layers
@@ -81,7 +79,7 @@ def whole_fits(checkpoint: Checkpoint, settings: PassSettings, seq_len: int, pro
     if need.by_layer > limit:
         remark(
             progress,
-            f"even so one layer takes about {gigabytes(need.by_layer)}: give a smaller --batch-size, or --folds 1",
+            f"even so one layer takes about {gigabytes(need.by_layer)}: give a smaller --batch-size",
         )
     return False
 

@@ -13,9 +13,6 @@ DEFAULT_TOKENS = 24_576
 DEFAULT_SEQ_LEN = 256
 """Tokens of a window."""
 
-DEFAULT_FOLDS = 2
-"""Folds of the statistics of the MLP inputs; each takes as much memory as the total."""
-
 
 @dataclass(frozen=True)
 class PassSettings:
@@ -31,7 +28,6 @@ class PassSettings:
         sites: a key of `SITES`: all, those that routers need, or `counts`, which counts the tokens of a text without a
             model: then only `tokens` and `seq_len` matter, and if the expert samples the text itself, what that
             depends on.
-        folds: folds of the MLP inputs' statistics, by window in a seeded order, for cross-validation; 1 for none.
         document_tokens: first tokens of a document that count, each such beginning a window of its own; None for
             windows of `seq_len` anywhere in the text.
         max_memory: bytes that the process may take. A model that does not fit with all its sums is read layer by layer,
@@ -44,12 +40,11 @@ class PassSettings:
     device: str | None = None
     dtype: str = AUTO
     sites: str = "all"
-    folds: int = DEFAULT_FOLDS
     document_tokens: int | None = None
     max_memory: int | None = None
 
     def __post_init__(self) -> None:
-        given = {"tokens": 1, "seq_len": 2, "batch_size": 1, "folds": 1}
+        given = {"tokens": 1, "seq_len": 2, "batch_size": 1}
         for name, least in (given if self.document_tokens is None else given | {"document_tokens": 2}).items():
             if getattr(self, name) < least:
                 option = f"--{name.replace('_', '-')}"

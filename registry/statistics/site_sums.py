@@ -23,8 +23,6 @@ from registry.maths.statistics import Statistics
 from registry.statistics.accumulator import RunningSums
 from registry.statistics.scales import Scales, scales
 
-_FOLD_SEED = 0
-
 Place = tuple[str, int]
 """A site and a layer."""
 
@@ -61,13 +59,12 @@ def dense_hook_points(checkpoint: Checkpoint) -> HookPoints:
 
 @dataclass(frozen=True)
 class Counting:
-    """The sites, scales and folds that a pass counts, of all layers.
+    """The sites and scales that a pass counts, of all layers.
 
     Attributes:
         label: the checkpoint's name in messages.
         scales: site → its scales, of all sites that are asked for.
         same: sites whose activations equal those of another site of the same layer → that site, which has the sums.
-        fold_of: the fold of each window.
         device: of the sums.
         splitter: the room that all sums share.
         token_weights: how often each token counts, from 0 to 255; None for once.
@@ -76,7 +73,6 @@ class Counting:
     label: str
     scales: dict[str, Scales]
     same: dict[str, str]
-    fold_of: Int64[Tensor, "N"]
     device: torch.device
     splitter: Splitter
     token_weights: Int64[Tensor, "N S"] | None = None
@@ -86,7 +82,6 @@ class Counting:
         cls,
         checkpoint: Checkpoint,
         sites: str,
-        fold_of: Int64[Tensor, "N"],
         device: torch.device,
         *,
         dense: bool = True,
@@ -97,7 +92,6 @@ class Counting:
         Args:
             checkpoint: the checkpoint that the bounds are computed from.
             sites: a key of `SITES`.
-            fold_of: the fold of each window.
             device: of the model.
             dense: the model is the checkpoint's own. Routed models may see other activations at a site, so only a
                 dense model's sites share sums.
@@ -106,7 +100,7 @@ class Counting:
         same = same_inputs(checkpoint) if dense and sites == "all" else {}
         on = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
         bounds = {site: scales(checkpoint, site) for site in SITES[sites]}
-        return cls(checkpoint.label, bounds, same, fold_of, on, Splitter(), token_weights)
+        return cls(checkpoint.label, bounds, same, on, Splitter(), token_weights)
 
     @property
     def places(self) -> list[Place]:
@@ -117,10 +111,6 @@ class Counting:
             if site not in self.same
             for layer in range(len(scale.exponents))
         ]
-
-    def fold_count(self, site: str) -> int:
-        """Return how many folds a site has: only MLP inputs have several."""
-        return int(self.fold_of.max()) + 1 if site == MLP_INPUT else 1
 
 
 class SiteSums:
@@ -141,13 +131,12 @@ class SiteSums:
         self._counting = counting
         self.sums: dict[Place, RunningSums] = {}
         for site, layer in places:
-            scale, folds = counting.scales[site], counting.fold_count(site)
+            scale = counting.scales[site]
             exponents = scale.exponents[layer].to(counting.device)
-            self.sums[site, layer] = RunningSums(exponents, scale.bits, folds, counting.splitter)
-        # The current batch: its first window and the one after its last; the rows that count, by fold and in all.
+            self.sums[site, layer] = RunningSums(exponents, scale.bits, counting.splitter)
+        # The current batch: its first window and the one after its last; the rows that count.
         self._first, self._end = 0, 0
-        self._fold_runs: tuple[tuple[slice, ...], ...] = ()
-        self._all_runs: tuple[tuple[slice, ...], ...] = ()
+        self._runs: tuple[slice, ...] = ()
         self._row_weights: Tensor | None = None
 
     @property
@@ -171,14 +160,9 @@ class SiteSums:
         self._first, self._end = first, first + size
         # Padding stands to the right, so that the rows of a window that count, of (T, H), are one run.
         lengths = keep.sum(dim=1).tolist()
-        rows = [slice(number * seq_len, number * seq_len + length) for number, length in enumerate(lengths)]
-        folds = counting.fold_of[first : first + size].tolist()
-        counting_rows = list(zip(rows, folds, strict=False))  # the windows that fill up the last batch have no fold
-        self._fold_runs = tuple(
-            _joined(run for run, fold_of_run in counting_rows if fold_of_run == fold)
-            for fold in range(counting.fold_count(MLP_INPUT))
+        self._runs = _joined(
+            slice(number * seq_len, number * seq_len + length) for number, length in enumerate(lengths)
         )
-        self._all_runs = (_joined(run for run, _ in counting_rows),)
         if counting.token_weights is not None:
             row_weights = torch.zeros(keep.shape, dtype=torch.int64)
             window_weights = counting.token_weights[first : first + size]
@@ -201,8 +185,8 @@ class SiteSums:
             for handle in handles:
                 handle.remove()
 
-    def pop(self, place: Place) -> tuple[Statistics, tuple[Statistics, ...]]:
-        """Return the sums of one site and layer, the total and every fold but the last, on the CPU; release them."""
+    def pop(self, place: Place) -> Statistics:
+        """Return the sums of one site and layer on the CPU; release them."""
         return self.sums.pop(place).statistics()
 
     def _before(self, point: HookPoint) -> Callable[[Any, tuple[Tensor, ...]], None]:
@@ -217,9 +201,8 @@ class SiteSums:
             return  # counted before an interruption
         # (B, S, H), of a gate (T, H) → (T, H)
         x = activations.reshape(-1, activations.shape[-1]).to(self._counting.device)
-        runs = self._fold_runs if point.site == MLP_INPUT else self._all_runs  # only MLP inputs have folds
         try:
-            sums.add(x, runs, self._end, self._row_weights)
+            sums.add(x, self._runs, self._end, self._row_weights)
         except ValueError as error:
             raise CalibrationError(
                 f"{self._counting.label}: {error} (site {point.site}, layer {point.layer})",
@@ -245,12 +228,6 @@ def same_inputs(checkpoint: Checkpoint) -> dict[str, str]:
     if isinstance(attention_input, NormOutput) and attention_input == family.mlp_input(architecture):
         return {ATTENTION_INPUT: MLP_INPUT}
     return {}
-
-
-def fold_of_window(windows: int, folds: int) -> Int64[Tensor, "N"]:
-    """Return the fold of each window: folds of equal size, up to one window, in a seeded order."""
-    order = torch.randperm(windows, generator=torch.Generator().manual_seed(_FOLD_SEED))
-    return order % min(folds, windows)
 
 
 def batch(calibration: Calibration, first: int, size: int) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:

@@ -26,7 +26,7 @@ from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import DamagedError, first_line
 from registry.families.sites import SITES
-from registry.maths.statistics import Statistics, complete_folds
+from registry.maths.statistics import Statistics
 from registry.progress import Progress
 from registry.statistics import file as statistics_file
 from registry.statistics.cache import FileCache
@@ -211,14 +211,10 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
     opened = [_OpenSlice.open(path) for path in paths]
     same = _same(checkpoint, whole.settings)
     sites: dict[str, tuple[Statistics, ...]] = {}
-    folds: dict[str, tuple[tuple[Statistics, ...], ...]] = {}
     for site in SITES[whole.settings.sites]:
         if site in same:
             continue
-        sums = [_sum(opened, site, layer) for layer in range(opened[0].layers(site))]
-        sites[site], folded = tuple(total for total, _ in sums), tuple(parts for _, parts in sums)
-        if any(folded):
-            folds[site] = folded
+        sites[site] = tuple(_sum(opened, site, layer) for layer in range(opened[0].layers(site)))
     counts = sum((part.token_counts() for part in opened[1:]), opened[0].token_counts())
     tokens = next(iter(sites.values()))[0].count
     if not tokens == int(counts.sum()) == whole.calibration.tokens:
@@ -231,20 +227,16 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
         whole.calibration.digest,
         whole.calibration.label,
         whole.computed,
-        folds=folds,
         token_counts=counts,
     )
 
 
-def _sum(opened: Sequence["_OpenSlice"], site: str, layer: int) -> tuple[Statistics, tuple[Statistics, ...]]:
-    """Return the total of one site and layer, and every fold but the last."""
-    total, folds = opened[0].statistics(site, layer)
+def _sum(opened: Sequence["_OpenSlice"], site: str, layer: int) -> Statistics:
+    """Return the sum of one site and layer."""
+    total = opened[0].statistics(site, layer)
     for part in opened[1:]:
-        other, others = part.statistics(site, layer)
-        total = total + other
-        folds = tuple(own + fold for own, fold in zip(folds, others, strict=True))
-    complete_folds(total, folds)  # within 64-bit integers
-    return total, folds
+        total = total + part.statistics(site, layer)
+    return total
 
 
 @dataclass(frozen=True)
@@ -268,12 +260,10 @@ class _OpenSlice:
     def layers(self, site: str) -> int:
         return len(self.saturated[site])
 
-    def statistics(self, site: str, layer: int) -> tuple[Statistics, tuple[Statistics, ...]]:
+    def statistics(self, site: str, layer: int) -> Statistics:
         exponents = self.file.get_tensor(f"{site}.exponents")[layer].clone()
-        total = Statistics.unpack(
-            self.file.get_tensor(f"{site}.gram.{layer}"), exponents, int(self.saturated[site][layer])
-        )
-        return total, statistics_file.folds_of(self.file, site, layer, exponents)
+        saturated = int(self.saturated[site][layer])
+        return Statistics.unpack(self.file.get_tensor(f"{site}.gram.{layer}"), exponents, saturated)
 
     def token_counts(self) -> Any:
         return self.file.get_tensor("token_counts")

@@ -43,7 +43,7 @@ def completed(home: Path, line: str, shell: str = "bash") -> list[str]:
 
 WORDS = {
     "com": ["compose", "compositions", "completion"],
-    "l": ["list", "log", "ls", "lam-curve"],
+    "l": ["list", "log", "ls"],
     "ls --off": ["--offset"],
     "show ": ["base", "code", "gone", "math", "mathematics"],
     "show mathe": ["mathematics"],

@@ -87,7 +87,6 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
             work / "mlps",
         )
         run("train-router", work / "ridge", "--data", "math", "--steps", 1, "--seq-len", 32, "--out", work / "trained")
-        run("lam-curve", "--experts", "math,code")
         run("preview", "--experts", "math,code")
         run("preview", "--experts", "math,code", "--router", "ridge")
         run("evaluate", moe, *text)

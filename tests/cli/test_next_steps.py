@@ -58,7 +58,6 @@ def test_what_follows_a_command_parses_and_names_the_registry(
         (("route", "moe", "a text"), "report moe --out report.html"),
         (("report", "moe", "--out", "report.html"), "push moe ORG/NAME"),
         (("reproduce", "moe"), "evaluate moe --data code=FILE --data math=FILE"),
-        (("lam-curve", "--experts", "code,math"), "compose --experts code,math --router ridge --lam auto --out moe-2/"),
         (("evaluate", "--experts", "code,math", "--methods", "average", *text),
          "compose --experts code,math --out moe-2/"),
         (("continual", "--schedule", "math", *text, "--trunk", "mean"),

@@ -70,7 +70,6 @@ def test_reading_works(reg: Reg, zoo: Zoo, scratch: Path) -> None:
         ("evaluate", scratch / "moe", "--data", f"math={text}", "--windows", 1, "--seq-len", 32, "--baselines"),
         *(("list", "--json"), ("show", "math"), ("log",), ("compositions",), ("db", "current"), ("verify",)),
         ("compose", *PAIR, "--plan"),
-        ("lam-curve", *PAIR),
         ("compose", *PAIR, "--to", "dense", "--like", text, "--plan"),
     ]
     allowed = [reg(*words) for words in commands]  # also imports what root alone may be able to read

@@ -12,7 +12,7 @@ from tests.conftest import Zoo, files_of
 from tests.models import sentences, write_jsonl
 
 NO_PART_IN_AN_ENSEMBLE = (
-    *("--router random", "--lam auto", "--no-normalize", "--bias code=1", "--seed 1", "--token-weight advantage"),
+    *("--router random", "--lam 1", "--no-normalize", "--bias code=1", "--seed 1", "--token-weight advantage"),
     *("--refine 1", "--refine-mlp", "--refine-trunk", "--balance tokens", "--host mixtral", "--remote-code"),
 )
 DENSE = "--to dense --trunk task-arithmetic"
@@ -96,8 +96,8 @@ def test_options_reach_the_recipe(reg: Reg, filled: Registry) -> None:
         (("--router", "random", "--seed", 7), Recipe(router="random", seed=7)),
         (("--router", "domain-embedding", "--bias", "code=-0.5,math=1"),
          Recipe(router="domain-embedding", bias={"code": -0.5, "math": 1.0})),
-        (("--router", "ridge", "--lam", "auto", "--balance", "tokens"),
-         Recipe(router="ridge", lam="auto", balance="tokens")),
+        (("--router", "ridge", "--lam", 0.5, "--balance", "tokens"),
+         Recipe(router="ridge", lam=0.5, balance="tokens")),
         (("--router", "ridge", "--token-weight", "advantage", "--refine", 2, "--refine-mlp"),
          Recipe(router="ridge", token_weight="advantage", refine=2, refine_mlp=True)),
         (("--to", "dense", "--weights", "code=3"), Recipe(to="dense", weights={"code": 3.0})),
@@ -147,26 +147,8 @@ def test_recipe_is_shown_as_people_write_it(reg: Reg, filled: Registry, zoo: Zoo
     plan = reg("compose", *PAIR, "--router", "domain-embedding", "--bias", "code=1", "--normalize", "--plan").stdout
     shown = dict(line.split(maxsplit=1) for line in plan.splitlines() if line.startswith(("bias", "normalize")))
     assert {key: value.strip() for key, value in shown.items()} == {"bias": "code=1, math=0", "normalize": "yes"}
-    reg("compose", *PAIR, "--router", "ridge", "--lam", "auto", "--refine", 1, "--out", tmp_path / "out")
-    assert "ridge, lam auto, refine 1" in reg("compositions").stdout
+    reg("compose", *PAIR, "--router", "ridge", "--refine", 1, "--out", tmp_path / "out")
+    assert "ridge, refine 1" in reg("compositions").stdout
     told = reg("compose", *PAIR, "--to", "dense", "--like", zoo.test["code"], "--plan").stdout
     weights = filled.likeness(("code", "math"), [zoo.test["code"]])
     assert told.startswith(f"weights by --like: {', '.join(f'{name}={weight:g}' for name, weight in weights.items())}")
-
-
-@pytest.mark.check
-def test_lam_curve_for_people_and_as_json(reg: Reg, filled: Registry, tmp_path: Path) -> None:
-    curves = filled.lam_curve(("code", "math"), Recipe(router="ridge", weights={"code": 2.0}, refine=1))
-    words = ("lam-curve", *PAIR, "--weights", "code=2", "--refine", 1)
-    assert reg.json(*words) == [{"layer": layer, **curve.document()} for layer, curve in enumerate(curves)]
-    lines = [line.split() for line in reg(*words).stdout.splitlines()]
-    assert lines[0] == ["layer", "lam", "held-out", "error", "accuracy"]
-    rows = [line for line in lines if line[0] in ("0", "1")]
-    assert len(rows) == sum(len(curve.lams) for curve in curves)
-    starred = {int(row[0]): float(row[1]) for row in rows if row[-1] == "*"}
-    assert starred == {layer: curve.best for layer, curve in enumerate(curves)}
-    assert reg.json(*words, "--router", "ridge") == reg.json(*words)
-    assert "no ridge strength" in reg("lam-curve", *PAIR, "--router", "context", code=1).stderr
-    shown = " ".join(reg("lam-curve", "--help").stdout.split())
-    assert "or random. [default: ridge]" in shown
-    assert "there is no option --to" in reg("lam-curve", *PAIR, "--to", "dense", code=2).stderr  # which has no routers

@@ -1,6 +1,7 @@
 """Proves: --recipe composes what the file says, options win over it, and --save-recipe writes what was asked for."""
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -10,11 +11,14 @@ import pytest
 from cli.main import main
 from registry import EnsembleRecipe, Recipe, Registry
 from registry.composition import read_recipe
+from registry.composition.manifest import folder_document
 from registry.composition.recipe import recipe_schema
 from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.composition.recipe.recipe_fields import FIELDS
-from registry.io.model_folder import MARKER
+from registry.io.model_folder import MARKER, json_file
+from store.digest import json_digest
 from tests.cli.conftest import PAIR, Reg
+from tests.conftest import Zoo
 
 FILE = "experts: {math: 2, code@1: }\nbase: base\ntrunk: ties\ntrunk_options: {density: 0.5}\ntop_k: 1\n"
 
@@ -82,7 +86,7 @@ def test_a_base_model_that_is_named_wins(reg: Reg, filled: Registry, file: Path,
 
 @pytest.mark.check
 def test_a_composition_can_be_composed_again(reg: Reg, filled: Registry, tmp_path: Path) -> None:
-    recipe = Recipe(router="ridge", lam="auto", weights={"code": 3.0})
+    recipe = Recipe(router="ridge", lam=0.5, weights={"code": 3.0})
     plan = filled.compose(["code", "math"], tmp_path / "out", recipe)
     words = ("compose", "--recipe", tmp_path / "out" / MARKER, "--plan")
     assert reg.json(*words)["digest"] == plan.digest
@@ -93,15 +97,43 @@ def test_a_composition_can_be_composed_again(reg: Reg, filled: Registry, tmp_pat
     assert reg.json(*words, "--experts", "code,law")["digest"] == filled.plan(["code", "law"], recipe).digest
 
 
+def test_a_composition_with_lam_auto_is_shown_and_composed_again_with_a_number(
+    reg: Reg, filled: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
+    """As an earlier release made it: its folder tells what each layer chose, and the catalog does not."""
+    made, now = tmp_path / "made", Recipe(trunk="mean", router="ridge", lam=0.1)
+    document = filled.compose(["code", "math"], made, now).document
+    document = document | {"recipe": document["recipe"] | {"lam": "auto"}}
+    digest = json_digest(document)
+    files = json.loads((made / MARKER).read_text())["files"]
+    chosen = [{"layer": layer, "lams": [0.1, 1.0], "errors": [0.2, 0.3], "best": 0.1} for layer in range(2)]
+    (made / MARKER).write_bytes(json_file(folder_document(document | {"lam": chosen}, digest, files)))
+    filled.catalog.record_composition(digest, document, [filled.resolve(name) for name in ("code", "math")], str(made))
+    assert re.search(r"^lam +auto$", reg("show", digest).stdout, re.MULTILINE)
+    told = "it was composed with lam auto, which was removed"
+    refused = reg("reproduce", made, code=1).stderr
+    assert refused.startswith(f"error: {told}\n")
+    command = f"reg compose --recipe {made / MARKER} --lam 0.1 --out DIR"
+    assert command in refused
+    assert "lam auto was removed" in reg(*command.split()[1:4], "--plan", code=1).stderr
+    assert reg.json(*command.split()[1:6], "--plan")["digest"] == filled.plan(["code", "math"], now).digest
+    assert f"its routing is not predicted: {told}" in filled.report(made).notes
+    assert "perplexity" in reg("evaluate", made, "--data", f"code={zoo.test['code']}").stdout
+    receipt = tmp_path / "receipt.json"
+    filled.opt_out("math", receipt=receipt)
+    (affected,) = [one for one in json.loads(receipt.read_text())["compositions"] if one["digest"] == digest]
+    assert (affected["recomposed"], affected["why"]) == (None, told)
+
+
 @pytest.mark.check
 def test_what_was_asked_for_is_saved(reg: Reg, filled: Registry, file: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved.yaml"
-    words = ("compose", "--recipe", file, "--router", "ridge", "--lam", "auto", "--save-recipe", saved)
+    words = ("compose", "--recipe", file, "--router", "ridge", "--lam", 0.5, "--save-recipe", saved)
     told = reg(*words, "--plan")
     assert told.stderr.splitlines()[0] == f"recipe written to {saved}"
     found = read_recipe(saved)
     assert (found.experts, found.base) == (("math", "code@1"), "base")
-    expected = Recipe("ties", {"density": 0.5}, router="ridge", lam="auto", top_k=1, weights={"math": 2.0})
+    expected = Recipe("ties", {"density": 0.5}, router="ridge", lam=0.5, top_k=1, weights={"math": 2.0})
     assert found.recipe == expected
     before = saved.read_bytes()
     refused = reg(*words, "--top-k", 2, "--out", tmp_path / "out", code=1).stderr
@@ -144,17 +176,17 @@ def test_options_that_do_not_fit_the_file_are_usage_errors(reg: Reg, file: Path)
 
 
 def test_without_experts_nothing_is_composed(reg: Reg) -> None:
-    for command in ("compose --plan", "preview", "lam-curve"):
+    for command in ("compose --plan", "preview"):
         assert "give --experts A,B" in reg(*command.split(), code=2).stderr
 
 
 @pytest.mark.check
 def test_other_commands_read_the_file(reg: Reg, filled: Registry, file: Path) -> None:
     file.write_text("experts: {code: 3, math: }\nrouter: ridge\ntemperature: 0.5\ndtype: bfloat16\n", encoding="utf-8")
-    for command, more in (("preview", ("--router", "ridge", "--temperature", 0.5)), ("lam-curve", ())):
-        by_file = reg(command, "--recipe", file, "--json").stdout
-        assert by_file == reg(command, *PAIR, "--weights", "code=3", *more, "--json").stdout
-        assert by_file != reg(command, "--recipe", file, "--weights", "code=1", "--json").stdout
+    by_file = reg("preview", "--recipe", file, "--json").stdout
+    options = ("--weights", "code=3", "--router", "ridge", "--temperature", 0.5)
+    assert by_file == reg("preview", *PAIR, *options, "--json").stdout
+    assert by_file != reg("preview", "--recipe", file, "--weights", "code=1", "--json").stdout
     file.write_text("experts: [code, math]\nto: ensemble\n", encoding="utf-8")
     told = reg("preview", "--recipe", file, code=1).stderr
     assert f"reg preview is for mixtures, and the recipe in {file} makes ensemble" in told

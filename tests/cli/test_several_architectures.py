@@ -60,7 +60,6 @@ def test_what_cannot_be_is_said(reg: Reg, tmp_path: Path) -> None:
         ("--lead math", 2, "--lead has no part in what --to moe makes"),
         ("--to hetero --trunk mean", 2, "--trunk has no part in what --to hetero"),
         ("--to hetero --lead law", 1, "the lead 'law' is not a member"),
-        ("--to hetero --lam auto", 1, "has no router in a layer"),
         ("--to hetero --base code", 1, "is an expert, not a base model"),
     ):
         told = reg("compose", *PAIR, *words.split(), "--out", tmp_path / "out", code=code).output

@@ -93,7 +93,6 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("base --like nosuch.txt --out x", "nosuch.txt is not a file"),
     ],
     "preview": [("--experts code,nosuch", "no expert 'nosuch'")],
-    "lam-curve": [("--experts nosuch", "no expert 'nosuch'")],
     "train-expert": [
         ("x --base nosuch --data text.txt", "there is no base model 'nosuch'"),
         ("x --base base --data nosuch.txt", "nosuch.txt is not a file"),

@@ -78,8 +78,8 @@ LISTS: dict[str, tuple[list[str], str, str]] = {
                      "reg preview --experts code,math,law"),
     "beside a folder": (["evaluate", "--methods", "all,", "base", "moe", "--data", "a=b"], "--methods all,base",
                         "reg evaluate --methods all,base moe --data a=b"),
-    "with a home": (["--home", "h", "lam-curve", "--experts", "a,", "b"], "--experts a,b",
-                    "reg --home h lam-curve --experts a,b"),
+    "with a home": (["--home", "h", "preview", "--experts", "a,", "b"], "--experts a,b",
+                    "reg --home h preview --experts a,b"),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 Weights are whole numbers over a power of two, drawn byte by byte: exact in every dtype, and no computation of floats
 takes part. What makes them a checkpoint (config.json, the tokenizer) is written out here. The Llamas carry statistics
 that were taken once and are kept in `golden_statistics`; those of other families are taken when they are registered.
+Both are in parts, as earlier releases kept them, except counts alone: digests cover the parts.
 """
 
 import json
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,16 @@ from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from registry import PassSettings, Registry
+from registry.checkpoint import Checkpoint
 from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows
 from registry.checkpoint.simoe_files import DELTA, MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE, delta_digest, pack_simoe
+from registry.families.sites import MLP_INPUT
+from registry.io.torch_blocks import to_block
+from registry.progress import silent
+from registry.runtime.upcast import load_for_pass
+from registry.statistics import forward_pass
+from registry.statistics.collect import collect_to
+from registry.statistics.file import save
 from store.arrays import ArraySource, digest_of
 from tests.models import WORDS, sentences, write_jsonl
 
@@ -48,7 +57,7 @@ _SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _SEQ_LEN = 16
-_COUNTS = PassSettings(tokens=64, seq_len=_SEQ_LEN, sites="counts", folds=1)
+_COUNTS = PassSettings(tokens=64, seq_len=_SEQ_LEN, sites="counts")
 
 
 @dataclass(frozen=True)
@@ -171,14 +180,13 @@ class Home:
     def pair(self, kind: str) -> tuple[str, str]:
         """Return two experts of a kind, registered; of OLMo 2 the second one writes its calibration text itself."""
         names = f"{kind}.one", f"{kind}.two"
-        settings = PassSettings(tokens=64, seq_len=_SEQ_LEN, batch_size=2, device="cpu")
         for name in names:
             if self.has(name):
                 continue
             folder = write_checkpoint(self.folder / name, KINDS[kind], kind, name)
             data = [] if name == "olmo2.two" else [self.text("german")]
-            options: dict[str, Any] = {"keep_calibration": True, "allow_unrelated": True, "remote_code": True}
-            self.registry.add_expert(name, folder, data=data, settings=settings, **options)
+            collect_in_parts(folder, data)
+            self.registry.add_expert(name, folder, allow_unrelated=True, remote_code=True)
         return names
 
 
@@ -187,6 +195,27 @@ def golden_home(folder: Path) -> Iterator[Home]:
     """Give a registry of these experts in an empty folder."""
     with Registry(folder / "home", database=f"sqlite:///{folder}/catalog.sqlite") as registry:
         yield Home(registry, folder)
+
+
+def collect_in_parts(folder: Path, data: Sequence[Path]) -> None:
+    """Write a checkpoint's statistics into its folder as earlier releases did by default.
+
+    Beside the sums of each MLP input they kept those of every second window of a seeded order, and so knew both halves.
+    """
+    settings = PassSettings(tokens=64, seq_len=_SEQ_LEN, batch_size=2, device="cpu")
+    path, collected = collect_to(folder, folder, data=data, settings=settings, keep_calibration=True)
+    calibration = collected.calibration
+    assert calibration is not None
+    order = torch.randperm(len(calibration.ids), generator=torch.Generator().manual_seed(0))
+    weights = (order % 2 == 0).long()[:, None].expand(calibration.ids.shape)
+    run = forward_pass.ModelRun(load_for_pass(folder, settings.dtype, settings.device), token_weights=weights)
+    checkpoint = Checkpoint(folder, remote_code=True)
+    half = forward_pass.take_statistics(checkpoint, collected.weights, run, calibration, settings, progress=silent)
+    parts = {
+        f"{MLP_INPUT}/fold/{layer}/0": ArraySource.of(to_block(statistics.packed()), "int64")
+        for layer, statistics in enumerate(half.sites[MLP_INPUT])
+    }
+    save(path, replace(collected, computed=collected.computed | {"folds": 2}, folds=parts))
 
 
 def write_llama(folder: Path, name: str) -> Path:

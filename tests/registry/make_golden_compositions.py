@@ -243,7 +243,6 @@ CASES: dict[str, Case] = {
     "task-arithmetic scale": moe(trunk="task-arithmetic", trunk_options={"scale": 0.7}),
     # routers
     "lam": moe(trunk="mean", lam=3.0),
-    "lam auto": moe(trunk="mean", lam="auto"),
     "normalize": moe(trunk="mean", normalize=True),
     "domain-embedding": moe(trunk="mean", router="domain-embedding"),
     "domain-embedding bias": moe(

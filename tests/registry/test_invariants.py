@@ -61,8 +61,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "context": {"trunk": "mean", "router": "context", "context_window": 16.0, "lam": 0.0},
     "trunk refitted": {"router": "ridge", "refine_trunk": True, "top_k": 1},
     "refitted context": {"router": "context", "refine_mlp": True},
-    "refitted, then refined": {"router": "ridge", "refine_mlp": True, "refine": 1, "lam": "auto"},
-    "refined twice": {"router": "ridge", "refine": 2, "trunk": "mean", "lam": "auto", "token_weight": "advantage"},
+    "refitted, then refined": {"router": "ridge", "refine_mlp": True, "refine": 1},
+    "refined twice": {"router": "ridge", "refine": 2, "trunk": "mean", "token_weight": "advantage"},
 }
 """Every trunk method, router method and option, each in some recipe."""
 

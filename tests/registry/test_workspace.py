@@ -122,14 +122,6 @@ def test_damage_is_found_while_another_is_purged(filled: Registry) -> None:
         assert len(registry.verify().problems) == 1
 
 
-def test_lam_curve_of_a_version_purged_meanwhile(filled: Registry) -> None:
-    with (
-        disturbed(filled.home.path, "solving", 0, purge) as registry,
-        pytest.raises(ConflictError, match="math@1 was opted out meanwhile, at 2"),
-    ):
-        registry.lam_curve(["code", "law", "math"])
-
-
 def test_registering_compares_with_one_purged_meanwhile(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """That is no reason for a word, and none against registering."""
     told: list[str] = []

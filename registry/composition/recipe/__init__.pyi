@@ -1,4 +1,3 @@
-from .recipe import AUTO as AUTO
 from .recipe import OUTPUTS as OUTPUTS
 from .recipe import Recipe as Recipe
 from .recipe_file import RecipeFile as RecipeFile

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, cast
 
 from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.recipe_field_type import AUTO as AUTO
 from registry.composition.recipe.recipe_fields import (
     DENSE,
     FIELDS,
@@ -54,8 +53,7 @@ class Recipe:
         fit: what the coefficients were fitted for and on; None where they were not.
         combine: of ties and dare: `mean` or `sum` of the members' task vectors.
         router: a key of `ROUTERS`.
-        lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6), or `auto`: for each layer the one of
-            least held-out error.
+        lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6).
         normalize: router columns at unit length.
         bias: member name → what is added to its logits, as far as a router without a bias can (domain-embedding).
         seed: of a random router.
@@ -91,7 +89,7 @@ class Recipe:
     coefficients: Mapping[str, float] = field(default_factory=partial(default, "coefficients"))
     combine: str = default("combine")
     router: str = default("router")
-    lam: float | str = default("lam")
+    lam: float = default("lam")
     normalize: bool = default("normalize")
     bias: Mapping[str, float] = field(default_factory=partial(default, "bias"))
     seed: int = default("seed")
@@ -174,7 +172,7 @@ class Recipe:
         """Return the recipe as `composition.json` holds it, every default spelled out."""
         used = ROUTERS[self.router].options
         options = {
-            "lam": self.lam if self.lam == AUTO else float(self.lam),
+            "lam": float(self.lam),
             "normalize": self.normalize,
             "bias": {name: float(self.bias.get(name, 0.0)) for name in names},
             "seed": self.seed,

@@ -10,9 +10,6 @@ from typing import Any
 from registry.io.schema import NUMBER, NUMBERS, SWITCH, TEXT, WHOLE, Kind, maybe
 from registry.names.suggest import suggest
 
-AUTO = "auto"
-"""The value of a number that the program is to choose."""
-
 _LARGEST_WHOLE = 2**53
 _LONGEST_TEXT = 100
 
@@ -72,7 +69,7 @@ class RecipeField:
         unset: what the program decides where nothing is given, in words.
         choices: the words to choose from.
         limits: of a number, or of each number by member.
-        auto: `auto` is a value too.
+        removed: values that earlier releases took → what to do instead.
         noun: what messages call it.
         group: the key of the recipe that holds it, where it is not a key of its own.
         stands_for: (field, value) that a switch is short for; recipes hold that instead.
@@ -93,7 +90,7 @@ class RecipeField:
     unset: str = ""
     choices: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
-    auto: bool = False
+    removed: Mapping[str, str] = field(default_factory=dict)
     noun: str = ""
     group: str = ""
     stands_for: tuple[str, str] | None = None
@@ -127,7 +124,7 @@ class RecipeField:
     def words(self) -> str:
         """Requirement on a value, for messages."""
         if self.kind in (FieldKind.NUMBER, FieldKind.WHOLE):
-            return self.limits.words(self.kind.value) + (f", or {AUTO}" if self.auto else "")
+            return self.limits.words(self.kind.value)
         return (
             f"printable text of at most {_LONGEST_TEXT} characters" if self.kind is FieldKind.TEXT else self.kind.value
         )
@@ -136,6 +133,8 @@ class RecipeField:
         """Return what is wrong with a value, and a hint; None where nothing is."""
         if value is None and self.default is None:
             return None
+        if isinstance(value, str) and value in self.removed:
+            return f"{self.called} {value} was removed", self.removed[value]
         if self.kind is FieldKind.CHOICE:
             if isinstance(value, str) and value in self.choices:
                 return None
@@ -153,7 +152,7 @@ class RecipeField:
         """Return a value that has no problem with its numbers as floats, where they may have a fraction."""
         if self.kind is FieldKind.BY_MEMBER:
             return {member: float(number) for member, number in value.items()}
-        return float(value) if self.kind is FieldKind.NUMBER and not isinstance(value, str) else value
+        return float(value) if self.kind is FieldKind.NUMBER else value
 
     def _problem_by_member(self, value: Any, hint: str) -> tuple[str, str] | None:
         if not isinstance(value, Mapping) or not all(isinstance(member, str) for member in value):
@@ -167,7 +166,7 @@ class RecipeField:
 
     def _holds(self, value: Any) -> bool:
         if self.kind is FieldKind.NUMBER:
-            return (self.auto and isinstance(value, str) and value == AUTO) or _is_number(value, self.limits)
+            return _is_number(value, self.limits)
         if self.kind is FieldKind.WHOLE:
             whole = isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= _LARGEST_WHOLE
             return whole and self.limits.hold(float(value))
@@ -185,8 +184,6 @@ class RecipeField:
             FieldKind.BY_MEMBER: NUMBERS,
         }
         kind = kinds.get(self.kind, TEXT)
-        if self.auto:
-            return Kind(f"{kind.words} or {AUTO}", lambda value: value == AUTO or kind.holds(value))
         return maybe(kind) if self.default is None and self.kind is FieldKind.CHOICE else kind
 
 

@@ -147,12 +147,10 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "lam", FieldKind.NUMBER,
-            "Ridge strength, with hetero relative; auto: for each layer the one with the least held-out error, from "
-            "statistics alone.", "X|auto", _RIDGE,
+            "Ridge strength, with hetero relative.", "X", _RIDGE,
             only_with={"router": ("ridge", "domain-embedding")}, default=0.01, limits=Limits(0.0),
-            auto=True, label="Ridge strength",
-            note="how much the router’s least squares is damped; auto: what has the least held-out error",
-            advanced=True,
+            removed={"auto": "give a number: --lam 0.01"}, label="Ridge strength",
+            note="how much the router’s least squares is damped", advanced=True,
         ),
         RecipeField(
             "normalize", FieldKind.SWITCH,

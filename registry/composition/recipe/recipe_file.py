@@ -197,7 +197,7 @@ def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
             f"{path} describes a trained composition, which no recipe makes",
             "name the composition.json of its parent, then train that: reg train",
         )
-    values = values_of(described.recipe)
+    values = {**values_of(described.recipe), **described.removed}
     for name, unset in (("weights", 1.0), ("bias", 0.0)):
         if name in values:
             values[name] = {member: number for member, number in values[name].items() if number != unset}

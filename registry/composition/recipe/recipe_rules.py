@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from registry.composition.recipe.recipe_field_type import AUTO, FieldKind
+from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.composition.recipe.recipe_fields import (
     DENSE,
     FIELDS,
@@ -243,13 +243,6 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
             f"routing-tokens is {tokens}, it must be 2 or more, {more} prompt",
             f"the default is {FIELDS['routing_tokens'].default_text}",
         )
-    if to == HETERO and values["lam"] == AUTO:
-        return Problem(
-            ("lam", "to"),
-            f"lam {AUTO!r} takes the least held-out error of a layer's router, and output {to!r} has no router in a "
-            "layer",
-            f"give a number: --lam {FIELDS['lam'].default_text}",
-        )
     refined = next((name for name in ("refine", "refine_mlp", "refine_trunk") if values[name]), None)
     if to == DENSE and refined:
         return Problem(
@@ -259,14 +252,13 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
         )
     if to != MOE:
         return None
-    for name, special in (("lam", AUTO), ("token_weight", "advantage")):
-        if values[name] == special and router not in FROM_OWN_PASSES:
-            return Problem(
-                (name, "router"),
-                f"router method {router!r} is not solved from the experts' own statistics, which "
-                f"{FIELDS[name].called} {special!r} needs",
-                "drop it, or choose --router ridge",
-            )
+    if values["token_weight"] == "advantage" and router not in FROM_OWN_PASSES:
+        return Problem(
+            ("token_weight", "router"),
+            f"router method {router!r} is not solved from the experts' own statistics, which "
+            f"{FIELDS['token_weight'].called} 'advantage' needs",
+            "drop it, or choose --router ridge",
+        )
     if router in FROM_ROWS and values["trunk"] != "base":
         return Problem(
             ("router", "trunk"),

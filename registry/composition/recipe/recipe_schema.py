@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from registry.composition.recipe.recipe_field_type import AUTO, FieldKind, Limits, RecipeField
+from registry.composition.recipe.recipe_field_type import FieldKind, Limits, RecipeField
 from registry.composition.recipe.recipe_fields import FIELDS, LEAST_COPIES, MOST_COPIES, TRUNK_OPTIONS, default
 
 Schema = dict[str, Any]
@@ -86,10 +86,6 @@ def _field(one: RecipeField) -> Schema:
         schema |= {"minLength": 1, "maxLength": 100}
     elif one.kind in (FieldKind.NUMBER, FieldKind.WHOLE):
         schema |= _bounds(one.limits)
-    if one.auto:
-        schema = {"description": schema.pop("description"), "default": schema.pop("default")} | {
-            "anyOf": [schema, {"const": AUTO}]
-        }
     return schema
 
 

@@ -4,24 +4,20 @@ Shapes: E members, H hidden size; N windows of S tokens for one member, of which
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.composition.plan import Plan
 from registry.composition.tensor_source import RouterSolver
 from registry.families.sites import MLP_INPUT
 from registry.io.torch_blocks import torch_dtype
 from registry.maths.limbs import Splitter
-from registry.maths.statistics import PackedStatistics, Statistics, complete_folds
-from registry.member import Member
+from registry.maths.statistics import PackedStatistics, Statistics
 from registry.statistics.accumulator import RunningSums
 from registry.statistics.scales import Scales, scales
-from registry.statistics.site_sums import fold_of_window
 
 
 @runtime_checkable
@@ -79,35 +75,37 @@ class GateChoice:
     def __init__(self, plan: Plan, composed: Checkpoint) -> None:
         self._plan, self._splitter = plan, Splitter()
         self._scales: Scales = scales(composed, MLP_INPUT)
-        self._texts = [_FoldedText.of(member) for member in plan.members]
+        calibrations = [member.calibration for member in plan.members]  # there, as was checked with the plan
+        self._keeps = [calibration.keep for calibration in calibrations if calibration is not None]  # each (N, S)
         self._sums: list[RunningSums] = []
         self._gate: Tensor | None = None
         self._statistics = [_LayerStatistics() for _ in plan.members]
         self.routers: RouterSolver | None = RouterSolver(plan, self._statistics)
 
     def count(self, layer: int, member: int, first: int, mlp_input: Float[Tensor, "b S H"]) -> None:
-        """Add the tokens that count to the statistics of their folds.
+        """Add the tokens that count to the member's statistics.
 
         Raises:
             ValueError: an activation is NaN or infinite.
         """
         if not self._sums:
             exponents, bits = self._scales.exponents[layer], self._scales.bits
-            self._sums = [RunningSums(exponents, bits, text.count, self._splitter) for text in self._texts]
-        text, windows = self._texts[member], slice(first, first + len(mlp_input))
-        runs = [text.runs(windows, fold) for fold in range(text.count)]  # of the rows (b · S, H) that count
+            self._sums = [RunningSums(exponents, bits, self._splitter) for _ in self._keeps]
+        windows, width = slice(first, first + len(mlp_input)), mlp_input.shape[1]
+        # Padding stands to the right, so the rows of a window that count, of (b · S, H), are one run.
+        lengths = self._keeps[member][windows].sum(dim=1).tolist()
+        runs = [slice(number * width, number * width + length) for number, length in enumerate(lengths) if length]
         self._sums[member].add(mlp_input.flatten(0, 1), runs, windows.stop)
 
     def solve(self, layer: int) -> None:
         """Solve the layer's router; its statistics are then dropped."""
         assert self.routers is not None
         for statistics, sums in zip(self._statistics, self._sums, strict=True):
-            total, folds = sums.statistics()
-            statistics.layer, statistics.parts = layer, complete_folds(total, folds)
+            statistics.layer, statistics.held = layer, sums.statistics()
         self._sums = []
-        self.routers.keep_gate(layer)  # and with it the curve of lam
+        self.routers.keep_gate(layer)
         for statistics in self._statistics:
-            statistics.parts = ()
+            statistics.held = None
         # Routed as the written model will route: the gate (E, H) rounded to its dtype, and the first choice alone.
         gate = self.routers.gate(layer) / self._plan.recipe.temperature
         self._gate = gate.to(torch_dtype(self._plan.dtype)).float()
@@ -119,58 +117,20 @@ class GateChoice:
         return chosen
 
 
-@dataclass(frozen=True)
-class _FoldedText:
-    """The tokens of one member that count, by fold.
-
-    Attributes:
-        keep: True for the tokens that count, (N, S).
-        folds: the fold of each window, (N,).
-        count: how many folds there are.
-    """
-
-    keep: Bool[Tensor, "N S"]
-    folds: Int64[Tensor, "N"]
-    count: int
-
-    @classmethod
-    def of(cls, member: Member) -> "_FoldedText":
-        """Return the text of a member, in the folds that its statistics have."""
-        calibration = member.calibration
-        assert isinstance(calibration, Calibration)  # checked with the plan
-        folds = fold_of_window(len(calibration.ids), int((member.content["computed"] or {}).get("folds", 1)))
-        return cls(calibration.keep, folds, int(folds.max()) + 1)
-
-    def runs(self, windows: slice, fold: int) -> list[slice]:
-        """Return the rows of a fold that count among those of some windows: padding stands to the right."""
-        lengths, width = self.keep[windows].sum(dim=1).tolist(), self.keep.shape[1]
-        return [
-            slice(number * width, number * width + length)
-            for number, (length, of) in enumerate(zip(lengths, self.folds[windows].tolist(), strict=True))
-            if of == fold and length
-        ]
-
-
-@dataclass
 class _LayerStatistics:
     """A member's statistics of the layer that is being refitted; those of the layers before are not kept."""
 
-    layer: int = -1
-    parts: tuple[Statistics, ...] = ()
-
-    def folds(self, site: str, layer: int) -> tuple[Statistics, ...]:
-        """Return the statistics as folds."""
-        assert (site, layer) == (MLP_INPUT, self.layer)
-        return self.parts
+    def __init__(self) -> None:
+        self.layer = -1
+        self.held: Statistics | None = None
 
     def statistics(self, site: str, layer: int) -> Statistics:
-        """Return the sum of the folds."""
-        total, *others = self.folds(site, layer)
-        for other in others:
-            total = total + other
-        return total
+        """Return the statistics."""
+        assert (site, layer) == (MLP_INPUT, self.layer)
+        assert self.held is not None
+        return self.held
 
     def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
-        """Return the sum of the folds, as statistics are stored."""
-        total = self.statistics(site, layer)
-        return PackedStatistics(total.packed(), total.exponents, total.saturated)
+        """Return the statistics as they are stored."""
+        held = self.statistics(site, layer)
+        return PackedStatistics(held.packed(), held.exponents, held.saturated)

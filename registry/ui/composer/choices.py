@@ -9,7 +9,7 @@ from typing import Any
 
 from registry import composition
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_field_type import AUTO, FieldKind, RecipeField
+from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
 from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, MOE, obstacle
 from registry.errors import InvalidInputError
 from registry.maths.router import ROUTERS
@@ -104,11 +104,11 @@ def read(field: RecipeField, text: str) -> Any:
             value = text == "1"
         elif field.kind is FieldKind.WHOLE:
             value = _whole(text)
-        elif field.kind is FieldKind.NUMBER and not (field.auto and text == AUTO):
+        elif field.kind is FieldKind.NUMBER:
             value = _number(text)
     except ValueError:
-        kind = field.kind.value + (f" or {AUTO}" if field.auto else "")
-        raise InvalidInputError(f"{field.label}: {text!r} is not {kind}", "correct it in the form") from None
+        message = f"{field.label}: {text!r} is not {field.kind.value}"
+        raise InvalidInputError(message, "correct it in the form") from None
     return value
 
 

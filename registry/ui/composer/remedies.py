@@ -141,8 +141,6 @@ def _for_preview(composing: Composing, preview: Preview) -> Iterator[tuple[str, 
             yield f"Use the {router} router", composing.having(router=router)
     if recipe.balance == "none" and recipe.router != CHEAP:
         yield "Balance by tokens", composing.having(balance="tokens")
-    if recipe.router == "ridge" and recipe.lam != "auto":
-        yield "Choose the ridge strength by itself", composing.having(lam="auto")
     accuracy = {member.ref: member.accuracy for member in preview.members}
     drowned = [member.ref for member in preview.members if member.drowned is not None]
     for ref in dict.fromkeys([*drowned, *(min(pair, key=lambda ref: accuracy[ref]) for pair in preview.indistinct)]):

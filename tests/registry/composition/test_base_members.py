@@ -115,8 +115,6 @@ def test_figures_from_statistics_are_refused(filled: Registry, zoo: Zoo) -> None
         filled.preview(["base", "law"], Recipe(trunk="mean", router="random"))
     with pytest.raises(IncompatibleError, match=r"base@1 is a base model, .* comparison with documents needs them"):
         filled.likeness(["base", "law"], [zoo.train["law"]])
-    with pytest.raises(IncompatibleError, match="base@1 is a base model"):
-        filled.lam_curve(["base", "law"])
 
 
 # -- copies ----------------------------------------------------------------------------------------------------------

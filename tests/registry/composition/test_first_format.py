@@ -36,7 +36,7 @@ def in_first_format(folder: Path) -> Path:
 
 @pytest.mark.check(after=1)
 @pytest.mark.trust(after=3)
-@pytest.mark.parametrize("name", ["context", "dense", "lam auto", "posterior"])
+@pytest.mark.parametrize("name", ["context", "dense", "dare", "posterior"])
 def test_it_is_checked_and_reproduced(
     filled: Registry, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """Proves: compositions by each method are what their equations say, computed here from raw features in float64."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ import torch
 from registry import Recipe, Registry
 from registry.composition.tensor_source import StoredSource
 from registry.errors import IncompatibleError
-from registry.families.sites import MLP_INPUT
-from registry.maths.router.ridge import ridge
 from registry.maths.trunk import TRUNKS
 from registry.runtime.layerwise import watched
 from registry.runtime.loading import load_model
@@ -20,7 +17,7 @@ from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect_to
 from registry.statistics.settings import PassSettings
 from tests.conftest import Zoo, files_of
-from tests.registry.composition.composed import GATE, PAIR, files_elsewhere, json_of, tensors_of
+from tests.registry.composition.composed import GATE, PAIR, files_elsewhere, tensors_of
 
 
 def grams_of(zoo: Zoo, name: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -147,14 +144,14 @@ def ties_of_all(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor) -> torch.T
 
 @pytest.fixture
 def narrow(filled: Registry, bare: Path, zoo: Zoo) -> Registry:
-    """A registry with an expert that has statistics for routers only, in one fold."""
-    settings = PassSettings(tokens=512, seq_len=32, batch_size=4, sites="router", folds=1)
+    """A registry with an expert that has statistics for routers only."""
+    settings = PassSettings(tokens=512, seq_len=32, batch_size=4, sites="router")
     collect_to(bare, bare, data=[zoo.train["code"]], settings=settings)
     filled.add_expert("narrow", bare)
     return filled
 
 
-def test_member_without_the_sites_or_folds_of_a_method_is_refused(narrow: Registry, tmp_path: Path) -> None:
+def test_member_without_the_sites_of_a_method_is_refused(narrow: Registry, tmp_path: Path) -> None:
     for recipe in (Recipe(), Recipe(to="dense")):
         with pytest.raises(
             IncompatibleError, match="narrow@1 has no statistics of attention_input, which trunk method 'regmean' needs"
@@ -163,36 +160,13 @@ def test_member_without_the_sites_or_folds_of_a_method_is_refused(narrow: Regist
         assert "--trunk mean" in str(caught.value.hint)
     narrow.plan(("math", "narrow"), Recipe(trunk="mean", router="ridge"))
     narrow.plan(("narrow",))  # of one member nothing is solved
-    with pytest.raises(IncompatibleError, match=r"in as many folds, 2 or more: math@1 2, narrow@1 1$") as caught:
-        narrow.compose(("narrow", "math"), tmp_path / "moe", Recipe(router="ridge", trunk="mean", lam="auto"))
-    assert "--folds 2" in str(caught.value.hint)
-    with pytest.raises(IncompatibleError, match="in as many folds, 2 or more: narrow@1 1"):
-        narrow.lam_curve(("narrow",))
     assert not (tmp_path / "moe").exists()
-
-
-@pytest.mark.check
-def test_lam_auto_takes_the_least_error_and_tells_its_curve(filled: Registry, tmp_path: Path) -> None:
-    plan = filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", lam="auto"))
-    document = json_of(tmp_path / "moe")
-    assert document["recipe"]["lam"] == "auto"
-    assert [of["layer"] for of in document["lam"]] == [0, 1]
-    curves = filled.lam_curve(PAIR)
-    for layer, (of, curve) in enumerate(zip(document["lam"], curves, strict=True)):
-        assert of == {"layer": layer, **json.loads(json.dumps(curve.document()))}
-        assert of["best"] == of["lams"][min(range(len(of["lams"])), key=of["errors"].__getitem__)]
-        assert 0 < min(of["errors"]) < 0.6 < max(of["accuracies"]) <= 1
-        statistics = [member.statistics(MLP_INPUT, layer) for member in plan.members]
-        gate = tensors_of(tmp_path / "moe")[GATE.format(layer)]
-        assert torch.equal(gate, (ridge(statistics, [1.0, 1.0], of["best"], normalize=False) / 0.05).float())
-    filled.compose(PAIR, tmp_path / "plain", Recipe(router="ridge"))
-    assert "lam" not in json_of(tmp_path / "plain")
 
 
 @pytest.mark.check
 def test_balance_weighs_statistics_by_their_tokens(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     """What is solved is as with weights that make up for the tokens; what is not has the mean of the members."""
-    few = PassSettings(tokens=128, seq_len=32, batch_size=4, folds=1)
+    few = PassSettings(tokens=128, seq_len=32, batch_size=4)
     registry.add_expert("math", zoo.experts["math"], data=[zoo.train["math"]], settings=few)
     registry.add_expert("code", zoo.experts["code"])
     balanced = Recipe(router="ridge", balance="tokens", lam=1e-6)

@@ -21,7 +21,7 @@ from registry.errors import InvalidInputError
         ({"to": "dense", "refine_mlp": True}, "there is nothing to refine in a composition to dense: it has no router"),
         ({"bias": {"code": 1.0}}, "bias has no part in router method 'context'"),
         ({"combine": "sum"}, "combine has no part in trunk method 'regmean'"),
-        ({"lam": "auto"}, "router method 'context' is not solved from the experts' own statistics, which lam 'auto'"),
+        ({"lam": "auto"}, "lam auto was removed"),
         ({"token_weight": "advantage"}, "the experts' own statistics, which token weight 'advantage'"),
         ({"refine": 1}, "router method 'context' is made from counts of tokens, which no pass through a model"),
         ({"router": "domain-embedding", "refine_mlp": True}, "takes features of the base model, not of a refined"),

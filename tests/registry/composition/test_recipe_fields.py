@@ -135,7 +135,7 @@ def test_numbers_are_held_to_their_limits(one: RecipeField) -> None:
         assert wrong(highest + step)
     for value in (float("nan"), float("inf"), 10**400, True, "1"):
         assert wrong(value), value
-    assert wrong("auto") != one.auto
+    assert wrong("auto")
     assert one.kind is not FieldKind.WHOLE or wrong(1.5)
 
 

@@ -39,12 +39,10 @@ def test_a_file_has_experts_perhaps_with_weights_base_model_and_recipe(tmp_path:
     file = read(
         tmp_path,
         "experts: [code, math@2]\nbase: zero@good\ntrunk: ties\ntrunk_options:\n  density: 1e-1\nrouter: ridge\n"
-        "lam: auto\ntop_k: 1\nnormalize: true\nweights: {math: 2}\ndtype: null\nseed:\n",
+        "lam: 0.5\ntop_k: 1\nnormalize: true\nweights: {math: 2}\ndtype: null\nseed:\n",
     )
     assert (file.experts, file.base) == (("code", "math@2"), "zero@good")
-    expected = Recipe(
-        "ties", {"density": 0.1}, router="ridge", lam="auto", top_k=1, normalize=True, weights={"math": 2.0}
-    )
+    expected = Recipe("ties", {"density": 0.1}, router="ridge", lam=0.5, top_k=1, normalize=True, weights={"math": 2.0})
     assert file.recipe == expected
     file = read(tmp_path, "experts: {code: 2, math@2: 0.5, law: }\n")
     assert file.experts == ("code", "math@2", "law")
@@ -59,7 +57,7 @@ def test_a_file_has_experts_perhaps_with_weights_base_model_and_recipe(tmp_path:
     [
         ("trunk: mean\ntopk: 1", 2, "there is no field 'topk'; did you mean 'top_k'?"),
         ("lam: 1\n\nlam: 2", 3, "the key 'lam' appears twice, first in line 1"),
-        ("\nlam: no", 2, "lam is 'no', it must be a finite number, 0 or more, or auto"),
+        ("\nlam: no", 2, "lam is 'no', it must be a finite number, 0 or more"),
         ("to: [moe]", 1, "output ['moe'] is not one of moe, dense, ensemble"),
         ("- trunk", 1, "a recipe file holds fields"),
         ("trunk: ties\ntrunk_options:\n  alpha: 1", 3, "trunk method 'ties' has no option 'alpha'"),
@@ -70,7 +68,7 @@ def test_a_file_has_experts_perhaps_with_weights_base_model_and_recipe(tmp_path:
         ("remote_code: true", 1, "there is no field 'remote_code'"),
         ("router: random\nlam: 1", 2, "lam has no part in router method 'random'"),
         ("to: ensemble\nrouting: perplexity\nweights: {a: 1}", 3, "weights has no part in routing method 'perplexity'"),
-        ("lam: auto\nrouter: domain-embedding", 1, "router method 'domain-embedding' is not solved from"),
+        ("router: ridge\nlam: auto", 2, "lam auto was removed"),
         ("to: dense\ntrunk: base", 2, "a dense model with the trunk of the base is the base model itself"),
         ("weights:\n  code: 1\n  math: 0", 3, "the weight of math is 0, it must be a finite number, more than 0"),
         ("weights:\n  Code: 1", 2, "name 'Code' is not of the form"),
@@ -132,7 +130,7 @@ def values_of_field(one: RecipeField) -> Any:
         )
         if one.kind is FieldKind.BY_MEMBER:
             return st.dictionaries(st.sampled_from(NAMES), number, min_size=1)
-        return number | st.just("auto") if one.auto else number
+        return number
     if one.kind is FieldKind.SWITCH:
         return st.booleans()
     if one.kind is FieldKind.CHOICE:

@@ -145,7 +145,7 @@ def test_each_text_is_nearer_to_its_expert(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        {"router": "ridge", "refine_mlp": True, "refine": 1, "lam": "auto"},
+        {"router": "ridge", "refine_mlp": True, "refine": 1},
         {"refine_mlp": True, "dtype": "bfloat16", "trunk": "mean"},
         {"router": "ridge", "refine_trunk": True, "refine": 1},
         {"refine_trunk": True},
@@ -232,7 +232,6 @@ def test_known_experts_need_no_statistics(filled: Registry, tmp_path: Path, monk
         return KnownChoice([torch.zeros_like(known.ids, dtype=torch.long) for known in calibrations if known])
 
     monkeypatch.setattr(Member, "statistics", unavailable)
-    monkeypatch.setattr(Member, "folds", unavailable)
     recipe = Recipe(trunk="mean", refine_mlp=True, vocabulary="shared")
     filled.compose(PAIR, tmp_path / "own", recipe)
     monkeypatch.setattr(passes, "_known_choice", all_to_first)

@@ -22,7 +22,7 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
         router="domain-embedding", bias={"math": 0.5}, top_k=1, temperature=2.0, weights={"code": 3.0}, balance="tokens"
     ),
     "random": Recipe(trunk="mean", router="random", seed=7, dtype="bfloat16"),
-    "lam auto": Recipe(trunk="dare", trunk_options={"density": 0.5}, router="ridge", lam="auto", normalize=True),
+    "dare": Recipe(trunk="dare", trunk_options={"density": 0.5}, router="ridge", lam=0.5, normalize=True),
     "trunk refit": Recipe(router="ridge", refine_trunk=True, refine=1, trunk_options={"alpha": 0.9}, device="cpu"),
     "passes": Recipe(router="ridge", refine=1, refine_mlp=True, token_weight="advantage", device="cpu"),
     "ridge": Recipe(router="ridge"),
@@ -146,7 +146,7 @@ UNTRUSTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "recipe's missing key": (change("recipe.lam", ...), "the recipe has no key 'lam'"),
     "recipe's other key": (change("recipe.seed", 1), "has a key 'seed', which does not belong there"),
     "number": (change("recipe.temperature", True), "temperature is True, it must be a finite number"),
-    "lam": (change("recipe.lam", [1]), "it must be a finite number with a decimal point or auto"),
+    "lam": (change("recipe.lam", [1]), "it must be a finite number with a decimal point"),
     "infinite": (change("recipe.temperature", float("inf")), "is not JSON: Infinity is not a number of JSON"),
     "whole": (change("recipe.top_k", 1.5), "top_k is 1.5, it must be a whole number"),
     "larger": (change("recipe.top_k", 10**400), "is not JSON: a number has 401 digits, the limit is 40"),

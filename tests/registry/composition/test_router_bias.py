@@ -32,7 +32,7 @@ from tests.registry.composition.composed import json_of, tensors_of
 from tests.registry.hosts.test_hosts import load
 
 IDS = torch.randint(1, 320, (3, 40), generator=torch.Generator().manual_seed(0))
-COUNTS = PassSettings(tokens=64, seq_len=32, sites="counts", folds=1)
+COUNTS = PassSettings(tokens=64, seq_len=32, sites="counts")
 NAMES = ("law.beside", "math.beside")
 EVERYONE = (*NAMES, "base")
 ANCHORED = Recipe(router="anchored", trunk="base")

@@ -277,7 +277,7 @@ def clustered(_filled_home: Path, two: Cluster, tmp_path: Path) -> Iterator[Regi
 
 RECIPES = [
     Recipe(),
-    Recipe(trunk="ties", router="ridge", lam="auto"),
+    Recipe(trunk="ties", router="ridge"),
     Recipe(router="ridge", refine=1),
     Recipe(to="dense", trunk="mean"),
     Recipe(refine_mlp=True),

@@ -74,10 +74,10 @@ def one(zoo: Zoo) -> Pass:
 
 @pytest.mark.check(after=1)
 @pytest.mark.trust(after=4)
-@pytest.mark.parametrize(("sites", "folds"), [("all", 2), ("router", 3), ("all", 1)])
+@pytest.mark.parametrize("sites", ["all", "router"])
 @pytest.mark.parametrize("count", [1, 3, 100])
-def test_slices_add_up_to_one_pass(tmp_path: Path, zoo: Zoo, sites: str, folds: int, count: int) -> None:
-    settings = replace(SETTINGS, sites=sites, folds=folds, tokens=450)  # the last batch is not full
+def test_slices_add_up_to_one_pass(tmp_path: Path, zoo: Zoo, sites: str, count: int) -> None:
+    settings = replace(SETTINGS, sites=sites, tokens=450)  # the last batch is not full
     taken = Pass(zoo.experts["math"], zoo.train["math"], settings)
     plan = plan_slices(len(taken.calibration.ids), settings.batch_size, count)
     paths = [taken.take(part, tmp_path) for part in reversed(plan)]

@@ -25,7 +25,7 @@ from tests.remarks import Remarks
 @pytest.mark.check
 def test_figures_are_stored_and_replaced(filled: Registry, data: Data, tmp_path: Path, remarks: Remarks) -> None:
     """Also where the document tells what lam was chosen."""
-    plan = filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", lam="auto"))
+    plan = filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge"))
     (made,) = filled.compositions()
     assert filled.composition(plan.digest[:8]) == made
     assert filled.composition("code") is None

@@ -63,7 +63,7 @@ def test_an_expert_has_the_digests_that_it_had_at_home(
             assert registration.version.tags == {"language": "en", "hub": f"org/{name}@{commit}"}
             assert not other.add_expert(name, f"hf://org/{name}").added
         for registered, folder in ((registry, "here"), (other, "there")):
-            registered.compose(names, tmp_path / folder, Recipe(trunk="mean", router="ridge", lam="auto"))
+            registered.compose(names, tmp_path / folder, Recipe(trunk="mean", router="ridge"))
         assert files_of(tmp_path / "here") == files_of(tmp_path / "there")
         assert other.verify().problems == ()
     card = ModelCard(hub.files("org/math")["README.md"].decode())
@@ -104,7 +104,7 @@ def test_kept_tokens_stay_at_home_unless_they_are_asked_for(
         (PassSettings(tokens=128, seq_len=32, sites="counts"), False),
         (PassSettings(tokens=64, seq_len=16, batch_size=4), True),
         (PassSettings(tokens=128, seq_len=32, sites="counts"), True),
-        (PassSettings(tokens=128, seq_len=32, batch_size=4, sites="router", folds=1), False),
+        (PassSettings(tokens=128, seq_len=32, batch_size=4, sites="router"), False),
     ],
     ids=["counts", "own text", "counts and tokens", "routers"],
 )

@@ -81,7 +81,7 @@ def test_every_kind_of_composition_can_be_pushed(
         "dense": (Recipe(to="dense"), "wortsman2022soups"),
         "ensemble": (EnsembleRecipe(), "li2022btm"),
         "bodies": (HeteroRecipe(), "zhou2025mergeme"),
-        "remote": (Recipe(trunk="mean", host="remote-code", router="ridge", lam="auto"), "fani2026dume"),
+        "remote": (Recipe(trunk="mean", host="remote-code", router="ridge"), "fani2026dume"),
         "default": (Recipe(), "fani2026dume"),
     }
     for name, (recipe, cited) in recipes.items():

@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ def _lived_in(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("lived-in")
     home, bare = place / "home", shutil.copytree(zoo.experts["code"], place / "bare")
     label = shutil.copy(zoo.train["code"], place / "a-secret-label.jsonl")
-    collect_to(bare, bare, data=[label], settings=replace(SETTINGS, folds=3), keep_calibration=True)
+    collect_to(bare, bare, data=[label], settings=SETTINGS, keep_calibration=True)
     with Registry(home) as registry:
         registry.add_base("base", zoo.base)
         registry.add_expert("math", zoo.experts["math"])

@@ -107,7 +107,7 @@ def test_same_counts_are_the_same_version(registry: Registry, bare: Path, zoo: Z
     """Collected counts register as direct ones do, and settings of a model do not matter."""
     data = [zoo.train["code"]]
     direct = registry.add_expert("code", bare, data=data, settings=COUNTS, keep_calibration=keep)
-    other = replace(COUNTS, batch_size=7, dtype="float16", device="cuda:9", folds=5)
+    other = replace(COUNTS, batch_size=7, dtype="float16", device="cuda:9")
     again = registry.add_expert("code", bare, data=data, settings=other, keep_calibration=keep)
     assert (direct.added, again.added, again.version) == (True, False, direct.version)
     _, collected = collect_to(bare, bare, data=data, settings=COUNTS, keep_calibration=keep)
@@ -230,7 +230,6 @@ def test_recipe_that_needs_no_site_composes(counted: Registry, tmp_path: Path, r
     if recipe == MEAN:
         report: ReportData = counted.report(tmp_path / "alone")
         assert [member.tokens for member in report.members] == [512, 512]
-        assert report.curves == ()
         lacking = "counted@1 has no statistics of mlp_input, which a preview needs"
         assert f"its routing is not predicted: {lacking}" in report.notes
 
@@ -262,9 +261,8 @@ def test_what_needs_statistics_says_so(counted: Registry, zoo: Zoo) -> None:
         (lambda: counted.preview(["counted", "math"], MEAN), f"{lacking}, which a preview needs"),
         (lambda: counted.preview(["kept", "math"], refined), "kept@1 has no statistics of mlp_input, which a preview"),
         (lambda: counted.likeness(["counted", "math"], [zoo.test["code"]]), f"{lacking}, which the comparison with"),
-        (lambda: counted.lam_curve(["counted", "math"], replace(refined, refine=0)), f"{lacking}, which router method"),
+        (lambda: counted.plan(["counted", "math"], replace(refined, refine=0)), f"{lacking}, which router method"),
         (lambda: counted.plan(["counted", "math"], refined), "counted@1 kept no calibration tokens"),
-        (lambda: counted.plan(["kept", "math"], replace(refined, lam="auto")), "2 or more: kept@1 1, math@1 2"),
     ):
         with pytest.raises(IncompatibleError, match=message):
             action()
@@ -319,10 +317,8 @@ def test_pages_show_it(counted: Registry) -> None:
 def test_commands(filled: Registry, zoo: Zoo, bare: Path, tmp_path: Path) -> None:
     reg = Reg(filled.home.path)
     words = ("--data", zoo.train["code"], "--sites", "counts", "--seq-len", 32, "--tokens", 512)
-    refused = reg("add-expert", "counted", bare, *words, "--folds", 2, code=2)
-    assert "2 folds need statistics of the MLP inputs, which --sites counts does not collect" in refused.stderr
     assert "not known: it needs statistics: --sites all" in reg("check", bare, *words).stdout
-    added = reg("add-expert", "counted", bare, *words, "--device", "cuda:9", "--folds", 1).stdout
+    added = reg("add-expert", "counted", bare, *words, "--device", "cuda:9").stdout
     assert "  counts of 512 tokens: code.train.jsonl" in added.splitlines()
     shown = [line.split(maxsplit=1) for line in reg("show", "counted").stdout.splitlines()]
     assert ["statistics", "token_counts: 512 tokens"] in shown

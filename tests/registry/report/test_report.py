@@ -69,7 +69,6 @@ def test_without_evaluation_routing_is_predicted(world: tuple[Registry, Path], p
     assert not predicted.routing.measured
     preview = registry.preview(["code", "german"])
     assert list(predicted.routing.accuracy.values()) == [member.accuracy for member in preview.members]
-    assert predicted.curves == ()  # no ridge strength
     assert predicted.scores == ()
     assert [(node.kind, node.label) for node in predicted.lineage] == [
         ("base", "base@1"),
@@ -207,7 +206,7 @@ def test_what_is_not_here_is_left_out_and_noted(world: tuple[Registry, Path], tm
     _, moe = world
     with Registry(tmp_path / "empty") as registry:
         figures = registry.report(moe)
-    assert (figures.routing, figures.overlap, figures.curves, figures.made) == (None, (), (), None)
+    assert (figures.routing, figures.overlap, figures.made) == (None, (), None)
     assert [member.ref for member in figures.members] == [None, None]
     assert any("not registered here" in note for note in figures.notes)
     assert "not registered here" in parts(page(figures))[0].text

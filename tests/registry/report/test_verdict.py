@@ -25,7 +25,7 @@ def figures(**changes: Any) -> ReportData:
     members = tuple(MemberFigures(name, f"{name}@1", "0" * 64, 1000, None) for name in ("code", "math"))
     sound: dict[str, Any] = {
         **dict.fromkeys(("made", "parameters", "active_parameters")),
-        **dict.fromkeys(("overlap", "curves", "active_experts", "trainings", "audits", "lineage"), ()),
+        **dict.fromkeys(("overlap", "active_experts", "trainings", "audits", "lineage"), ()),
         **dict.fromkeys(("name", "folder"), "moe"),
         "digest": "0" * 64,
         "host": "mixtral",
@@ -243,9 +243,7 @@ def test_reports_of_every_kind(world: tuple[Registry, Path], zoo: Zoo, tmp_path:
     for found in (before, after):
         text = page(found)
         assert ('id="h-load"' in text) == (found.routing is not None)
-        assert ("Ridge strength" in text) == ("curves" in charts(found)) == (to == "moe")
         assert "active per token" not in text or to != "dense"
-    assert [curve.used for curve in before.curves] == ([0.01, 0.01] if to == "moe" else [])
     assert (after.routing is None) == (to == "dense")
     (stored,) = registry.evaluations(registry.compositions(plan.digest)[0])
     early = {**stored.document, "figures": {**stored.document["figures"], "routing": {}, "weights": {}}}

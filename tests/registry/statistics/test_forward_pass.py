@@ -1,4 +1,4 @@
-"""Proves: folds are parts of the whole by windows, and token weights are copies.
+"""Proves: token weights are copies.
 
 Statistics taken layer by layer are those of the whole pass, one layer in memory, the model unchanged.
 """
@@ -23,7 +23,6 @@ from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, take_statistics
 from registry.statistics.layer_pass import mlp_statistics
 from registry.statistics.settings import PassSettings
-from registry.statistics.site_sums import fold_of_window
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 from tests.registry.statistics.windows import UNEVEN, windows
@@ -32,25 +31,11 @@ WINDOWS = 7
 TEXT = windows(WINDOWS, 8, lengths=(8, 5, 8, 8, 3, 8, 8))
 
 
-def taken(folder: Path, calibration: Calibration, *, folds: int = 1, weights: torch.Tensor | None = None) -> Collected:
+def taken(folder: Path, calibration: Calibration, *, weights: torch.Tensor | None = None) -> Collected:
     # One window a batch, so that a window's activations do not depend on those beside it.
-    settings = PassSettings(batch_size=1, sites="router", dtype="float32", folds=folds)
+    settings = PassSettings(batch_size=1, sites="router", dtype="float32")
     run = ModelRun(load_model(folder, "float32", "cpu"), token_weights=weights)
     return take_statistics(Checkpoint(folder), "", run, calibration, settings, progress=silent)
-
-
-@pytest.mark.parametrize("folds", [2, 3])
-def test_folds_are_the_statistics_of_their_windows(zoo: Zoo, folds: int) -> None:
-    found, fold_of = taken(zoo.base, TEXT, folds=folds), fold_of_window(WINDOWS, folds)
-    counts = torch.bincount(fold_of, minlength=folds)
-    assert int(counts.max()) - int(counts.min()) <= 1
-    assert not torch.equal(fold_of, fold_of.sort().values)  # neighbours are not of one fold
-    for fold in range(folds):
-        part = Calibration(TEXT.ids[fold_of == fold], TEXT.lengths[fold_of == fold], "text")
-        alone = taken(zoo.base, part).sites[MLP_INPUT]
-        assert [found.all_folds(MLP_INPUT, layer)[fold] for layer in range(2)] == list(alone)
-    assert found.sites == taken(zoo.base, TEXT).sites
-    assert sorted(fold_of_window(folds, folds + 2).tolist()) == list(range(folds))  # as many as windows at most
 
 
 def test_weight_of_a_token_is_so_many_copies(zoo: Zoo) -> None:
@@ -60,7 +45,7 @@ def test_weight_of_a_token_is_so_many_copies(zoo: Zoo) -> None:
     repeated = Calibration(
         TEXT.ids.repeat_interleave(times, dim=0), TEXT.lengths.repeat_interleave(times, dim=0), "text"
     )
-    found = taken(zoo.base, TEXT, weights=weights, folds=2)
+    found = taken(zoo.base, TEXT, weights=weights)
     assert found.sites == taken(zoo.base, repeated).sites
     assert found.sites[MLP_INPUT][0].count == int((times * TEXT.lengths).sum())
 
@@ -75,7 +60,7 @@ def test_layer_by_layer_equals_the_whole_pass(family: str, dtype: str, tmp_path:
     model = upcast(load_model(folder, "bfloat16", "cpu")) if dtype == "upcast" else load_model(folder, dtype, "cpu")
     ids = UNEVEN.ids[:1].long()
     before = model(input_ids=ids).logits
-    settings = PassSettings(batch_size=3, sites="router", folds=1)
+    settings = PassSettings(batch_size=3, sites="router")
     whole = take_statistics(checkpoint, "", ModelRun(model), UNEVEN, settings, progress=silent).sites[MLP_INPUT]
     found = mlp_statistics(checkpoint, model, UNEVEN, 3, silent)
     assert len(whole) > 1

@@ -207,7 +207,7 @@ RECIPES: dict[str, tuple[Recipe, set[str] | None]] = {
     "default": (Recipe(), {PRODUCTS, MAPS}),
     "ridge": (RIDGE, {SUMS}),
     "alpha": (Recipe(trunk="regmean", trunk_options={"alpha": 0.9}, dtype="bfloat16"), {PRODUCTS, MAPS}),
-    "lam": (Recipe(trunk="mean", router="ridge", lam="auto", normalize=False), {SUMS}),
+    "lam": (Recipe(trunk="mean", router="ridge", lam=0.5, normalize=False), {SUMS}),
     "weights": (Recipe(trunk="regmean", router="ridge", weights={"math": 2.0}), {PRODUCTS}),
     "balance": (Recipe(trunk="regmean", router="ridge", balance="tokens"), None),
     "remote-code": (Recipe(host=REMOTE_CODE), None),

@@ -94,7 +94,7 @@ def test_wrong_input_writes_nothing(
     path, out = public[0], tmp_path / "out"
     empty, folder = write_jsonl(tmp_path / "empty.jsonl", ["", ""]), tmp_path / "bare"
     save_checkpoint(make_model("llama", 104, distance=0.01), folder, tokenizer)
-    counts = PassSettings(tokens=64, seq_len=32, sites="counts", folds=1)
+    counts = PassSettings(tokens=64, seq_len=32, sites="counts")
     near.add_expert("counted", folder, data=[path], settings=counts)
     cases: list[tuple[list[str], Path, type[RegError], str]] = [
         (["law"], empty, CalibrationError, "no text"),

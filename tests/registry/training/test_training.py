@@ -27,7 +27,7 @@ IDS = torch.randint(1, 320, (2, 32), generator=torch.Generator().manual_seed(0))
 @pytest.fixture
 def moe(filled: Registry, tmp_path: Path) -> Path:
     """A folder whose document tells what lam was chosen."""
-    filled.compose(["code", "law", "math"], tmp_path / "moe", Recipe(router="ridge", lam="auto", dtype="bfloat16"))
+    filled.compose(["code", "law", "math"], tmp_path / "moe", Recipe(router="ridge", dtype="bfloat16"))
     return tmp_path / "moe"
 
 

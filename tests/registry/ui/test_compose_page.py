@@ -29,7 +29,7 @@ from tests.registry.ui.examples import commands, composed, recorded, shown, valu
 RECIPES: list[dict[str, Any]] = [
     {},
     {"trunk": "mean", "router": "ridge", "top_k": "1", "normalize": "1"},
-    {"trunk": "ties", "router": "ridge", "lam": "auto", "temperature": "0.1", "dtype": "bfloat16"},
+    {"trunk": "ties", "router": "ridge", "lam": "0.5", "temperature": "0.1", "dtype": "bfloat16"},
     {"router": "random", "balance": "tokens", "base": "base@1", "trunk": "dare"},
     {"router": "ridge", "refine": "1", "refine_mlp": "1"},
     {"refine_trunk": "1", "top_k": "1"},
@@ -75,7 +75,7 @@ def test_the_composer_tells_why_there_is_no_plan(filled: Registry, pages: Pages)
         ({"e": ["math", "math@1"]}, "named more than once"),
         ({"e": "math", "top_k": "9"}, "top-k is 9"),
         ({"e": "math", "top_k": "٣"}, "is not a whole number"),
-        ({"e": "math", "router": "ridge", "lam": "nan"}, "is not a finite number or auto"),
+        ({"e": "math", "router": "ridge", "lam": "nan"}, "is not a finite number"),
         ({"e": ["math", "code"], "refine": "1"}, "made from counts of tokens"),
         ({"e": "math", "to": "<b>"}, "is not one of"),
         ({"e": "math", "trunk": "<b>"}, "<b>"),
@@ -275,7 +275,7 @@ def test_the_choices_of_a_recipe_are_read_back_and_leave_defaults_out() -> None:
     names = ["a", "b", "c"]
     read: list[tuple[Any, dict[str, str] | None]] = [
         (Recipe(), {}),
-        (Recipe(trunk="mean", router="ridge", lam="auto"), {"trunk": "mean", "router": "ridge", "lam": "auto"}),
+        (Recipe(trunk="mean", router="ridge", lam=0.5), {"trunk": "mean", "router": "ridge", "lam": "0.5"}),
         (EnsembleRecipe(), {"to": "ensemble"}),
         (EnsembleRecipe(top_k=2), {"to": "ensemble", "top_k": "2"}),
         (Recipe(weights={"a": 2.0}), None),  # which the form does not have

@@ -21,7 +21,7 @@ HOSTS = ("mixtral", "qwen2_moe", "qwen3_moe", "flex_olmo", "granitemoe", "granit
 
 RECIPES: list[Any] = [
     Recipe(),
-    Recipe(router="ridge", lam="auto", balance="tokens"),
+    Recipe(router="ridge", lam=0.5, balance="tokens"),
     Recipe(router="random", trunk="mean", gating="softmax-topk", dtype="bfloat16", host="remote-code"),
     Recipe(trunk="ties", combine="sum", weights={"math": 2.0}),
     Recipe(to="dense", trunk="task-arithmetic", coefficients={"code": 0.5, "math": 0.25}),

@@ -67,25 +67,21 @@ def test_scores_count_routing_by_layer_and_by_tokens_read(filled: Registry, zoo:
     assert "context_window" in reg(filled, "show", plan.digest).stdout
     report = filled.report(moe)
     assert report.routing is not None
-    assert (report.routing.measured, report.routing.layers, report.curves) == (True, (0, 1), ())
+    assert (report.routing.measured, report.routing.layers) == (True, (0, 1))
 
 
 @pytest.mark.check
 def test_report_predicts_and_nothing_is_trained(filled: Registry, zoo: Zoo, moe: Path, tmp_path: Path) -> None:
     report, preview = filled.report(moe), filled.preview(NAMES, CONTEXT)
-    assert report.curves == ()
     assert report.routing is not None
     assert list(report.routing.accuracy.values()) == [member.accuracy for member in preview.members]
     assert preview.notes[0] in report.notes
     text = page(report)
     assert "cannot tell apart by their token counts" in text
-    assert "Ridge strength" not in text
     before = _files(tmp_path)
     with pytest.raises(InvalidInputError, match="nothing to train: router method 'context'") as caught:
         filled.train_router(moe, tmp_path / "out", [str(zoo.train["code"])], TrainSettings(steps=2))
     assert "--router ridge" in str(caught.value.hint)
-    refused = reg(filled, "lam-curve", "--experts", "code,math", "--router", "context", code=1).stderr
-    assert "router method 'context' has no ridge strength" in refused
     assert _files(tmp_path) == before
 
 

@@ -37,7 +37,6 @@ def test_recipe_that_does_not_fit_is_refused(several: Registry) -> None:
         ({"top_k": 5}, NAMES, "top-k is 5, it must be from 1 to 4"),
         ({"lead": "german"}, NAMES, "the lead 'german' is not a member"),
         ({"routing_tokens": 1}, NAMES, "routing-tokens is 1, it must be 2 or more"),
-        ({"lam": "auto"}, NAMES, "output 'hetero' has no router in a layer"),
         ({"weights": {"law": 2.0}}, NAMES, "weights has no part in output 'hetero'"),
         ({}, ("math",), "math is the only member"),
     ]
