@@ -26,7 +26,6 @@ TOKENS = PassSettings().tokens
 UNBALANCED = "math"
 """The expert that is also registered with ten times the tokens."""
 
-SUBSETS = (FIVE, ("math", "biomed", "code"), ("literature", "german"))
 SCHEDULES = (
     FIVE,
     ("biomed", "german", "literature", "math", "code"),

@@ -28,7 +28,7 @@ USAGE = (
     ),
     ("--to ensemble --trunk mean --scale 2", "--scale has no part in --trunk mean."),
     ("--host mixtral --remote-code", "--host and --remote-code exclude one another."),
-    ("--lam best", "'best' is neither a number nor auto"),
+    ("--lam best", "'best' is not a valid float"),
     ("--bias code=much", "the bias of code is 'much', not a number"),
     ("--weights code=much", "the weight of code is 'much', not a number"),
     ("--weights code", "NAME=WEIGHT"),

@@ -128,7 +128,7 @@ def test_command(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     assert "context_window=0 " in table
     assert "rank" in table
     for words, message in (
-        (["--experts", "code", "--sweep", "lam=x"], "'x' is not a value of lam, which is a finite number or auto"),
+        (["--experts", "code", "--sweep", "lam=x"], "'x' is not a value of lam, which is a finite number"),
         (["--experts", "code", "--sweep", "lam=1", "--sweep", "lam=2"], "lam is given twice"),
         (["--experts", "code", "--sweep", "lam"], "'lam' is not of the form FIELD=V1,V2"),
         (["--experts", "code", "--sweep", "lambda=1"], "there is no field 'lambda'"),
