@@ -44,7 +44,6 @@ RECIPES: dict[str, Recipe] = {
 }
 REFITTED: dict[str, Recipe] = {
     "ridge, --refine-mlp": Recipe(router="ridge", refine_mlp=True),
-    "context, --refine-trunk": Recipe(router="context", refine_trunk=True),
     "context, --refine-mlp": Recipe(router="context", refine_mlp=True),
 }
 """Recipes that take minutes."""

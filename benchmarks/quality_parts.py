@@ -97,11 +97,9 @@ _FAR = (
     "oracle-context",
     "prompt-perplexity",
 )
-_REFITTED = ("refine-trunk", "refine-trunk-context", "refine-mlp", "refine-mlp-context", "oracle-refine-mlp")
+_REFITTED = ("refine-mlp", "refine-mlp-context", "oracle-refine-mlp")
 _APART: dict[str, tuple[str, ...]] = {
     "refit": (
-        "refine-trunk",
-        "refine-trunk-context",
         "refine-mlp",
         "refine-mlp-top-1",
         "refine-mlp-context",

@@ -2,7 +2,7 @@
 
     python -m benchmarks.refit [--scratch DIR]
     python -m benchmarks.refit --full [--shape small|135m] [--layers 30] [--experts 5] [--tokens 24576]
-                               [--options '{"refine_trunk": true}'] [--scratch DIR]
+                               [--options '{"router": "ridge"}'] [--scratch DIR]
 
 As a benchmark: random experts of both shapes at 2 and 4 layers. The peak of the composing process above what it has
 after its imports is compared with one layer's weights and 500 MB; the time of five experts of SmolLM2-135M's shape and

@@ -50,7 +50,6 @@ def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
         "advantage": recipe.get("token_weight") == "advantage",
         f"refine {recipe.get('refine')}": bool(recipe.get("refine")),
         "refit": recipe.get("refine_mlp", False),
-        "trunk refit": recipe.get("refine_trunk", False),
         "trained": "training" in document,
     }
     router = ", ".join(text for text, holds in labels.items() if text and holds)

@@ -293,7 +293,7 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
             "needs" if len(lacking) == 1 else "need",
             f"; or choose {' '.join(alternatives)}" if len(alternatives) == len(lacking) else "",
         )
-    if recipe.to == "moe" and (recipe.retakes or recipe.refits):
+    if recipe.to == "moe" and (recipe.retakes or recipe.refine_mlp):
         for member in members:
             if not _kept_tokens(member) and member.version.kind == "base":
                 raise IncompatibleError(
@@ -333,7 +333,7 @@ def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
     """
     needs, router, of_base = list[_Need](), f"router method {recipe.router!r}", "--router random"
     if recipe.to == "moe":
-        if ROUTERS[recipe.router].features == OWN and not (recipe.retakes or recipe.refits):
+        if ROUTERS[recipe.router].features == OWN and not (recipe.retakes or recipe.refine_mlp):
             refined = "--refine 1" if all(map(_kept_tokens, members)) else ""
             needs.append(_Need(router, (MLP_INPUT,), refined or f"--router {FROM_COUNTS[0]}", of_base))
         if ROUTERS[recipe.router].features == COUNTS and len(members) > 1:

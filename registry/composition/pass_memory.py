@@ -30,7 +30,7 @@ def pass_bytes(recipe: Recipe, members: Sequence[Member], lead: Member, nbytes: 
     """
     if recipe.to != "moe":
         return 0
-    refitted = refit_bytes(recipe, members, lead) if recipe.refits else 0
+    refitted = refit_bytes(recipe, members, lead) if recipe.refine_mlp else 0
     return max(refitted, _retaken_bytes(recipe, lead, nbytes) if recipe.retakes else 0)
 
 
@@ -50,7 +50,7 @@ def refit_bytes(recipe: Recipe, members: Sequence[Member], lead: Member) -> int:
     tokens = max(BATCH_TOKENS, window)
     activations = 4 * tokens * (4 * inner + 8 * max(size, heads * architecture.head_dim) + heads * window)
     # G and its factor, B and the right and left sides of the solution, in float64.
-    inputs = max(inner if recipe.refine_mlp else 0, heads * architecture.head_dim)
+    inputs = max(inner, heads * architecture.head_dim)
     solved = 8 * (2 * inputs**2 + 4 * inputs * size)
     # Sums of each member: int64, and int32 by limbs.
     routers = 32 * len(members) * (size + 1) ** 2 if ROUTERS[recipe.router].features == OWN else 0

@@ -120,7 +120,7 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     """
     recipe = plan.recipe
     source: TensorSource = StoredSource(plan, KeptTensors(context.cache, partial(mkdtemp, dir=context.work)))
-    if recipe.to == "moe" and recipe.refits:
+    if recipe.to == "moe" and recipe.refine_mlp:
         source = _refitted(source, context)
     if recipe.to == "moe" and recipe.retakes:
         if recipe.refine == 0:

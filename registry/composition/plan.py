@@ -349,9 +349,7 @@ def context_windows(translation: Translation, tau: float) -> tuple[ContextWindow
 def dense_plan(plan: Plan) -> Plan:
     """Return the plan of one dense model made of the same trunk: what every member sees when tokens are forced."""
     translation = plan.lead.family.dense(plan.lead.architecture)
-    recipe = replace(
-        plan.recipe, to="dense", refine=0, refine_mlp=False, refine_trunk=False, gating=TOPK_SOFTMAX, host=None
-    )
+    recipe = replace(plan.recipe, to="dense", refine=0, refine_mlp=False, gating=TOPK_SOFTMAX, host=None)
     tensors = tuple(_tensors(plan.members, plan.base, recipe, plan.dtype, plan.lead, translation))
     return replace(plan, recipe=recipe, translation=translation, tensors=tensors)
 

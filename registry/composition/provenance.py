@@ -20,7 +20,7 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
     match tensor.made:
         case Experts(parts=parts) if not plan.recipe.refine_mlp:
             return [[plan.members[member].link("mlp", rows.name).digest, _numbers(rows)] for member, rows in parts]
-        case Trunk(rows=rows) as trunk if not plan.recipe.refits:
+        case Trunk(rows=rows) as trunk if not plan.recipe.refine_mlp:
             return [_combined(plan, rows.name), rows.name, _numbers(rows), trunk.offset, trunk.scales]
         case Constant(value=value):
             return value
@@ -28,10 +28,10 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
             return [[list(index), value] for index, value in entries]
         case Widened(inner=inner) as widened:
             return [origin(plan, replace(tensor, made=inner)), widened.axis, widened.scale, widened.tail]
-        case EvidenceEmbedding(inner=inner) as embedding if not plan.recipe.refits:
+        case EvidenceEmbedding(inner=inner) as embedding if not plan.recipe.refine_mlp:
             own = origin(plan, replace(tensor, made=inner))  # of the base model alone, perhaps; evidence is of members
             return [trunk_digest(plan), own, embedding.experts, embedding.size, embedding.constant, embedding.epsilon]
-        case HeadMap() as maps if not plan.recipe.refits:
+        case HeadMap() as maps if not plan.recipe.refine_mlp:
             # The shared head, its norm and the embedding are of the trunk; the experts' own are those of its members.
             of_maps = maps.experts, maps.projection, maps.rank, maps.levels, maps.channel, maps.unit_power
             return [trunk_digest(plan), *of_maps]
@@ -42,7 +42,7 @@ def trunk_digest(plan: Plan) -> str:
     """Return the digest of the inputs of the composed trunk, and of the MLPs if they are refitted."""
     document = plan.document
     recipe = document["recipe"]
-    if plan.recipe.refits:  # routers take part in the refit; the passes after it do not
+    if plan.recipe.refine_mlp:  # routers take part in the refit; the passes after it do not
         recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
     else:
         keys = ("trunk", "trunk_options", "combine", "coefficients", "weights", "balance", "dtype")

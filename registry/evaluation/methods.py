@@ -95,8 +95,6 @@ METHODS: dict[str, Method] = {
     "context": Method(),
     "context-whole": Method({"context_window": 0.0}),
     "context-shared": Method({"vocabulary": "shared"}),
-    "refine-trunk": Method({**RIDGE, "refine_trunk": True}),
-    "refine-trunk-context": Method({"refine_trunk": True}),
     "refine-mlp": Method({**RIDGE, "refine_mlp": True}),
     "refine-mlp-top-1": Method({**RIDGE, "refine_mlp": True, "top_k": 1}),
     "refine-mlp-context": Method({"refine_mlp": True}),

@@ -12,6 +12,7 @@ from registry.composition.recipe.recipe_fields import (
     FROM_COUNTS,
     HETERO,
     MOE,
+    REMOVED,
     SIMOE,
     TOP_K,
     TRUNK_OPTIONS,
@@ -146,7 +147,6 @@ def kind(document: Mapping[str, Any]) -> str:
     refits = [
         f"refine {recipe.get('refine')}" if recipe.get("refine") else None,
         "MLPs refitted" if recipe.get("refine_mlp") else None,
-        "trunk refitted" if recipe.get("refine_trunk") else None,
         "trained" if "training" in document else None,
     ]
     return " · ".join(str(part) for part in (*parts, *refits) if part)
@@ -177,7 +177,6 @@ def sentences(document: Mapping[str, Any]) -> list[str]:
         made += [ROUTER_WORDS.get(str(recipe["router"]), str(recipe["router"]))] if "router" in recipe else []
     made += [f"routers solved again in {counted(recipe['refine'], 'pass', 'passes')}"] if recipe.get("refine") else []
     made += ["MLPs refitted to the composed model"] if recipe.get("refine_mlp") else []
-    made += ["shared weights solved again in the composed model"] if recipe.get("refine_trunk") else []
     made += ["trained further"] if "training" in document else []
     return made
 
@@ -191,7 +190,7 @@ def stated(document: Mapping[str, Any]) -> dict[str, str]:
     usual = count if to == ENSEMBLE else 1 if to == HETERO or recipe.get("router") in FROM_COUNTS else TOP_K
     found = {}
     for name, value in fields.items():
-        normal = min(usual, count) if name == "top_k" else default(name, to) if name in FIELDS else None
+        normal = min(usual, count) if name == "top_k" else _usual(name, to)
         if name in FIELDS:  # where the default depends on a method
             usual_with = FIELDS[name].default_with
             normal = next((usual_with[one] for one in (recipe.get("router"), trunk) if one in usual_with), normal)
@@ -199,6 +198,11 @@ def stated(document: Mapping[str, Any]) -> dict[str, str]:
             found[name] = plain(value)
     weights = recipe.get("weights") or {}
     return found | ({"weights": plain(weights)} if any(weight != 1 for weight in weights.values()) else {}) | {"to": to}
+
+
+def _usual(name: str, to: str) -> Any:
+    """Return what a field is by default, for an output; None of one that there never was."""
+    return default(name, to) if name in FIELDS else REMOVED.get(name, (None, None))[0]
 
 
 def set_in_recipe(document: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from tests.models import sentences, write_jsonl
 
 NO_PART_IN_AN_ENSEMBLE = (
     *("--router random", "--lam 1", "--no-normalize", "--bias code=1", "--seed 1", "--token-weight advantage"),
-    *("--refine 1", "--refine-mlp", "--refine-trunk", "--balance tokens", "--host mixtral", "--remote-code"),
+    *("--refine 1", "--refine-mlp", "--balance tokens", "--host mixtral", "--remote-code"),
 )
 DENSE = "--to dense --trunk task-arithmetic"
 USAGE = (

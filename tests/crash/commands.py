@@ -63,7 +63,6 @@ _LINES = {
         "fit": "COMPOSE --to dense --trunk task-arithmetic FIT OUT",
         "refine": "COMPOSE --router ridge --refine 2 OUT",
         "refine-mlp": "COMPOSE --router ridge --refine-mlp MOE",
-        "refine-trunk": "COMPOSE --refine-trunk MOE",
         "opt-out": "opt-out math --yes",
         "purge": "opt-out math --purge --yes --receipt WORLD/receipt.json",
         "proxy": "proxy GIVEN/law.jsonl --experts math,code --base base --documents 5 --device cpu OUT",

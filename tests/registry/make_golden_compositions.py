@@ -265,8 +265,6 @@ CASES: dict[str, Case] = {
     "refine 2": moe(refine=2),
     "refine-mlp": moe(refine_mlp=True),
     "refine-mlp refine": moe(refine_mlp=True, refine=1, top_k=1, weights={"law": 2.0}),
-    "refine-trunk": moe(refine_trunk=True, trunk_options={"alpha": 0.9}, weights={"law": 2.0}),
-    "context refine-trunk": moe(router="context", refine_trunk=True),
     # how it is written
     "bfloat16": moe(dtype="bfloat16"),
     "float16": moe(dtype="float16"),

@@ -59,7 +59,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "task-arithmetic dense": {"trunk": "task-arithmetic", "to": "dense"},
     "context": {"trunk": "mean", "router": "context", "context_window": 16.0, "lam": 0.0},
-    "trunk refitted": {"router": "ridge", "refine_trunk": True, "top_k": 1},
     "refitted context": {"router": "context", "refine_mlp": True},
     "refitted, then refined": {"router": "ridge", "refine_mlp": True, "refine": 1},
     "refined twice": {"router": "ridge", "refine": 2, "trunk": "mean", "token_weight": "advantage"},

@@ -19,11 +19,6 @@ _WORKS = {
         "Dataless Knowledge Fusion by Merging Weights of Language Models",
         "2212.09849",
     ),
-    "nguyen2025regmean": (
-        "Nguyen, The-Hai and Huu-Tien, Dang and Suzuki, Takeshi and Nguyen, Le-Minh",
-        "RegMean++: Enhancing Effectiveness and Generalization of Regression Mean for Model Merging",
-        "2508.03121",
-    ),
     "yadav2023ties": (
         "Yadav, Prateek and Tam, Derek and Choshen, Leshem and Raffel, Colin and Bansal, Mohit",
         "TIES-Merging: Resolving Interference When Merging Models",
@@ -147,8 +142,6 @@ def cited(recipe: Mapping[str, Any], *, of_copies: bool = False) -> list[str]:
         keys += _TRUNKS.get(str(recipe.get("trunk")), ())
     if recipe.get("coefficients"):
         keys.append("ablin2025soup")
-    if recipe.get("refine_trunk"):
-        keys.append("nguyen2025regmean")
     return list(dict.fromkeys(keys))
 
 

@@ -113,11 +113,6 @@ def _sources(recipe: dict[str, Any]) -> Iterator[str]:
         yield "The routers' statistics were taken anew through the composed model (DUME, equation 7)."
     if recipe.get("refine_mlp"):
         yield "The trunk's linear maps and the experts' down projections were refitted in closed form to the whole."
-    if recipe.get("refine_trunk"):
-        yield (
-            "The trunk's linear maps were solved again, layer by layer, from the inputs that the composed model gives "
-            'them, as in "RegMean++"; the experts\' MLPs are their own.'
-        )
 
 
 def _settings(recipe: dict[str, Any], base: str) -> Iterator[tuple[str, str]]:

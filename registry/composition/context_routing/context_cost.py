@@ -50,7 +50,6 @@ def context_cost(plan: Plan) -> ContextCost | None:
         vocabulary=FIELDS["vocabulary"].default,
         top_k=recipe.experts_per_token(len(plan.members)),
         refine_mlp=False,
-        refine_trunk=False,
     )
     without = make_plan(plan.members, plan.base, plain)
     mine, other = plan.translation.architecture, without.translation.architecture

@@ -13,6 +13,7 @@ from registry.composition.recipe.recipe_fields import (
     FROM_ROWS,
     MEAN,
     MOE,
+    REMOVED,
     TOP_K,
     TOPK_SOFTMAX,
     TRUNK_OPTIONS,
@@ -20,8 +21,8 @@ from registry.composition.recipe.recipe_fields import (
     options_of,
 )
 from registry.composition.recipe.recipe_rules import check_complete, check_named, first_problem
-from registry.errors import InvalidInputError
-from registry.io.schema import NUMBERS, OBJECT, WHOLE, Kind, check_written, fields
+from registry.errors import InvalidInputError, NotFoundError
+from registry.io.schema import NUMBERS, OBJECT, WHOLE, Kind, check_written, fields, one_of
 from registry.maths.router import BASE, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.runtime.loading import device_name
@@ -32,6 +33,7 @@ OUTPUTS = (MOE, DENSE)
 
 _KINDS = {name: one.document_kind for name, one in FIELDS.items() if not one.group}
 _KINDS |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT, "fit": OBJECT}
+_KINDS |= {name: one_of(values) for name, values in REMOVED.items()}
 for _name in ("routing", "routing_tokens", "mixing", "device", "host", "remote_code"):
     del _KINDS[_name]
 """Key of a document → what it holds."""
@@ -51,6 +53,8 @@ class Recipe:
         coefficients: member name → α of any sign, which multiplies its task vector in place of scale and weights, of
             every member; empty for none.
         fit: what the coefficients were fitted for and on; None where they were not.
+        removed: of the recipe of an earlier composition, the fields that ask for what was removed since; it is read,
+            and no plan is made of it.
         combine: of ties and dare: `mean` or `sum` of the members' task vectors.
         router: a key of `ROUTERS`.
         lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6).
@@ -65,7 +69,6 @@ class Recipe:
         refine: passes of the members' kept tokens through the composed model, from which the router is solved; 0 takes
             the statistics of each expert's own pass.
         refine_mlp: refit the trunk's linear maps and each expert's down projection to the composed trunk.
-        refine_trunk: solve the trunk's linear maps again, each from the inputs that the composed model gives it.
         device: what passes run on, None for the GPU if there is one.
         top_k: experts per token, from 1 to the number of members; None for `TOP_K`, or for one member and for a
             context router 1.
@@ -98,7 +101,6 @@ class Recipe:
     token_weight: str = default("token_weight")
     refine: int = default("refine")
     refine_mlp: bool = default("refine_mlp")
-    refine_trunk: bool = default("refine_trunk")
     device: str | None = default("device")
     top_k: int | None = default("top_k")
     gating: str = default("gating")
@@ -109,6 +111,7 @@ class Recipe:
     dtype: str | None = default("dtype")
     host: str | None = default("host")
     fit: CoefficientFit | None = None
+    removed: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.temperature is None:
@@ -140,13 +143,30 @@ class Recipe:
         """
         where = "the recipe"
         given = fields(document, _KINDS, where, optional=_KINDS)
-        settings = {key: value for key, value in given.items() if key != "computed"}
+        settings = {key: value for key, value in given.items() if key != "computed" and key not in REMOVED}
+        removed = {key: given[key] for key, (unasked, _) in REMOVED.items() if given.get(key, unasked) != unasked}
         if "fit" in settings:
             settings["fit"] = CoefficientFit.from_document(settings["fit"], f"{where}, fit")
         computed = fields(given.get("computed", {}), _COMPUTED, f"{where}, computed", optional=_COMPUTED)
-        recipe = cls(**settings, device=computed.get("device"), host=host)
+        recipe = cls(**settings, device=computed.get("device"), host=host, removed=removed)
         check_written(given, recipe.document(names), where)
         return recipe
+
+    def check_current(self, experts: Sequence[str]) -> None:
+        """Check that all it asks for is still there.
+
+        Args:
+            experts: references to the members, for the hint.
+
+        Raises:
+            NotFoundError: it was read from a composition that used what was removed since.
+        """
+        for name, value in self.removed.items():
+            raise NotFoundError(
+                f"{name}: {str(value).lower()} was removed; what was composed with it can be used, and not composed "
+                "again",
+                f"compose without it: reg compose --experts {','.join(experts)} --out DIR",
+            )
 
     def check_members(self, names: Sequence[str]) -> None:
         """Check the recipe against the members' names.
@@ -190,9 +210,9 @@ class Recipe:
             "token_weight": self.token_weight,
             "refine": self.refine,
             "refine_mlp": self.refine_mlp,
-            **({"refine_trunk": True} if self.refine_trunk else {}),
+            **self.removed,
         }
-        if self.retakes or self.refits:
+        if self.retakes or self.refine_mlp or self.removed:
             routed["computed"] = self.pass_document(PassSettings())
         return {
             "to": self.to,
@@ -212,11 +232,6 @@ class Recipe:
         """The router's statistics are collected again, from kept calibration tokens."""
         features = ROUTERS[self.router].features
         return features == BASE or (features == OWN and (self.token_weight != "none" or self.refine > 0))
-
-    @property
-    def refits(self) -> bool:
-        """Linear maps are solved again on the stream that the composed model gives."""
-        return self.refine_mlp or self.refine_trunk
 
     @property
     def label(self) -> str:

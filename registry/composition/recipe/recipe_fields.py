@@ -188,13 +188,6 @@ FIELDS: dict[str, RecipeField] = {
             note="fits the experts’ down projections and the trunk to kept calibration tokens",
         ),
         RecipeField(
-            "refine_trunk", FieldKind.SWITCH,
-            "Solve the trunk again, layer by layer, on what the composed model gives its linear maps for the same "
-            "tokens; MLPs stay as they are.", "", _MIXTURES,
-            default=False, label="Solve the trunk again", advanced=True,
-            note="on kept calibration tokens in the composed model; MLPs stay as they are",
-        ),
-        RecipeField(
             "device", FieldKind.TEXT, "A torch device for passes.", "DEVICE", _MIXTURES,
             unset="the GPU if there is one",
         ),
@@ -253,6 +246,9 @@ FIELDS: dict[str, RecipeField] = {
 }  # fmt: skip
 """Name → field, in the order of the command line's help."""
 
+REMOVED: dict[str, tuple[str | bool, str | bool]] = {"refine_trunk": (False, True)}
+"""Fields that recipes had once → the value that asked for nothing, and the one that asked for what was removed."""
+
 FROM_OWN_PASSES = ("ridge",)
 FROM_BASE_PASSES = ("domain-embedding",)
 FROM_COUNTS = ("context",)
@@ -300,13 +296,17 @@ def chosen(recipe: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in recipe.items():
         if key == TRUNK_OPTIONS:
-            found |= {name: one for name, one in value.items() if one != _default_in(FIELDS[name], recipe)}
-        elif value is not None and (key in _ALWAYS or key not in FIELDS or value != _default_in(FIELDS[key], recipe)):
+            found |= {name: one for name, one in value.items() if one != _default_in(name, recipe)}
+        elif value is not None and (key in _ALWAYS or value != _default_in(key, recipe)):
             found[key] = value
     return found
 
 
-def _default_in(one: RecipeField, recipe: Mapping[str, Any]) -> Any:
+def _default_in(name: str, recipe: Mapping[str, Any]) -> Any:
+    """Return what a field is by default beside the methods of a recipe; None of one that there never was."""
+    if name not in FIELDS:
+        return REMOVED.get(name, (None, None))[0]
+    one = FIELDS[name]
     methods = [str(recipe.get(name)) for name in ("to", "trunk", "router")]
     return next((one.default_with[method] for method in methods if method in one.default_with), one.default)
 

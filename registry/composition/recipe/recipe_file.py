@@ -23,7 +23,7 @@ from typing import Any
 from registry import composition
 from registry.composition.recipe.coefficient_fit import CoefficientFit
 from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
-from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, OF_COPIES, TRUNK_OPTIONS, needs_base
+from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, OF_COPIES, REMOVED, TRUNK_OPTIONS, needs_base
 from registry.composition.recipe.recipe_rules import (
     FROM_BASE,
     Problem,
@@ -197,6 +197,8 @@ def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
             f"{path} describes a trained composition, which no recipe makes",
             "name the composition.json of its parent, then train that: reg train",
         )
+    if isinstance(described.recipe, composition.Recipe):
+        described.recipe.check_current([member.name for member in described.members])
     values = {**values_of(described.recipe), **described.removed}
     for name, unset in (("weights", 1.0), ("bias", 0.0)):
         if name in values:
@@ -251,9 +253,20 @@ class _Reader:
 
     def _is_given(self, key: str, item: Located) -> bool:
         self._lines[key] = item.line
+        if key in REMOVED:
+            self._check_removed(key, item)
+            return False
         if key not in KEYS:
             raise self._unknown(key, item.line)
         return item.value is not None
+
+    def _check_removed(self, key: str, item: Located) -> None:
+        nothing, asked = REMOVED[key]
+        if item.value == asked:
+            message = f"{key}: {str(asked).lower()} was removed"
+            raise self._error(item.line, message, "drop the line: compose without it")
+        if item.value not in (None, nothing):
+            raise self._unknown(key, item.line)
 
     def _unknown(self, key: str, line: int) -> InvalidInputError:
         one = FIELDS.get(key)

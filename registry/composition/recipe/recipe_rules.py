@@ -166,7 +166,7 @@ def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | Non
             "give what it gives",
             "drop --gating",
         )
-    if refined := next((name for name in ("refine", "refine_mlp", "refine_trunk") if values.get(name)), None):
+    if refined := next((name for name in ("refine", "refine_mlp") if values.get(name)), None):
         return Problem(
             (refined,),
             "there is nothing to refine in copies of one base model, which have no calibration tokens",
@@ -243,7 +243,7 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
             f"routing-tokens is {tokens}, it must be 2 or more, {more} prompt",
             f"the default is {FIELDS['routing_tokens'].default_text}",
         )
-    refined = next((name for name in ("refine", "refine_mlp", "refine_trunk") if values[name]), None)
+    refined = next((name for name in ("refine", "refine_mlp") if values[name]), None)
     if to == DENSE and refined:
         return Problem(
             (refined, "to"),
@@ -280,18 +280,6 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
             "stand back from the public one, and is 0 or less",
             f"give --bias {above}=-{values['bias'][above]:g}, or drop it",
         )
-    if values["refine_trunk"] and values["refine_mlp"]:
-        return Problem(
-            ("refine_trunk", "refine_mlp"),
-            "--refine-mlp solves the trunk again too, towards the experts, and --refine-trunk was asked for beside it",
-            "give --refine-trunk alone to keep the experts' MLPs as they are, or --refine-mlp alone",
-        )
-    if values["refine_trunk"] and values["trunk"] != "regmean":
-        return Problem(
-            ("refine_trunk", "trunk"),
-            f"--refine-trunk solves RegMean's equations again, and trunk method {values['trunk']!r} has none",
-            "drop --refine-trunk, or choose --trunk regmean",
-        )
     if refined and router in FROM_BASE_PASSES:
         return Problem(
             (refined, "router"),
@@ -304,16 +292,15 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
             f"router method {router!r} is made from counts of tokens, which no pass through a model changes",
             "drop --refine, or choose --router ridge",
         )
-    refit = next((name for name in ("refine_mlp", "refine_trunk") if values[name]), None)
-    if refit and values["gating"] == SOFTMAX_TOPK:
+    if values["refine_mlp"] and values["gating"] == SOFTMAX_TOPK:
         return Problem(
-            ("gating", refit),
+            ("gating", "refine_mlp"),
             f"a refit takes the weights of a token's experts to add up to 1, and gating {SOFTMAX_TOPK!r} was asked for",
-            f"drop --gating, or {FIELDS[refit].option}",
+            "drop --gating, or --refine-mlp",
         )
-    if refit and values["token_weight"] != "none" and not values["refine"]:
+    if values["refine_mlp"] and values["token_weight"] != "none" and not values["refine"]:
         return Problem(
-            ("token_weight", refit),
+            ("token_weight", "refine_mlp"),
             f"a refit weighs no tokens, and token weight {values['token_weight']!r} was asked for",
             "add a pass after it, which does: --refine 1",
         )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from registry.composition.recipe.recipe_field_type import FieldKind, Limits, RecipeField
-from registry.composition.recipe.recipe_fields import FIELDS, LEAST_COPIES, MOST_COPIES, TRUNK_OPTIONS, default
+from registry.composition.recipe.recipe_fields import FIELDS, LEAST_COPIES, MOST_COPIES, REMOVED, TRUNK_OPTIONS, default
 
 Schema = dict[str, Any]
 
@@ -29,6 +29,7 @@ def recipe_schema() -> Schema:
     """
     options = {one.name: _field(one) for one in FIELDS.values() if one.group == TRUNK_OPTIONS}
     own = {one.name: _field(one) for one in FIELDS.values() if not one.group and one.stands_for is None}
+    removed = {name: _removed(unasked) for name, (unasked, _) in REMOVED.items()}
     weights = _by_member(FIELDS["weights"].limits, nullable=True)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -48,6 +49,7 @@ def recipe_schema() -> Schema:
                 "description": "The number of copies of the base model that are the experts, in place of experts.",
             },
             **own,
+            **removed,
             TRUNK_OPTIONS: _object(options, "Parameters of the trunk method."),
             "computed": _object(
                 {"device": _field(FIELDS["device"]), "batch_size": {"type": ["integer", "null"]}},
@@ -87,6 +89,10 @@ def _field(one: RecipeField) -> Schema:
     elif one.kind in (FieldKind.NUMBER, FieldKind.WHOLE):
         schema |= _bounds(one.limits)
     return schema
+
+
+def _removed(unasked: Any) -> Schema:
+    return {"enum": [unasked, None], "description": "Of earlier recipe files: what it asked for was removed."}
 
 
 def _by_member(limits: Limits, *, nullable: bool) -> Schema:

@@ -4,14 +4,14 @@ Shapes: E members (experts of a layer), H hidden size; N windows of S tokens for
 windows; T tokens that count (not padding) in a batch. A linear map of I inputs and O outputs has the weight (O, I).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from registry.checkpoint import Checkpoint
@@ -79,20 +79,19 @@ class ComposedModel:
         self.result = RefitSource(source, work, choice.routers)
         self.token_weights = self.plan.statistics_weights  # of each member's tokens
 
-    def text(self, number: int, member: Member, *, dense: bool) -> Text:
+    def text(self, number: int, member: Member) -> Text:
         """Return a member's tokens, with the streams before the first layer.
 
         Args:
             number: the member's number.
             member: the member.
-            dense: whether the stream of the dense expert is needed.
         """
         text = Text.of(member, number, self.architecture.hidden_size, self.work)
         used, name = text.ids.unique().long(), self.family.embedding
-        sources = [(self._composed.source(name), text.composed)]
-        if dense:
-            sources.append((member.open_weight(name), text.dense))
-        for source, stream in sources:
+        for source, stream in (
+            (self._composed.source(name), text.composed),
+            (member.open_weight(name), text.dense),
+        ):
             rows = _rows(source, used, self.work / "embedding.rows")
             for windows in text.batches():
                 # Only the rows of the embeddings that the batch uses: ids are numbers of these, in their order.
@@ -158,11 +157,6 @@ class ComposedModel:
             for windows in text.batches():
                 mlp_input = text.mlp_input.read(windows)
                 text.experts[windows] = self._choice.experts(layer.number, member, windows.start, mlp_input)
-
-    def routed(self, text: Text, expert: int) -> Iterator[tuple[slice, Bool[Tensor, "b S"]]]:
-        """Yield the windows of each batch, and which of their tokens go to an expert."""
-        for windows in text.batches():
-            yield windows, text.keep[windows] & (text.experts[windows] == expert)
 
     def add_outputs(self, layer: Layer, texts: Sequence[Text], outputs: Sequence[RowFile]) -> None:
         """Take the composed stream through the MLPs: each token by the output of the one that it was routed to.

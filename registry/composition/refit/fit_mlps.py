@@ -37,9 +37,6 @@ class MlpFit:
         model: the composed model.
     """
 
-    option = "--refine-mlp"
-    follows_experts = True
-
     def __init__(self, model: ComposedModel) -> None:
         self._model = model
 

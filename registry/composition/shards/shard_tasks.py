@@ -101,7 +101,7 @@ class ShardTasks:
         """Return the writer of a plan; None without a cluster, or for a plan whose tensors this process alone makes."""
         if workspace.cluster is None:
             return None
-        if plan.recipe.to == "moe" and plan.recipe.refits:
+        if plan.recipe.to == "moe" and plan.recipe.refine_mlp:
             remark(workspace.progress, "layers that are refitted one after another are composed by this process alone")
             return None
         return cls(workspace, plan)

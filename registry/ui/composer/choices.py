@@ -65,7 +65,7 @@ _BASICS = ("to", "routing", "trunk", "router", "top_k")
 _ADVANCED = {
     "Trunk options": ("combine", "balance", "base"),
     "Router options": ("context_window", "vocabulary", "lam", "normalize", "gating", "temperature", "mixing"),
-    "Refinement": ("refine", "refine_mlp", "refine_trunk"),
+    "Refinement": ("refine", "refine_mlp"),
     "Output": ("lead", "dtype", "remote_code"),
 }
 

@@ -84,7 +84,7 @@ def phases_of_composing(plan: composition.AnyPlan, out: str) -> list[Phase]:
     recipe, found = plan.recipe, list[Phase]()
     into = f"composing into {out}"
     if isinstance(recipe, composition.Recipe) and recipe.to == MOE:
-        if recipe.refits:
+        if recipe.refine_mlp:
             found.append(Phase("refitting", "refitting to the experts’ kept text", sure=True))
         if recipe.retakes:
             found.append(Phase("collecting", "collecting statistics of the experts’ kept text, where none are cached"))

@@ -165,7 +165,7 @@ RECIPES = {
     "base features": Recipe(router="domain-embedding"),
     "advantage": Recipe(router="ridge", token_weight="advantage"),
 }
-REFITS = {"refit": Recipe(refine_mlp=True), "trunk refit": Recipe(refine_trunk=True)}
+REFITS = {"refit": Recipe(refine_mlp=True)}
 
 
 @pytest.mark.check

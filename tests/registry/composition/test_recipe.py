@@ -26,8 +26,6 @@ from registry.errors import InvalidInputError
         ({"refine": 1}, "router method 'context' is made from counts of tokens, which no pass through a model"),
         ({"router": "domain-embedding", "refine_mlp": True}, "takes features of the base model, not of a refined"),
         ({"router": "ridge", "refine_mlp": True, "token_weight": "advantage"}, "a refit weighs no tokens, and token"),
-        ({"refine_trunk": True, "refine_mlp": True}, "--refine-mlp solves the trunk again too, towards the experts"),
-        ({"refine_trunk": True, "trunk": "mean"}, "RegMean's equations again, and trunk method 'mean' has none"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -72,7 +70,6 @@ def test_further_keys_are_there_only_where_they_say_something() -> None:
     """Recipes that make the same bytes have one digest; for all other keys: test_recipe_fields.py."""
     for changes, more in (
         ({"refine_mlp": True}, {"computed"}),
-        ({"refine_trunk": True}, {"computed", "refine_trunk"}),
         ({"router": "ridge", "refine": 1}, {"computed"}),
         ({"router": "ridge", "token_weight": "advantage"}, {"computed"}),
         ({"router": "ridge", "gating": "softmax-topk"}, {"gating"}),

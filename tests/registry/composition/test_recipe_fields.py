@@ -21,6 +21,7 @@ from registry.composition.recipe.recipe_fields import (
     FROM_OWN_PASSES,
     HETERO,
     MOE,
+    REMOVED,
     SIMOE,
     TRUNK_OPTIONS,
     needs_base,
@@ -68,8 +69,8 @@ def test_recipes_have_exactly_the_fields_of_their_outputs() -> None:
         described = {
             one.group or one.name for one in FIELDS.values() if outputs & {*one.outputs} and one.stands_for is None
         }
-        # The record of a fit is made by a fit, and given by nobody.
-        assert ({field.name for field in dataclasses.fields(recipe)} | {"to"}) - {"fit"} == described
+        # The record of a fit is made by a fit, what was removed is read from a document; nobody gives them.
+        assert ({field.name for field in dataclasses.fields(recipe)} | {"to"}) - {"fit", "removed"} == described
     own, ensemble = ({field.name for field in dataclasses.fields(kind)} for kind in (HeteroRecipe, EnsembleRecipe))
     assert own - ensemble == {"lam", "lead"}
     assert {one.name for one in FIELDS.values() if HETERO in one.outputs} - {"to"} <= own
@@ -106,8 +107,8 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
     document = recipe.document(["a"])
     for one in FIELDS.values():
         holder = document.get(one.group, {}) if one.group else document
-        if one.name in ("host", "device", "remote_code", "refine_trunk", "combine", "gating", "mixing"):
-            continue  # the last four only where they are not at their defaults
+        if one.name in ("host", "device", "remote_code", "combine", "gating", "mixing"):
+            continue  # the last three only where they are not at their defaults
         if one.name == "trunk" and values["to"] == ENSEMBLE:  # only where given
             assert holder.get("trunk") == values.get("trunk")
             continue
@@ -162,7 +163,7 @@ def test_values_of_another_kind_are_refused(name: str, value: Any, message: str)
 
 def test_files_and_their_schema_have_every_field() -> None:
     properties = recipe_schema()["properties"]
-    assert {*properties} == {*KEYS}
+    assert {*properties} == {*KEYS, *REMOVED}
     options = {one.name for one in FIELDS.values() if one.group == TRUNK_OPTIONS}
     shorthand = {one.name for one in FIELDS.values() if one.stands_for}
     assert {*properties[TRUNK_OPTIONS]["properties"]} == options

@@ -146,7 +146,7 @@ def some_recipe(values: dict[str, Any]) -> AnyRecipe:
     """Return the recipe of some fields, less those that have no part in it or contradict others."""
     for contradicting in (
         (),
-        ("refine", "refine_mlp", "refine_trunk"),
+        ("refine", "refine_mlp"),
         ("lam", "token_weight"),
         ("refine", "token_weight"),
         ("trunk", "combine", *TRUNK_NUMBERS),

@@ -1,6 +1,5 @@
 """Proves, for every kind of family: a refit leaves alone what is on target, brings a composition nearer to its experts,
-and is a function of its members; one of the trunk alone solves RegMean's equations on what the written model gives its
-maps, and leaves MLPs byte for byte; and a model run layer by layer is the model."""
+and is a function of its members; and a model run layer by layer is the model."""
 
 import shutil
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.refit import RIDGE
 from registry.member import Member
 from registry.runtime.gates import force_expert
-from registry.runtime.layerwise import Layers, watched
+from registry.runtime.layerwise import Layers
 from registry.runtime.loading import load_model
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
@@ -98,12 +97,10 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.check
 @pytest.mark.trust(after=1)
-def test_one_member_has_its_own_trunk_and_nothing_to_be_refitted_to(pair: Pair) -> None:
+def test_one_member_has_nothing_to_be_refitted_to(pair: Pair) -> None:
     """Its targets are met already: towards the old weight, ridge regression stays there."""
     plain = tensors_of(pair.compose("plain", ("code",)))
-    solved, refitted = (pair.compose(name, ("code",), **{name: True}) for name in ("refine_trunk", "refine_mlp"))
-    for name, weight in tensors_of(solved).items():
-        assert name.endswith(ROUTERS) or torch.equal(weight, plain[name]), name
+    refitted = pair.compose("refitted", ("code",), refine_mlp=True)
     for name, weight in tensors_of(refitted).items():
         limit = 1e-3 * float(plain[name].abs().max())
         assert name.endswith(ROUTERS) or torch.allclose(weight, plain[name], rtol=0, atol=limit), name
@@ -147,8 +144,6 @@ def test_each_text_is_nearer_to_its_expert(pair: Pair) -> None:
     [
         {"router": "ridge", "refine_mlp": True, "refine": 1},
         {"refine_mlp": True, "dtype": "bfloat16", "trunk": "mean"},
-        {"router": "ridge", "refine_trunk": True, "refine": 1},
-        {"refine_trunk": True},
     ],
 )
 def test_order_and_repetition_leave_no_trace(filled: Registry, tmp_path: Path, recipe: dict[str, Any]) -> None:
@@ -239,72 +234,3 @@ def test_known_experts_need_no_statistics(filled: Registry, tmp_path: Path, monk
     own, first = tensors_of(tmp_path / "own"), tensors_of(tmp_path / "first")
     different = {name for name in own if ".w2." in name and not torch.equal(own[name], first[name])}
     assert len(different) == 4  # of two layers and experts: what goes another way in one changes what the next one sees
-
-
-@pytest.mark.check(after=1)
-@pytest.mark.trust(after=3)
-def test_a_trunk_is_solved_alone(pair: Pair) -> None:
-    """Linear maps of the trunk differ, and nothing else does but the routers."""
-    plain, solved = (tensors_of(pair.compose("moe", refine_trunk=trunk)) for trunk in (False, True))
-    mlps = {name for name in plain if ("mlp" in name or "block_sparse_moe" in name) and not name.endswith(ROUTERS)}
-    maps = [name for name in plain if "attn.q" in name or "attention.q" in name or "attn.o_proj" in name]
-    assert mlps
-    for name, weight in solved.items():
-        assert bool(torch.isfinite(weight).all()), name
-        if name in mlps or "norm" in name or "embed" in name:
-            assert torch.equal(weight, plain[name]), name
-        elif name in maps and name.endswith("weight"):
-            assert not torch.equal(weight, plain[name]), name
-
-
-@pytest.mark.check
-@pytest.mark.trust(after=1)
-@pytest.mark.parametrize(("alpha", "router"), [(1.0, "ridge"), (0.5, "ridge"), (1.0, "random")])
-def test_a_trunk_solves_regmean_on_what_the_written_model_gives(
-    filled: Registry, zoo: Zoo, tmp_path: Path, alpha: float, router: str
-) -> None:
-    """Each map's inputs are those in the model as written: every layer below is solved, tokens go where it sends them.
-
-    Output projections come after the queries, keys and values of their own layer.
-    """
-    settings: dict[str, Any] = {"top_k": 1, "router": router, "trunk_options": {"alpha": alpha}}
-    filled.compose(PAIR, tmp_path / "plain", Recipe(**settings))
-    filled.compose(PAIR, tmp_path / "moe", Recipe(refine_trunk=True, **settings))
-    model, plain = load_model(tmp_path / "moe", "float32", None), tensors_of(tmp_path / "plain")
-    maps = ["lm_head", *(f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(2) for name in "qkvo")]
-    right = {name: torch.zeros(plain[f"{name}.weight"].shape, dtype=torch.float64) for name in maps}
-    grams = {name: torch.zeros(weight.shape[1], weight.shape[1], dtype=torch.float64) for name, weight in right.items()}
-    for expert in PAIR:
-        own, calibration = tensors_of(zoo.experts[expert]), filled.member(filled.resolve(expert)).calibration
-        assert calibration is not None
-        with torch.no_grad(), watched({name: model.get_submodule(name) for name in maps}) as seen:
-            model(input_ids=calibration.ids.long())
-        for name in maps:
-            x = seen[name][0][calibration.keep].double()
-            gram = x.T @ x
-            gram = alpha * gram + (1 - alpha) * gram.diagonal().diag()
-            grams[name] += gram
-            right[name] += own[f"{name}.weight"].double() @ gram
-    for name, gram in grams.items():
-        ridge = RIDGE * gram.diagonal().mean()
-        towards = plain[f"{name}.weight"].double()
-        expected = torch.linalg.solve(gram + ridge * torch.eye(len(gram)), (right[name] + ridge * towards).T).T
-        found = model.get_submodule(name).weight.detach().double()
-        assert float((found - expected).norm() / expected.norm()) < 1e-3, name
-        if alpha == 1:
-            assert float((towards - expected).norm() / expected.norm()) > 1e-2, name
-
-
-@pytest.mark.check
-@pytest.mark.trust(after=1)
-@pytest.mark.parametrize("vocabulary", ["shared", "mapped"])
-def test_a_trunk_with_known_experts_is_solved_with_them(filled: Registry, tmp_path: Path, vocabulary: str) -> None:
-    """Head maps are those of the head that is solved."""
-    filled.compose(PAIR, tmp_path / "plain", Recipe(vocabulary=vocabulary))
-    filled.compose(PAIR, tmp_path / "moe", Recipe(vocabulary=vocabulary, refine_trunk=True))
-    plain, solved = tensors_of(tmp_path / "plain"), tensors_of(tmp_path / "moe")
-    assert plain.keys() == solved.keys()
-    changed = {name.partition("layers.")[2][2:] or name for name in plain if not torch.equal(plain[name], solved[name])}
-    maps = [f"block_sparse_moe.experts.{expert}.{name}.weight" for expert in range(2) for name in ("w2", "w3")]
-    expected = {*(f"self_attn.{name}_proj.weight" for name in "qkvo"), "lm_head.weight"}
-    assert changed == expected | {*(maps if vocabulary == "mapped" else ())}

@@ -32,7 +32,6 @@ RECIPES: list[dict[str, Any]] = [
     {"trunk": "ties", "router": "ridge", "lam": "0.5", "temperature": "0.1", "dtype": "bfloat16"},
     {"router": "random", "balance": "tokens", "base": "base@1", "trunk": "dare"},
     {"router": "ridge", "refine": "1", "refine_mlp": "1"},
-    {"refine_trunk": "1", "top_k": "1"},
     {"refine_mlp": "1", "vocabulary": "shared"},
     {"router": "domain-embedding", "lam": "1"},
     {"router": "context", "context_window": "16"},

@@ -31,7 +31,6 @@ RECIPES: list[Any] = [
     Recipe(vocabulary="shared", top_k=2, context_window=0),
     Recipe(router="ridge", refine=1, token_weight="advantage"),
     Recipe(router="ridge", refine_mlp=True),
-    Recipe(refine_trunk=True),
     Recipe(router="domain-embedding", normalize=True),
     Recipe(trunk="dare"),
     Recipe(to="dense"),
