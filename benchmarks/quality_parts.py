@@ -105,7 +105,7 @@ _APART: dict[str, tuple[str, ...]] = {
         "refine-mlp-context",
         "oracle-refine-mlp",
     ),
-    "refined": ("dume", "refine-1", "refine-2", "advantage", "domain-embedding"),
+    "refined": ("dume", "refine-1", "refine-2", "domain-embedding"),
     "dume+": ("dume+",),
     "router-ft": ("router-ft",),
     "ensembles": ("btm", "btm-top-1", "perplexity", "prompt-perplexity", "task-vector"),

@@ -49,7 +49,7 @@ RECIPE: Headings = {
     TRUNK: (),
     FIT: ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device"),
     ROUTER: ("top_k", "temperature"),
-    REFINEMENT: ("token_weight", "refine", "refine_mlp", "device"),
+    REFINEMENT: ("refine", "refine_mlp", "device"),
     ENSEMBLES: (),
     TEXT: ("data", "windows", "seq_len", "batch_size"),
     HUB: ("repo", "private", "license_id"),

@@ -616,7 +616,7 @@ class Registry:
     ) -> composition_.Preview:
         """Return where a composition's routers will send each expert's tokens, predicted from statistics alone.
 
-        No weight is read. Passes of tokens (`refine`, `token_weight`) are not simulated: the figures are those
+        No weight is read. Passes of tokens (`refine`) are not simulated: the figures are those
         without them, and the preview says so. Arguments as `plan`.
         """
         return composition_.preview_composition(self._workspace, experts, recipe, base=base)

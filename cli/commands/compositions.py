@@ -47,7 +47,6 @@ def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
     method = recipe.get("trunk") or recipe.get("routing") or ""
     labels = {
         recipe.get("router", ""): True,
-        "advantage": recipe.get("token_weight") == "advantage",
         f"refine {recipe.get('refine')}": bool(recipe.get("refine")),
         "refit": recipe.get("refine_mlp", False),
         "trained": "training" in document,

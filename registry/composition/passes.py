@@ -1,17 +1,13 @@
 """Passes of a composition: statistics collected again from the members' kept calibration tokens.
 
-Three parts of a recipe ask for passes:
+Two parts of a recipe ask for passes:
 
 - routers of base features, which need each member's statistics in the base model;
-- tokens weighted by what the expert gains on them over the base model;
 - refinement, which passes through the composed trunk itself: first with every token forced to its own expert (DUME
   eq. 7), then through the routed model that the pass before gave.
 
 A pass is a function of the member, of the model that its tokens run through and of the settings. Its statistics are
 kept in the cache under the digest of these.
-
-Shapes: E members, L layers, H hidden size, V vocabulary; N windows of S tokens for one member, taken in batches of B
-windows, of which the last has b ≤ B and is filled up.
 """
 
 import os
@@ -22,11 +18,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
-
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float32, Int64
-from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
@@ -46,8 +37,7 @@ from registry.io.model_folder import json_file, write_files
 from registry.io.safetensors_writer import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.work_dirs import working_folder
-from registry.maths.router import BASE, COUNTS, ROUTERS
-from registry.maths.token_weights import advantage_weights
+from registry.maths.router import COUNTS, ROUTERS
 from registry.member import Member
 from registry.output.folder_output import OpenFolder
 from registry.progress import Progress
@@ -57,7 +47,7 @@ from registry.statistics.cache import Cached, StatisticsCache
 from registry.statistics.forward_pass import ModelRun, take_statistics
 from registry.statistics.kept_tensors import KeptTensors
 from registry.statistics.settings import PassSettings
-from registry.statistics.site_sums import HookPoint, batch
+from registry.statistics.site_sums import HookPoint
 from registry.workspace import Workspace
 from store.digest import json_digest
 from store.lock import exclusive
@@ -172,7 +162,7 @@ def _check_known(calibration: Calibration, member: Member, through: Member) -> N
         raise IncompatibleError(
             f"{member.version.ref} was calibrated on token {largest}, and {through.version.ref}, which this recipe "
             f"runs its text through, knows {rows}",
-            "choose a router of the experts' own features: --router ridge, --token-weight none",
+            "choose a router of the experts' own features: --router ridge",
         )
 
 
@@ -182,13 +172,13 @@ def settings_of(recipe: Recipe, dtype: str) -> PassSettings:
 
 
 def _of_features(plan: Plan, context: PassContext, member: Member) -> Cached:
-    """Return a member's statistics in the base model or in its own, with weighted tokens if the recipe asks for it."""
-    through = plan.base if ROUTERS[plan.recipe.router].features == BASE else member
-    assert through is not None
-    _check_known(calibration_of(member), member, through)
-    key = ["features", through.version.digest]
-    settings = settings_of(plan.recipe, str(through.content["dtype"]))
-    return _passed(plan, context, member, key, settings, lambda: stored_folder(through, context))
+    """Return a member's statistics in the base model, whose features the router takes."""
+    base = plan.base
+    assert base is not None
+    _check_known(calibration_of(member), member, base)
+    key = ["features", base.version.digest]
+    settings = settings_of(plan.recipe, str(base.content["dtype"]))
+    return _passed(plan, context, member, key, settings, lambda: stored_folder(base, context))
 
 
 def _forced(source: TensorSource, context: PassContext) -> list[Cached]:
@@ -257,20 +247,15 @@ def _passed(
         model_folder: opens the model.
         checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
     """
-    inputs = [member.version.digest, *key, plan.recipe.token_weight, plan.recipe.pass_document(settings)]
-    if plan.recipe.token_weight == "advantage":
-        assert plan.base is not None
-        inputs.append(plan.base.version.digest)
-    digest = json_digest(inputs)
+    # The third part is what the recipe's document has under `token_weight`.
+    digest = json_digest([member.version.digest, *key, "none", plan.recipe.pass_document(settings)])
     if (cached := context.cache.get(digest)) is None:
         calibration = calibration_of(member)
-        weights = _advantage(plan, context, member, calibration, settings)
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:
             checkpoint = Checkpoint(dense, member.version.ref, remote_code=True)
             run = ModelRun(
                 load_model(folder, settings.dtype or plan.dtype, settings.device),
                 None if checkpoint_folder is None else routed_hook_points,
-                weights,
             )
             collected = take_statistics(checkpoint, digest, run, calibration, settings, progress=context.progress)
         cached = context.cache.put(digest, collected)
@@ -280,38 +265,6 @@ def _passed(
 def routed_hook_points(model: Any) -> list[HookPoint]:
     """Return the inputs of a mixture's routers, which are the MLP inputs."""
     return [HookPoint(MLP_INPUT, gate.layer, gate.module) for gate in gates(model)]
-
-
-def _advantage(
-    plan: Plan, context: PassContext, member: Member, calibration: Calibration, settings: PassSettings
-) -> Int64[Tensor, "N S"] | None:
-    """Return the weight of each calibration token, or None if all count alike."""
-    if plan.recipe.token_weight == "none":
-        return None
-    assert plan.base is not None
-    _check_known(calibration, member, plan.base)
-    losses = []
-    for through in (plan.base, member):
-        with stored_folder(through, context) as folder:
-            model = load_model(folder, str(through.content["dtype"]), settings.device)
-            losses.append(next_token_losses(model, calibration, settings.batch_size))
-    weights = advantage_weights(losses[0].flatten(), losses[1].flatten())  # (N, S) → (N · S,)
-    return weights.view(calibration.ids.shape)
-
-
-@torch.no_grad()
-def next_token_losses(model: Any, calibration: Calibration, batch_size: int) -> Float32[Tensor, "N S"]:
-    """Return the loss in nats of the model's prediction at each token; 0 at the last of each window."""
-    losses = torch.zeros(calibration.ids.shape)
-    for first in range(0, len(calibration.ids), batch_size):
-        ids, keep = batch(calibration, first, batch_size)  # (B, S), filled up
-        tokens = ids.to(model.device)
-        # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
-        logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(ids), -1)
-        count = min(batch_size, len(calibration.ids) - first)
-        losses[first : first + count, :-1] = (loss.cpu() * keep[:, 1:])[:count]  # (B, S - 1) → (b, S - 1)
-    return losses
 
 
 @contextmanager

@@ -273,7 +273,7 @@ def _members(
 def _notes(plan: Plan, layers: Sequence[int]) -> list[str]:
     recipe, notes = plan.recipe, []
     if recipe.retakes or recipe.refine_mlp:
-        notes.append("changes by passes of tokens (refine, token weights) are not predicted")
+        notes.append("changes by passes of tokens (refine) are not predicted")
     if len(layers) < plan.lead.architecture.num_hidden_layers:
         notes.append(f"{len(layers)} of {plan.lead.architecture.num_hidden_layers} layers were compared")
     return notes

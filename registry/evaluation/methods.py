@@ -89,7 +89,6 @@ METHODS: dict[str, Method] = {
     "regmean-paper-top-2": Method({**PAPER, "top_k": 2, "temperature": 0.1}),
     "regmean-top-1": Method({**RIDGE, "top_k": 1}),
     "regmean": Method(RIDGE),
-    "advantage": Method({**RIDGE, "token_weight": "advantage"}),
     "refine-1": Method({**RIDGE, "refine": 1}),
     "refine-2": Method({**RIDGE, "refine": 2}),
     "context": Method(),

@@ -12,7 +12,7 @@ from tests.conftest import Zoo, files_of
 from tests.models import sentences, write_jsonl
 
 NO_PART_IN_AN_ENSEMBLE = (
-    *("--router random", "--lam 1", "--no-normalize", "--bias code=1", "--seed 1", "--token-weight advantage"),
+    *("--router random", "--lam 1", "--no-normalize", "--bias code=1", "--seed 1"),
     *("--refine 1", "--refine-mlp", "--balance tokens", "--host mixtral", "--remote-code"),
 )
 DENSE = "--to dense --trunk task-arithmetic"
@@ -98,8 +98,7 @@ def test_options_reach_the_recipe(reg: Reg, filled: Registry) -> None:
          Recipe(router="domain-embedding", bias={"code": -0.5, "math": 1.0})),
         (("--router", "ridge", "--lam", 0.5, "--balance", "tokens"),
          Recipe(router="ridge", lam=0.5, balance="tokens")),
-        (("--router", "ridge", "--token-weight", "advantage", "--refine", 2, "--refine-mlp"),
-         Recipe(router="ridge", token_weight="advantage", refine=2, refine_mlp=True)),
+        (("--router", "ridge", "--refine", 2, "--refine-mlp"), Recipe(router="ridge", refine=2, refine_mlp=True)),
         (("--to", "dense", "--weights", "code=3"), Recipe(to="dense", weights={"code": 3.0})),
         (("--dtype", "bfloat16"), Recipe(dtype="bfloat16")),
         (("--top-k", 2, "--temperature", 0.5), Recipe(top_k=2, temperature=0.5)),

@@ -33,7 +33,7 @@ def composed_with(registry: Registry, folder: Path, **asked: Any) -> str:
     return digest
 
 
-@pytest.mark.parametrize(("field", "value"), [("refine_trunk", True)])
+@pytest.mark.parametrize(("field", "value"), [("refine_trunk", True), ("token_weight", "advantage")])
 def test_earlier_compositions(reg: Reg, filled: Registry, tmp_path: Path, field: str, value: Any) -> None:
     folder = tmp_path / "moe"
     digest = composed_with(filled, folder, **{field: value})
@@ -54,7 +54,10 @@ def test_earlier_compositions(reg: Reg, filled: Registry, tmp_path: Path, field:
     assert AGAIN in (tmp_path / "receipt.json").read_text()
 
 
-@pytest.mark.parametrize(("nothing", "asked"), [("refine_trunk: false", "refine_trunk: true")])
+@pytest.mark.parametrize(
+    ("nothing", "asked"),
+    [("refine_trunk: false", "refine_trunk: true"), ("token_weight: none", "token_weight: advantage")],
+)
 def test_recipe_files_that_ask_for_nothing_removed_are_read(tmp_path: Path, nothing: str, asked: str) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(f"router: ridge\n{nothing}\n")

@@ -261,7 +261,6 @@ CASES: dict[str, Case] = {
     "weights": moe(weights={"code": 3.0, "math": 0.5}),
     "balance tokens": moe(balance="tokens"),
     # passes
-    "advantage": moe(trunk="mean", token_weight="advantage"),
     "refine 2": moe(refine=2),
     "refine-mlp": moe(refine_mlp=True),
     "refine-mlp refine": moe(refine_mlp=True, refine=1, top_k=1, weights={"law": 2.0}),

@@ -59,6 +59,6 @@ def test_the_record_is_of_these_cases() -> None:
 
 
 def test_every_method_and_family_has_a_case() -> None:
-    for name in ("to", "trunk", "router", "balance", "token_weight", "dtype", "routing", "mixing"):
+    for name in ("to", "trunk", "router", "balance", "dtype", "routing", "mixing"):
         assert {*FIELDS[name].choices} <= {getattr(case.recipe, name, None) for case in CASES.values()}, name
     assert {*FAMILIES} == {"llama", *(kind.model_type for kind in KINDS.values())}

@@ -61,7 +61,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "context": {"trunk": "mean", "router": "context", "context_window": 16.0, "lam": 0.0},
     "refitted context": {"router": "context", "refine_mlp": True},
     "refitted, then refined": {"router": "ridge", "refine_mlp": True, "refine": 1},
-    "refined twice": {"router": "ridge", "refine": 2, "trunk": "mean", "token_weight": "advantage"},
+    "refined twice": {"router": "ridge", "refine": 2, "trunk": "mean"},
 }
 """Every trunk method, router method and option, each in some recipe."""
 

@@ -64,8 +64,6 @@ class Recipe:
         context_window: τ in tokens; a context router weighs the past by exp(−distance / τ), at 0 all of it alike.
         vocabulary: of a context router: `shared` leaves one head to all experts, `mapped` adds a last layer whose maps
             bring it near the head of each token's expert.
-        token_weight: `advantage` weighs each calibration token by what the expert gains on it over the base model;
-            `none` takes all alike.
         refine: passes of the members' kept tokens through the composed model, from which the router is solved; 0 takes
             the statistics of each expert's own pass.
         refine_mlp: refit the trunk's linear maps and each expert's down projection to the composed trunk.
@@ -98,7 +96,6 @@ class Recipe:
     seed: int = default("seed")
     context_window: float = default("context_window")
     vocabulary: str = default("vocabulary")
-    token_weight: str = default("token_weight")
     refine: int = default("refine")
     refine_mlp: bool = default("refine_mlp")
     device: str | None = default("device")
@@ -207,7 +204,7 @@ class Recipe:
             "top_k": self.experts_per_token(len(names)),
             **({"gating": self.gating} if self.gating != TOPK_SOFTMAX else {}),
             "temperature": float(self.temperature),
-            "token_weight": self.token_weight,
+            "token_weight": REMOVED["token_weight"][0],
             "refine": self.refine,
             "refine_mlp": self.refine_mlp,
             **self.removed,
@@ -231,7 +228,7 @@ class Recipe:
     def retakes(self) -> bool:
         """The router's statistics are collected again, from kept calibration tokens."""
         features = ROUTERS[self.router].features
-        return features == BASE or (features == OWN and (self.token_weight != "none" or self.refine > 0))
+        return features == BASE or (features == OWN and self.refine > 0)
 
     @property
     def label(self) -> str:
@@ -241,11 +238,7 @@ class Recipe:
     @property
     def needs_base(self) -> bool:
         """The base model takes part, in the trunk or in the router."""
-        routed = self.to == "moe" and (
-            ROUTERS[self.router].features == BASE
-            or (ROUTERS[self.router].features == OWN and self.token_weight == "advantage")
-        )
-        return TRUNKS[self.trunk].needs_base or routed
+        return TRUNKS[self.trunk].needs_base or (self.to == "moe" and ROUTERS[self.router].features == BASE)
 
     def pass_document(self, settings: PassSettings) -> dict[str, Any]:
         """Return the settings of passes that their numbers depend on."""

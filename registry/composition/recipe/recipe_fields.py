@@ -170,11 +170,6 @@ FIELDS: dict[str, RecipeField] = {
             only_with={"router": ("random",)}, default=0,
         ),
         RecipeField(
-            "token_weight", FieldKind.CHOICE,
-            "none, or advantage: weigh kept calibration tokens by what the expert gains on them over the base model.",
-            "HOW", _MIXTURES, default="none", choices=("none", "advantage"), noun="token weight",
-        ),
-        RecipeField(
             "refine", FieldKind.WHOLE,
             "Passes of the kept calibration tokens through the composed model, from which the routers are solved.",
             "N", _MIXTURES, default=0, limits=Limits(0.0, float(MOST_PASSES)),
@@ -246,7 +241,10 @@ FIELDS: dict[str, RecipeField] = {
 }  # fmt: skip
 """Name → field, in the order of the command line's help."""
 
-REMOVED: dict[str, tuple[str | bool, str | bool]] = {"refine_trunk": (False, True)}
+REMOVED: dict[str, tuple[str | bool, str | bool]] = {
+    "token_weight": ("none", "advantage"),
+    "refine_trunk": (False, True),
+}
 """Fields that recipes had once → the value that asked for nothing, and the one that asked for what was removed."""
 
 FROM_OWN_PASSES = ("ridge",)
@@ -267,7 +265,6 @@ NEEDS_BASE = {
     "routing": ("task-vector",),
     "trunk": ("base", "ties", "dare", "task-arithmetic"),
     "router": ("domain-embedding",),
-    "token_weight": ("advantage",),
 }
 """Field → its values with which the base model takes part."""
 

@@ -252,13 +252,6 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
         )
     if to != MOE:
         return None
-    if values["token_weight"] == "advantage" and router not in FROM_OWN_PASSES:
-        return Problem(
-            ("token_weight", "router"),
-            f"router method {router!r} is not solved from the experts' own statistics, which "
-            f"{FIELDS['token_weight'].called} 'advantage' needs",
-            "drop it, or choose --router ridge",
-        )
     if router in FROM_ROWS and values["trunk"] != "base":
         return Problem(
             ("router", "trunk"),
@@ -297,11 +290,5 @@ def _contradiction(values: Mapping[str, Any]) -> Problem | None:
             ("gating", "refine_mlp"),
             f"a refit takes the weights of a token's experts to add up to 1, and gating {SOFTMAX_TOPK!r} was asked for",
             "drop --gating, or --refine-mlp",
-        )
-    if values["refine_mlp"] and values["token_weight"] != "none" and not values["refine"]:
-        return Problem(
-            ("token_weight", "refine_mlp"),
-            f"a refit weighs no tokens, and token weight {values['token_weight']!r} was asked for",
-            "add a pass after it, which does: --refine 1",
         )
     return None

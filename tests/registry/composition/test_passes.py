@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from registry import Recipe, Registry
@@ -19,7 +18,6 @@ from registry.errors import CalibrationError, IncompatibleError
 from registry.families.sites import MLP_INPUT
 from registry.maths.router.ridge import ridge
 from registry.maths.statistics import Statistics
-from registry.maths.token_weights import advantage_weights
 from registry.progress import silent
 from registry.runtime.gates import gates
 from registry.runtime.layerwise import watched
@@ -47,11 +45,11 @@ def kept(zoo: Zoo, name: str) -> Calibration:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The weights of the tokens of every pass that runs."""
+    """The checkpoint of every pass that runs."""
     ran: list[Any] = []
 
     def noted(*arguments: Any, **options: Any) -> Any:
-        ran.append(arguments[2].token_weights)
+        ran.append(arguments[0])
         return take_statistics(*arguments, **options)
 
     monkeypatch.setattr(passes_module, "take_statistics", noted)
@@ -120,35 +118,6 @@ def test_second_pass_is_that_of_the_routed_model(filled: Registry, zoo: Zoo, tmp
 
 
 @pytest.mark.check
-def test_tokens_count_by_what_the_expert_gains(filled: Registry, zoo: Zoo, tmp_path: Path, passes: list[Any]) -> None:
-    filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", token_weight="advantage", **UNIT))
-    statistics = []
-    for name, weights in zip(PAIR, passes, strict=True):
-        calibration = kept(zoo, name)
-        losses = []
-        for folder in (zoo.base, zoo.experts[name]):
-            loss = torch.zeros(calibration.ids.shape)
-            model = load_model(folder, "float32", None)
-            for row, (ids, length) in enumerate(zip(calibration.ids.long(), calibration.lengths, strict=True)):
-                with torch.no_grad():
-                    logits = model(input_ids=ids[None, : int(length)]).logits[0, :-1]
-                loss[row, : int(length) - 1] = F.cross_entropy(logits, ids[1 : int(length)], reduction="none")
-            losses.append(loss.flatten())
-        # Losses of a window by itself and in a batch differ in their last bits: a gain at a half may round otherwise.
-        expected = advantage_weights(*losses).view(calibration.ids.shape)
-        assert int((weights != expected).sum()) <= 1
-        assert int(weights[calibration.keep].max()) > 10 > 1 == int(weights.min())
-        model = load_model(zoo.experts[name], "float32", None)
-        exponents = scales(Checkpoint(zoo.experts[name]), MLP_INPUT).exponents
-        rows = seen_by(model, [layer.mlp for layer in model.model.layers], calibration)
-        times = weights[calibration.keep]
-        statistics.append([Statistics.of(x, p, weights=times) for x, p in zip(rows, exponents, strict=True)])
-    for layer in range(2):
-        gate = tensors_of(tmp_path / "moe")[GATE.format(layer)]
-        assert torch.equal(gate, ridge([of[layer] for of in statistics], [1.0, 1.0], 0.01).float())
-
-
-@pytest.mark.check
 def test_domain_embedding_is_the_mean_feature_in_the_base_model(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     filled.compose(PAIR, tmp_path / "moe", Recipe(router="domain-embedding", temperature=1.0))
     base = load_model(zoo.base, "float32", None)
@@ -163,7 +132,6 @@ RECIPES = {
     "forced": Recipe(router="ridge", refine=1),
     "routed": Recipe(router="ridge", refine=2),
     "base features": Recipe(router="domain-embedding"),
-    "advantage": Recipe(router="ridge", token_weight="advantage"),
 }
 REFITS = {"refit": Recipe(refine_mlp=True)}
 
@@ -217,7 +185,6 @@ def test_cache_knows_a_trunk_from_another(filled: Registry, tmp_path: Path, pass
             (Recipe(router="ridge", refine=1, trunk_options={"alpha": 0.5}), 2),
             (Recipe(router="ridge", refine=1, weights={"code": 2.0}), 2),
             (Recipe(router="ridge", refine=1, dtype="bfloat16"), 2),
-            (Recipe(router="ridge", refine=1, token_weight="advantage"), 2),
             (Recipe(router="ridge", refine=2), 2),  # the second pass alone
             (Recipe(router="ridge", refine=2, lam=1e3), 2),  # its routers route
         ]
@@ -269,13 +236,11 @@ def test_member_without_kept_tokens_is_refused(
     assert not filled.home.work.exists()
 
 
-@pytest.mark.check(after=1)
-@pytest.mark.parametrize("name", ["base features", "advantage"])
-def test_tokens_that_the_base_model_lacks_are_told(filled: Registry, tmp_path: Path, name: str) -> None:
+def test_tokens_that_the_base_model_lacks_are_told(filled: Registry, tmp_path: Path) -> None:
     folder = grown(tmp_path / "agent", 111, "<call>")
     data = [write_jsonl(tmp_path / "calls.jsonl", ["<call> sum list " * 20] * 9)]
     filled.add_expert("agent", folder, data=data, settings=SETTINGS, keep_calibration=True)
     with pytest.raises(IncompatibleError, match=r"agent@1 was calibrated on token 320, and base@1, .* knows 320"):
-        filled.compose(("agent", "code"), tmp_path / "moe", RECIPES[name])
+        filled.compose(("agent", "code"), tmp_path / "moe", RECIPES["base features"])
     assert not (tmp_path / "moe").exists()
     assert list(filled.home.work.iterdir()) == []

@@ -22,10 +22,8 @@ from registry.errors import InvalidInputError
         ({"bias": {"code": 1.0}}, "bias has no part in router method 'context'"),
         ({"combine": "sum"}, "combine has no part in trunk method 'regmean'"),
         ({"lam": "auto"}, "lam auto was removed"),
-        ({"token_weight": "advantage"}, "the experts' own statistics, which token weight 'advantage'"),
         ({"refine": 1}, "router method 'context' is made from counts of tokens, which no pass through a model"),
         ({"router": "domain-embedding", "refine_mlp": True}, "takes features of the base model, not of a refined"),
-        ({"router": "ridge", "refine_mlp": True, "token_weight": "advantage"}, "a refit weighs no tokens, and token"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -71,7 +69,6 @@ def test_further_keys_are_there_only_where_they_say_something() -> None:
     for changes, more in (
         ({"refine_mlp": True}, {"computed"}),
         ({"router": "ridge", "refine": 1}, {"computed"}),
-        ({"router": "ridge", "token_weight": "advantage"}, {"computed"}),
         ({"router": "ridge", "gating": "softmax-topk"}, {"gating"}),
         ({"to": "dense", "trunk": "ties", "combine": "sum"}, {"combine"}),
     ):

@@ -85,9 +85,9 @@ def test_defaults_of_recipes_are_those_of_the_fields() -> None:
 
 
 def every_choice() -> list[dict[str, Any]]:
-    moe = itertools.product(FIELDS["trunk"].choices, FIELDS["router"].choices, FIELDS["token_weight"].choices)
+    moe = itertools.product(FIELDS["trunk"].choices, FIELDS["router"].choices)
     return [
-        *({"to": MOE, "trunk": trunk, "router": router, "token_weight": weight} for trunk, router, weight in moe),
+        *({"to": MOE, "trunk": trunk, "router": router} for trunk, router in moe),
         *({"to": DENSE, "trunk": trunk} for trunk in FIELDS["trunk"].choices if trunk != "base"),
         *({"to": ENSEMBLE, "routing": routing} for routing in FIELDS["routing"].choices),
         *({"to": ENSEMBLE, "routing": "perplexity", "trunk": trunk} for trunk in FIELDS["trunk"].choices),
@@ -101,7 +101,7 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
     try:
         recipe = make_recipe(values)
     except InvalidInputError:
-        assert (values["token_weight"], values["router"]) != ("advantage", "ridge")
+        assert values["router"] == "anchored"
         return
     assert needs_base(values) == recipe.needs_base
     document = recipe.document(["a"])

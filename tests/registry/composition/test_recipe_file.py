@@ -147,8 +147,8 @@ def some_recipe(values: dict[str, Any]) -> AnyRecipe:
     for contradicting in (
         (),
         ("refine", "refine_mlp"),
-        ("lam", "token_weight"),
-        ("refine", "token_weight"),
+        ("lam",),
+        ("refine",),
         ("trunk", "combine", *TRUNK_NUMBERS),
         ("gating",),  # beside a refit
         ("router", "bias"),

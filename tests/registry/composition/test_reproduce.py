@@ -23,7 +23,7 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
     ),
     "random": Recipe(trunk="mean", router="random", seed=7, dtype="bfloat16"),
     "dare": Recipe(trunk="dare", trunk_options={"density": 0.5}, router="ridge", lam=0.5, normalize=True),
-    "passes": Recipe(router="ridge", refine=1, refine_mlp=True, token_weight="advantage", device="cpu"),
+    "passes": Recipe(router="ridge", refine=1, refine_mlp=True, device="cpu"),
     "ridge": Recipe(router="ridge"),
     "context": Recipe(router="context", context_window=16, vocabulary="shared", refine_mlp=True, dtype="float16"),
     "remote code": Recipe(trunk="base", host="remote-code"),

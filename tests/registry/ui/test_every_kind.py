@@ -29,7 +29,7 @@ RECIPES: list[Any] = [
     EnsembleRecipe(routing="task-vector", routing_tokens=8, trunk="ties", combine="sum"),
     HeteroRecipe(routing_tokens=4),
     Recipe(vocabulary="shared", top_k=2, context_window=0),
-    Recipe(router="ridge", refine=1, token_weight="advantage"),
+    Recipe(router="ridge", refine=1),
     Recipe(router="ridge", refine_mlp=True),
     Recipe(router="domain-embedding", normalize=True),
     Recipe(trunk="dare"),
