@@ -76,7 +76,7 @@ class GramAccumulator:
 
     @property
     def count(self) -> int:
-        """The tokens that were counted, or the sum of their weights."""
+        """The tokens that were counted."""
         return self._folded + sum(pending.tokens for pending in self._pending.values()) + sum(map(len, self._rare))
 
     def add(self, parts: Sequence[Float[Tensor, "_ H"]]) -> None:
@@ -214,37 +214,31 @@ class _Pending:
     tokens: int = 0
 
 
-def float64_gram(
-    q: Float[Tensor, "T H"], bits: int, weights: Int64[Tensor, "T"] | None = None, largest: int = 1
-) -> Int64[Tensor, "H1 H1"]:
-    """Return Σ_t w_t q̃_t q̃_tᵀ of integers by products in float64, of so few tokens at a time that each is exact.
+def float64_gram(q: Float[Tensor, "T H"], bits: int) -> Int64[Tensor, "H1 H1"]:
+    """Return Σ_t q̃_t q̃_tᵀ of integers by products in float64, of so few tokens at a time that each is exact.
 
     Args:
         q: the integers, of any float dtype.
         bits: of the integers.
-        weights: w_t; None for 1 each.
-        largest: a bound of the weights.
     """
     q = torch.cat([q.double(), q.new_ones((len(q), 1), dtype=torch.float64)], dim=1)
     total = torch.zeros((q.shape[1], q.shape[1]), dtype=torch.int64, device=q.device)
     blocks = panels_of(q.shape[1], q.device)
-    at_once = exact_tokens(bits, largest)
+    at_once = exact_tokens(bits)
     for start in range(0, len(q), at_once):
-        right = q[start : start + at_once]
-        left = right if weights is None else right * weights[start : start + at_once, None]
+        rows = q[start : start + at_once]
         for block in blocks:
-            total[block, block.start :] += (left[:, block].T @ right[:, block.start :]).to(torch.int64)
+            total[block, block.start :] += (rows[:, block].T @ rows[:, block.start :]).to(torch.int64)
     _mirror(total, blocks)
     return total
 
 
-def exact_tokens(bits: int, largest: int = 1) -> int:
+def exact_tokens(bits: int) -> int:
     """Return of how many tokens float64 holds the sums exactly.
 
-    Tokens · w · 2^(2 bits - 2) ≤ 2^52, so that every partial sum is an integer below 2^53, in any order; w q is exact
-    as well.
+    Tokens · 2^(2 bits - 2) ≤ 2^52, so that every partial sum is an integer below 2^53, in any order.
     """
-    return int(2 ** (EXACT_BITS - 2 * (bits - 1) - 1 - (largest - 1).bit_length()))
+    return int(2 ** (EXACT_BITS - 2 * (bits - 1) - 1))
 
 
 def panels_of(width: int, device: torch.device) -> list[slice]:

@@ -25,9 +25,6 @@ _TILE = 64
 WORTH_SPLITTING = 2**16
 """Activations from which on limbs are faster than float64 (`gram`)."""
 
-WEIGHT_LIMIT = 255
-"""The largest weight of a token."""
-
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
@@ -61,41 +58,28 @@ class Statistics:
         exponents: Int16[Tensor, "H"],
         keep: Bool[Tensor, "T"] | None = None,
         bits: int = NORM_BITS,
-        weights: Int64[Tensor, "T"] | None = None,
     ) -> "Statistics":
         """Return the statistics of activations `x`, one row a token; rows where `keep` is False (padding) are left out.
-
-        With weights, G = Σ_t w_t q̃_t q̃_tᵀ, exactly: what w_t copies of each row give. The count is then Σ_t w_t, and a
-        row of weight 0 is left out like padding.
 
         Args:
             x: the activations.
             exponents: p.
             keep: which rows count; None for all.
             bits: of the integers.
-            weights: w_t, from 0 to `WEIGHT_LIMIT`; None for 1 each. Those of rows that are left out do not matter.
 
         Raises:
-            ValueError: an activation that counts is NaN or infinite, a weight is out of range, weights and rows differ
-                in number, or the sums could leave 64-bit integers (at 16 bits from 2^32 / w tokens on, at 20 from
-                2^24 / w).
+            ValueError: an activation that counts is NaN or infinite, or the sums could leave 64-bit integers (at 16
+                bits from 2^32 tokens on, at 20 from 2^24).
         """
-        if weights is not None:
-            if weights.shape != x.shape[:1]:
-                raise ValueError(f"{weights.numel()} weights do not go with {len(x)} tokens")
-            counts = weights != 0 if keep is None else keep & (weights != 0)
-            x, keep, weights = x[counts], None, weights[counts]
         rows = x if keep is None else x[keep]
-        largest = _largest(weights)
-        if len(rows) * largest * 4 ** (bits - 1) >= OVERFLOW:
-            raise ValueError(f"{len(rows):,} tokens of weights up to {largest} at once are too many: take fewer")
-        if weights is None and rows.numel() >= WORTH_SPLITTING:
+        if len(rows) * 4 ** (bits - 1) >= OVERFLOW:
+            raise ValueError(f"{len(rows):,} tokens at once are too many: take fewer")
+        if rows.numel() >= WORTH_SPLITTING:
             sums = GramAccumulator(exponents, bits)
             sums.add([rows])
             return cls.taken(sums)
         q, held = quantise(rows, exponents, bits)
-        times = held.sum(dim=1) if weights is None else held.sum(dim=1) * weights
-        return cls(float64_gram(q, bits, weights, largest), exponents, int(times.sum()))
+        return cls(float64_gram(q, bits), exponents, int(held.sum()))
 
     @classmethod
     def taken(cls, sums: GramAccumulator) -> "Statistics":
@@ -125,7 +109,7 @@ class Statistics:
 
     @property
     def count(self) -> int:
-        """n: the tokens that were counted, or the sum of their weights."""
+        """n: the tokens that were counted."""
         return int(self.matrix[-1, -1])
 
     @property
@@ -215,7 +199,7 @@ class PackedStatistics:
 
     @property
     def count(self) -> int:
-        """n: the tokens that were counted, or the sum of their weights."""
+        """n: the tokens that were counted."""
         return int(self.packed[-1])
 
     @property
@@ -283,17 +267,3 @@ def _add_tile(
         torch.mul(tile, weight, out=total[rows, start:])
     else:
         total[rows, start:].add_(tile, alpha=weight)
-
-
-def _largest(weights: Int64[Tensor, "T"] | None) -> int:
-    """Return the largest weight, or 1 without weights.
-
-    Raises:
-        ValueError: a weight is out of range.
-    """
-    if weights is None or weights.numel() == 0:
-        return 1
-    smallest, largest = int(weights.min()), int(weights.max())
-    if smallest < 0 or largest > WEIGHT_LIMIT:
-        raise ValueError(f"token weights are {smallest} to {largest}, they must be 0 to {WEIGHT_LIMIT}")
-    return largest

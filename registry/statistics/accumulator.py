@@ -5,8 +5,7 @@ Shapes: T tokens of a batch, row by row; H channels of the site.
 
 from collections.abc import Sequence
 
-import torch
-from jaxtyping import Float, Int16, Int64
+from jaxtyping import Float, Int16
 from torch import Tensor
 
 from registry.io.signals import defer_sigint
@@ -27,7 +26,7 @@ class RunningSums:
     """
 
     def __init__(self, exponents: Int16[Tensor, "H"], bits: int, splitter: Splitter) -> None:
-        self._exponents, self._bits = exponents, bits
+        self._exponents = exponents
         self._sums = GramAccumulator(exponents, bits, splitter)
         self.completed_windows, self.broken = 0, False
 
@@ -41,7 +40,6 @@ class RunningSums:
         rows: Float[Tensor, "T H"],
         runs: Sequence[slice],
         completed_windows: int,
-        weights: Int64[Tensor, "T"] | None = None,
     ) -> None:
         """Add the windows of a batch.
 
@@ -49,20 +47,14 @@ class RunningSums:
             rows: activations, one row a token.
             runs: which rows count, as runs of rows.
             completed_windows: the number of windows that the sums hold afterwards.
-            weights: how often each row counts; None for once.
 
         Raises:
             ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.
         """
         with defer_sigint():
             self.broken = True
-            if runs and weights is None:
+            if runs:
                 self._sums.add([rows[run] for run in runs])  # views of the rows that count, not copied
-            elif runs and weights is not None:
-                x = torch.cat([rows[run] for run in runs])  # (T, H) → (rows that count, H)
-                row_weights = torch.cat([weights[run] for run in runs])  # (T,) → (rows that count,)
-                weighted = Statistics.of(x, self._exponents, None, self._bits, row_weights)
-                self._sums.include(weighted.matrix, weighted.saturated)
             self.completed_windows, self.broken = completed_windows, False
 
     def statistics(self) -> Statistics:

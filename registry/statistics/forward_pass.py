@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
@@ -38,12 +36,10 @@ class ModelRun:
     Attributes:
         model: the loaded model.
         hook_points: finds the sites in `model`; None for a checkpoint's own dense model.
-        token_weights: how often each token counts, from 0 to 255; None for once.
     """
 
     model: Any
     hook_points: HookPoints | None = None
-    token_weights: Int64[Tensor, "N S"] | None = None
 
 
 def take_statistics(
@@ -65,7 +61,7 @@ def take_statistics(
     Args:
         checkpoint: the checkpoint that the bounds are computed from.
         weights: digest of the weights, written into the result.
-        run: the model, its hook points and the weights of tokens.
+        run: the model and its hook points.
         calibration: the tokens.
         settings: sites, batch size, device and dtype.
         windows: whole batches of consecutive windows to count; None for all. Such parts add up to the whole, bit for
@@ -133,7 +129,6 @@ class _Collector:
             settings.sites,
             run.model.device,
             dense=run.hook_points is None,
-            token_weights=run.token_weights,
         )
         self.sums = SiteSums(self._counting, self._counting.places)
         self.points = (run.hook_points or dense_hook_points(checkpoint))(run.model)

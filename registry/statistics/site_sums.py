@@ -67,7 +67,6 @@ class Counting:
         same: sites whose activations equal those of another site of the same layer → that site, which has the sums.
         device: of the sums.
         splitter: the room that all sums share.
-        token_weights: how often each token counts, from 0 to 255; None for once.
     """
 
     label: str
@@ -75,7 +74,6 @@ class Counting:
     same: dict[str, str]
     device: torch.device
     splitter: Splitter
-    token_weights: Int64[Tensor, "N S"] | None = None
 
     @classmethod
     def of(
@@ -85,7 +83,6 @@ class Counting:
         device: torch.device,
         *,
         dense: bool = True,
-        token_weights: Int64[Tensor, "N S"] | None = None,
     ) -> "Counting":
         """Return what a pass counts.
 
@@ -95,12 +92,11 @@ class Counting:
             device: of the model.
             dense: the model is the checkpoint's own. Routed models may see other activations at a site, so only a
                 dense model's sites share sums.
-            token_weights: how often each token counts; None for once.
         """
         same = same_inputs(checkpoint) if dense and sites == "all" else {}
         on = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
         bounds = {site: scales(checkpoint, site) for site in SITES[sites]}
-        return cls(checkpoint.label, bounds, same, on, Splitter(), token_weights)
+        return cls(checkpoint.label, bounds, same, on, Splitter())
 
     @property
     def places(self) -> list[Place]:
@@ -137,7 +133,6 @@ class SiteSums:
         # The current batch: its first window and the one after its last; the rows that count.
         self._first, self._end = 0, 0
         self._runs: tuple[slice, ...] = ()
-        self._row_weights: Tensor | None = None
 
     @property
     def completed_windows(self) -> int:
@@ -156,18 +151,11 @@ class SiteSums:
             first: number of the batch's first window.
             keep: True where a token counts.
         """
-        counting, (size, seq_len) = self._counting, keep.shape
+        size, seq_len = keep.shape
         self._first, self._end = first, first + size
         # Padding stands to the right, so that the rows of a window that count, of (T, H), are one run.
         lengths = keep.sum(dim=1).tolist()
-        self._runs = _joined(
-            slice(number * seq_len, number * seq_len + length) for number, length in enumerate(lengths)
-        )
-        if counting.token_weights is not None:
-            row_weights = torch.zeros(keep.shape, dtype=torch.int64)
-            window_weights = counting.token_weights[first : first + size]
-            row_weights[: len(window_weights)] = window_weights
-            self._row_weights = row_weights.flatten().to(counting.device)  # (B, S) → (T,), as the activations
+        self._runs = _joined(slice(seq_len * row, seq_len * row + length) for row, length in enumerate(lengths))
 
     @contextmanager
     def attached(self, points: Iterable[HookPoint]) -> Iterator[None]:
@@ -202,7 +190,7 @@ class SiteSums:
         # (B, S, H), of a gate (T, H) → (T, H)
         x = activations.reshape(-1, activations.shape[-1]).to(self._counting.device)
         try:
-            sums.add(x, self._runs, self._end, self._row_weights)
+            sums.add(x, self._runs, self._end)
         except ValueError as error:
             raise CalibrationError(
                 f"{self._counting.label}: {error} (site {point.site}, layer {point.layer})",

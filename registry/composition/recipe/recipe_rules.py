@@ -10,7 +10,6 @@ from registry.composition.recipe.recipe_fields import (
     FIELDS,
     FROM_BASE_PASSES,
     FROM_COUNTS,
-    FROM_OWN_PASSES,
     FROM_ROWS,
     HETERO,
     LEAST_COPIES,

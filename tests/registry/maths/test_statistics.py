@@ -87,57 +87,35 @@ def test_saturation_is_counted_and_part_of_equality() -> None:
     assert taken.saturated == 3 * HIDDEN
     assert (taken + taken).saturated == 6 * HIDDEN
     assert Statistics(taken.matrix, EXPONENTS) != taken
-    assert Statistics.of(x, EXPONENTS, weights=torch.tensor([1, 4, 0])).saturated == 5 * HIDDEN
 
 
 def test_sums_that_leave_64_bits_and_what_cannot_be_are_refused() -> None:
     matrix = torch.zeros(HIDDEN + 1, HIDDEN + 1, dtype=torch.int64)
     matrix[-1, -1], matrix[0, 0] = 2**40, 2**61
-    half, many = Statistics(matrix, EXPONENTS), torch.zeros(1, 1).expand(2**17, 1)
+    half, many = Statistics(matrix, EXPONENTS), torch.zeros(1, 1).expand(2**25, 1)
     refused("2,199,023,255,552 tokens are too many", operator.add, half, half)
-    with pytest.raises(ValueError, match="131,072 tokens of weights up to 255 at once are too many"):
-        Statistics.of(many, EXPONENTS[:1], bits=20, weights=torch.full((2**17,), 255))
+    with pytest.raises(ValueError, match="33,554,432 tokens at once are too many"):
+        Statistics.of(many, EXPONENTS[:1], bits=20)
     refused("taken on different weights", operator.add, of(), Statistics.zero(EXPONENTS + 1))
     refused("does not go with 12 channels", Statistics, torch.zeros(3, 3, dtype=torch.int64), EXPONENTS)
-    for wrong in ([1, 256], [-1, 1]):
-        with pytest.raises(ValueError, match=f"weights are {min(wrong)} to {max(wrong)}, they must be 0 to 255"):
-            Statistics.of(activations(0, 2), EXPONENTS, weights=torch.tensor(wrong))
 
 
-@given(st.integers(0, 2**31), st.sampled_from([16, 20]), st.lists(st.integers(0, 255), min_size=1, max_size=12))
-def test_weighted_statistics_are_exact(seed: int, bits: int, weights: list[int]) -> None:
+@given(st.integers(0, 2**31), st.sampled_from([16, 20]), st.integers(1, 12))
+def test_statistics_are_exact(seed: int, bits: int, tokens: int) -> None:
     exponents = exponents_for(norm_bound(WEIGHT), bits)
-    x, by = activations(seed, len(weights)), torch.tensor(weights)
-    taken = Statistics.of(x, exponents, bits=bits, weights=by)
+    x = activations(seed, tokens)
+    taken = Statistics.of(x, exponents, bits=bits)
     rows = [[*map(int, row), 1] for row in quantise(x, exponents, bits)[0].tolist()]
     size = range(HIDDEN + 1)
-    assert taken.matrix.tolist() == [
-        [sum(w * row[i] * row[j] for w, row in zip(weights, rows, strict=True)) for j in size] for i in size
-    ]
-    assert taken.count == sum(weights)
-    assert taken == Statistics.of(x.repeat_interleave(by, dim=0), exponents, bits=bits)
-    cut = seed % len(weights)
-    assert taken == Statistics.of(x[:cut], exponents, bits=bits, weights=by[:cut]) + Statistics.of(
-        x[cut:], exponents, bits=bits, weights=by[cut:]
-    )
+    assert taken.matrix.tolist() == [[sum(row[i] * row[j] for row in rows) for j in size] for i in size]
+    assert taken.count == tokens
+    cut = seed % tokens
+    assert taken == Statistics.of(x[:cut], exponents, bits=bits) + Statistics.of(x[cut:], exponents, bits=bits)
 
 
 @pytest.mark.parametrize(("bits", "tokens"), [(16, 40_000), (20, 1_000)])
-def test_largest_weighted_products_stay_exact_in_float64(bits: int, tokens: int) -> None:
+def test_largest_products_stay_exact_in_float64(bits: int, tokens: int) -> None:
     exponents, most = torch.zeros(2, dtype=torch.int16), 2 ** (bits - 1) - 1
-    x, by = torch.tensor([[float(most), -float(most)]]).expand(tokens, 2), torch.full((tokens,), 255)
-    by[::7] = 254
-    square, found = int(by.sum()) * most**2, Statistics.of(x, exponents, bits=bits, weights=by)
+    x = torch.tensor([[float(most), -float(most)]]).expand(tokens, 2)
+    square, found = tokens * most**2, Statistics.of(x, exponents, bits=bits)
     assert found.matrix[:2, :2].tolist() == [[square, -square], [-square, square]]
-
-
-def test_tokens_without_weight_are_like_padding() -> None:
-    x = activations(6, 10)
-    x[1], x[2] = float("nan"), 1e6
-    keep = torch.tensor([True, True, True, False] + [True] * 6)
-    by = torch.tensor([3, 0, 0, -9, 1, 0, 2, 2, 2, 5])  # that of a row that is left out does not matter
-    rest = torch.tensor([0, 4, 6, 7, 8, 9])
-    taken = Statistics.of(x, EXPONENTS, keep, weights=by)
-    assert taken == Statistics.of(x[rest], EXPONENTS, weights=by[rest])
-    assert taken.saturated == 0
-    assert Statistics.of(x, EXPONENTS, weights=torch.zeros(10, dtype=torch.int64)) == Statistics.zero(EXPONENTS)

@@ -1,7 +1,4 @@
-"""Proves: token weights are copies.
-
-Statistics taken layer by layer are those of the whole pass, one layer in memory, the model unchanged.
-"""
+"""Proves: statistics taken layer by layer are those of the whole pass, one layer in memory, the model unchanged."""
 
 import gc
 import weakref
@@ -11,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError
 from registry.families import FAMILIES
@@ -19,35 +15,12 @@ from registry.families.sites import MLP_INPUT
 from registry.progress import silent
 from registry.runtime.loading import load_model
 from registry.runtime.upcast import upcast
-from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, take_statistics
 from registry.statistics.layer_pass import mlp_statistics
 from registry.statistics.settings import PassSettings
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
-from tests.registry.statistics.windows import UNEVEN, windows
-
-WINDOWS = 7
-TEXT = windows(WINDOWS, 8, lengths=(8, 5, 8, 8, 3, 8, 8))
-
-
-def taken(folder: Path, calibration: Calibration, *, weights: torch.Tensor | None = None) -> Collected:
-    # One window a batch, so that a window's activations do not depend on those beside it.
-    settings = PassSettings(batch_size=1, sites="router", dtype="float32")
-    run = ModelRun(load_model(folder, "float32", "cpu"), token_weights=weights)
-    return take_statistics(Checkpoint(folder), "", run, calibration, settings, progress=silent)
-
-
-def test_weight_of_a_token_is_so_many_copies(zoo: Zoo) -> None:
-    """Windows of one weight each: repeated so often."""
-    times = torch.tensor([1, 2, 0, 3, 1, 1, 2])
-    weights = times[:, None].expand(WINDOWS, 8)
-    repeated = Calibration(
-        TEXT.ids.repeat_interleave(times, dim=0), TEXT.lengths.repeat_interleave(times, dim=0), "text"
-    )
-    found = taken(zoo.base, TEXT, weights=weights)
-    assert found.sites == taken(zoo.base, repeated).sites
-    assert found.sites[MLP_INPUT][0].count == int((times * TEXT.lengths).sum())
+from tests.registry.statistics.windows import UNEVEN
 
 
 @pytest.mark.check(after=4)
