@@ -207,10 +207,10 @@ def collect_in_parts(folder: Path, data: Sequence[Path]) -> None:
     calibration = collected.calibration
     assert calibration is not None
     order = torch.randperm(len(calibration.ids), generator=torch.Generator().manual_seed(0))
-    weights = (order % 2 == 0).long()[:, None].expand(calibration.ids.shape)
-    run = forward_pass.ModelRun(load_for_pass(folder, settings.dtype, settings.device), token_weights=weights)
+    first = replace(calibration, lengths=calibration.lengths * (order % 2 == 0))
+    run = forward_pass.ModelRun(load_for_pass(folder, settings.dtype, settings.device))
     checkpoint = Checkpoint(folder, remote_code=True)
-    half = forward_pass.take_statistics(checkpoint, collected.weights, run, calibration, settings, progress=silent)
+    half = forward_pass.take_statistics(checkpoint, collected.weights, run, first, settings, progress=silent)
     parts = {
         f"{MLP_INPUT}/fold/{layer}/0": ArraySource.of(to_block(statistics.packed()), "int64")
         for layer, statistics in enumerate(half.sites[MLP_INPUT])
