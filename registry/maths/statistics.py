@@ -16,14 +16,11 @@ import torch
 from jaxtyping import Bool, Float, Int16, Int64
 from torch import Tensor
 
-from registry.maths.fixed_point import NORM_BITS, power_of_two, quantise, real_value
-from registry.maths.gram import OVERFLOW, GramAccumulator, float64_gram, require_room
+from registry.maths.fixed_point import NORM_BITS, power_of_two, real_value
+from registry.maths.gram import GramAccumulator, require_room
 
 _TILE = 64
 """Rows that are added or mirrored at once, few enough to stay in the cache."""
-
-WORTH_SPLITTING = 2**16
-"""Activations from which on limbs are faster than float64 (`gram`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,27 +65,11 @@ class Statistics:
             bits: of the integers.
 
         Raises:
-            ValueError: an activation that counts is NaN or infinite, or the sums could leave 64-bit integers (at 16
-                bits from 2^32 tokens on, at 20 from 2^24).
+            ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.
         """
-        rows = x if keep is None else x[keep]
-        if len(rows) * 4 ** (bits - 1) >= OVERFLOW:
-            raise ValueError(f"{len(rows):,} tokens at once are too many: take fewer")
-        if rows.numel() >= WORTH_SPLITTING:
-            sums = GramAccumulator(exponents, bits)
-            sums.add([rows])
-            return cls.taken(sums)
-        q, held = quantise(rows, exponents, bits)
-        return cls(float64_gram(q, bits), exponents, int(held.sum()))
-
-    @classmethod
-    def taken(cls, sums: GramAccumulator) -> "Statistics":
-        """Return what a running sum holds so far.
-
-        Raises:
-            ValueError: it leaves 64-bit integers.
-        """
-        return cls(sums.matrix(), sums.exponents, sums.saturated)
+        sums = GramAccumulator(exponents, bits)
+        sums.add([x if keep is None else x[keep]])
+        return cls(sums.matrix(), exponents, sums.saturated)
 
     def __add__(self, other: "Statistics") -> "Statistics":
         self._require_same_scales(other)

@@ -35,12 +35,7 @@ class RunningSums:
         self._sums.include(total.matrix.to(self._exponents.device), total.saturated)
         self.completed_windows = completed_windows
 
-    def add(
-        self,
-        rows: Float[Tensor, "T H"],
-        runs: Sequence[slice],
-        completed_windows: int,
-    ) -> None:
+    def add(self, rows: Float[Tensor, "T H"], runs: Sequence[slice], completed_windows: int) -> None:
         """Add the windows of a batch.
 
         Args:

@@ -124,12 +124,7 @@ class _Collector:
         self, checkpoint: Checkpoint, weights: str, run: ModelRun, calibration: Calibration, settings: PassSettings
     ) -> None:
         self.computed = computed_by(checkpoint, settings)
-        self._counting = Counting.of(
-            checkpoint,
-            settings.sites,
-            run.model.device,
-            dense=run.hook_points is None,
-        )
+        self._counting = Counting.of(checkpoint, settings.sites, run.model.device, dense=run.hook_points is None)
         self.sums = SiteSums(self._counting, self._counting.places)
         self.points = (run.hook_points or dense_hook_points(checkpoint))(run.model)
         self._vocabulary = checkpoint.architecture.vocab_size

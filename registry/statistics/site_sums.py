@@ -76,14 +76,7 @@ class Counting:
     splitter: Splitter
 
     @classmethod
-    def of(
-        cls,
-        checkpoint: Checkpoint,
-        sites: str,
-        device: torch.device,
-        *,
-        dense: bool = True,
-    ) -> "Counting":
+    def of(cls, checkpoint: Checkpoint, sites: str, device: torch.device, *, dense: bool = True) -> "Counting":
         """Return what a pass counts.
 
         Args:

@@ -154,7 +154,7 @@ def test_rare_tokens_change_nothing(bits: int, together: int, monkeypatch: pytes
     apart = sum(map(len, sums._rare))
     assert apart == 5 % together if together > 2 else apart < 2
     assert {form.bits for form in sums._pending} == {14} if together > 5 else len(sums._pending) > 1
-    taken = Statistics.taken(sums)
+    taken = Statistics(sums.matrix(), sums.exponents, sums.saturated)
     assert (taken.count, taken.saturated) == (200, 0)
 
 
@@ -226,8 +226,8 @@ def test_devices_without_int8_take_float64(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delattr(torch, "_int_mm")
     sums = GramAccumulator(flat(9), 20)
     sums.add_integers(q.to(torch.int32))
-    for found in (Statistics.of(q.float(), flat(9), bits=20), Statistics.taken(sums)):
-        assert torch.equal(found.matrix, reference(q))
+    for found in (Statistics.of(q.float(), flat(9), bits=20).matrix, sums.matrix()):
+        assert torch.equal(found, reference(q))
 
 
 @pytest.mark.parametrize("shifts", [(0, 0), (128, 0), (0, 128)])
