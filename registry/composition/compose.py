@@ -85,8 +85,6 @@ def plan_composition(
     if from_base is not None:
         return _plan_copies(workspace, experts, recipe, base, from_base)
     recipe = recipe or Recipe()
-    if isinstance(recipe, Recipe):
-        recipe.check_current(require_list(experts, "experts"))
     if base is not None and not recipe.needs_base:
         raise InvalidInputError(
             f"{recipe.label} takes no base model, and base {base!r} was given",

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
 from statistics import median_low
 from typing import Any
 
@@ -13,9 +12,9 @@ from registry.composition.interpolated.simoe_recipe import TO_SIMOE, SimoeRecipe
 from registry.composition.plan import DOCUMENT_FORMAT
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.any_recipe import AnyRecipe
-from registry.composition.recipe.recipe_fields import FIELDS, HETERO
+from registry.composition.recipe.recipe_fields import FIELDS, HETERO, REMOVED
 from registry.composition.recipe.recipe_rules import FROM_BASE, problem_of_copies
-from registry.errors import CheckpointError, InvalidInputError
+from registry.errors import CheckpointError, InvalidInputError, NotFoundError
 from registry.hosts.remote_code import REMOTE_CODE, ROUTED
 from registry.io.files import read_json
 from registry.io.model_folder import MARKER, require_composed
@@ -68,13 +67,12 @@ class CompositionManifest:
     Attributes:
         members: in the order of the experts, which is that of their names.
         base: the base model, where it took part.
-        recipe: how they were composed; where that was `removed` in part, with defaults in its place.
+        recipe: how they were composed; what was `removed` of that is left out.
         host: the `model_type`.
         parent: the digest of the composition that was trained; None of one that was not.
         from_base: the number of members, where they are copies of the base model; else None.
-        removed: field → value of the recipe that only earlier releases took; such a composition is read as any other,
-            and not made again.
-        instead: what to do about these, as a hint.
+        removed: key → value of the recipe that only earlier releases took; such a composition is read as any other, and
+            not made again.
     """
 
     members: tuple[VersionRef, ...]
@@ -83,23 +81,23 @@ class CompositionManifest:
     host: str
     parent: str | None = None
     from_base: int | None = None
-    removed: Mapping[str, str] = field(default_factory=dict)
-    instead: str = ""
-
-    @property
-    def obstacle(self) -> str | None:
-        """Why this program cannot make the composition again; None if it can."""
-        told = " and ".join(f"{name} {value}" for name, value in self.removed.items())
-        return f"it was composed with {told}, which was removed" if told else None
+    removed: Mapping[str, Any] = field(default_factory=dict)
 
     def check_makeable(self) -> None:
         """Check that this program can make the composition again.
 
         Raises:
-            InvalidInputError: its recipe has a value that was removed.
+            NotFoundError: its recipe has a value that was removed.
         """
-        if self.obstacle is not None:
-            raise InvalidInputError(self.obstacle, self.instead)
+        if self.removed:
+            told = " and ".join(f"{key}: {str(value).lower()}" for key, value in self.removed.items())
+            names = [member.name for member in self.members]
+            recipe = self.recipe.document(names)
+            made = " ".join(f"--{key} {recipe[key]}" for key in ("trunk", "router", "lam") if key in recipe)
+            raise NotFoundError(
+                f"it was composed with {told}, which was removed",
+                f"compose without it: reg compose --experts {','.join(names)} {made} --out DIR",
+            )
 
     @property
     def versions(self) -> tuple[VersionRef, ...]:
@@ -132,14 +130,12 @@ class CompositionManifest:
         if not names or names != sorted(set(names)):
             raise CheckpointError(f"{where}: its members are not in the order of their names", "copy the file again")
         base = None if given["base"] is None else VersionRef.from_document(given["base"], f"{where}, base")
-        removed = {key: value for key, value in given["recipe"].items() if _is_removed(key, value)}
-        taken = given["recipe"] | {key: FIELDS[key].default for key in removed}
+        removed = {key: value for key, (_, value) in REMOVED.items() if given["recipe"].get(key) == value}
         try:
-            recipe = _recipe(taken, names, given["host"])
+            recipe = _recipe(_without(removed, given) if removed else given["recipe"], names, given["host"])
         except InvalidInputError as error:
             raise CheckpointError(f"{where}: {error.message}", "copy the file again") from error
-        instead, parent, copies = _instead(given, removed, where), given.get("parent"), given.get(FROM_BASE)
-        manifest = cls(members, base, recipe, given["host"], parent, copies, removed, instead)
+        manifest = cls(members, base, recipe, given["host"], given.get("parent"), given.get(FROM_BASE), removed)
         if manifest.from_base is not None and not _is_of_copies(manifest):
             raise CheckpointError(
                 f"{where}: its members are not {manifest.from_base} copies of its base model", "copy the file again"
@@ -180,19 +176,15 @@ def _is_of_copies(manifest: CompositionManifest) -> bool:
     return manifest.members == tuple(VersionRef(name, base.digest) for name in names)
 
 
-def _is_removed(key: str, value: object) -> bool:
-    return key in FIELDS and isinstance(value, str) and value in FIELDS[key].removed
-
-
-def _instead(document: Mapping[str, Any], removed: Mapping[str, str], where: str) -> str:
-    """Return what to do about the removed values of a document, field → value, as a hint."""
-    hints = [FIELDS[key].removed[value] for key, value in removed.items()]
-    of_layers = [layer.get("best") for layer in document.get("lam", ()) if isinstance(layer, dict)]
-    strengths = [float(one) for one in of_layers if one is not None and FIELDS["lam"].problem(one) is None]
-    if "lam" in removed and strengths:
-        usual = f"{median_low(strengths):g}"
-        hints = [f"its layers chose about {usual}: reg compose --recipe {quote(where)} --lam {usual} --out DIR"]
-    return "; ".join(hints)
+def _without(removed: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe of a document without what was removed; lam is about what its layers chose."""
+    recipe: dict[str, Any] = document["recipe"] | {key: REMOVED[key][0] for key in removed}
+    recipe.pop("refine_trunk", None)  # documents have it only where it is true
+    if not (recipe.get("refine") or recipe.get("refine_mlp")):
+        recipe.pop("computed", None)  # of the passes that it asked for
+    chosen = [layer.get("best") for layer in document.get("lam", ()) if isinstance(layer, dict)]
+    strengths = [float(one) for one in chosen if one is not None and FIELDS["lam"].problem(one) is None]
+    return recipe | ({"lam": median_low(strengths)} if "lam" in removed and strengths else {})
 
 
 def _recipe(document: Mapping[str, Any], names: Sequence[str], host: str) -> AnyRecipe:

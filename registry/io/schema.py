@@ -59,13 +59,6 @@ def maybe(kind: Kind) -> Kind:
     return Kind(f"{kind.words} or null", lambda value: value is None or kind.holds(value))
 
 
-def one_of(values: Collection[Any]) -> Kind:
-    """Return the kind of some values, all texts or all switches."""
-    return Kind(
-        f"one of {', '.join(map(repr, values))}", lambda value: isinstance(value, str | bool) and value in values
-    )
-
-
 def list_of(kind: Kind) -> Kind:
     """Return the kind of lists in which every item is of `kind`."""
     return Kind(

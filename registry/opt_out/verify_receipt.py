@@ -190,8 +190,6 @@ def _recomposed(workspace: Workspace, check: ReceiptCheck, affected: Affected, r
         manifest = CompositionManifest.from_document(record.document, label)
         if withdrawn & {member.digest for member in members} or not set(members) <= set(manifest.members):
             check.add(f"{label}, recomposed: its members are not the remaining ones")
-        elif manifest.obstacle is not None:
-            check.notes.append(f"{label} can no longer be recomposed: {manifest.obstacle}")
         elif (digest := recompose(workspace, manifest, members)) != expected.digest:
             check.add(f"{label}, recomposed, has digest {digest[:12]}, the receipt says {expected.digest[:12]}")
     except (ConflictError, NotFoundError) as error:

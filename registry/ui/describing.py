@@ -12,7 +12,6 @@ from registry.composition.recipe.recipe_fields import (
     FROM_COUNTS,
     HETERO,
     MOE,
-    REMOVED,
     SIMOE,
     TOP_K,
     TRUNK_OPTIONS,
@@ -190,7 +189,7 @@ def stated(document: Mapping[str, Any]) -> dict[str, str]:
     usual = count if to == ENSEMBLE else 1 if to == HETERO or recipe.get("router") in FROM_COUNTS else TOP_K
     found = {}
     for name, value in fields.items():
-        normal = min(usual, count) if name == "top_k" else _usual(name, to)
+        normal = min(usual, count) if name == "top_k" else default(name, to)
         if name in FIELDS:  # where the default depends on a method
             usual_with = FIELDS[name].default_with
             normal = next((usual_with[one] for one in (recipe.get("router"), trunk) if one in usual_with), normal)
@@ -198,11 +197,6 @@ def stated(document: Mapping[str, Any]) -> dict[str, str]:
             found[name] = plain(value)
     weights = recipe.get("weights") or {}
     return found | ({"weights": plain(weights)} if any(weight != 1 for weight in weights.values()) else {}) | {"to": to}
-
-
-def _usual(name: str, to: str) -> Any:
-    """Return what a field is by default, for an output; None of one that there never was."""
-    return default(name, to) if name in FIELDS else REMOVED.get(name, (None, None))[0]
 
 
 def set_in_recipe(document: Mapping[str, Any]) -> str:

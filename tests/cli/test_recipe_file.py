@@ -1,7 +1,6 @@
 """Proves: --recipe composes what the file says, options win over it, and --save-recipe writes what was asked for."""
 
 import json
-import re
 from pathlib import Path
 
 import click
@@ -11,14 +10,11 @@ import pytest
 from cli.main import main
 from registry import EnsembleRecipe, Recipe, Registry
 from registry.composition import read_recipe
-from registry.composition.manifest import folder_document
 from registry.composition.recipe import recipe_schema
 from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.composition.recipe.recipe_fields import FIELDS
-from registry.io.model_folder import MARKER, json_file
-from store.digest import json_digest
+from registry.io.model_folder import MARKER
 from tests.cli.conftest import PAIR, Reg
-from tests.conftest import Zoo
 
 FILE = "experts: {math: 2, code@1: }\nbase: base\ntrunk: ties\ntrunk_options: {density: 0.5}\ntop_k: 1\n"
 
@@ -95,34 +91,6 @@ def test_a_composition_can_be_composed_again(reg: Reg, filled: Registry, tmp_pat
     filled.opt_out("math")
     assert "holds math@1, which was opted out" in reg(*words, code=1).stderr
     assert reg.json(*words, "--experts", "code,law")["digest"] == filled.plan(["code", "law"], recipe).digest
-
-
-def test_a_composition_with_lam_auto_is_shown_and_composed_again_with_a_number(
-    reg: Reg, filled: Registry, zoo: Zoo, tmp_path: Path
-) -> None:
-    """As an earlier release made it: its folder tells what each layer chose, and the catalog does not."""
-    made, now = tmp_path / "made", Recipe(trunk="mean", router="ridge", lam=0.1)
-    document = filled.compose(["code", "math"], made, now).document
-    document = document | {"recipe": document["recipe"] | {"lam": "auto"}}
-    digest = json_digest(document)
-    files = json.loads((made / MARKER).read_text())["files"]
-    chosen = [{"layer": layer, "lams": [0.1, 1.0], "errors": [0.2, 0.3], "best": 0.1} for layer in range(2)]
-    (made / MARKER).write_bytes(json_file(folder_document(document | {"lam": chosen}, digest, files)))
-    filled.catalog.record_composition(digest, document, [filled.resolve(name) for name in ("code", "math")], str(made))
-    assert re.search(r"^lam +auto$", reg("show", digest).stdout, re.MULTILINE)
-    told = "it was composed with lam auto, which was removed"
-    refused = reg("reproduce", made, code=1).stderr
-    assert refused.startswith(f"error: {told}\n")
-    command = f"reg compose --recipe {made / MARKER} --lam 0.1 --out DIR"
-    assert command in refused
-    assert "lam auto was removed" in reg(*command.split()[1:4], "--plan", code=1).stderr
-    assert reg.json(*command.split()[1:6], "--plan")["digest"] == filled.plan(["code", "math"], now).digest
-    assert f"its routing is not predicted: {told}" in filled.report(made).notes
-    assert "perplexity" in reg("evaluate", made, "--data", f"code={zoo.test['code']}").stdout
-    receipt = tmp_path / "receipt.json"
-    filled.opt_out("math", receipt=receipt)
-    (affected,) = [one for one in json.loads(receipt.read_text())["compositions"] if one["digest"] == digest]
-    assert (affected["recomposed"], affected["why"]) == (None, told)
 
 
 @pytest.mark.check

@@ -13,7 +13,6 @@ from registry.composition.recipe.recipe_fields import (
     FROM_ROWS,
     MEAN,
     MOE,
-    REMOVED,
     TOP_K,
     TOPK_SOFTMAX,
     TRUNK_OPTIONS,
@@ -21,8 +20,8 @@ from registry.composition.recipe.recipe_fields import (
     options_of,
 )
 from registry.composition.recipe.recipe_rules import check_complete, check_named, first_problem
-from registry.errors import InvalidInputError, NotFoundError
-from registry.io.schema import NUMBERS, OBJECT, WHOLE, Kind, check_written, fields, one_of
+from registry.errors import InvalidInputError
+from registry.io.schema import NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields
 from registry.maths.router import BASE, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
 from registry.runtime.loading import device_name
@@ -32,8 +31,7 @@ OUTPUTS = (MOE, DENSE)
 """Outputs of a recipe: a sparse mixture, or one dense model in which the MLPs are combined as the trunk is."""
 
 _KINDS = {name: one.document_kind for name, one in FIELDS.items() if not one.group}
-_KINDS |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT, "fit": OBJECT}
-_KINDS |= {name: one_of(values) for name, values in REMOVED.items()}
+_KINDS |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT, "fit": OBJECT, "token_weight": TEXT}
 for _name in ("routing", "routing_tokens", "mixing", "device", "host", "remote_code"):
     del _KINDS[_name]
 """Key of a document → what it holds."""
@@ -53,8 +51,6 @@ class Recipe:
         coefficients: member name → α of any sign, which multiplies its task vector in place of scale and weights, of
             every member; empty for none.
         fit: what the coefficients were fitted for and on; None where they were not.
-        removed: of the recipe of an earlier composition, the fields that ask for what was removed since; it is read,
-            and no plan is made of it.
         combine: of ties and dare: `mean` or `sum` of the members' task vectors.
         router: a key of `ROUTERS`.
         lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6).
@@ -108,7 +104,6 @@ class Recipe:
     dtype: str | None = default("dtype")
     host: str | None = default("host")
     fit: CoefficientFit | None = None
-    removed: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.temperature is None:
@@ -140,30 +135,13 @@ class Recipe:
         """
         where = "the recipe"
         given = fields(document, _KINDS, where, optional=_KINDS)
-        settings = {key: value for key, value in given.items() if key != "computed" and key not in REMOVED}
-        removed = {key: given[key] for key, (unasked, _) in REMOVED.items() if given.get(key, unasked) != unasked}
+        settings = {key: value for key, value in given.items() if key not in ("computed", "token_weight")}
         if "fit" in settings:
             settings["fit"] = CoefficientFit.from_document(settings["fit"], f"{where}, fit")
         computed = fields(given.get("computed", {}), _COMPUTED, f"{where}, computed", optional=_COMPUTED)
-        recipe = cls(**settings, device=computed.get("device"), host=host, removed=removed)
+        recipe = cls(**settings, device=computed.get("device"), host=host)
         check_written(given, recipe.document(names), where)
         return recipe
-
-    def check_current(self, experts: Sequence[str]) -> None:
-        """Check that all it asks for is still there.
-
-        Args:
-            experts: references to the members, for the hint.
-
-        Raises:
-            NotFoundError: it was read from a composition that used what was removed since.
-        """
-        for name, value in self.removed.items():
-            raise NotFoundError(
-                f"{name}: {str(value).lower()} was removed; what was composed with it can be used, and not composed "
-                "again",
-                f"compose without it: reg compose --experts {','.join(experts)} --out DIR",
-            )
 
     def check_members(self, names: Sequence[str]) -> None:
         """Check the recipe against the members' names.
@@ -204,12 +182,11 @@ class Recipe:
             "top_k": self.experts_per_token(len(names)),
             **({"gating": self.gating} if self.gating != TOPK_SOFTMAX else {}),
             "temperature": float(self.temperature),
-            "token_weight": REMOVED["token_weight"][0],
+            "token_weight": "none",  # digests are made of it
             "refine": self.refine,
             "refine_mlp": self.refine_mlp,
-            **self.removed,
         }
-        if self.retakes or self.refine_mlp or self.removed:
+        if self.retakes or self.refine_mlp:
             routed["computed"] = self.pass_document(PassSettings())
         return {
             "to": self.to,

@@ -69,7 +69,6 @@ class RecipeField:
         unset: what the program decides where nothing is given, in words.
         choices: the words to choose from.
         limits: of a number, or of each number by member.
-        removed: values that earlier releases took → what to do instead.
         noun: what messages call it.
         group: the key of the recipe that holds it, where it is not a key of its own.
         stands_for: (field, value) that a switch is short for; recipes hold that instead.
@@ -90,7 +89,6 @@ class RecipeField:
     unset: str = ""
     choices: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
-    removed: Mapping[str, str] = field(default_factory=dict)
     noun: str = ""
     group: str = ""
     stands_for: tuple[str, str] | None = None
@@ -133,8 +131,6 @@ class RecipeField:
         """Return what is wrong with a value, and a hint; None where nothing is."""
         if value is None and self.default is None:
             return None
-        if isinstance(value, str) and value in self.removed:
-            return f"{self.called} {value} was removed", self.removed[value]
         if self.kind is FieldKind.CHOICE:
             if isinstance(value, str) and value in self.choices:
                 return None

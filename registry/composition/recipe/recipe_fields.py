@@ -149,8 +149,7 @@ FIELDS: dict[str, RecipeField] = {
             "lam", FieldKind.NUMBER,
             "Ridge strength, with hetero relative.", "X", _RIDGE,
             only_with={"router": ("ridge", "domain-embedding")}, default=0.01, limits=Limits(0.0),
-            removed={"auto": "give a number: --lam 0.01"}, label="Ridge strength",
-            note="how much the router’s least squares is damped", advanced=True,
+            label="Ridge strength", note="how much the router’s least squares is damped", advanced=True,
         ),
         RecipeField(
             "normalize", FieldKind.SWITCH,
@@ -241,11 +240,12 @@ FIELDS: dict[str, RecipeField] = {
 }  # fmt: skip
 """Name → field, in the order of the command line's help."""
 
-REMOVED: dict[str, tuple[str | bool, str | bool]] = {
+REMOVED: dict[str, tuple[Any, Any]] = {
+    "lam": (FIELDS["lam"].default, "auto"),
     "token_weight": ("none", "advantage"),
     "refine_trunk": (False, True),
 }
-"""Fields that recipes had once → the value that asked for nothing, and the one that asked for what was removed."""
+"""Key of earlier recipes → a value that is still read there, and the one that asked for what was removed."""
 
 FROM_OWN_PASSES = ("ridge",)
 FROM_BASE_PASSES = ("domain-embedding",)
@@ -270,7 +270,12 @@ NEEDS_BASE = {
 
 
 def default(name: str, output: str = MOE) -> Any:
-    """Return the default of a field for an output; a copy of it where it is a mapping."""
+    """Return the default of a field for an output, a copy of it where it is a mapping; of no field, None.
+
+    Fields that only earlier recipes have are at the value that asks for nothing.
+    """
+    if name not in FIELDS:
+        return REMOVED.get(name, (None, None))[0]
     found = FIELDS[name].default_with.get(output, FIELDS[name].default)
     return dict(found) if isinstance(found, Mapping) else found
 
@@ -300,12 +305,10 @@ def chosen(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _default_in(name: str, recipe: Mapping[str, Any]) -> Any:
-    """Return what a field is by default beside the methods of a recipe; None of one that there never was."""
-    if name not in FIELDS:
-        return REMOVED.get(name, (None, None))[0]
-    one = FIELDS[name]
+    """Return what a field is by default beside the methods of a recipe."""
     methods = [str(recipe.get(name)) for name in ("to", "trunk", "router")]
-    return next((one.default_with[method] for method in methods if method in one.default_with), one.default)
+    usual = FIELDS[name].default_with if name in FIELDS else {}
+    return next((usual[method] for method in methods if method in usual), default(name))
 
 
 def obstacle(one: RecipeField, values: Mapping[str, Any]) -> tuple[str, str | None] | None:

@@ -197,9 +197,8 @@ def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
             f"{path} describes a trained composition, which no recipe makes",
             "name the composition.json of its parent, then train that: reg train",
         )
-    if isinstance(described.recipe, composition.Recipe):
-        described.recipe.check_current([member.name for member in described.members])
-    values = {**values_of(described.recipe), **described.removed}
+    described.check_makeable()
+    values = values_of(described.recipe)
     for name, unset in (("weights", 1.0), ("bias", 0.0)):
         if name in values:
             values[name] = {member: number for member, number in values[name].items() if number != unset}
@@ -253,20 +252,14 @@ class _Reader:
 
     def _is_given(self, key: str, item: Located) -> bool:
         self._lines[key] = item.line
-        if key in REMOVED:
-            self._check_removed(key, item)
-            return False
-        if key not in KEYS:
+        unasked, removed = REMOVED.get(key, (None, None))
+        if item.value is not None and item.value == removed:
+            raise self._error(
+                item.line, f"{key}: {str(removed).lower()} was removed", "compose without it: drop the line"
+            )
+        if key not in KEYS and (unasked is None or item.value not in (None, unasked)):
             raise self._unknown(key, item.line)
-        return item.value is not None
-
-    def _check_removed(self, key: str, item: Located) -> None:
-        nothing, asked = REMOVED[key]
-        if item.value == asked:
-            message = f"{key}: {str(asked).lower()} was removed"
-            raise self._error(item.line, message, "drop the line: compose without it")
-        if item.value not in (None, nothing):
-            raise self._unknown(key, item.line)
+        return key in KEYS and item.value is not None
 
     def _unknown(self, key: str, line: int) -> InvalidInputError:
         one = FIELDS.get(key)

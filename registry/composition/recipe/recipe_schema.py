@@ -12,6 +12,7 @@ _REFERENCE: Schema = {
     "pattern": "^[a-z0-9][a-z0-9._-]*(@[a-z0-9][a-z0-9._-]*)?$",
     "description": "A version: NAME, NAME@NUMBER or NAME@ALIAS.",
 }
+_EARLIER = "Of earlier recipe files: what it asked for was removed."
 _TYPES = {
     FieldKind.CHOICE: "string",
     FieldKind.TEXT: "string",
@@ -29,7 +30,7 @@ def recipe_schema() -> Schema:
     """
     options = {one.name: _field(one) for one in FIELDS.values() if one.group == TRUNK_OPTIONS}
     own = {one.name: _field(one) for one in FIELDS.values() if not one.group and one.stands_for is None}
-    removed = {name: _removed(unasked) for name, (unasked, _) in REMOVED.items()}
+    earlier = {name: {"enum": [unasked, None], "description": _EARLIER} for name, (unasked, _) in REMOVED.items()}
     weights = _by_member(FIELDS["weights"].limits, nullable=True)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -48,8 +49,8 @@ def recipe_schema() -> Schema:
                 "maximum": MOST_COPIES,
                 "description": "The number of copies of the base model that are the experts, in place of experts.",
             },
+            **earlier,
             **own,
-            **removed,
             TRUNK_OPTIONS: _object(options, "Parameters of the trunk method."),
             "computed": _object(
                 {"device": _field(FIELDS["device"]), "batch_size": {"type": ["integer", "null"]}},
@@ -89,10 +90,6 @@ def _field(one: RecipeField) -> Schema:
     elif one.kind in (FieldKind.NUMBER, FieldKind.WHOLE):
         schema |= _bounds(one.limits)
     return schema
-
-
-def _removed(unasked: Any) -> Schema:
-    return {"enum": [unasked, None], "description": "Of earlier recipe files: what it asked for was removed."}
 
 
 def _by_member(limits: Limits, *, nullable: bool) -> Schema:

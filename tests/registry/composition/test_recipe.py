@@ -21,7 +21,7 @@ from registry.errors import InvalidInputError
         ({"to": "dense", "refine_mlp": True}, "there is nothing to refine in a composition to dense: it has no router"),
         ({"bias": {"code": 1.0}}, "bias has no part in router method 'context'"),
         ({"combine": "sum"}, "combine has no part in trunk method 'regmean'"),
-        ({"lam": "auto"}, "lam auto was removed"),
+        ({"lam": "auto"}, "lam is 'auto', it must be a finite number"),
         ({"refine": 1}, "router method 'context' is made from counts of tokens, which no pass through a model"),
         ({"router": "domain-embedding", "refine_mlp": True}, "takes features of the base model, not of a refined"),
     ],

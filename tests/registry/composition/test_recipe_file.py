@@ -68,7 +68,7 @@ def test_a_file_has_experts_perhaps_with_weights_base_model_and_recipe(tmp_path:
         ("remote_code: true", 1, "there is no field 'remote_code'"),
         ("router: random\nlam: 1", 2, "lam has no part in router method 'random'"),
         ("to: ensemble\nrouting: perplexity\nweights: {a: 1}", 3, "weights has no part in routing method 'perplexity'"),
-        ("router: ridge\nlam: auto", 2, "lam auto was removed"),
+        ("router: ridge\nlam: auto", 2, "lam: auto was removed"),
         ("to: dense\ntrunk: base", 2, "a dense model with the trunk of the base is the base model itself"),
         ("weights:\n  code: 1\n  math: 0", 3, "the weight of math is 0, it must be a finite number, more than 0"),
         ("weights:\n  Code: 1", 2, "name 'Code' is not of the form"),
