@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cli.options import advanced
+
 if TYPE_CHECKING:
     from registry.distributed import Cluster
 
@@ -14,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def ray_option(command: Command) -> Command:
     """Add --ray."""
-    return click.option(
+    return advanced(
         "--ray",
         metavar="ADDRESS",
         help="Run parts of the work as tasks of a Ray cluster: local for the processors of this machine, auto for the "
@@ -24,7 +26,7 @@ def ray_option(command: Command) -> Command:
 
 def cluster_options(command: Command) -> Command:
     """Add --ray and --num-gpus."""
-    gpus = click.option(
+    gpus = advanced(
         "--num-gpus",
         type=click.FloatRange(min=0),
         metavar="N",

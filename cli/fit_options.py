@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.options import Integer, file_path
+from cli.options import Integer, advanced, file_path
 from cli.output import count
 from registry import composition
 from registry.calibration import Corpus
+from registry.composition.recipe.recipe_fields import DENSE
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
@@ -21,6 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PREFIX = "fit_"
 """Beginning of the parameters' names."""
+_of_fit = partial(advanced, outputs=(DENSE,))
 
 
 def fit_options(does: str) -> Callable[[Command], Command]:
@@ -32,26 +35,26 @@ def fit_options(does: str) -> Callable[[Command], Command]:
 
     def add(command: Command) -> Command:
         for option in (
-            click.option(
+            _of_fit(
                 "--fit-device", metavar="DEVICE", help="With --fit: a torch device. [default: the GPU if any]"
             ),
-            click.option(
+            _of_fit(
                 "--fit-seed", type=Integer(0), metavar="N", default=0, show_default=True,
                 help="With --fit: seed of windows and their order.",
             ),
-            click.option(
+            _of_fit(
                 "--fit-lr", type=float, metavar="X", default=0.05, show_default=True,
                 help="With --fit: the highest learning rate of Adam, which bounds the change of one step.",
             ),
-            click.option(
+            _of_fit(
                 "--fit-steps", type=Integer(1), metavar="N", default=30, show_default=True,
                 help="With --fit: number of batches.",
             ),
-            click.option(
+            _of_fit(
                 "--fit-tokens", type=Integer(1), metavar="N", default=16_384, show_default=True,
                 help="With --fit: tokens of text to fit to.",
             ),
-            click.option("--fit", multiple=True, type=file_path, metavar="FILE", help=f"{does} (repeatable)."),
+            _of_fit("--fit", multiple=True, type=file_path, metavar="FILE", help=f"{does} (repeatable)."),
         ):  # fmt: skip
             command = option(command)
         return command

@@ -32,6 +32,9 @@ JOBS: dict[str, tuple[str, ...]] = {
 ALIASES = {"ls": "list", "rm": "opt-out", "add": "add-expert"}
 """Shorter name → command."""
 
+BY_WORD = f"{__name__}.by_word"
+"""Key of the remark that `help` stands before the command."""
+
 
 def names_of(command: str) -> str:
     """Return the names of a command, as the help shows them: `list, ls`."""

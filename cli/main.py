@@ -12,7 +12,7 @@ import click
 
 from cli.errors import CliError, translate_errors
 from cli.first_word import show_first_word
-from cli.help_jobs import ALIASES, write_jobs
+from cli.help_jobs import ALIASES, BY_WORD, write_jobs
 from cli.large_libraries import announce_catalog, announce_imports, silence_libraries
 from cli.output import allows_colour, note, output_options
 from cli.session import Session, accept_place, place_options
@@ -111,6 +111,7 @@ class _Group(click.Group):
             if not named:
                 click.echo(ctx.get_help(), color=ctx.color)
                 ctx.exit()
+            ctx.meta[BY_WORD] = True
             args = [*named, "--help"]
         word = args[0]
         if word not in {*COMMANDS, *ALIASES} and not word.startswith("-") and not ctx.resilient_parsing:

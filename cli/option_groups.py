@@ -6,13 +6,19 @@ from typing import Any
 import click
 
 from cli.errors import CliError
+from cli.help_jobs import BY_WORD
+from cli.options import Option
 from cli.output import reg_line
 from cli.places import bring_copies
 from registry.composition.recipe.recipe_field_type import RecipeField
 from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, HETERO, MOE, TRUNK_OPTIONS
+from registry.names.suggest import suggest
 
 FEW = 8
 """Number of options up to which a command's help has no headings."""
+
+MOST = 15
+"""Number of options up to which a command's help lists all of them."""
 
 EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = (
     "Experts",
@@ -30,6 +36,8 @@ EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = 
 
 _TYPED = f"{__name__}.typed"
 """Key of the words after the command."""
+_EVERY, _OUTPUT = f"{__name__}.every", f"{__name__}.output"
+"""Keys of what help lists in place of the options that most people need: all, or those of one output."""
 
 OPTIONS = "Options"
 """Heading of a command with few options."""
@@ -99,7 +107,7 @@ INSTANTIATION: Headings = {"Output": ("out", "force"), "Mix of domains": ("weigh
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists many options under headings, and ends with examples.
+    """A command whose help lists many options under headings, the most needed ones first, and ends with examples.
 
     Args:
         examples: lines to type, from `reg` on.
@@ -110,10 +118,26 @@ class GroupedCommand(click.Command):
         super().__init__(*args, **settings)
         self.examples = tuple(examples)
         self.headings = headings
+        own = [one for one in self.params if isinstance(one, click.Option) and not one.hidden]
+        self.is_long = len(own) + 1 > MOST  # with --help
+        self.outputs = FIELDS["to"].choices if any(one.name == "to" for one in own) else ()
+        self._help_all = Option(
+            ["--help-all"], is_flag=True, is_eager=True, expose_value=False, hidden=not self.is_long, advanced=True,
+            callback=_show_all, help="Show this message with every option and exit.",
+        )  # fmt: skip
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, with --help and --help-all."""
+        return [*super().get_params(ctx), self._help_all]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words after the command, and keep them for the line that follows it."""
         ctx.meta[_TYPED] = tuple(args)
+        if self.outputs and ctx.meta.get(BY_WORD) and (words := " ".join(args[:-1])):
+            if words not in self.outputs:
+                among = f"among {', '.join(self.outputs)}{suggest(words, self.outputs)}"
+                raise click.UsageError(f"there is no output {words!r} {among}", ctx)
+            ctx.meta[_OUTPUT] = words
         _check_lists(self, args)
         return super().parse_args(ctx, args)
 
@@ -122,19 +146,53 @@ class GroupedCommand(click.Command):
         bring_copies(ctx)
         return super().invoke(ctx)
 
+    def shown(self, ctx: click.Context) -> list[click.Option]:
+        """Return the options that the help lists: the most needed ones, unless all or those of an output are asked for.
+
+        The most needed ones are not advanced, and have a part in what is made where no output is named.
+        """
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.hidden]
+        output = ctx.meta.get(_OUTPUT)
+        if ctx.meta.get(_EVERY) or not (output or self.is_long):
+            return options
+        return [one for one in options if not isinstance(one, Option) or _is_for(one, output)]
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the words after the command's name, with the output that help is asked for."""
+        output = ctx.meta.get(_OUTPUT)
+        return [*([f"--to {output}"] if output else []), *super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, under headings where they are many."""
-        for heading, options in grouped(self.get_params(ctx), self.headings):
+        """Write the options, under headings where they are many, and how to see those that are left out."""
+        shown, output = self.shown(ctx), ctx.meta.get(_OUTPUT)
+        for heading, options in grouped(shown, self.headings):
             records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+        left = sum(isinstance(one, click.Option) and not one.hidden for one in self.get_params(ctx)) - len(shown)
+        if left:
+            of_one = f"; of one output alone: reg help {ctx.info_name} {DENSE}" if self.outputs and not output else ""
+            formatter.write(f"\n{left} more: {ctx.command_path} --help-all{of_one}\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, each on a line of its own as it is typed."""
-        if self.examples:
+        if self.examples and _OUTPUT not in ctx.meta:
             with formatter.section("Examples"):
                 formatter.write("".join(f"  {line}\n" for line in self.examples))
+
+
+def _show_all(ctx: click.Context, _option: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        ctx.meta[_EVERY] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def _is_for(option: Option, output: str | None) -> bool:
+    """Return whether help lists an option, of an output or of what most people need."""
+    has_part = not option.outputs or (output or FIELDS["to"].default) in option.outputs
+    return has_part and (output is not None or not option.advanced)
 
 
 def _check_lists(command: click.Command, words: Sequence[str]) -> None:

@@ -42,6 +42,25 @@ class Choice(_Words):
             raise click.BadParameter(text, ctx=error.ctx, param=error.param) from None
 
 
+class Option(click.Option):
+    """An option with what help needs to know of it.
+
+    Args:
+        advanced: only `--help-all` lists it, in a command with many options.
+        outputs: the outputs of a composition that it has a part in; empty for all.
+    """
+
+    def __init__(self, *args: Any, advanced: bool = False, outputs: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.advanced = advanced
+        self.outputs = outputs
+
+
+def advanced(*names: str, **settings: Any) -> Callable[[Command], Command]:
+    """Return a decorator that adds an advanced option, as `click.option` adds one."""
+    return click.option(*names, cls=Option, advanced=True, **settings)
+
+
 class Size(_Bytes):
     """A size of memory in bytes, such as `6GiB` or `500MB`."""
 
@@ -87,7 +106,7 @@ def adapter_base(command: Command) -> Command:
 
 def allow_unrelated(command: Command) -> Command:
     """Add --allow-unrelated."""
-    return click.option(
+    return advanced(
         "--allow-unrelated",
         is_flag=True,
         help="Accept CKPT even if it is unrelated to all registered models of the same shape.",
@@ -96,7 +115,7 @@ def allow_unrelated(command: Command) -> Command:
 
 def tokenizer_of(command: Command) -> Command:
     """Add --tokenizer-of."""
-    return click.option(
+    return advanced(
         "--tokenizer-of",
         metavar="NAME[@V]",
         help="Number the added tokens of CKPT as this version does, where both gave one number to two tokens.",
@@ -105,7 +124,7 @@ def tokenizer_of(command: Command) -> Command:
 
 def remote_code(command: Command) -> Command:
     """Add --remote-code."""
-    return click.option(
+    return advanced(
         "--remote-code",
         is_flag=True,
         help="Accept CKPT even if no native host supports it: its compositions then need --remote-code too.",
@@ -123,7 +142,7 @@ def annotations(command: Command) -> Command:
             help="The checkpoint's license, an identifier of the Hub such as apache-2.0. It is part of the content: "
             "the same checkpoint under another license is another version.",
         ),
-        click.option(
+        advanced(
             "--tag",
             "tags",
             multiple=True,
@@ -151,7 +170,7 @@ def calibration(command: Command) -> Command:
 def pass_options(command: Command) -> Command:
     """Add the settings of the forward pass."""
     for option in (
-        click.option(
+        advanced(
             "--dtype",
             type=PASS_DTYPES,
             metavar="DTYPE",
@@ -160,14 +179,14 @@ def pass_options(command: Command) -> Command:
             help="The dtype of the computation: bfloat16, float16, float32, or auto: the checkpoint's own where the "
             "device computes it fast, else float32.",
         ),
-        click.option(
+        advanced(
             "--max-memory",
             type=Size(),
             metavar="SIZE",
             help="Memory that the pass may take, such as 6GiB. A model that does not fit is read layer by layer, with "
             "the same result. [default: the free memory]",
         ),
-        click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
+        advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
         click.option(
             "--batch-size",
             type=Integer(1),
@@ -184,7 +203,7 @@ def pass_options(command: Command) -> Command:
             show_default=True,
             help="Tokens per window.",
         ),
-        click.option(
+        advanced(
             "--document-tokens",
             type=Integer(2),
             metavar="N",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.options import Choice, Integer, file_path, split, unique_pairs
+from cli.options import Choice, Integer, Option, file_path, split, unique_pairs
 from cli.session import Session
 from registry import composition
 from registry.composition import recipe as recipes
@@ -65,12 +65,18 @@ def _numbers(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, 
 def _option(described: RecipeField) -> Callable[[Command], Command]:
     """Return the option of a field."""
     name, kind, limits = described.option, described.kind, described.limits
+    settings: dict[str, Any] = {
+        "cls": Option,
+        "advanced": described.advanced,
+        "outputs": described.outputs,
+        "help": described.help,
+    }
     if kind is FieldKind.SWITCH:
         if described.stands_for:
-            return click.option(name, is_flag=True, help=described.help)
+            return click.option(name, is_flag=True, **settings)
         off = f"--no-{name.removeprefix('--')}"
-        return click.option(f"{name}/{off}", default=described.default, show_default=True, help=described.help)
-    settings: dict[str, Any] = {"help": described.help, "metavar": described.metavar}
+        return click.option(f"{name}/{off}", default=described.default, show_default=True, **settings)
+    settings["metavar"] = described.metavar
     if kind is FieldKind.CHOICE:
         settings["type"] = Choice(described.choices)
     elif kind is FieldKind.WHOLE and limits.least > float("-inf"):

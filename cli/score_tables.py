@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from cli.options import PASS_DTYPES, Integer, pairs
+from cli.options import PASS_DTYPES, Integer, advanced, pairs
 from cli.output import JSON_HELP, once_for_all, print_table, quiet_option
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def maybe_test_text(command: Command) -> Command:
 
 def _scored(command: Command, *, required: bool) -> Command:
     for option in (
-        click.option(
+        advanced(
             "--dtype",
             type=PASS_DTYPES,
             metavar="DTYPE",
@@ -58,8 +58,8 @@ def _scored(command: Command, *, required: bool) -> Command:
             help="The dtype of the computation: bfloat16, float16, float32, or auto: the weights' own where the device "
             "computes it fast, else float32.",
         ),
-        click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
-        click.option(
+        advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
+        advanced(
             "--batch-size", type=Integer(1), metavar="N", default=16, show_default=True, help="Windows per batch."
         ),
         click.option(

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cli.options import Choice, Integer, file_path
+from cli.options import Choice, Integer, advanced, file_path
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -15,9 +15,11 @@ _TOKENS = click.option(
 _STEPS = click.option(
     "--steps", type=Integer(1), metavar="N", default=200, show_default=True, help="Number of batches."
 )
-_ACCUMULATE = click.option(
+_ACCUMULATE = advanced(
     "--accumulate", type=Integer(1), metavar="N", default=1, show_default=True, help="Batches per step of AdamW."
 )
+
+_BALANCE = "Weight of the load-balance loss (BTX)."
 
 
 def training_options(
@@ -52,13 +54,11 @@ def training_options(
                 "--batch-size", type=Integer(1), metavar="N", default=8, show_default=True, help="Windows per batch."
             ),
             *([_ACCUMULATE] if by_tokens else []),
-            _number("--lr", lr, "The highest learning rate of AdamW."),
-            click.option(
-                "--warmup", type=Integer(0), metavar="N", help=f"Steps of linear warm-up. [default: {warmup}]"
-            ),
-            _number("--weight-decay", weight_decay, decays),
-            *([] if balance is None else [_number("--balance", balance, "Weight of the load-balance loss (BTX).")]),
-            click.option(
+            _number(click.option, "--lr", lr, "The highest learning rate of AdamW."),
+            advanced("--warmup", type=Integer(0), metavar="N", help=f"Steps of linear warm-up. [default: {warmup}]"),
+            _number(advanced, "--weight-decay", weight_decay, decays),
+            *([] if balance is None else [_number(advanced, "--balance", balance, _BALANCE)]),
+            advanced(
                 "--seed",
                 type=Integer(0),
                 metavar="N",
@@ -101,14 +101,14 @@ def weight_products(routers: str = "", *, fsdp: bool = True) -> Callable[[Comman
     fast = f"bfloat16 where the device is fast in it{', and ' if routers else ''}{routers}"
 
     def add(command: Command) -> Command:
-        sharding = click.option(
+        sharding = advanced(
             "--fsdp",
             is_flag=True,
             help="Shard weights, gradients and moments over the processes that torchrun started.",
         )
         for option in (
             *([sharding] if fsdp else []),
-            click.option(
+            advanced(
                 "--dtype",
                 type=Choice(["auto", "bfloat16", "float32"]),
                 default="auto",
@@ -117,7 +117,7 @@ def weight_products(routers: str = "", *, fsdp: bool = True) -> Callable[[Comman
                 help=f"The dtype of the products: bfloat16, float32, or auto: {fast}. Weights and moments stay in "
                 "float32.",
             ),
-            click.option("--device", metavar="DEVICE", help="cpu or cuda. [default: the GPU if there is one]"),
+            advanced("--device", metavar="DEVICE", help="cpu or cuda. [default: the GPU if there is one]"),
         ):
             command = option(command)
         return command
@@ -125,7 +125,9 @@ def weight_products(routers: str = "", *, fsdp: bool = True) -> Callable[[Comman
     return add
 
 
-def _number(name: str, default: float | str, help_: str) -> Callable[[Command], Command]:
+def _number(
+    add: Callable[..., Callable[[Command], Command]], name: str, default: float | str, help_: str
+) -> Callable[[Command], Command]:
     if isinstance(default, str):
-        return click.option(name, type=float, metavar="X", help=f"{help_} [default: {default}]")
-    return click.option(name, type=float, metavar="X", default=default, show_default=True, help=help_)
+        return add(name, type=float, metavar="X", help=f"{help_} [default: {default}]")
+    return add(name, type=float, metavar="X", default=default, show_default=True, help=help_)

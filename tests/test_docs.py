@@ -49,7 +49,7 @@ def words_of(line: str) -> list[str]:
 def find(words: list[str]) -> tuple[click.Command, click.Context | None, list[str]]:
     """Return the command that words name, the context that it is found in, and the words after its name."""
     command: click.Command = main
-    context, rest = None, [word for word in words[1:] if word not in ("--help", "--version")]
+    context, rest = None, [word for word in words[1:] if word not in ("--help", "--help-all", "--version")]
     while isinstance(command, click.Group) and rest:
         context = command.make_context(command.name, rest, parent=context)
         _, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])

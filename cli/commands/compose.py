@@ -15,7 +15,7 @@ from cli.errors import INTERRUPTED, CliError
 from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, unfitted
 from cli.next_steps import composing_as_typed, evaluating, loading
 from cli.option_groups import GroupedCommand
-from cli.options import Integer, file_path
+from cli.options import Integer, advanced, file_path
 from cli.output import (
     as_json,
     done,
@@ -35,7 +35,7 @@ from cli.session import Session, pass_session
 from registry import composition
 from registry.calibration.corpus import check_files
 from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import FROM_ROWS, LEAST_COPIES, MOE, MOST_COPIES, chosen
+from registry.composition.recipe.recipe_fields import DENSE, FROM_ROWS, LEAST_COPIES, MOE, MOST_COPIES, chosen
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
@@ -67,20 +67,23 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     help="The base model, with a trunk method that needs it: base, ties, dare, task-arithmetic. "
     "[default: the only one registered]",
 )
-@click.option(
+@advanced(
     "--from-base",
+    outputs=(MOE,),
     type=Integer(LEAST_COPIES, MOST_COPIES),
     metavar="N",
     help="In place of --experts: N copies of the MLPs of --base, with its trunk and random routers, to be trained by "
     "reg train (sparse upcycling).",
 )
-@click.option(
+@advanced(
     "--public",
+    outputs=(MOE,),
     metavar="NAME[@V]",
     help="With --router anchored: the base model that joins the experts as the public one; it is --base too.",
 )
-@click.option(
+@advanced(
     "--like",
+    outputs=(DENSE,),
     multiple=True,
     type=file_path,
     metavar="FILE",
@@ -91,16 +94,16 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     "With --to dense --trunk task-arithmetic: fit the coefficients to the text of FILE by gradient, then compose with "
     "them"
 )
-@click.option(
+@advanced(
     "--save-recipe",
     type=file_path,
     metavar="FILE",
     help="Write experts, base model and recipe to a YAML file for --recipe, with --plan too.",
 )
-@click.option("--push", "repo", metavar="REPO", help="Then push it to the Hub, ORG/NAME, as reg push does.")
-@click.option("--private", is_flag=True, help="With --push: make the repository private.")
+@advanced("--push", "repo", metavar="REPO", help="Then push it to the Hub, ORG/NAME, as reg push does.")
+@advanced("--private", is_flag=True, help="With --push: make the repository private.")
 @click.option("--check", is_flag=True, help="Then examine the folder, as reg doctor does; exit 1 if it is broken.")
-@click.option("--license", "license_id", metavar="ID", help="With --push: the license of the whole.")
+@advanced("--license", "license_id", metavar="ID", help="With --push: the license of the whole.")
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
 @click.option(
     "--force",

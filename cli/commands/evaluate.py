@@ -9,7 +9,7 @@ from cli.cluster import cluster_options, connected
 from cli.next_steps import composing, reporting
 from cli.opted_out import warn_of_opted_out
 from cli.option_groups import EVALUATION, GroupedCommand
-from cli.options import Integer, file_path, pairs, split
+from cli.options import Integer, advanced, file_path, pairs, split
 from cli.output import next_step, print_json
 from cli.places import composed_place
 from cli.recipe import asked, check_members
@@ -76,7 +76,7 @@ def _value(name: str, text: str) -> Any:
     is_flag=True,
     help="Add a row for every mixture with each domain's tokens sent to its own expert: the upper bound.",
 )
-@click.option(
+@advanced(
     "--speed",
     is_flag=True,
     help="Add every mixture's time per token, relative to a dense expert measured alternately.",
@@ -113,13 +113,13 @@ def _value(name: str, text: str) -> Any:
     metavar="NAME[@V]",
     help="The base model of --methods and --sweep. [default: the only one registered]",
 )
-@click.option(
+@advanced(
     "--seeds",
     type=Integer(1),
     metavar="N",
     help="Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
 )
-@click.option(
+@advanced(
     "--active-experts",
     metavar="all|N,…",
     callback=_counts,

@@ -7,7 +7,7 @@ import click
 
 from cli.next_steps import after_registration
 from cli.option_groups import TRAINING, GroupedCommand
-from cli.options import Choice, annotations, file_path
+from cli.options import Choice, advanced, annotations, file_path
 from cli.output import as_json, done, next_step, note, print_json, short
 from cli.session import Session, pass_session
 from cli.trained_output import amount
@@ -56,18 +56,18 @@ from registry.composition.trained.trained_parts import trained_tokens
     metavar="full|lora:R",
     help="Train the MLPs in full, or a low-rank change of rank R, which is added to them at the end.",
 )
-@click.option(
+@advanced(
     "--coordinate",
     is_flag=True,
     help="Train the MLPs beside the frozen ones of BASE, with a router row of their own in every layer (FlexOlmo): for "
     "--router anchored.",
 )
-@click.option(
+@advanced(
     "--router-bias",
     is_flag=True,
     help="With --coordinate: a bias trains beside each row. A mixture with one carries a modelling file.",
 )
-@click.option(
+@advanced(
     "--public-data",
     multiple=True,
     type=file_path,

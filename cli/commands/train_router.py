@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cli.option_groups import TRAINING, GroupedCommand
-from cli.options import DTYPES, Integer
+from cli.options import DTYPES, Integer, advanced
 from cli.output import as_json
 from cli.places import composed_place
 from cli.session import Session, pass_session
@@ -29,13 +29,13 @@ from cli.training_options import mixture_text, training_options
     decays="Weight decay towards the initial routers.",
     balance=0.0,
 )
-@click.option(
+@advanced(
     "--top-k-train",
     type=Integer(2),
     metavar="N",
     help="Number of experts per token that training compares. [default: 2, or the folder's top-k if that is more]",
 )
-@click.option(
+@advanced(
     "--temperature",
     type=float,
     metavar="X",
@@ -43,8 +43,8 @@ from cli.training_options import mixture_text, training_options
     show_default=True,
     help="Divisor of the router logits in this comparison.",
 )
-@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
-@click.option(
+@advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@advanced(
     "--dtype",
     type=DTYPES,
     metavar="DTYPE",

@@ -8,7 +8,7 @@ import click
 
 from cli.next_steps import composing
 from cli.option_groups import TRAINING, GroupedCommand
-from cli.options import Integer, annotations, file_path
+from cli.options import Integer, advanced, annotations, file_path
 from cli.output import as_json, done, next_step, note, print_json
 from cli.session import Session, pass_session
 from cli.trained_output import amount
@@ -41,7 +41,7 @@ from registry.composition.trained.trained_parts import trained_tokens
     show_default=True,
     help="Least share of zeros in the experts' masks, from 0 to below 1.",
 )
-@click.option(
+@advanced(
     "--overlap",
     type=float,
     metavar="BETA",
@@ -55,7 +55,7 @@ from registry.composition.trained.trained_parts import trained_tokens
     show_default=True,
     help="First tokens of a window, which the router sees; the loss counts those after them.",
 )
-@click.option(
+@advanced(
     "--gate-lr",
     type=float,
     metavar="X",
@@ -63,7 +63,7 @@ from registry.composition.trained.trained_parts import trained_tokens
     show_default=True,
     help="The highest learning rate of the masks' gates and of the router.",
 )
-@click.option(
+@advanced(
     "--dual-lr",
     type=float,
     metavar="X",

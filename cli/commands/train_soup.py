@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cli.option_groups import TRAINING, GroupedCommand
-from cli.options import Integer, annotations
+from cli.options import Integer, advanced, annotations
 from cli.output import as_json, done, next_step, note, print_json, short
 from cli.session import Session, pass_session
 from cli.trained_output import amount
@@ -65,7 +65,7 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     "[default: domains are files]",
 )
 @click.option("--experts", type=Integer(1), required=True, metavar="N", help="Number of experts.")
-@click.option(
+@advanced(
     "--support",
     type=Integer(1),
     metavar="N",
@@ -78,9 +78,7 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     help="Give each expert's matrices the rank R. Without, training holds N + 1 copies of the weights, each with a "
     "gradient and two moments; with it, one copy and the factors. [default: experts in full]",
 )
-@click.option(
-    "--hidden", type=Integer(1), metavar="N", default=64, show_default=True, help="Hidden units of the router."
-)
+@advanced("--hidden", type=Integer(1), metavar="N", default=64, show_default=True, help="Hidden units of the router.")
 @training_options()
 @weight_products(fsdp=False)
 @annotations

@@ -55,6 +55,8 @@ WORDS = {
     "compose --experts math,math@": ["math,math@1", "math,math@stable"],
     "compose --base ": ["base"],
     "compose --trunk ": ["regmean", "mean", "base", "ties", "dare", "task-arithmetic"],
+    "compose --fit-t": ["--fit-tokens"],  # which only --help-all lists
+    "compose --help": ["--help", "--help-all"],
     "completion ": ["bash", "zsh", "fish"],
     "show zzz": [],
 }

@@ -1,6 +1,7 @@
 """Proves: help lists every command by what it is for, whole, and every command's help is in plain words.
 
-It has each option once, under headings where there are many, and ends with lines that parse.
+It has each option once, under headings where there are many, and ends with lines that parse. The most needed options
+come first; the rest, and those of one output, a word away.
 """
 
 import re
@@ -13,8 +14,10 @@ from click.testing import CliRunner
 from cli.command_reference import commands
 from cli.help_jobs import ALIASES, JOBS
 from cli.main import COMMANDS, main
-from cli.option_groups import COMMON, FEW, RECIPE, GroupedCommand, grouped
+from cli.option_groups import COMMON, FEW, MOST, RECIPE, GroupedCommand, grouped
 from cli.summaries import SUMMARIES
+from registry.composition.recipe.recipe_fields import FIELDS
+from registry.composition.recipe.recipe_rules import misplaced
 from tests.cli.conftest import Reg
 from tests.test_docs import parse
 
@@ -76,20 +79,43 @@ def test_every_option_stands_once_under_headings_where_there_are_many(path: str)
     command, own = EVERY[path]
     assert isinstance(command, GroupedCommand)
     visible = [one for one in command.get_params(own) if isinstance(one, click.Option) and not one.hidden]
-    text, groups = command.get_help(own), dict(grouped(command.get_params(own), command.headings))
+    text = shown(*path.split()[1:], "--help-all")
+    groups = dict(grouped(command.get_params(own), command.headings))
     shown_once = sorted(one.opts[0] for options in groups.values() for one in options)
     assert shown_once == sorted(one.opts[0] for one in visible)
     assert all(f"\n  {name}" in text for name in shown_once)
     many = len(visible) > FEW
     assert ("\nOptions:\n" in text) is not many
     if many:
-        assert {option.opts[-1] for option in groups.get(COMMON, [])} == {"--json", "--quiet", "--help"}
+        assert {option.opts[-1] for option in groups.get(COMMON, [])} >= {"--json", "--quiet", "--help"}
         assert len(groups) > 2
         places = [text.index(f"\n{heading}:\n") for heading in groups]  # in the order of a command's work
         assert places == sorted(places)
     without_recipe = path in ("reg train-expert", "reg audit-extraction")
     composes = bool({"trunk", "top_k", "alpha"} & {one.name for one in visible}) and not without_recipe
     assert (many and command.headings is RECIPE) is composes
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_help_lists_the_most_needed_options_and_how_to_see_the_rest(path: str) -> None:
+    command, own = EVERY[path]
+    assert isinstance(command, GroupedCommand)
+    short, text = command.shown(own), command.get_help(own)
+    visible = [one for one in command.get_params(own) if isinstance(one, click.Option) and not one.hidden]
+    assert len(short) <= MOST
+    assert all((f"\n  {', '.join(one.opts)} " in text) is (one in short) for one in visible if not one.secondary_opts)
+    assert (f"\n{len(visible) - len(short)} more: {path} --help-all" in text) is (len(visible) > MOST)
+    assert ("of one output alone: reg help compose dense" in text) is (path == "reg compose")
+
+
+@pytest.mark.parametrize("output", FIELDS["to"].choices)
+def test_help_of_an_output_has_the_options_that_its_recipes_take(output: str) -> None:
+    text = shown("help", "compose", output)
+    fitting = {name: {other: methods[0] for other, methods in one.only_with.items()} for name, one in FIELDS.items()}
+    taken = [name for name, values in fitting.items() if misplaced(name, values | {"to": output}) is None]
+    assert [name for name, one in FIELDS.items() if re.search(rf"^  {one.option}[ /]", text, re.MULTILINE)] == taken
+    assert ("--like FILE" in text, "--public NAME" in text) == (output == "dense", output == "moe")
+    assert all(f"\n  --{name} " in text for name in ("experts", "out", "save-recipe", "push", "ray"))
 
 
 @pytest.mark.parametrize(("short", "name"), ALIASES.items())

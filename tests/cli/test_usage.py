@@ -45,6 +45,11 @@ VOICE: dict[str, tuple[list[str], str, str]] = {
     "domain": (["evaluate", "moe", "--data", "x"], "--data: 'x' is not of the form DOMAIN=FILE", "reg evaluate --help"),
     "no subcommand": (["db", "foo"], "no such command 'foo'", "reg db --help"),
     "of the group": (["--limit", "3", "list"], "there is no option --limit", "reg --help"),
+    "output": (
+        ["help", "compose", "dens"],
+        "there is no output 'dens' among moe, dense, ensemble, hetero, simoe; did you mean 'dense'?",
+        "reg compose --help",
+    ),
     "of a group's command": (["receipt", "verify"], "FILE is missing", "reg receipt verify --help"),
 }
 

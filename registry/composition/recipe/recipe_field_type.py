@@ -74,7 +74,7 @@ class RecipeField:
         stands_for: (field, value) that a switch is short for; recipes hold that instead.
         label: beside the field in the form of the web pages; empty where the form does not have it.
         note: below the field in the form.
-        advanced: it stands under "More options" in the form.
+        advanced: it stands under "More options" in the form, and only `--help-all` lists it.
     """
 
     name: str

@@ -75,7 +75,7 @@ FIELDS: dict[str, RecipeField] = {
             "For prompt-perplexity, task-vector and hetero: how many first tokens decide, 2 or more; of all but "
             "task-vector also 0, for the whole prompt, in generation alone.", "N", (ENSEMBLE, HETERO),
             only_with={"routing": (PROMPT_PERPLEXITY, "task-vector")}, default=32, limits=Limits(0.0),
-            noun="routing-tokens",
+            noun="routing-tokens", advanced=True,
         ),
         RecipeField(
             "mixing", FieldKind.CHOICE,
@@ -101,23 +101,26 @@ FIELDS: dict[str, RecipeField] = {
         RecipeField(
             "alpha", FieldKind.NUMBER, "For regmean: the share of the off-diagonal entries that stays.", "X", _ALL,
             only_with={"trunk": ("regmean",)}, default=1.0, limits=Limits(0.0, 1.0), group=TRUNK_OPTIONS,
+            advanced=True,
         ),
         RecipeField(
             "density", FieldKind.NUMBER, "For ties and dare: the share of entries that stay.", "X", _ALL,
             only_with={"trunk": ("ties", "dare")}, default=0.8, limits=Limits(1e-3, 1.0), group=TRUNK_OPTIONS,
+            advanced=True,
         ),
         RecipeField(
             "scale", FieldKind.NUMBER,
             "For ties, dare and task-arithmetic: what the merged task vector is multiplied by.", "X", _ALL,
             only_with={"trunk": ("ties", "dare", "task-arithmetic")}, default=1.0,
             default_with={"task-arithmetic": 0.3}, limits=Limits(-10.0, 10.0), group=TRUNK_OPTIONS,
+            advanced=True,
         ),
         RecipeField(
             "coefficients", FieldKind.BY_MEMBER,
             "For task-arithmetic, in place of --scale and --weights: what each member's task vector is multiplied by, "
             "0 or less too; of every member.", "A=X,…", _ALL,
             only_with={"trunk": ("task-arithmetic",)}, default={}, unset="none", limits=Limits(-1e4, 1e4),
-            noun="coefficient",
+            noun="coefficient", advanced=True,
         ),
         RecipeField(
             "combine", FieldKind.CHOICE, "For ties and dare: the mean or the sum of task vectors.", "HOW", _ALL,
@@ -162,11 +165,11 @@ FIELDS: dict[str, RecipeField] = {
             "bias", FieldKind.BY_MEMBER,
             "What is added to a member's logits: of domain-embedding as far as linear routers can, of anchored exactly "
             "and 0 or less.", "A=B,…", _MIXTURES,
-            only_with={"router": ("domain-embedding", "anchored")}, default={}, unset="0",
+            only_with={"router": ("domain-embedding", "anchored")}, default={}, unset="0", advanced=True,
         ),
         RecipeField(
             "seed", FieldKind.WHOLE, "For random: the seed of its rows.", "N", _MIXTURES,
-            only_with={"router": ("random",)}, default=0,
+            only_with={"router": ("random",)}, default=0, advanced=True,
         ),
         RecipeField(
             "refine", FieldKind.WHOLE,
@@ -183,7 +186,7 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "device", FieldKind.TEXT, "A torch device for passes.", "DEVICE", _MIXTURES,
-            unset="the GPU if there is one",
+            unset="the GPU if there is one", advanced=True,
         ),
         RecipeField(
             "top_k", FieldKind.WHOLE, "Experts per token.", "N", _MIXED,
@@ -227,7 +230,7 @@ FIELDS: dict[str, RecipeField] = {
         ),
         RecipeField(
             "host", FieldKind.TEXT, "Architecture of the folder, where several fit: a model type, or remote-code.",
-            "HOST", _MIXTURES, unset="the preferred one",
+            "HOST", _MIXTURES, unset="the preferred one", advanced=True,
         ),
         RecipeField(
             "remote_code", FieldKind.SWITCH,
