@@ -1,9 +1,13 @@
-"""Proves: every command, option, file, link and anchor on a page exists, and the site builds offline."""
+"""Proves: every command, option, file, link and anchor on a page exists, and the site builds offline.
+
+And: the page on the architecture names what is in the code.
+"""
 
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import unicodedata
 from collections.abc import Iterator
 from itertools import takewhile
@@ -17,6 +21,7 @@ from tests.running import ROOT
 
 SITE = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "QUALITY.md", *SITE]
+PACKAGES = ("cli", "registry", "store")
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -126,6 +131,44 @@ def test_links_anchors_and_files_exist(page: Path) -> None:
                 assert anchor in built, f"{name_of(page)}: {target}: the site has another anchor"
     for path in re.findall(r"`((?:benchmarks|cli|docs|migrations|registry|store|tests)/[\w./-]*)`", prose_of(page)):
         assert (ROOT / path).exists() or path == "registry/families/seed_oss.py", f"{name_of(page)}: {path}"
+
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+def defined_in(source: str) -> set[str]:
+    """Return the names of classes, functions and values in the text of modules."""
+    found = re.findall(r"^ *(?:(?:class|def) (\w+)|(\w+)(?::[^\n=]*)? = )", source, re.MULTILINE)
+    return {name for pair in found for name in pair}
+
+
+def test_architecture_names_functions_and_classes_that_there_are() -> None:
+    """Those of a step stand in the file before them; all others stand in one of the packages."""
+    page = ARCHITECTURE.read_text(encoding="utf-8")
+    steps = re.findall(r"`(\w+/[\w/]+\.py)`,\s+`([\w.]+)`", page)
+    assert len(steps) == 16
+    for path, name in steps:
+        assert {*name.split(".")} <= defined_in((ROOT / path).read_text(encoding="utf-8")), f"{path}: {name}"
+    sources = (path.read_text(encoding="utf-8") for one in PACKAGES for path in (ROOT / one).rglob("*.py"))
+    named = {*re.findall(r"`([A-Za-z_]\w*(?:\.[a-z]\w*)?)`", page)} - {"pyproject.toml", "composition.json"}
+    assert {part for name in named for part in name.split(".")} - defined_in("\n".join(sources)) == set()
+
+
+def test_architecture_has_every_package_in_the_order_of_the_contract() -> None:
+    heads, packages = list[str](), set[str]()
+    page = ARCHITECTURE.read_text(encoding="utf-8")
+    for first, says in re.findall(r"^\| (`\w+/[^|]*)\|([^|]*)\|$", page, re.MULTILINE):
+        head = re.findall(r"`([^`]+)`", first)
+        heads += head
+        packages |= {*head, *(head[0] + part for part in re.findall(r"`(\w+/)`", says))}
+    folders = {f"{name_of(path.parent)}/" for one in PACKAGES for path in (ROOT / one).rglob("__init__.py")}
+    modules = {name_of(path) for path in (ROOT / "registry").glob("*.py")} - {"registry/__init__.py"}
+    assert packages == (folders - {"registry/"}) | modules
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = [one["layers"] for one in contracts if one.get("containers") == ["registry"]]
+    order = [name for layer in layers for name in layer.split(" | ")]
+    assert [Path(head).stem for head in heads if head.startswith("registry/")] == order
 
 
 @pytest.mark.check
