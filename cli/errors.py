@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
@@ -128,6 +129,12 @@ def _words(error: click.ClickException) -> str:
     text = error.message if type(error) is click.UsageError else error.message.removesuffix(".")  # sentences of ours
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text  # `Got unexpected …`, not `FILE …`
     if isinstance(error, click.exceptions.NoSuchOption):
+        if (
+            error.ctx is not None
+            and error.ctx.parent is None
+            and not get_close_matches(error.option_name, error.possibilities or (), cutoff=0.75)
+        ):
+            return f"there is no option {error.option_name} before a command; options of a command stand after its name"
         meant = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
         return f"there is no option {error.option_name}{meant}"
     if not isinstance(error, click.BadParameter):

@@ -170,10 +170,12 @@ class GroupedCommand(click.Command):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
-        left = sum(isinstance(one, click.Option) and not one.hidden for one in self.get_params(ctx)) - len(shown)
+        visible = [one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.hidden]
+        left = sum("--help-all" not in one.opts for one in visible if one not in shown)
         if left:
             of_one = f"; of one output alone: reg help {ctx.info_name} {DENSE}" if self.outputs and not output else ""
-            formatter.write(f"\n{left} more: {ctx.command_path} --help-all{of_one}\n")
+            of_others = " of other outputs" if output else ""
+            formatter.write(f"\n{left} more{of_others}: {ctx.command_path} --help-all{of_one}\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, each on a line of its own as it is typed."""

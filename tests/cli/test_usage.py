@@ -44,7 +44,11 @@ VOICE: dict[str, tuple[list[str], str, str]] = {
     ),
     "domain": (["evaluate", "moe", "--data", "x"], "--data: 'x' is not of the form DOMAIN=FILE", "reg evaluate --help"),
     "no subcommand": (["db", "foo"], "no such command 'foo'", "reg db --help"),
-    "of the group": (["--limit", "3", "list"], "there is no option --limit", "reg --help"),
+    "of the group": (
+        ["--limit", "3", "list"],
+        "there is no option --limit before a command; options of a command stand after its name",
+        "reg --help",
+    ),
     "output": (
         ["help", "compose", "dens"],
         "there is no output 'dens' among moe, dense, ensemble, hetero, simoe; did you mean 'dense'?",
