@@ -1,6 +1,6 @@
 """Proves: the tree keeps its rules, which CONTRIBUTING.md describes and the linters do not cover.
 
-Few modules at the root and in each folder; one module per name; no import of the project's own modules inside
+Few modules at the root and in each folder; no import of the project's own modules inside
 functions, none in a circle; a facade that only delegates; docstrings that begin with the thing that they describe.
 """
 
@@ -18,21 +18,6 @@ from tests.running import ROOT
 
 REGISTRY = ROOT / "registry"
 PACKAGES = ("cli", "registry", "store")
-
-SAME_STEM = {
-    "refit": "maths/refit.py is the least-squares problem, composition/refit/ the pass that poses it",
-    "statistics": "the package and its mathematics",
-    "ensemble": "the package of ensembles and their model card",
-    "mixture": "the training of mixtures and the model card of one",
-    "recipe": "of mixtures and of ensembles",
-    "plan": "of mixtures and of ensembles",
-    "write": "of mixtures and of ensembles",
-    "settings": "of passes, and of trainings",
-    "verify": "of a registry's arrays",
-    "compositions": "a page of the user interface",
-    "opt_out": "the package and its method",
-}
-"""Stems that two modules of `registry` may share, and why."""
 
 NOT_A_THING = re.compile(r"(What|Whether|How|Where|Who|That|Of)\b")
 """How no docstring begins: it names the thing with a noun or a verb."""
@@ -61,15 +46,11 @@ def names_in(node: ast.AST) -> set[str]:
     return {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
 
 
-def test_folders_are_small_and_names_are_unique() -> None:
+def test_folders_are_small() -> None:
     modules = [path for path in REGISTRY.rglob("*.py") if path.name != "__init__.py"]
     assert len(list(REGISTRY.glob("*.py"))) <= 8
     folders = Counter(name_of(path.parent) for path in modules)
     assert {folder: count for folder, count in folders.items() if count > 20} == {}
-    stems = Counter(path.stem for path in modules if path.parent.name not in ("families", "hosts"))
-    stems.update(path.parent.name for path in REGISTRY.rglob("__init__.py") if path.parent != REGISTRY)
-    stems.subtract({path.name for path in REGISTRY.iterdir() if path.is_dir() and (path / f"{path.name}.py").exists()})
-    assert {stem for stem, count in stems.items() if count > 1} <= set(SAME_STEM)
 
 
 @pytest.mark.check
