@@ -29,9 +29,9 @@ from benchmarks.compose_memory import measured
 from benchmarks.random_experts import fill, text_of
 from registry import PassSettings, Recipe, Registry
 from registry.composition.plan import Plan
-from registry.composition.render import render
-from registry.composition.tensor_source import StoredSource
 from registry.hosts.tensors import Experts, Widened
+from registry.methods.moe.render import render
+from registry.methods.moe.tensor_source import StoredSource
 from registry.runtime.loading import load_model, load_tokenizer
 
 NEAR = ("biomed", "code", "german", "literature", "math")

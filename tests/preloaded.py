@@ -8,10 +8,10 @@ import transformers.models.mixtral.modeling_mixtral
 import zarr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import registry.composition.refit
 import registry.composition.reproduce
 import registry.composition.write
 import registry.evaluation.service
+import registry.methods.moe.refit
 import registry.opt_out.verify_receipt
 import registry.opt_out.withdraw
 import registry.statistics.collect

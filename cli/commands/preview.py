@@ -11,7 +11,7 @@ from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from registry.composition.preview import Preview
+    from registry.methods.moe.preview import Preview
 
 _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating", "device", "dtype", "host",
             "remote_code")  # fmt: skip

@@ -21,7 +21,7 @@ from registry.io.files import is_folder
 from registry.runtime.routed_folder import check_routed
 
 if TYPE_CHECKING:
-    from registry.composition.trace import Routed
+    from registry.composition.route import Routed
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green",
             "bright_magenta", "bright_blue", "bright_red")  # fmt: skip
@@ -63,7 +63,7 @@ def route(
     if is_folder(text) and not is_folder(str(folder)):
         raise InvalidInputError("the folder comes before the text", f"reg route {shlex.join((text, str(folder)))}")
     check_routed(folder, layers)
-    from registry.composition.trace import MOST_CHARACTERS, route
+    from registry.composition.route import MOST_CHARACTERS, route
     from registry.io.display import printable
 
     if text == "-":

@@ -8,19 +8,7 @@ from typing import overload
 from registry.composition.any_plan import AnyPlan
 from registry.composition.compatibility import differ_in_shape
 from registry.composition.dense import write_dense
-from registry.composition.domain_weights import shares_of_documents
-from registry.composition.ensemble.plan import Ensemble, make_ensemble
-from registry.composition.ensemble.recipe import EnsembleRecipe
-from registry.composition.ensemble.several_families import make_families
-from registry.composition.ensemble.write import write_ensemble
-from registry.composition.hetero.hetero_plan import Hetero, make_hetero
-from registry.composition.hetero.hetero_recipe import HeteroRecipe
-from registry.composition.interpolated.simoe_plan import SimoePlan, base_of, make_simoe
-from registry.composition.interpolated.simoe_recipe import SimoeRecipe
-from registry.composition.interpolated.simoe_write import write_simoe
-from registry.composition.passes import pass_context, tensor_source_of
 from registry.composition.plan import Plan, make_plan
-from registry.composition.preview import Preview, preview_plan
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.any_recipe import AnyRecipe
 from registry.composition.recipe.recipe_fields import OF_COPIES
@@ -31,6 +19,18 @@ from registry.member import Member as Member
 from registry.member import copies_of
 from registry.member import load_member as load_member
 from registry.member import load_members as load_members
+from registry.methods.dense.domain_weights import shares_of_documents
+from registry.methods.ensemble.plan import Ensemble, make_ensemble
+from registry.methods.ensemble.recipe import EnsembleRecipe
+from registry.methods.ensemble.several_families import make_families
+from registry.methods.ensemble.write import write_ensemble
+from registry.methods.hetero.plan import Hetero, make_hetero
+from registry.methods.hetero.recipe import HeteroRecipe
+from registry.methods.moe.passes import pass_context, tensor_source_of
+from registry.methods.moe.preview import Preview, preview_plan
+from registry.methods.simoe.plan import SimoePlan, base_of, make_simoe
+from registry.methods.simoe.recipe import SimoeRecipe
+from registry.methods.simoe.write import write_simoe
 from registry.names.reference import NAME_LIMIT, require_list
 from registry.names.resolve import base_model
 from registry.output.output import Output

@@ -6,9 +6,6 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from registry.composition.ensemble.recipe import TO_ENSEMBLE, EnsembleRecipe
-from registry.composition.hetero.hetero_recipe import HeteroRecipe
-from registry.composition.interpolated.simoe_recipe import TO_SIMOE, SimoeRecipe
 from registry.composition.plan import DOCUMENT_FORMAT
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.any_recipe import AnyRecipe
@@ -19,6 +16,9 @@ from registry.hosts.remote_code import REMOTE_CODE, ROUTED
 from registry.io.files import read_json
 from registry.io.model_folder import MARKER, require_composed
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe
+from registry.methods.ensemble.recipe import TO_ENSEMBLE, EnsembleRecipe
+from registry.methods.hetero.recipe import HeteroRecipe
+from registry.methods.simoe.recipe import TO_SIMOE, SimoeRecipe
 from registry.names.reference import check_name, copy_name
 
 FOLDER_FORMAT = 2

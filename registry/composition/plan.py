@@ -13,15 +13,8 @@ from registry.composition.compatibility import (
     length_notes,
     make_subset,
 )
-from registry.composition.pass_memory import pass_bytes, rendered_elements
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import SHARED, SOFTMAX_TOPK, TOPK_SOFTMAX
-from registry.composition.special_routers import (
-    has_router_bias,
-    host_of_bias,
-    with_router_bias,
-    with_softmax_topk,
-)
 from registry.composition.taken_files import taken_notes
 from registry.composition.trained.trained_parts import EQUAL_COPIES
 from registry.errors import IncompatibleError, UnsupportedFamilyError
@@ -49,6 +42,13 @@ from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router import COUNTS, ROUTERS, balanced
 from registry.maths.trunk import TRUNKS
 from registry.member import Member
+from registry.methods.moe.pass_memory import pass_bytes, rendered_elements
+from registry.methods.moe.special_routers import (
+    has_router_bias,
+    host_of_bias,
+    with_router_bias,
+    with_softmax_topk,
+)
 from store.arrays import CARRIERS
 from store.digest import json_digest
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from registry.composition.any_plan import AnyPlan
-from registry.composition.cards.mixture import model_card
 from registry.composition.manifest import folder_document
-from registry.composition.model_writer import streams_of, write_model
-from registry.composition.passes import PassContext, tensor_source_of
 from registry.composition.plan import Plan
-from registry.composition.shards.shard_tasks import ShardTasks
+from registry.composition.shard_tasks import ShardTasks
 from registry.io.model_folder import MARKER, json_file
+from registry.methods.moe.card import model_card
+from registry.methods.moe.model_writer import streams_of, write_model
+from registry.methods.moe.passes import PassContext, tensor_source_of
 from registry.output.output import Output
 
 

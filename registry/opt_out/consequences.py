@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from registry.composition.context_routing.predicted_routing import predict_text
 from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
 from registry.errors import RegError
 from registry.member import load_member
+from registry.methods.moe.context.predicted_routing import predict_text
 from registry.names.resolve import by_digest
 from registry.opt_out.receipt import plan_remaining
 from registry.opt_out.shared_training import trained_together

@@ -13,8 +13,6 @@ from typing import Any
 
 from registry.composition.any_plan import AnyPlan
 from registry.composition.compose import plan_composition
-from registry.composition.hetero.hetero_recipe import HeteroRecipe
-from registry.composition.interpolated.simoe_recipe import SimoeRecipe
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, OutputError, RegError, StorageError
@@ -22,6 +20,8 @@ from registry.io.atomic import atomic_file
 from registry.io.file_lock import try_lock
 from registry.io.files import read_json
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe
+from registry.methods.hetero.recipe import HeteroRecipe
+from registry.methods.simoe.recipe import SimoeRecipe
 from registry.names.reference import Reference
 from registry.names.resolve import by_digest
 from registry.opt_out.receipt_paths import check_new_receipt, check_receipt

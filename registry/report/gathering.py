@@ -9,17 +9,17 @@ from typing import Any
 from registry.checkpoint.training_record import TrainingRecord, training_of, training_record
 from registry.composition.compose import plan_composition, preview_composition
 from registry.composition.integrity import COMPOSE_AGAIN
-from registry.composition.interpolated.mask_overlap import mask_overlaps
-from registry.composition.interpolated.simoe_recipe import SimoeRecipe
 from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
-from registry.composition.preview import Preview
 from registry.composition.recipe import Recipe
 from registry.composition.trained.trained_parts import NAMED, trained_part
 from registry.errors import RegError
 from registry.evaluation import Row
 from registry.evaluation.stored import widest
 from registry.member import load_member
+from registry.methods.moe.preview import Preview
+from registry.methods.simoe.mask_overlap import mask_overlaps
+from registry.methods.simoe.recipe import SimoeRecipe
 from registry.names.resolve import by_digest
 from registry.registration.lineage_index import LineageIndex
 from registry.report.data import (

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from registry.composition.context_routing.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.design import colour_class, stylesheet
 from registry.errors import RegError
+from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.report.charts import charts
 from registry.report.data import ReportData

@@ -25,8 +25,6 @@ from torch import Tensor
 from registry.calibration import Corpus, random_places
 from registry.checkpoint import Checkpoint
 from registry.composition.compose import plan_composition, used_members, used_versions
-from registry.composition.domain_weights import document_means
-from registry.composition.passes import PassContext, pass_context, stored_folder
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import FIELDS
 from registry.errors import CalibrationError, InvalidInputError
@@ -36,6 +34,8 @@ from registry.io.model_folder import check_output, fresh_folder
 from registry.maths.discriminant import discriminant
 from registry.maths.statistics import Statistics
 from registry.member import Member
+from registry.methods.dense.domain_weights import document_means
+from registry.methods.moe.passes import PassContext, pass_context, stored_folder
 from registry.names.reference import require_list
 from registry.progress import remark
 from registry.runtime.loading import load_tokenizer

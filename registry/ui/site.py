@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from registry.composition.context_routing.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.design import NEUTRAL, colour_class, expert_colours
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
+from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.registry import Registry
 from registry.report.verdict import FEW_MEANS, INTERVAL_MEANS, OVER_100, interval_text, score_text, unbroken

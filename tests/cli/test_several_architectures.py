@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import PAIR, Reg, some_text
 from tests.conftest import Shared, Zoo
 from tests.models import train_tokenizer
-from tests.registry.composition.hetero.hetero_world import World, make_world
+from tests.registry.methods.hetero.hetero_world import World, make_world
 
 
 @pytest.fixture(scope="module")

@@ -15,18 +15,18 @@ import torch
 
 from registry import PassSettings, Recipe, Registry
 from registry.calibration import Calibration
-from registry.composition.context_routing.member_evidence import (
+from registry.composition.plan import Plan
+from registry.errors import InvalidInputError
+from registry.hosts.context_mlp import ALARM
+from registry.maths.context.prefix import context_scores, prefix_means
+from registry.member import Member
+from registry.methods.moe.context.member_evidence import (
     choices_of,
     evidence_of,
     past_weights,
     scores_of,
     thresholds_of,
 )
-from registry.composition.plan import Plan
-from registry.errors import InvalidInputError
-from registry.hosts.context_mlp import ALARM
-from registry.maths.context.prefix import context_scores, prefix_means
-from registry.member import Member
 from registry.runtime.gates import record_routing
 from tests.conftest import files_of
 from tests.models import sentences, write_jsonl
@@ -328,7 +328,7 @@ def test_blocks_of_rows_are_the_same_bytes(variant: Variant, tmp_path: Path, mon
         cut.append(shape)
         return 3
 
-    monkeypatch.setattr("registry.composition.render.rows_per_block", few)
+    monkeypatch.setattr("registry.methods.moe.render.rows_per_block", few)
     variant.registry.compose(EXPERTS, tmp_path / "cut", recipe)
     assert cut
     assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")

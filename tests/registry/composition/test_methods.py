@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from registry import Recipe, Registry
-from registry.composition.tensor_source import StoredSource
 from registry.errors import IncompatibleError
 from registry.maths.trunk import TRUNKS
+from registry.methods.moe.tensor_source import StoredSource
 from registry.runtime.layerwise import watched
 from registry.runtime.loading import load_model
 from registry.statistics import file as statistics_file

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from registry import EnsembleRecipe, Recipe, Registry
-from registry.composition.refit.token_streams import BATCH_TOKENS
 from registry.errors import IncompatibleError, InvalidInputError
+from registry.methods.moe.refit.token_streams import BATCH_TOKENS
 from tests.conftest import Zoo, files_of
 from tests.models import SIZES, make_model, save_checkpoint
 from tests.registry.composition.composed import FEW, PAIR, add_model, json_of

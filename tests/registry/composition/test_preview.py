@@ -88,6 +88,6 @@ def test_few_layers_are_looked_at_with_activations(filled: Registry, monkeypatch
     def fail(*_: object) -> None:
         raise ValueError("a Gram is that of no activations")
 
-    monkeypatch.setattr("registry.composition.preview.overlap", fail)
+    monkeypatch.setattr("registry.methods.moe.preview.overlap", fail)
     with pytest.raises(InvalidInputError, match="cannot be compared at layer 0: a Gram is that of no"):
         filled.preview(["code", "math"], RIDGE)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from registry import EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe
-from registry.composition.ensemble.recipe import ROUTINGS
 from registry.composition.recipe import OUTPUTS, recipe_schema
 from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
 from registry.composition.recipe.recipe_fields import (
@@ -34,6 +33,7 @@ from registry.errors import InvalidInputError
 from registry.io.dtypes import WEIGHT_DTYPES
 from registry.maths.router import BASE, COUNTS, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
+from registry.methods.ensemble.recipe import ROUTINGS
 
 NUMBERS = [one for one in FIELDS.values() if one.kind in (FieldKind.NUMBER, FieldKind.WHOLE)]
 

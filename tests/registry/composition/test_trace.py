@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from cli.main import main
 from registry import Recipe, Registry
-from registry.composition.trace import route
+from registry.composition.route import route
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.display import printable
 from registry.runtime.loading import load_model, load_tokenizer

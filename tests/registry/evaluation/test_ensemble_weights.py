@@ -15,11 +15,11 @@ from torch import Tensor
 
 from cli.main import main
 from registry import EnsembleRecipe, Registry, TestSettings
-from registry.composition.ensemble.recipe import ROUTINGS
-from registry.composition.trace import route
+from registry.composition.route import route
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
 from registry.evaluation.scoring import Tally
 from registry.io.model_folder import MARKER
+from registry.methods.ensemble.recipe import ROUTINGS
 from registry.progress import silent
 from registry.report import page
 from registry.runtime.gates import RoutingRecord, expert_count, record_routing

@@ -17,11 +17,11 @@ from transformers import DynamicCache, StaticCache
 
 from registry import PassSettings, Recipe
 from registry.calibration import Calibration
-from registry.composition.context_routing.member_evidence import choices_of, evidence_of, scores_of
 from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
 from registry.hosts.context import MEAN, SHARPNESS
 from registry.hosts.remote_code import REMOTE_CODE
+from registry.methods.moe.context.member_evidence import choices_of, evidence_of, scores_of
 from registry.runtime.gates import force_expert, gates, record_routing
 from registry.runtime.loading import has_our_code, load_model
 from registry.training import TrainSettings

@@ -12,7 +12,7 @@ import torch
 
 from registry import MixtureTraining, Recipe, Registry, TestSettings, TrainSettings
 from registry.composition.recipe import make_recipe
-from registry.composition.trace import route
+from registry.composition.route import route
 from registry.errors import InvalidInputError, UnsupportedFamilyError
 from registry.runtime.gates import force_expert, gates, record_routing
 from registry.runtime.loading import has_our_code

@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.composition.context_routing.context_cost import context_cost
 from registry.composition.plan import Plan
-from registry.composition.tensor_source import StoredSource
 from registry.families import NormOutput
 from registry.hosts.remote_code import HEAD_MAPS
+from registry.methods.moe.context.context_cost import context_cost
+from registry.methods.moe.tensor_source import StoredSource
 from registry.runtime.gates import gates, record_routing
 from tests.conftest import Shared
 from tests.registry.hosts.test_context_code import REMOTE, compose

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from registry import Recipe, Registry
 from registry.composition.plan import Plan
-from registry.composition.tensor_source import StoredSource
 from registry.hosts.context import CONTEXT_LAYERS
 from registry.hosts.tensors import HeadMap
+from registry.methods.moe.tensor_source import StoredSource
 from registry.runtime.gates import force_expert
 from tests.conftest import Shared
 from tests.registry.hosts.test_context_layer import CARRIED, forced

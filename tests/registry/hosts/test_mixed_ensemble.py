@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from registry import EnsembleRecipe, Registry
-from registry.composition.ensemble.recipe import ROUTINGS
 from registry.errors import CheckpointError
+from registry.methods.ensemble.recipe import ROUTINGS
 from registry.runtime.ensemble_config import check_ensemble_config
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code

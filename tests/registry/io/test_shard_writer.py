@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from registry import Recipe, Registry
-from registry.composition.model_writer import streams_of
-from registry.composition.tensor_source import StoredSource
 from registry.io import shard_writer as module
 from registry.io.dtypes import SAFETENSORS
 from registry.io.safetensors_writer import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.tree_digest import tree_digest
+from registry.methods.moe.model_writer import streams_of
+from registry.methods.moe.tensor_source import StoredSource
 from store.arrays import CARRIERS, ArraySource, FolderArrays, source
 from store.arrays.raw_chunks import fill
 from store.errors import DamagedError, StorageError

@@ -102,7 +102,7 @@ def _lived_in(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "registry.checkpoint.open.Checkpoint": lambda: registry.add_expert(
                 "tuned", adapter(place / "lora"), base="code"
             ),
-            "registry.composition.passes.take_statistics": lambda: registry.compose(
+            "registry.methods.moe.passes.take_statistics": lambda: registry.compose(
                 ["code", "math"], place / "other", Recipe(router="ridge", refine=1, trunk="mean")
             ),
         }

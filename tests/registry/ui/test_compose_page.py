@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from cli.main import main
 from registry import EnsembleRecipe, ExpertTraining, Recipe, Registry
-from registry.composition.context_routing.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.composition.recipe.recipe_fields import FIELDS
+from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.ui.composer.choices import BASICS, CHOICES, GROUPS, OPTIONS, WORDS, Choices, select_values
 from registry.ui.composer.composing import beside_latest, suggested_folder

@@ -1,1 +1,0 @@
-"""Files of a composition's weights as tasks of a cluster."""

@@ -1,0 +1,1 @@
+"""One dense model made of several."""

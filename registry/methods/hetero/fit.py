@@ -1,0 +1,203 @@
+"""Projectors and router of members of different architectures, computed from their stored weights and tokens."""
+
+from collections.abc import Iterator, Sequence
+from tempfile import TemporaryFile
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from registry.errors import IncompatibleError
+from registry.families.sites import TOKEN_COUNTS
+from registry.io.memory import return_freed_memory
+from registry.io.torch_blocks import to_block, to_tensor
+from registry.maths.projection.projectors import UNUSED, HeadGram, TableSums
+from registry.maths.projection.sequence_router import SequenceSums
+from registry.maths.threads import Once
+from registry.member import Member
+from registry.methods.hetero.tables import Tables
+
+_ROWS = 1024
+"""Rows of tables that are summed at once, and embeddings that are averaged at once."""
+
+
+class HeteroFit:
+    """The projectors between the lead's tables and each member, and the router; computed when asked for and not kept.
+
+    The lead's tables wait in temporary files meanwhile; of the others one block of rows is read at a time. Safe for
+    several threads.
+
+    Args:
+        members: the members' tables, in order.
+        lead: the tables that all share.
+        lam: λ of input projectors and router.
+        routing_tokens: how many first tokens of a window the router sees; 0 for all.
+    """
+
+    def __init__(self, members: Sequence[Tables], lead: Tables, lam: float, routing_tokens: int) -> None:
+        self._members, self._lead = members, lead
+        self._lam, self._tokens = lam, routing_tokens
+        self._lock = Lock()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lead's tables and of what was made of them; they are read again when needed."""
+        lead = self._lead
+        self._embedding = Once(lambda: _in_file(lead.member, lead.embedding))
+        own_head = lead.head != lead.embedding
+        self._head = Once(lambda: _in_file(lead.member, lead.head)) if own_head else self._embedding
+        self._checked: set[int] = set()
+
+    def check(self) -> None:
+        """Check that every projector out of a member can be computed.
+
+        Raises:
+            IncompatibleError: the lead's head has not full rank; the message has its rank.
+        """
+        for tables in self._members:
+            if tables.has_output_projector(self._lead):
+                self._check_rank(self._shared_rows(tables))
+
+    def input_projector(self, index: int) -> Float[Tensor, "D d"]:
+        """Return P of a member as the weight of a linear map, float64.
+
+        Raises:
+            IncompatibleError: the embeddings of the tokens that it uses do not determine it.
+        """
+        tables, shared = self._members[index], self._embedding()
+        counts = token_counts(tables.member).double()
+        sums, start = TableSums(self._lead.width, tables.width), 0
+        for own in _pieces(tables.member, tables.embedding):
+            here = counts[start : start + len(own)][: max(0, len(shared) - start)]
+            used = here.nonzero()[:, 0]
+            if len(used):
+                rows = torch.from_numpy(shared[(used + start).numpy()])
+                sums.add(rows.double(), own[used].double(), here[used])
+            start += len(own)
+        try:
+            return sums.solve(self._lam).T.contiguous()
+        except ValueError as error:
+            raise IncompatibleError(
+                f"{tables.member.version.ref}: its tokens do not determine the map from the embedding of "
+                f"{self._lead.member.version.ref}: {error}",
+                "give a ridge strength: --lam 0.01",
+            ) from error
+        finally:
+            return_freed_memory()
+
+    def output_projector(self, index: int) -> Float[Tensor, "d D"]:
+        """Return R of a member as the weight of a linear map, float64 (errors as `check`)."""
+        tables, shared = self._members[index], self._head()
+        count = self._shared_rows(tables)
+        self._check_rank(count)
+        counts = token_counts(tables.member)[:count].double()
+        weights = counts + UNUSED * (float(counts.mean()) or 1.0)
+        sums, start = TableSums(self._lead.width, tables.width), 0
+        for own in _pieces(tables.member, tables.head):
+            mine = own[: max(0, count - start)].double()
+            if len(mine):
+                rows = torch.from_numpy(shared[start : start + len(mine)].copy()).double()
+                sums.add(rows, mine, weights[start : start + len(mine)])
+            start += len(own)
+        try:
+            return sums.solve() * (tables.scale / self._lead.scale)
+        except ValueError as error:
+            raise self._low_rank(count, f"is nearly of lower rank for the tokens of {tables.member.name}") from error
+        finally:
+            return_freed_memory()
+
+    def router(self) -> Float[Tensor, "E d"]:
+        """Return the weight of the router, float64.
+
+        Raises:
+            IncompatibleError: the members' windows do not determine it.
+        """
+        sums, shared = SequenceSums(self._lead.width), self._embedding()
+        for tables in self._members:
+            for means in _means(tables.member, shared, self._tokens):
+                sums.add(means)
+            sums.close_member()
+        try:
+            return sums.solve(self._lam)
+        except ValueError as error:
+            raise IncompatibleError(
+                f"the members' texts do not determine the router: {error}", "give a ridge strength: --lam 0.01"
+            ) from error
+        finally:
+            return_freed_memory()
+
+    def _shared_rows(self, tables: Tables) -> int:
+        """Return how many rows the lead's tables and a member's have in common."""
+        return min(tables.rows, self._lead.rows)
+
+    def _check_rank(self, count: int) -> None:
+        """Check that the first rows of the lead's head have full rank.
+
+        Raises:
+            IncompatibleError: they have not.
+        """
+        with self._lock:
+            if count in self._checked:
+                return
+            rows, gram = self._head(), HeadGram(self._lead.width)
+            for start in range(0, count, _ROWS):
+                gram.add(torch.from_numpy(rows[start : min(start + _ROWS, count)].copy()).double())
+            if (rank := gram.rank()) < self._lead.width:
+                raise self._low_rank(count, f"has rank {rank}")
+            self._checked.add(count)
+
+    def _low_rank(self, count: int, problem: str) -> IncompatibleError:
+        lead = self._lead
+        others = [tables.member.name for tables in self._members if tables.member.name != lead.member.name]
+        return IncompatibleError(
+            f"the head of {lead.member.version.ref}, {lead.head} of shape {count} x {lead.width}, {problem}: what "
+            "others give cannot be projected in front of it",
+            f"let another member lead: --lead {' or '.join(others[:3])}; or leave {lead.member.name} out",
+        )
+
+
+def token_counts(member: Member) -> Int64[Tensor, "V"]:
+    """Return how often a member's calibration used each token: as stored, else counted from the kept tokens."""
+    if member.has_statistics(TOKEN_COUNTS):
+        return member.token_counts
+    calibration = member.calibration
+    assert calibration is not None, "members of one model have kept tokens"
+    return calibration.counts(member.architecture.vocab_size)
+
+
+def _means(member: Member, embedding: "npt.NDArray[np.float32]", tokens: int) -> Iterator[Tensor]:
+    """Yield the mean embedding of the first tokens of each kept window, float64, block by block."""
+    calibration = member.calibration
+    assert calibration is not None, "members of one model have kept tokens"
+    width = min(tokens, calibration.ids.shape[1]) if tokens else calibration.ids.shape[1]
+    at_once = max(1, _ROWS // width)
+    lengths = calibration.lengths.clamp(max=width).long()
+    for start in range(0, len(lengths), at_once):
+        own = lengths[start : start + at_once]
+        ids = calibration.ids[start : start + at_once, :width].long()
+        # Text that an expert wrote may hold numbers of rows that pad its table, which are no tokens.
+        keep = (torch.arange(width)[None, :] < own[:, None]) & (ids < len(embedding))
+        rows = torch.from_numpy(embedding[ids.masked_fill(~keep, 0).flatten().numpy()]).double()
+        rows = rows.reshape(*ids.shape, -1).masked_fill(~keep[:, :, None], 0.0)
+        yield rows.sum(dim=1) / keep.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def _pieces(member: Member, name: str) -> Iterator[Float[Tensor, "r w"]]:
+    """Yield rows of a table; all of it is read, which checks its digest."""
+    source = member.open_weight(name)
+    for block in source.blocks():
+        yield from to_tensor(block, source.dtype).split(_ROWS)
+
+
+def _in_file(member: Member, name: str) -> "npt.NDArray[np.float32]":
+    """Return a table whose numbers, in float32, are in a temporary file, read when they are used."""
+    with TemporaryFile() as file:
+        width = 0
+        for rows in _pieces(member, name):
+            file.write(to_block(rows.float().contiguous()).tobytes())
+            width = rows.shape[1]
+        file.flush()
+        return np.memmap(file, dtype=np.float32, mode="r").reshape(-1, width)

@@ -1,0 +1,1 @@
+"""Sparse mixtures: trunks, routers, context routing and refits."""

@@ -1,0 +1,81 @@
+"""Estimates of the memory that passes and refits of kept tokens take, and the rendering of a tensor.
+
+Shapes: E members, L layers, H hidden size, F intermediate size of the MLP, A width of attention's output before its
+projection; T tokens of a batch, in windows of S.
+"""
+
+import math
+from collections.abc import Sequence
+
+from registry.composition.recipe import Recipe
+from registry.hosts import Trunk
+from registry.hosts.tensors import Evidence, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Widened
+from registry.maths.router import OWN, ROUTERS
+from registry.member import Member
+from registry.methods.moe.refit.token_streams import BATCH_TOKENS
+from store.arrays import CHUNK_ELEMENTS
+
+LIBRARIES = 1 << 26
+"""Room that libraries take for compiled kernels and buffers."""
+
+
+def pass_bytes(recipe: Recipe, members: Sequence[Member], lead: Member, nbytes: int) -> int:
+    """Return an upper estimate of the bytes that are in memory while tokens run through models; 0 for none.
+
+    Args:
+        recipe: of the composition.
+        members: of the composition.
+        lead: the member whose sizes the composition has.
+        nbytes: the size of the composition's weights.
+    """
+    if recipe.to != "moe":
+        return 0
+    refitted = refit_bytes(recipe, members, lead) if recipe.refine_mlp else 0
+    return max(refitted, _retaken_bytes(recipe, lead, nbytes) if recipe.retakes else 0)
+
+
+def refit_bytes(recipe: Recipe, members: Sequence[Member], lead: Member) -> int:
+    """Return an upper estimate of the bytes of a refit: one layer, one batch of tokens, and the sums of one step.
+
+    Nothing of it grows with the layers, the vocabulary or the number of tokens.
+    """
+    architecture = lead.architecture
+    size, inner = architecture.hidden_size, architecture.intermediate_size
+    heads = architecture.num_attention_heads
+    window = max(member.link("calibration", "ids").shape[1] for member in members)
+    # Of a layer of the composed model and of the same layer of an expert, in float32.
+    first = f"{lead.family.layers}.0."
+    layer = sum(math.prod(link.shape) for link in lead.arrays if link.name.startswith(first))
+    # Within a layer: the MLP's gate, up and down inputs, the stream and its copies, and the scores of attention.
+    tokens = max(BATCH_TOKENS, window)
+    activations = 4 * tokens * (4 * inner + 8 * max(size, heads * architecture.head_dim) + heads * window)
+    # G and its factor, B and the right and left sides of the solution, in float64.
+    inputs = max(inner, heads * architecture.head_dim)
+    solved = 8 * (2 * inputs**2 + 4 * inputs * size)
+    # Sums of each member: int64, and int32 by limbs.
+    routers = 32 * len(members) * (size + 1) ** 2 if ROUTERS[recipe.router].features == OWN else 0
+    head = 2 * 8 * len(members) * size**2  # G and B of each member
+    return LIBRARIES + 2 * 4 * layer + activations + max(solved, routers, head)
+
+
+def _retaken_bytes(recipe: Recipe, lead: Member, nbytes: int) -> int:
+    """Return the bytes of the largest model that tokens run through whole, and of the sums that are taken there."""
+    architecture = lead.architecture
+    dense = sum(link.nbytes for link in lead.arrays if link.role in ("trunk", "mlp"))
+    sums = 2 * 8 * architecture.num_hidden_layers * (architecture.hidden_size + 1) ** 2
+    return sums + (nbytes if recipe.refine > 1 else dense)
+
+
+def rendered_elements(made: Made) -> int:
+    """Return how many elements of a tensor are in memory at once."""
+    size = math.prod(made.shape)
+    if isinstance(made, Evidence):
+        return size
+    if isinstance(made, HeadMap):  # sums, their factors and an eigendecomposition
+        return 8 * made.hidden_size**2 + min(CHUNK_ELEMENTS, size)
+    if isinstance(made, OwnHeadMap):  # sums, their factors and their solution
+        return 8 * made.shape[0] ** 2
+    if isinstance(made, Widened | EvidenceEmbedding):
+        return min(size, 2 * rendered_elements(made.inner))
+    reordered = isinstance(made, Trunk) and made.rows.rows is not None and not isinstance(made.rows.rows, range)
+    return size if reordered else min(CHUNK_ELEMENTS, size)

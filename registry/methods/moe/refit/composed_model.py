@@ -1,0 +1,235 @@
+"""The composed model of a refit: one layer at a time, and the residual stream of each member's tokens.
+
+Shapes: E members (experts of a layer), H hidden size; N windows of S tokens for one member, taken in batches of b
+windows; T tokens that count (not padding) in a batch. A linear map of I inputs and O outputs has the weight (O, I).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from registry.checkpoint import Checkpoint
+from registry.io.memory import return_freed_memory
+from registry.io.torch_blocks import to_tensor, torch_dtype
+from registry.member import Member
+from registry.methods.moe.refit.choice import Choice
+from registry.methods.moe.refit.refit_source import RefitSource
+from registry.methods.moe.refit.token_streams import Text
+from registry.methods.moe.tensor_source import TensorSource
+from registry.runtime.layerwise import Layers
+from registry.runtime.loading import device_name
+from registry.runtime.row_file import RowFile
+from store.arrays import ArraySource
+
+
+class Replay(nn.Module):
+    """A module in place of an MLP: it keeps its input, and returns a given output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input, self.output = torch.empty(0), None
+
+    output: Tensor | None
+
+    def forward(self, x: Float[Tensor, "*T H"]) -> Float[Tensor, "*T H"]:
+        """Return `output`, or zeros."""
+        self.input = x
+        return torch.zeros_like(x) if self.output is None else self.output.view(x.shape)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the composed model.
+
+    Attributes:
+        number: counted from 0.
+        module: the layer, with the composed weights.
+        replay: what stands in the place of its MLP.
+    """
+
+    number: int
+    module: Any
+    replay: Replay
+
+
+class ComposedModel:
+    """The composed model that a refit solves for: what is the same whatever a linear map is fitted to.
+
+    Args:
+        source: the tensors of the composition.
+        composed: a dense folder of the composed trunk, which gives its weights and scales.
+        work: a folder for streams and refitted tensors.
+        choice: the expert of each token.
+    """
+
+    def __init__(self, source: TensorSource, composed: Checkpoint, work: Path, choice: Choice) -> None:
+        self.plan, self.work, self._composed, self._choice = source.plan, work, composed, choice
+        self.family, self.architecture = composed.family, composed.architecture
+        self.attention = self.family.attention(self.architecture)
+        self.residual = self.family.residual(self.architecture)
+        self.mlp = self.family.down.rpartition(".")[0]
+        self.device = torch.device(device_name(self.plan.recipe.device))
+        self.layers = Layers(self.family, self.architecture, composed.config, self.device)
+        self.result = RefitSource(source, work, choice.routers)
+        self.token_weights = self.plan.statistics_weights  # of each member's tokens
+
+    def text(self, number: int, member: Member) -> Text:
+        """Return a member's tokens, with the streams before the first layer.
+
+        Args:
+            number: the member's number.
+            member: the member.
+        """
+        text = Text.of(member, number, self.architecture.hidden_size, self.work)
+        used, name = text.ids.unique().long(), self.family.embedding
+        for source, stream in ((self._composed.source(name), text.composed), (member.open_weight(name), text.dense)):
+            rows = _rows(source, used, self.work / "embedding.rows")
+            for windows in text.batches():
+                # Only the rows of the embeddings that the batch uses: ids are numbers of these, in their order.
+                ids, numbers = text.ids[windows].long().unique(return_inverse=True)
+                embed = self.layers.embedded(rows.take(torch.searchsorted(used, ids)))
+                stream.write(windows.start, embed(numbers))
+            rows.clear()
+        return_freed_memory()
+        return text
+
+    def layer(self, number: int) -> Layer:
+        """Return a layer with the composed weights."""
+        module, replay = self.layers.layer(number, self._composed.tensor), Replay()
+        module._modules[self.mlp] = replay
+        return Layer(number, module, replay)
+
+    def last_norm(self) -> Any:
+        """Return the norm before the head, with the composed weights."""
+        return self.layers.last_norm(self._composed.tensor)
+
+    def run(self, layer: Layer, stream: Float[Tensor, "b S H"]) -> Float[Tensor, "b S H"]:
+        """Return the residual stream after a layer, given the stream before it."""
+        return self.layers.run(layer.number, layer.module, stream)
+
+    def set(self, module: Any, name: str, weight: Float[Tensor, "O I"], member: int | None = None) -> None:
+        """Replace a weight by its solution, rounded as it will be written: later solutions use the written weights.
+
+        Args:
+            module: the linear map.
+            name: its name in the dense model.
+            weight: the solution.
+            member: the number of the member whose MLP it is of; None for the trunk.
+
+        Raises:
+            ValueError: the solution is not finite in the dtype that is written.
+        """
+        stored = self.plan.members[member or 0].weight(f"{name}.weight")
+        rounded = weight.cpu().to(torch_dtype(self.plan.recipe.dtype or stored.dtype))
+        if not bool(torch.isfinite(rounded).all()):
+            raise ValueError(f"the solution for {name} is not finite in {rounded.dtype}")
+        self.result.put(member, f"{name}.weight", rounded)
+        module.weight = nn.Parameter(rounded.float().to(self.device), requires_grad=False)
+
+    def run_attention(self, layer: Layer, texts: Sequence[Text]) -> None:
+        """Run the layer's attention: record the input of the MLPs, and the stream if they gave zeros.
+
+        Where a norm follows the MLP, the stream stays that before the layer.
+        """
+        layer.replay.output = None
+        for member, text in enumerate(texts):
+            for windows in text.batches():
+                stream = self.run(layer, self.read(text.composed, windows))  # (b, S, H)
+                mlp_input = layer.replay.input.view(stream.shape).cpu()
+                text.mlp_input.write(windows.start, mlp_input)
+                self._choice.count(layer.number, member, windows.start, mlp_input)
+                if self.residual is not None:  # h_after = stream + residual · MLP
+                    text.composed.write(windows.start, stream)
+
+    def route(self, layer: Layer, texts: Sequence[Text]) -> None:
+        """Decide which expert each token goes to."""
+        self._choice.solve(layer.number)
+        for member, text in enumerate(texts):
+            for windows in text.batches():
+                mlp_input = text.mlp_input.read(windows)
+                text.experts[windows] = self._choice.experts(layer.number, member, windows.start, mlp_input)
+
+    def add_outputs(self, layer: Layer, texts: Sequence[Text], outputs: Sequence[RowFile]) -> None:
+        """Take the composed stream through the MLPs: each token by the output of the one that it was routed to.
+
+        Args:
+            layer: the layer.
+            texts: the members' tokens.
+            outputs: the outputs of each expert's MLP for the tokens that are routed to it, text by text; removed.
+        """
+        positions = [0] * len(outputs)
+        for text in texts:
+            for windows in text.batches():
+                keep, chosen = text.keep[windows], text.experts[windows]  # (b, S)
+                mlp_output = torch.zeros((*keep.shape, self.architecture.hidden_size))
+                for expert, rows in enumerate(outputs):
+                    used = keep & (chosen == expert)
+                    start, count = positions[expert], int(used.sum())
+                    mlp_output[used] = rows.read(slice(start, start + count))
+                    positions[expert] += count
+                stream = self.read(text.composed, windows)
+                if self.residual is not None:
+                    stream = stream + self.residual * mlp_output.to(self.device)
+                else:  # a norm follows the MLP, so the layer runs again with its output
+                    layer.replay.output = mlp_output.to(self.device)
+                    stream = self.run(layer, stream)
+                text.composed.write(windows.start, stream)
+        for rows in outputs:
+            rows.clear()
+
+    def read(self, stream: RowFile, windows: slice) -> Float[Tensor, "b S H"]:
+        """Return some windows of a stream, on the device."""
+        return stream.read(windows).to(self.device)
+
+    def tokens(self, x: Tensor, text: Text, windows: slice) -> Float[Tensor, "T I"]:
+        """Return the rows of the tokens that count, from (b, S, I) or (b · S, I)."""
+        return x.reshape(-1, x.shape[-1])[text.keep[windows].flatten().to(x.device)]
+
+
+def weights_of(member: Member) -> Callable[[str], Tensor]:
+    """Return a function from the names of a dense expert's tensors to these."""
+    return partial(weight_of, member)
+
+
+def weight_of(member: Member, name: str) -> Tensor:
+    """Return one tensor of a dense expert."""
+    source = member.open_weight(name)
+    return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
+
+
+def affine(member: Member, full_name: str, module: Any) -> Float[Tensor, "O J"]:
+    """Return a member's weight with one more column: its bias, less the composed one, which stays.
+
+    Args:
+        member: the member.
+        full_name: of the linear map in the dense model.
+        module: the map in the composed model.
+    """
+    weight = weight_of(member, f"{full_name}.weight").double()
+    column = torch.zeros((len(weight), 1), dtype=torch.float64)
+    if module.bias is not None:
+        column[:, 0] = weight_of(member, f"{full_name}.bias").double() - module.bias.double().cpu()
+    return torch.cat([weight, column], dim=1)
+
+
+def bias_of(module: Any) -> Tensor | float:
+    """Return the bias of a linear map, 0 if it has none."""
+    bias: Tensor | None = module.bias
+    return 0.0 if bias is None else bias
+
+
+def _rows(source: ArraySource, numbers: Int64[Tensor, "n"], path: Path) -> RowFile:
+    """Write some rows of a stored tensor (V, H) to a file, by ascending numbers."""
+    found, start = RowFile(path, source.shape[1:]), 0
+    for block in source.blocks():
+        rows = to_tensor(block, source.dtype)
+        here = numbers[(numbers >= start) & (numbers < start + len(rows))] - start
+        found.append(rows[here].float())
+        start += len(rows)
+    return found

@@ -1,0 +1,118 @@
+"""A SIMoE as one module: a frozen dense model, the shared weights D of its linear layers, gates and a router.
+
+D begins at 0, so that training begins at the base model whatever the masks and the router say. The gates begin mostly
+open and at random, so that no two experts are alike, and the router near equal weights; their first values are ours.
+
+Shapes: B windows, S tokens, n experts, R outputs of all linear layers of attention and MLPs, O of one, H hidden size.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from registry.maths.interpolation.hard_concrete import sampled_gates
+from registry.maths.interpolation.interpolated_linear import change, expert_weight, expert_weights, mixed_gates
+from registry.maths.interpolation.masks import (
+    expected_sparsity,
+    final_masks,
+    gate_overlap,
+    next_multiplier,
+    overlap,
+)
+from registry.methods.simoe.settings import SimoeTraining
+
+FIRST_MEAN, FIRST_SPREAD = 1.0, 0.5
+"""Mean and standard deviation of log α at the start: P(z ≠ 0) is about 0.93."""
+CURVES = ("sparsity", "overlap", "multiplier")
+"""Columns of the record of a training: expected sparsity, overlap of the gates without noise, and λ after each step."""
+
+
+class Simoe(nn.Module):
+    """The SIMoE.
+
+    Args:
+        model: a dense model in float32; its weights stay as they are.
+        modules: the names of the linear modules of its attention and MLPs, layer by layer.
+        settings: the settings of the training.
+    """
+
+    def __init__(self, model: Any, modules: Sequence[str], settings: SimoeTraining) -> None:
+        super().__init__()
+        self.model, self.settings = model, settings
+        model.requires_grad_(False)
+        layers = [model.get_submodule(name) for name in modules]
+        device, size = layers[0].weight.device, model.get_input_embeddings().weight.shape[1]
+        self.outputs = [layer.weight.shape[0] for layer in layers]
+        self.deltas = nn.ParameterList([torch.zeros_like(layer.weight) for layer in layers])
+        draw = torch.Generator().manual_seed(settings.seed)  # on the CPU: the same on every device
+        first = torch.randn((settings.experts, sum(self.outputs)), generator=draw) * FIRST_SPREAD + FIRST_MEAN
+        self.log_alpha = nn.Parameter(first.to(device))
+        row = torch.randn((settings.experts, size), generator=draw) * size**-0.5
+        self.router = nn.Parameter(row.to(device))
+        self.multiplier = nn.Parameter(torch.zeros(1), requires_grad=False)  # of no gradient, and saved with the others
+        self.record = nn.Parameter(torch.zeros(settings.weights.steps, len(CURVES)), requires_grad=False)
+        self._gates: Sequence[Tensor] = ()
+        self._masks: Tensor | None = None
+        for number, layer in enumerate(layers):
+            layer.register_forward_hook(self._changing(number))
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The tensors that a training changes, in a fixed order."""
+        return [*self.deltas, self.log_alpha, self.router, self.multiplier, self.record]
+
+    def forward(self, input_ids: Int64[Tensor, "B S"], **others: Any) -> Any:
+        """Return the output of the model with the weights that each window's prompt gives the experts.
+
+        Masks are random in training, the same for all windows of a batch; otherwise they are the final ones.
+        """
+        with torch.autocast(input_ids.device.type, enabled=False):
+            embedding = self.model.get_input_embeddings()
+            prompt = embedding(input_ids[:, : self.settings.prompt_tokens]).float().mean(dim=1)  # (B, H)
+            self._masks = self._sampled() if self.training else self.final()[0].float()
+            gates = mixed_gates(expert_weights(prompt, self.router), self._masks)
+        self._gates = gates.split(self.outputs, dim=1)
+        return self.model(input_ids=input_ids, **others)
+
+    def penalty(self) -> Float[Tensor, ""]:
+        """Return λ (τ - expected sparsity) + β overlap, of the masks of the last pass."""
+        assert self._masks is not None
+        short = self.settings.sparsity - expected_sparsity(self.log_alpha)
+        constraint = self.multiplier[0].to(short.device) * short
+        return constraint + (self.settings.beta * overlap(self._masks) if self.settings.beta else 0.0)
+
+    @torch.no_grad()
+    def ascend(self, step: int) -> None:
+        """Take a step of dual ascent after a step of the training, counted from 1, and record it."""
+        sparsity = float(expected_sparsity(self.log_alpha))
+        value = next_multiplier(float(self.multiplier), sparsity, self.settings.sparsity, self.settings.dual_lr)
+        self.multiplier.fill_(value)
+        self.record[step - 1] = torch.tensor([sparsity, float(gate_overlap(self.log_alpha)), value])
+
+    def final(self) -> tuple[Bool[Tensor, "n R"], int]:
+        """Return the masks that stay, and the number of gates that were closed for the sparsity."""
+        return final_masks(self.log_alpha.detach(), self.settings.sparsity)
+
+    @staticmethod
+    def expert(weight: Tensor, delta: Tensor, mask: Bool[Tensor, "O"]) -> Tensor:
+        """Return rows of a linear layer's weight of one expert, in float32.
+
+        Args:
+            weight: the base model's.
+            delta: D, as it is stored.
+            mask: the expert's mask of these rows.
+        """
+        return expert_weight(weight.float(), delta.float(), mask.float())
+
+    def _sampled(self) -> Float[Tensor, "n R"]:
+        uniform = torch.rand(self.log_alpha.shape)  # on the CPU: the same on every device
+        return sampled_gates(self.log_alpha, uniform.to(self.log_alpha.device))
+
+    def _changing(self, number: int) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+        def add(_module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            return output + change(inputs[0], self.deltas[number], self._gates[number]).to(output.dtype)
+
+        return add

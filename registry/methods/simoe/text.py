@@ -1,0 +1,75 @@
+"""Windows of a SIMoE's training: their first tokens are the router's, and the loss counts the others.
+
+Shapes: N windows, B of them, S tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from registry.calibration import Calibration, Corpus, random_places
+from registry.checkpoint import Checkpoint
+from registry.errors import CalibrationError
+from registry.methods.simoe.settings import SimoeTraining
+from registry.progress import Progress, remark
+from registry.training.training_windows import HELD_OUT, Windows, check_vocabulary, make_windows
+
+
+@dataclass(frozen=True)
+class SimoeWindows(Windows):
+    """Windows that are longer than a prompt.
+
+    Attributes:
+        prompt_tokens: first tokens of a window, which no loss counts.
+    """
+
+    prompt_tokens: int
+
+    def take(self, numbers: Int64[Tensor, "B"]) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
+        """Return (ids, keep) of some windows; keep is False at padding and in the prompt."""
+        ids, keep = super().take(numbers)
+        keep = keep.clone()
+        keep[:, : self.prompt_tokens] = False
+        return ids, keep
+
+    @property
+    def predicted(self) -> int:
+        """Number of held-out tokens that the loss counts."""
+        return int((self.all.lengths[self.held_out] - self.prompt_tokens).sum())
+
+
+def read_simoe_windows(
+    files: Sequence[Path], checkpoint: Checkpoint, tokenizer: Any, settings: SimoeTraining, progress: Progress
+) -> SimoeWindows:
+    """Read the windows of a training; each is used once before any is used again.
+
+    Args:
+        files: the text.
+        checkpoint: the base model.
+        tokenizer: of the base model.
+        settings: the settings, with the tokens of a window that the model takes.
+        progress: receives a remark on too little text.
+
+    Raises:
+        CalibrationError: there is no text longer than a prompt, or a token is beyond the model's vocabulary.
+    """
+    size, weights = settings.seq_len, settings.weights
+    count = weights.steps * weights.batch_size * weights.accumulate + HELD_OUT
+    corpus = Corpus(list(files), tokenizer)
+    found = random_places(corpus, tokenizer, tokens=count * size, seq_len=size, seed=settings.seed)
+    check_vocabulary(found, checkpoint.architecture.vocab_size, found.label)
+    long = found.lengths > settings.prompt_tokens
+    if not bool(long.any()):
+        raise CalibrationError(
+            f"{found.label}: no window has more than the {settings.prompt_tokens} tokens of a prompt",
+            "give more text with --data, or fewer --prompt-tokens",
+        )
+    windows = make_windows([Calibration(found.ids[long], found.lengths[long], found.label)], size, settings.seed)
+    passes = (count - HELD_OUT) / len(windows.training)
+    if passes >= 2:
+        remark(progress, f"{found.label} is read {passes:.1f} times: it has fewer tokens than asked for")
+    return SimoeWindows(windows.all, windows.training, windows.held_out, windows.seed, settings.prompt_tokens)

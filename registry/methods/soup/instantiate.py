@@ -1,0 +1,214 @@
+"""Instantiation of a soup: the dense model of some domain weights, as a composition with coefficients.
+
+Domain weights are given, or are the histogram of documents over the domains (Ablin et al. 2025, algorithm 3): each is
+embedded by the shared weights, as the mean MLP input of the last layer, and counts for the nearest centroid. Then
+
+    h → α = φ(h) → Θ = S + Σ_j α_j E_j                                               (eq. 2–3)
+
+and Θ is task arithmetic on the base model S: E_j is the difference of expert j and S. The coefficients can be fitted to
+text instead, and then no domain weights take part.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from registry.calibration import Corpus
+from registry.checkpoint.soup_files import SOUP_ROUTER, SoupRouter, unpack_router
+from registry.composition.compose import compose
+from registry.composition.plan import Plan
+from registry.composition.recipe import Recipe
+from registry.composition.recipe.recipe_fields import DENSE
+from registry.errors import CalibrationError, ConflictError, InvalidInputError
+from registry.io.display import few
+from registry.io.dtypes import AUTO
+from registry.maths.soup_weights import coefficients, nearest_shares
+from registry.member import Member, load_member
+from registry.methods.dense.domain_weights import document_means
+from registry.methods.moe.passes import pass_context, stored_folder
+from registry.methods.soup.version import check_soup
+from registry.names.reference import copy_name, require_list
+from registry.names.suggest import suggest
+from registry.output.place import output_of
+from registry.runtime.loading import load_tokenizer
+from registry.runtime.upcast import load_for_pass
+from registry.training.coefficients import FitSettings, fit_coefficients
+from registry.workspace import PathLike, Workspace
+from store.catalog import VersionRecord
+
+TASK_ARITHMETIC = "task-arithmetic"
+_FEW = 8
+"""Domains up to which a message lists all of them."""
+
+
+@dataclass(frozen=True)
+class Instantiated:
+    """The result of an instantiation.
+
+    Attributes:
+        plan: the composition.
+        domain_weights: domain → share, all together 1; empty where the coefficients were fitted.
+        coefficients: expert → α.
+    """
+
+    plan: Plan
+    domain_weights: dict[str, float]
+    coefficients: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Soup:
+    """A registered soup.
+
+    Attributes:
+        shared: S, with its arrays.
+        domains: names of its domains.
+        experts: the versions of its experts, by number.
+    """
+
+    shared: Member
+    domains: Sequence[str]
+    experts: Sequence[VersionRecord]
+
+
+def instantiate(
+    workspace: Workspace,
+    soup: str,
+    out: PathLike,
+    *,
+    weights: Mapping[str, float] | None = None,
+    like: Sequence[PathLike] = (),
+    fit: Sequence[PathLike] = (),
+    settings: FitSettings | None = None,
+    force: bool = False,
+) -> Instantiated:
+    """Write the dense model of a soup for some domain weights (arguments and errors as `Registry.instantiate`)."""
+    like, fit = require_list(like, "like"), require_list(fit, "fit")
+    _check_one({"--weights": weights is not None, "--like": bool(like), "--fit": bool(fit)})
+    workspace.check_owner()
+    output_of(out).check(replace=force)
+    found = _open(workspace, soup)
+    refs, base = [expert.ref for expert in found.experts], found.shared.version.ref
+    shares: dict[str, float] = {}
+    if fit:
+        recipe = fit_coefficients(workspace, refs, fit, None, settings, base=base).recipe
+    else:
+        router = _router(workspace, found.shared)
+        shares = _given(found, weights) if weights is not None else _shares_of(workspace, found, router, like, settings)
+        alpha = coefficients(
+            list(shares.values()),
+            (torch.from_numpy(router.hidden.copy()), torch.from_numpy(router.hidden_bias.copy())),
+            (torch.from_numpy(router.output.copy()), torch.from_numpy(router.output_bias.copy())),
+        )
+        names = [expert.name for expert in found.experts]
+        recipe = Recipe(to=DENSE, trunk=TASK_ARITHMETIC, coefficients=dict(zip(names, alpha, strict=True)))
+    plan = compose(workspace, refs, out, recipe, base=base, force=force)
+    assert isinstance(plan, Plan)
+    return Instantiated(plan, shares, dict(recipe.coefficients))
+
+
+def _check_one(given: Mapping[str, bool]) -> None:
+    """Check that one of the options that say what the model is for is given.
+
+    Raises:
+        InvalidInputError: none is, or several are.
+    """
+    names = [name for name, is_given in given.items() if is_given]
+    if not names:
+        raise InvalidInputError(
+            "nothing says what the model is for: weights of the domains, or text to be like or to be fitted to",
+            "give one of --weights A=…,B=…, --like FILE and --fit FILE",
+        )
+    if len(names) > 1:
+        raise InvalidInputError(
+            f"{' and '.join(names)} are given, and each of them alone says what the model is for",
+            f"drop all but one: {', '.join(names)}",
+        )
+
+
+def _open(workspace: Workspace, ref: str) -> _Soup:
+    """Return a soup and its experts.
+
+    Raises:
+        InvalidInputError: the version is no soup.
+        ConflictError: one of its experts was opted out.
+    """
+    version = workspace.resolve(ref)
+    check_soup(version)
+    document = (version.content or {})["soup"]
+    experts, count = [], document["experts"]
+    for number in range(1, count + 1):
+        name = copy_name(version.name, number, count)
+        own = {"soup": version.digest, "number": number}
+        versions = [one for one in workspace.catalog.versions(name) if (one.content or {}).get("soup") == own]
+        active = [one for one in versions if one.state == "active"]
+        if not active:
+            raise ConflictError(
+                f"{name} of the soup {version.ref} was opted out or is not registered here, and its other experts and "
+                "shared weights were trained together with it",
+                f"train the soup again without that text: reg train-soup {version.name} --base B --domains FILE …",
+            )
+        experts.append(active[-1])
+    return _Soup(load_member(workspace, version), document["domains"], experts)
+
+
+def _router(workspace: Workspace, shared: Member) -> SoupRouter:
+    with workspace.reading(shared.version):
+        data = shared.file(SOUP_ROUTER)
+    return unpack_router(data, shared.content["soup"], shared.architecture.hidden_size, shared.version.ref)
+
+
+def _given(soup: _Soup, weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of every domain.
+
+    Raises:
+        InvalidInputError: a name is no domain's, a weight is negative or not finite, or none is more than 0.
+    """
+    ref, listed = soup.shared.version.ref, _listed(soup)
+    if unknown := [name for name in weights if name not in soup.domains]:
+        near = suggest(unknown[0], soup.domains, most=3)
+        raise InvalidInputError(f"{unknown[0]!r} is no domain of {ref}{near}", f"its domains are: {listed}")
+    for name, weight in weights.items():
+        if not 0 <= weight < float("inf"):
+            raise InvalidInputError(
+                f"the weight of domain {name} is {weight}, it must be finite and 0 or more",
+                f"leave it out, or give --weights {name}=1",
+            )
+    whole = sum(weights.values())
+    if not 0 < whole < float("inf"):
+        raise InvalidInputError(
+            f"the domain weights sum to {whole:g}, and must sum to a finite number above 0",
+            f"give one or more of: {listed}",
+        )
+    return {name: weights.get(name, 0.0) / whole for name in soup.domains}
+
+
+def _listed(soup: _Soup) -> str:
+    """Return a soup's domains, or the first of many, how many there are, and the command that lists them."""
+    names = list(soup.domains)
+    if len(names) <= _FEW:
+        return ", ".join(names)
+    return f"{few(names)}, {len(names):,} in all; reg show {soup.shared.version.ref} lists them"
+
+
+def _shares_of(
+    workspace: Workspace, soup: _Soup, router: SoupRouter, files: Sequence[PathLike], settings: FitSettings | None
+) -> dict[str, float]:
+    """Return the share of every domain among the documents of files (algorithm 3)."""
+    shared, device = soup.shared, None if settings is None else settings.device
+    paths = [Path(file) for file in files]
+    Corpus(paths, None)  # refuses what is no file before a weight is read
+    with (
+        workspace.reading(shared.version),
+        pass_context(workspace, [shared]) as context,
+        stored_folder(shared, context) as folder,
+    ):
+        model, tokenizer = load_for_pass(folder, AUTO, device, prefer_whole=True), load_tokenizer(folder)
+        corpus = Corpus(paths, tokenizer)
+        means = [mean[-1] for _, mean in document_means(shared, model, corpus, tokenizer, context.progress)]
+    if not means:
+        raise CalibrationError(f"{corpus.label} holds no text to be like", "give --like a file of documents")
+    shares = nearest_shares(means, torch.from_numpy(router.centroids.copy()).double())
+    return dict(zip(soup.domains, shares.tolist(), strict=True))
