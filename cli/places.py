@@ -72,8 +72,8 @@ def bring_copies(ctx: click.Context) -> None:
 
 def _copy(ctx: click.Context, url: InBucket) -> Path:
     from cli.session import Session
+    from registry.destination.fetch import fetched
     from registry.home import Home
-    from registry.output.fetch import fetched
 
     session = ctx.ensure_object(Session)
     path = ctx.with_resource(fetched(url, Home.locate(session.home, session.database), progress()))

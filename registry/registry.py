@@ -16,8 +16,8 @@ from registry import doctor as doctor_
 from registry import evaluation, hub, maintenance, registration, training
 from registry import opt_out as opt_out_
 from registry import report as report_
-from registry import simoe as simoe_
-from registry import soup as soup_
+from registry.methods import simoe as simoe_
+from registry.methods import soup as soup_
 from registry.calibration.corpus import check_files
 from registry.checkpoint import TrainingRecord, readable_training
 from registry.checkpoint.annotations import Annotations

@@ -146,9 +146,9 @@ def compose(
     if save_recipe is not None:
         recipes.check_recipe_output(save_recipe, force=force)
     if out is not None and not plan_only:
-        from registry.output.place import output_of
+        from registry.destination.address import destination_of
 
-        output_of(out).check(replace=force)
+        destination_of(out).check(replace=force)
     fit_settings = take_fit_settings(context, settings, fit)
     if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
         check_files([*like, *fit])  # wrong options are refused first
@@ -203,7 +203,7 @@ def compose(
             save()  # before the examination, which may be interrupted
             diagnosis = _examined(registry, out) if check else None
             if repo is not None and (diagnosis is None or diagnosis.is_healthy):
-                from registry.output.fetch import readable
+                from registry.destination.fetch import readable
 
                 with readable(out, registry.home, progress()) as folder:
                     pushed = registry.push(folder, target, license=license_id)
@@ -246,7 +246,7 @@ def _print_composed(plan: composition.AnyPlan, out: Path | str) -> None:
 
 def _examined(registry: Registry, out: Path | str) -> Diagnosis:
     """Return the diagnosis of a folder that was just written; Ctrl-C ends the examination alone."""
-    from registry.output.fetch import readable
+    from registry.destination.fetch import readable
 
     try:
         with readable(out, registry.home, progress()) as folder:

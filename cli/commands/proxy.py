@@ -8,7 +8,7 @@ from cli.option_groups import GroupedCommand
 from cli.options import Integer, file_path, split
 from cli.output import as_json, done, next_step, print_json, print_table
 from cli.session import Session, pass_session
-from registry.output.fresh import fresh
+from registry.destination.fresh import fresh
 
 _SCORE = (
     "score of a document: the discriminant of the expert's text against the public text, mean over layers; the larger,",

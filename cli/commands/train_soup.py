@@ -14,8 +14,8 @@ from cli.trained_output import amount
 from cli.training_options import training_options, weight_products
 from cli.version_output import version_document
 from registry.composition.trained.trained_parts import trained_tokens
+from registry.destination.fresh import fresh
 from registry.io.display import few
-from registry.output.fresh import fresh
 
 
 def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, list[Path]]:

@@ -14,6 +14,8 @@ from registry.composition.recipe.any_recipe import AnyRecipe
 from registry.composition.recipe.recipe_fields import OF_COPIES
 from registry.composition.recipe.recipe_rules import problem_of_copies
 from registry.composition.write import write_composition
+from registry.destination.address import destination_of
+from registry.destination.destination import Destination
 from registry.errors import InvalidInputError
 from registry.member import Member as Member
 from registry.member import copies_of
@@ -33,8 +35,6 @@ from registry.methods.simoe.recipe import SimoeRecipe
 from registry.methods.simoe.write import write_simoe
 from registry.names.reference import NAME_LIMIT, require_list
 from registry.names.resolve import base_model
-from registry.output.output import Output
-from registry.output.place import output_of
 from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
 from store.lock import exclusive
@@ -153,40 +153,40 @@ def compose(
 ) -> AnyPlan:
     """Write a composition to `out` and record it (arguments and errors as `Registry.compose`)."""
     workspace.check_owner()
-    output = output_of(out)
-    output.check(replace=force)
+    destination = destination_of(out)
+    destination.check(replace=force)
     plan = plan_composition(workspace, experts, recipe, base=base, from_base=from_base)
 
     def record() -> None:
-        workspace.catalog.record_composition(plan.digest, plan.document, used_versions(plan), output.place)
+        workspace.catalog.record_composition(plan.digest, plan.document, used_versions(plan), destination.address)
 
-    place = output.place
+    place = destination.address
     with exclusive(workspace.home.output_lock(place), f"composing into {place}"), workspace.catalog.output_lock(place):
-        write_plan(workspace, plan, output, replace=force, record=record)
+        write_plan(workspace, plan, destination, replace=force, record=record)
     return plan
 
 
 def write_plan(
     workspace: Workspace,
     plan: AnyPlan,
-    place: PathLike | Output,
+    place: PathLike | Destination,
     *,
     replace: bool = False,
     record: Callable[[], None] | None = None,
 ) -> None:
     """Write a planned composition (arguments as `Registry.write`)."""
-    output = place if isinstance(place, Output) else output_of(place)
+    destination = place if isinstance(place, Destination) else destination_of(place)
     with workspace.reading(*used_versions(plan)), ExitStack() as stack:
         if isinstance(plan, Hetero):
             stack.callback(plan.fit.close)
             plan.fit.check()
         if isinstance(plan, Ensemble):
-            _write_ensemble(workspace, plan, output, replace=replace, record=record or _nothing)
+            _write_ensemble(workspace, plan, destination, replace=replace, record=record or _nothing)
             return
         if isinstance(plan, SimoePlan):
             write_simoe(
                 plan,
-                output,
+                destination,
                 replace=replace,
                 record=record or _nothing,
                 progress=workspace.progress,
@@ -194,11 +194,11 @@ def write_plan(
             )
             return
         with pass_context(workspace, used_members(plan)) as context:
-            write_composition(plan, output, replace=replace, record=record, context=context)
+            write_composition(plan, destination, replace=replace, record=record, context=context)
 
 
 def _write_ensemble(
-    workspace: Workspace, ensemble: Ensemble, output: Output, *, replace: bool, record: Callable[[], None]
+    workspace: Workspace, ensemble: Ensemble, destination: Destination, *, replace: bool, record: Callable[[], None]
 ) -> None:
     """Write an ensemble, with what its shared trunk is made from in the cache."""
     with ExitStack() as stack:
@@ -208,7 +208,7 @@ def _write_ensemble(
             trunk = tensor_source_of(ensemble.trunk, context)
         write_ensemble(
             ensemble,
-            output,
+            destination,
             replace=replace,
             record=record,
             progress=workspace.progress,

@@ -6,15 +6,15 @@ from registry.composition.any_plan import AnyPlan
 from registry.composition.manifest import folder_document
 from registry.composition.plan import Plan
 from registry.composition.shard_tasks import ShardTasks
+from registry.destination.destination import Destination
 from registry.io.model_folder import MARKER, json_file
 from registry.methods.moe.card import model_card
 from registry.methods.moe.model_writer import streams_of, write_model
 from registry.methods.moe.passes import PassContext, tensor_source_of
-from registry.output.output import Output
 
 
 def write_composition(
-    plan: Plan, out: Output, *, replace: bool, record: Callable[[], None] | None, context: PassContext
+    plan: Plan, out: Destination, *, replace: bool, record: Callable[[], None] | None, context: PassContext
 ) -> None:
     """Write the composition that `plan` describes to `out`, which appears whole or not at all.
 

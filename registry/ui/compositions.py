@@ -11,9 +11,9 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from registry.destination.address import may_exist
 from registry.errors import NotFoundError, RegError
 from registry.names.resolve import ALL_STATES, resolve
-from registry.output.place import may_exist
 from registry.report.advice import opted_out, worse_than_average
 from registry.report.data import Warned
 from registry.report.frame import Frame

@@ -9,7 +9,7 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from registry.output.place import may_exist
+from registry.destination.address import may_exist
 from registry.registry import Registry
 from registry.ui.describing import Described, describe
 from registry.ui.scores import Score, widest_first

@@ -7,9 +7,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from registry.destination.address import may_exist
 from registry.names.resolve import ALL_STATES, resolve, versions_of
 from registry.opt_out.shared_training import trained_together
-from registry.output.place import may_exist
 from registry.ui.comparing import MOST, MOST_RELATED, compare
 from registry.ui.describing import describe
 from registry.ui.scores import score_of

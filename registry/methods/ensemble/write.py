@@ -4,19 +4,19 @@ from collections.abc import Callable
 
 from registry.composition.manifest import folder_document
 from registry.composition.write import content_digests
+from registry.destination.destination import Destination
 from registry.home import Home
 from registry.io.model_folder import MARKER, json_file
 from registry.maths.threads import one_thread
 from registry.methods.ensemble.plan import Ensemble
 from registry.methods.moe.model_writer import rendering_threads
 from registry.methods.moe.tensor_source import StoredSource, TensorSource
-from registry.output.output import Output
 from registry.progress import Progress
 
 
 def write_ensemble(
     ensemble: Ensemble,
-    out: Output,
+    out: Destination,
     *,
     replace: bool,
     record: Callable[[], None],

@@ -8,6 +8,7 @@ import torch
 
 from registry.composition.plan import ROUTER, OutputTensor, Plan
 from registry.composition.taken_files import special_tokens, taken_files
+from registry.destination.destination import OpenDestination, ShardWriter
 from registry.hosts import Constant
 from registry.hosts.tensors import Entries, HeadMap, Made, OwnHeadMap, Trunk, Widened
 from registry.io.memory import available_memory
@@ -18,12 +19,11 @@ from registry.maths.trunk import TRUNKS
 from registry.methods.moe.provenance import origin
 from registry.methods.moe.render import render, spans
 from registry.methods.moe.tensor_source import TensorSource
-from registry.output.output import OpenOutput, ShardWriter
 from registry.progress import Progress
 
 
 def write_model(
-    source: TensorSource, output: OpenOutput, progress: Progress, writer: ShardWriter | None = None
+    source: TensorSource, output: OpenDestination, progress: Progress, writer: ShardWriter | None = None
 ) -> dict[str, str]:
     """Write weights, config.json, tokenizer and code of a plan, and return file name → digest.
 
@@ -31,7 +31,7 @@ def write_model(
         source: the tensors of the plan.
         output: what they are written into.
         progress: reports the bytes written.
-        writer: as in `OpenOutput.write_weights`.
+        writer: as in `OpenDestination.write_weights`.
     """
     plan = source.plan
     workers = rendering_threads(plan)

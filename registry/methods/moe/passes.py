@@ -24,6 +24,7 @@ from registry.checkpoint import Checkpoint
 from registry.composition.dense import write_dense
 from registry.composition.plan import Plan, dense_plan
 from registry.composition.recipe import Recipe
+from registry.destination.folder import OpenFolder
 from registry.errors import DamagedError, IncompatibleError
 from registry.families.sites import MLP_INPUT
 from registry.hosts import RowSelection
@@ -39,7 +40,6 @@ from registry.methods.moe.provenance import trunk_digest
 from registry.methods.moe.refit import KnownChoice, refit
 from registry.methods.moe.render import copied, render, span
 from registry.methods.moe.tensor_source import RecollectedSource, StoredSource, TensorSource
-from registry.output.folder_output import OpenFolder
 from registry.progress import Progress
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from registry.composition.manifest import folder_document
 from registry.composition.write import content_digests
+from registry.destination.destination import Destination
 from registry.home import Home
 from registry.io.model_folder import MARKER, json_file
 from registry.methods.simoe.plan import SimoePlan
-from registry.output.output import Output
 from registry.progress import Progress
 
 
 def write_simoe(
-    plan: SimoePlan, out: Output, *, replace: bool, record: Callable[[], None], progress: Progress, home: Home
+    plan: SimoePlan, out: Destination, *, replace: bool, record: Callable[[], None], progress: Progress, home: Home
 ) -> None:
     """Write a SIMoE to `out`, which appears whole or not at all.
 

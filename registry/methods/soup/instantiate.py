@@ -21,6 +21,7 @@ from registry.composition.compose import compose
 from registry.composition.plan import Plan
 from registry.composition.recipe import Recipe
 from registry.composition.recipe.recipe_fields import DENSE
+from registry.destination.address import destination_of
 from registry.errors import CalibrationError, ConflictError, InvalidInputError
 from registry.io.display import few
 from registry.io.dtypes import AUTO
@@ -31,7 +32,6 @@ from registry.methods.moe.passes import pass_context, stored_folder
 from registry.methods.soup.version import check_soup
 from registry.names.reference import copy_name, require_list
 from registry.names.suggest import suggest
-from registry.output.place import output_of
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
 from registry.training.coefficients import FitSettings, fit_coefficients
@@ -88,7 +88,7 @@ def instantiate(
     like, fit = require_list(like, "like"), require_list(fit, "fit")
     _check_one({"--weights": weights is not None, "--like": bool(like), "--fit": bool(fit)})
     workspace.check_owner()
-    output_of(out).check(replace=force)
+    destination_of(out).check(replace=force)
     found = _open(workspace, soup)
     refs, base = [expert.ref for expert in found.experts], found.shared.version.ref
     shares: dict[str, float] = {}

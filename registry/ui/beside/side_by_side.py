@@ -7,8 +7,8 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from registry.destination.address import may_exist
 from registry.errors import InvalidInputError, NotFoundError
-from registry.output.place import may_exist
 from registry.report.verdict import PLACE
 from registry.ui.beside.same_text import (
     Mean,

@@ -4,15 +4,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from registry.destination.destination import Destination, OpenDestination, ShardWriter
 from registry.home import Home
 from registry.io.model_folder import check_output, fresh_folder, layout, write_files, write_weights
 from registry.io.safetensors_writer import Stream
 from registry.io.shard_reuse import ShardReuse
-from registry.output.output import OpenOutput, Output, ShardWriter
 from registry.progress import Advance
 
 
-class OpenFolder(OpenOutput):
+class OpenFolder(OpenDestination):
     """A folder that is being written.
 
     Args:
@@ -26,7 +26,7 @@ class OpenFolder(OpenOutput):
     def write_weights(
         self, streams: Sequence[Stream], advance: Advance, *, workers: int = 1, writer: ShardWriter | None = None
     ) -> dict[str, str]:
-        """Write all tensors (arguments as `OpenOutput.write_weights`)."""
+        """Write all tensors (arguments as `OpenDestination.write_weights`)."""
         return write_weights(self._path, streams, advance, self._reuse, workers=workers, writer=writer)
 
     def write_files(self, files: Mapping[str, bytes]) -> dict[str, str]:
@@ -34,14 +34,14 @@ class OpenFolder(OpenOutput):
         return write_files(self._path, files)
 
 
-class FolderOutput(Output):
+class FolderDestination(Destination):
     """A path on disk, written by `fresh_folder`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """The absolute path."""
         return str(self._path)
 
@@ -53,7 +53,7 @@ class FolderOutput(Output):
     def opened(
         self, home: Home, *, replace: bool, nbytes: int, holds: Collection[str], reusable: Sequence[Stream] = ()
     ) -> Iterator[OpenFolder]:
-        """Open the folder (arguments as `Output.opened`)."""
+        """Open the folder (arguments as `Destination.opened`)."""
         reuse = ShardReuse.of(home, self._path) if reusable else None
         reused = sum(shard.nbytes for shard in layout(self._path, reusable) if reuse and reuse.has(shard))
         with fresh_folder(self._path, replace=replace, nbytes=nbytes - reused) as folder:

@@ -15,10 +15,10 @@ import obstore
 import pytest
 
 from registry import EnsembleRecipe, Recipe, Registry
+from registry.destination.bucket import PARTIAL
+from registry.destination.fetch import fetched
 from registry.errors import DamagedError, OutputError, RegError, StorageError
 from registry.io import model_folder
-from registry.output.bucket_output import PARTIAL
-from registry.output.fetch import fetched
 from registry.progress import silent
 from store import bucket as bucket_module
 from store.bucket import Bucket
@@ -262,7 +262,7 @@ def test_wrong_bucket_is_an_error_before_anything_is_rendered(
     filled: Registry, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("store.object_store.RETRIES", 1)
-    monkeypatch.setattr("registry.output.bucket_output.write_shards", None)
+    monkeypatch.setattr("registry.destination.bucket.write_shards", None)
     for url, name, value, message in (
         ("s3://no-such-bucket/moe", "AWS_ENDPOINT_URL", s3.endpoint, "there is no bucket no-such-bucket"),
         ("s3://bucket/moe", "AWS_ENDPOINT_URL", "http://127.0.0.1:1", "does not answer"),
@@ -283,7 +283,7 @@ def test_prefix_without_permission_is_an_error_before_anything_is_rendered(
         raise StorageError(f"{self.url}/{key} cannot be written: the bucket's server denies it", "check")
 
     monkeypatch.setattr(Bucket, "create", denied)
-    monkeypatch.setattr("registry.output.bucket_output.write_shards", None)
+    monkeypatch.setattr("registry.destination.bucket.write_shards", None)
     with pytest.raises(StorageError, match="denies it"):
         filled.compose(["code"], f"s3://{s3.new_bucket()}/moe")
 

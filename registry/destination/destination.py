@@ -1,4 +1,4 @@
-"""The contract of places that compositions are written to."""
+"""The contract of what compositions are written to."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ class ShardWriter(Protocol):
         """Write files, and return the tree digest of each."""
 
 
-class OpenOutput(ABC):
+class OpenDestination(ABC):
     """The files of a composition that is being written."""
 
     @abstractmethod
@@ -46,12 +46,12 @@ class OpenOutput(ABC):
         """Write small files and return file name → SHA-256."""
 
 
-class Output(ABC):
-    """A place that one composition is written to."""
+class Destination(ABC):
+    """Where one composition is written to: a folder, or a prefix of a bucket."""
 
     @property
     @abstractmethod
-    def place(self) -> str:
+    def address(self) -> str:
         """The path or the URL, as it is recorded."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Output(ABC):
 
         Raises:
             OutputError: something else is there, or an earlier composition that may not be replaced.
-            StorageError: the place cannot be written to.
+            StorageError: it cannot be written to.
         """
 
     @abstractmethod
@@ -75,8 +75,8 @@ class Output(ABC):
         nbytes: int,
         holds: Collection[str],
         reusable: Sequence[Stream] = (),
-    ) -> AbstractContextManager[OpenOutput]:
-        """Open the place for writing; the composition is there when the context ends, and is not if that raises.
+    ) -> AbstractContextManager[OpenDestination]:
+        """Open it for writing; the composition is there when the context ends, and is not if that raises.
 
         Args:
             home: the registry's, for records of what was written and for scratch files.
@@ -87,5 +87,5 @@ class Output(ABC):
 
         Raises:
             OutputError: as `check`; or another process is writing there.
-            StorageError: the place cannot be written to, or has too little space.
+            StorageError: it cannot be written to, or has too little space.
         """

@@ -29,6 +29,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from registry.destination.destination import CONFIG, INDEX, Destination, OpenDestination, ShardWriter
+from registry.destination.uploaded_shards import UploadedShards
 from registry.errors import CheckpointError, DamagedError, OutputError, StorageError
 from registry.home import Home
 from registry.io.memory import map_large_blocks, return_freed_memory
@@ -37,8 +39,6 @@ from registry.io.safetensors_writer import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.tree_digest import TreeHash
 from registry.io.work_dirs import working_folder
-from registry.output.output import CONFIG, INDEX, OpenOutput, Output, ShardWriter
-from registry.output.uploaded_shards import UploadedShards
 from registry.progress import Advance
 from store.bucket import PROBE, Bucket
 
@@ -54,7 +54,7 @@ _Render = Callable[[Sequence[Shard], Advance], list[str]]
 _OTHER = "name another prefix with --out"
 
 
-class BucketOutput(Output):
+class BucketDestination(Destination):
     """A prefix of a bucket.
 
     Args:
@@ -65,7 +65,7 @@ class BucketOutput(Output):
         self._bucket = Bucket(url)
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """The URL."""
         return self._bucket.url
 
@@ -76,7 +76,7 @@ class BucketOutput(Output):
 
     def _check_content(self, *, replace: bool) -> set[str]:
         """Return the objects at the prefix, if a composition may be written there."""
-        url, (sizes, below) = self.place, self._bucket.listed()
+        url, (sizes, below) = self.address, self._bucket.listed()
         names = {name for name in sizes if not name.startswith(PROBE)}
         if below:
             raise OutputError(f"{url} holds other objects, below {below[0]}/", _OTHER)
@@ -93,16 +93,16 @@ class BucketOutput(Output):
     def opened(
         self, home: Home, *, replace: bool, nbytes: int, holds: Collection[str], reusable: Sequence[Stream] = ()
     ) -> Iterator["OpenBucket"]:
-        """Open the prefix (arguments as `Output.opened`)."""
+        """Open the prefix (arguments as `Destination.opened`)."""
         found = self._check_content(replace=replace)
         writer = _Writer(self._bucket, home)
         writer.begin(found, replace=replace)
-        known = UploadedShards.of(home, self.place)
+        known = UploadedShards.of(home, self.address)
         with working_folder(home.work, holds) as scratch:
-            output = OpenBucket(self._bucket, writer, known, scratch)
+            opened = OpenBucket(self._bucket, writer, known, scratch)
             try:
-                yield output
-                output.commit()
+                yield opened
+                opened.commit()
             except BaseException as error:
                 with suppress(StorageError):
                     writer.leave(resumable=isinstance(error, StorageError) or not isinstance(error, Exception))
@@ -175,7 +175,7 @@ _MAPPED = 2**20
 """Bytes from which on memory is returned when it is freed; parts of uploads have 8 MiB."""
 
 
-class OpenBucket(OpenOutput):
+class OpenBucket(OpenDestination):
     """A prefix that is being written.
 
     Args:
@@ -195,7 +195,7 @@ class OpenBucket(OpenOutput):
     def write_weights(
         self, streams: Sequence[Stream], advance: Advance, *, workers: int = 1, writer: ShardWriter | None = None
     ) -> dict[str, str]:
-        """Render and upload the shards (arguments as `OpenOutput.write_weights`).
+        """Render and upload the shards (arguments as `OpenDestination.write_weights`).
 
         One after another; with a `writer`, as many as it writes at once are on the disk.
         """

@@ -1,1 +1,0 @@
-"""Places that compositions are written to: a folder, or a prefix of a bucket; and reading them back from there."""
