@@ -6,7 +6,6 @@ another `--temperature` of the default recipe changes the routers and the contex
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -33,7 +32,7 @@ def measure(scratch: Path) -> list[Comparison]:
         }
 
         def ours(recipe: Recipe, what: str) -> None:
-            registry.compose(names, same, replace(recipe, **next(changes[what])), force=True)
+            registry.compose(names, same, recipe.replace(**next(changes[what])), force=True)
 
         def other(recipe: Recipe) -> None:
             registry.compose(names, fresh, recipe)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +13,6 @@ from cli.options import Integer, advanced, file_path
 from cli.output import count
 from registry import composition
 from registry.calibration import Corpus
-from registry.composition.recipe.recipe_fields import DENSE
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
@@ -23,7 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PREFIX = "fit_"
 """Beginning of the parameters' names."""
-_of_fit = partial(advanced, outputs=(DENSE,))
+_of_fit = partial(advanced, outputs=("dense",))
 
 
 def fit_options(does: str) -> Callable[[Command], Command]:
@@ -101,7 +99,7 @@ def unfitted(
     equal = dict.fromkeys(names, 1 / max(1, len(names)))
     text = ", ".join(path.name for path in files)
     reads = f"reads up to {found.tokens:,} tokens of {text} in {count(found.steps, 'step')}"
-    return replace(recipe, coefficients=equal, fit=None), f"{reads}; coefficients are found when it is composed"
+    return recipe.replace(coefficients=equal, fit=None), f"{reads}; coefficients are found when it is composed"
 
 
 def fitted(
@@ -116,5 +114,5 @@ def fitted(
     """Return the recipe with coefficients fitted to files; those that a recipe file gave are replaced."""
     from registry import FitSettings
 
-    fresh = replace(recipe, coefficients={}, fit=None)
+    fresh = recipe.replace(coefficients=None, fit=None)
     return registry.fit(refs, files, fresh, FitSettings(**settings), base=base).recipe

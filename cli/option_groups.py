@@ -10,8 +10,9 @@ from cli.help_jobs import BY_WORD
 from cli.options import Option
 from cli.output import reg_line
 from cli.places import bring_copies
-from registry.composition.recipe.recipe_field_type import RecipeField
-from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, HETERO, MOE, TRUNK_OPTIONS
+from registry.composition.found import OUTPUTS
+from registry.composition.recipe.fields import FIELDS
+from registry.composition.recipe.option import Option as Field
 from registry.names.suggest import suggest
 
 FEW = 8
@@ -27,7 +28,7 @@ EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = 
     "Fit of coefficients to text",
     "Router",
     "Refinement, on kept tokens",
-    f"Whole members, with --to {ENSEMBLE} or {HETERO}",
+    "Whole members, with --to ensemble or hetero",
     "Test text",
     "Hub",
     "Common",
@@ -173,7 +174,7 @@ class GroupedCommand(click.Command):
         visible = [one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.hidden]
         left = sum("--help-all" not in one.opts for one in visible if one not in shown)
         if left:
-            of_one = f"; of one output alone: reg help {ctx.info_name} {DENSE}" if self.outputs and not output else ""
+            of_one = f"; of one output alone: reg help {ctx.info_name} dense" if self.outputs and not output else ""
             of_others = " of other outputs" if output else ""
             formatter.write(f"\n{left} more{of_others}: {ctx.command_path} --help-all{of_one}\n")
 
@@ -291,9 +292,9 @@ def heading_of(name: str, headings: Headings = RECIPE) -> str:
     return _heading_of_field(FIELDS[name]) if headings is RECIPE and name in FIELDS else COMMON
 
 
-def _heading_of_field(field: RecipeField) -> str:
-    if field.name == "trunk" or field.group == TRUNK_OPTIONS or "trunk" in field.only_with:
+def _heading_of_field(field: Field) -> str:
+    if field.name == "trunk" or "trunk" in field.only_with:
         return TRUNK
-    if set(field.outputs) <= {ENSEMBLE, HETERO}:
+    if not any(OUTPUTS[output].is_combined for output in field.outputs):
         return ENSEMBLES
-    return ROUTER if MOE in field.outputs else TRUNK if DENSE in field.outputs else COMMON
+    return ROUTER

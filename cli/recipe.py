@@ -13,10 +13,12 @@ import click
 from cli.options import Choice, Integer, Option, file_path, split, unique_pairs
 from cli.session import Session
 from registry import composition
-from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
-from registry.composition.recipe.recipe_fields import FIELDS, MOE, OF_COPIES, obstacle
-from registry.composition.recipe.recipe_rules import problem_of_copies, without_trunk
+from registry.composition.found import OUTPUTS
+from registry.composition.recipe.fields import FIELDS, obstacle
+from registry.composition.recipe.option import Option as Field
+from registry.composition.recipe.option import OptionKind
+from registry.composition.recipe.recipe import Recipe, overlay, unwanted
+from registry.composition.recipe.rules import of_copies, problem_of_copies, without_trunk
 from registry.errors import InvalidInputError, RegError
 from registry.names.reference import Reference, check_distinct
 
@@ -38,15 +40,9 @@ class Asked:
     """
 
     experts: list[str]
-    recipe: composition.AnyRecipe
+    recipe: Recipe
     base: str | None
     from_base: int | None = None
-
-    @property
-    def mixture(self) -> composition.Recipe:
-        """The recipe, in a command that makes mixtures alone."""
-        assert isinstance(self.recipe, composition.Recipe)
-        return self.recipe
 
 
 def _numbers(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, float]]:
@@ -62,7 +58,7 @@ def _numbers(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, 
     return read
 
 
-def _option(described: RecipeField) -> Callable[[Command], Command]:
+def _option(described: Field) -> Callable[[Command], Command]:
     """Return the option of a field."""
     name, kind, limits = described.option, described.kind, described.limits
     settings: dict[str, Any] = {
@@ -71,19 +67,19 @@ def _option(described: RecipeField) -> Callable[[Command], Command]:
         "outputs": described.outputs,
         "help": described.help,
     }
-    if kind is FieldKind.SWITCH:
+    if kind is OptionKind.SWITCH:
         if described.stands_for:
             return click.option(name, is_flag=True, **settings)
         off = f"--no-{name.removeprefix('--')}"
         return click.option(f"{name}/{off}", default=described.default, show_default=True, **settings)
     settings["metavar"] = described.metavar
-    if kind is FieldKind.CHOICE:
+    if kind is OptionKind.CHOICE:
         settings["type"] = Choice(described.choices)
-    elif kind is FieldKind.WHOLE and limits.least > float("-inf"):
+    elif kind is OptionKind.WHOLE and limits.least > float("-inf"):
         settings["type"] = Integer(int(limits.least), None if limits.most == float("inf") else int(limits.most))
-    elif kind in (FieldKind.WHOLE, FieldKind.NUMBER):
-        settings["type"] = int if kind is FieldKind.WHOLE else float
-    elif kind is FieldKind.BY_MEMBER:
+    elif kind in (OptionKind.WHOLE, OptionKind.NUMBER):
+        settings["type"] = int if kind is OptionKind.WHOLE else float
+    elif kind is OptionKind.BY_MEMBER:
         settings |= {"multiple": True, "callback": _numbers(described.called)}
     if described.default in (None, {}) or described.default_with or described.group:
         settings["help"] += f" [default: {described.default_text}]"
@@ -106,7 +102,7 @@ def recipe_options(*without: str, **defaults: Any) -> Callable[[Command], Comman
     """
 
     def add(command: Command) -> Command:
-        for name, described in reversed(FIELDS.items()):
+        for name, described in reversed([*FIELDS.items()]):
             if name not in without:
                 command = _option(replace(described, default=defaults.get(name, described.default)))(command)
         return click.option(
@@ -149,7 +145,7 @@ def asked(
     """
     path: Path | None = settings.pop("recipe_path")
     given = {name: value for name, value in settings.items() if _is_given(context, name)}
-    file = None if path is None else recipes.read_recipe(path)
+    file = None if path is None else composition.read_recipe(path)
     if copies := _copies(context, experts, settings, file):
         return _asked_copies(session, base, copies, given, file)
     _check_options(given, dict(defaults or {}) if file is None else file.values)
@@ -165,17 +161,17 @@ def asked(
     if base is not None and checks_base:
         check_members(session, [base], kind="base")
     if file is None:
-        return Asked(refs, recipes.make_recipe({**(defaults or {}), **given}), base)
+        return Asked(refs, Recipe.of_fields({**(defaults or {}), **given}), base)
     asked_for = set(given)
     if experts:
         given = _of_members(file, refs) | given
-    values = recipes.overlay(file.values, given)
-    if "to" not in settings and values.get("to", MOE) != MOE:
+    values = overlay(file.values, given)
+    if "to" not in settings and values.get("to", OUTPUTS.default.name) != OUTPUTS.default.name:
         raise InvalidInputError(
             f"reg {context.info_name} is for mixtures, and the recipe in {path} makes {values['to']}",
             "name another --recipe",
         )
-    recipe = recipes.make_recipe(values, None if "coefficients" in asked_for else file.fit)
+    recipe = Recipe.of_fields(values, None if "coefficients" in asked_for else file.fit)
     return Asked(refs, recipe, base or (file.base if recipe.needs_base else None))
 
 
@@ -203,7 +199,7 @@ def _asked_copies(
     """Return what is asked for where the experts are copies of a base model."""
     by_member = {} if file is None else _of_members(file, ())
     known = {} if file is None else {name: one for name, one in file.values.items() if name not in by_member}
-    values = recipes.overlay(OF_COPIES | known, given)
+    values = overlay(of_copies() | known, given)
     if problem := problem_of_copies(count, values):
         raise problem.error()
     _check_options(given, values)
@@ -212,7 +208,7 @@ def _asked_copies(
             file = replace(file, members=()).resolved(registry.catalog)
     base = base or (file.base if file else None)
     check_members(session, [base] if base else [], kind="base")
-    return Asked([], recipes.make_recipe(values), base, count)
+    return Asked([], Recipe.of_fields(values), base, count)
 
 
 def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = None) -> None:
@@ -246,8 +242,8 @@ def _check_options(given: dict[str, Any], file_values: Any) -> None:
             other, method = found
             fitting = FIELDS[name].outputs if other == "to" else FIELDS[name].only_with.get(other, ())
             raise no_part(FIELDS[name].option, other, method, fitting)
-    if (merged.get("to"), merged.get("trunk")) == ("dense", "base"):
-        raise click.UsageError("--to dense --trunk base is the base model itself: choose another --trunk.")
+    if problem := unwanted(merged):
+        raise click.UsageError(f"{problem.message}: {problem.hint.replace('trunk', '--trunk')}.")
     if given.get("host") and given.get("remote_code"):
         raise click.UsageError("--host and --remote-code exclude one another.")
 
@@ -275,7 +271,7 @@ def _of_members(file: composition.RecipeFile, refs: Sequence[str]) -> dict[str, 
     return {
         name: {member: number for member, number in value.items() if member in names}
         for name, value in file.values.items()
-        if FIELDS[name].kind is FieldKind.BY_MEMBER
+        if FIELDS[name].kind is OptionKind.BY_MEMBER
     }
 
 

@@ -4,10 +4,7 @@ from .errors import RegError as RegError
 from .evaluation import ExtractionSettings as ExtractionSettings
 from .evaluation import TestSettings as TestSettings
 from .maths.statistics import Statistics as Statistics
-from .methods.ensemble.recipe import EnsembleRecipe as EnsembleRecipe
-from .methods.hetero.recipe import HeteroRecipe as HeteroRecipe
 from .methods.simoe import SimoeTraining as SimoeTraining
-from .methods.simoe.recipe import SimoeRecipe as SimoeRecipe
 from .methods.soup import SoupTraining as SoupTraining
 from .registry import Registry as Registry
 from .statistics.settings import PassSettings as PassSettings
@@ -17,18 +14,15 @@ from .training.mixture import MixtureTraining as MixtureTraining
 from .training.settings import TrainSettings as TrainSettings
 
 __all__ = [
-    "EnsembleRecipe",
     "ExpertTraining",
     "ExtractionSettings",
     "FitSettings",
-    "HeteroRecipe",
     "MixtureTraining",
     "PassSettings",
     "Plan",
     "Recipe",
     "RegError",
     "Registry",
-    "SimoeRecipe",
     "SimoeTraining",
     "SoupTraining",
     "Statistics",

@@ -9,21 +9,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from registry import composition as composition_  # methods have the names of these three packages
 from registry import doctor as doctor_
 from registry import evaluation, hub, maintenance, registration, training
 from registry import opt_out as opt_out_
 from registry import report as report_
-from registry.methods import simoe as simoe_
-from registry.methods import soup as soup_
 from registry.calibration.corpus import check_files
 from registry.checkpoint import TrainingRecord, readable_training
 from registry.checkpoint.annotations import Annotations
 from registry.distributed import Cluster
 from registry.home import Home
 from registry.io.model_folder import check_output, require_composed
+from registry.methods import dense
+from registry.methods import simoe as simoe_
+from registry.methods import soup as soup_
 from registry.names.reference import check_alias, require_list
 from registry.names.resolve import check_has_alias, composition_of, logged_as, versions_matching
 from registry.progress import Progress, silent
@@ -323,7 +324,7 @@ class Registry:
         """Train sparse interpolated experts (SIMoE, Chen et al. 2025), and register them as `name-1` to `name-n`.
 
         Expert m is the base model with diag(z_m) D added: D is trained for all of them together, z_m is a mask of its
-        rows. They are experts like any other, with counts of tokens as statistics; `SimoeRecipe` composes them as they
+        rows. They are experts like any other, with counts of tokens as statistics; `Recipe(to="simoe")` composes them as they
         were trained. The base model stays as it is. A training that was interrupted continues when it is started again.
 
         Args:
@@ -407,7 +408,6 @@ class Registry:
 
     # -- composing ---------------------------------------------------------------------------------------------------
 
-    @overload
     def plan(
         self,
         experts: Sequence[str],
@@ -415,36 +415,7 @@ class Registry:
         *,
         base: str | None = None,
         from_base: int | None = None,
-    ) -> composition_.Plan: ...
-
-    @overload
-    def plan(
-        self,
-        experts: Sequence[str],
-        recipe: composition_.EnsembleRecipe,
-        *,
-        base: str | None = None,
-        from_base: int | None = None,
-    ) -> composition_.Ensemble: ...
-
-    @overload
-    def plan(
-        self,
-        experts: Sequence[str],
-        recipe: composition_.AnyRecipe | None,
-        *,
-        base: str | None = None,
-        from_base: int | None = None,
-    ) -> composition_.AnyPlan: ...
-
-    def plan(
-        self,
-        experts: Sequence[str],
-        recipe: composition_.AnyRecipe | None = None,
-        *,
-        base: str | None = None,
-        from_base: int | None = None,
-    ) -> composition_.AnyPlan:
+    ) -> composition_.Plan:
         """Return what a composition will be, without reading a weight.
 
         Args:
@@ -463,7 +434,6 @@ class Registry:
         """
         return composition_.plan_composition(self._workspace, experts, recipe, base=base, from_base=from_base)
 
-    @overload
     def compose(
         self,
         experts: Sequence[str],
@@ -473,30 +443,7 @@ class Registry:
         base: str | None = None,
         from_base: int | None = None,
         force: bool = False,
-    ) -> composition_.Plan: ...
-
-    @overload
-    def compose(
-        self,
-        experts: Sequence[str],
-        out: PathLike,
-        recipe: composition_.AnyRecipe | None,
-        *,
-        base: str | None = None,
-        from_base: int | None = None,
-        force: bool = False,
-    ) -> composition_.AnyPlan: ...
-
-    def compose(
-        self,
-        experts: Sequence[str],
-        out: PathLike,
-        recipe: composition_.AnyRecipe | None = None,
-        *,
-        base: str | None = None,
-        from_base: int | None = None,
-        force: bool = False,
-    ) -> composition_.AnyPlan:
+    ) -> composition_.Plan:
         """Write the composition of `experts` to `out`, and return its plan (arguments as `plan`).
 
         Args:
@@ -512,7 +459,7 @@ class Registry:
 
     def write(
         self,
-        plan: composition_.AnyPlan,
+        plan: composition_.Plan,
         folder: Path,
         *,
         replace: bool = False,
@@ -543,7 +490,7 @@ class Registry:
             device: a torch device; default the GPU if there is one.
         """
         check_files(files, "files")
-        return composition_.document_shares(self._workspace, experts, files, base=base, device=device)
+        return dense.document_shares(self._workspace, experts, files, base=base, device=device)
 
     def fit(
         self,
@@ -755,7 +702,7 @@ class Registry:
         base: str | None = None,
         seeds: int | None = None,
         active_experts: Sequence[int] | Literal["all"] = (),
-        recipe: composition_.AnyRecipe | None = None,
+        recipe: composition_.Recipe | None = None,
         sweep: Mapping[str, Sequence[Any]] | None = None,
     ) -> list[evaluation.Row]:
         """Return perplexity per domain, and the normalised score where a domain's own expert is registered.
@@ -912,7 +859,7 @@ class Registry:
 
     def check_push(
         self,
-        plan: composition_.AnyPlan,
+        plan: composition_.Plan,
         target: hub.Target | str,
         *,
         license: str | None = None,  # noqa: A002 - the field's word

@@ -29,8 +29,7 @@ from tempfile import TemporaryDirectory
 from click.testing import CliRunner
 
 from cli.main import main as reg
-from registry import EnsembleRecipe, Recipe, Registry, SimoeRecipe
-from registry.composition import AnyRecipe
+from registry import Recipe, Registry
 from registry.errors import DamagedError, RegError
 from store.arrays import FolderArrays
 from tests.conftest import files_of
@@ -43,12 +42,12 @@ AREAS = ("arrays", "database", "folders", "arrays", "database")
 """Where flips fall, one after another."""
 
 Job = tuple[tuple[str, ...], str]
-RECIPES: dict[str, AnyRecipe] = {
+RECIPES: dict[str, Recipe] = {
     "default": Recipe(),
     "base": Recipe(trunk="base", router="domain-embedding"),
     "ridge": Recipe(router="ridge"),
-    "ensemble": EnsembleRecipe(),
-    "simoe": SimoeRecipe(),
+    "ensemble": Recipe(to="ensemble"),
+    "simoe": Recipe(to="simoe"),
 }
 WITH_BASE = ("base", "simoe")
 JOBS: list[Job] = [

@@ -4,15 +4,16 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+from registry.methods.ensemble.recipe import ROUTINGS, TO_ENSEMBLE
+from registry.methods.simoe.recipe import TO_SIMOE
+
 from cli.commands.compose import compose
-from registry.composition.recipe import OUTPUTS
-from registry.composition.recipe.recipe_fields import FIELDS, HETERO
+from registry.composition import OUTPUTS
+from registry.composition.recipe.fields import FIELDS, HETERO
 from registry.evaluation import METHODS, Continual, Row
 from registry.evaluation.methods import DENSE
 from registry.maths.router import ROUTERS
 from registry.maths.trunk import TRUNKS
-from registry.methods.ensemble.recipe import ROUTINGS, TO_ENSEMBLE
-from registry.methods.simoe.recipe import TO_SIMOE
 from tests.running import ROOT
 
 PAGE = ROOT / "docs" / "methods.md"

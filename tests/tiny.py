@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from registry import (
-    EnsembleRecipe,
     FitSettings,
-    HeteroRecipe,
     PassSettings,
     Recipe,
     Registry,
-    SimoeRecipe,
     SimoeTraining,
     SoupTraining,
 )
-from registry.composition import AnyRecipe
 from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 
@@ -45,7 +41,7 @@ SPARSE = ("sparse-1", "sparse-2")
 WIDE = "wide"
 """An expert of another architecture with the tokenizer of all, and what its checkpoint is called."""
 
-RECIPES: dict[str, Callable[[Sequence[str]], AnyRecipe]] = {
+RECIPES: dict[str, Callable[[Sequence[str]], Recipe]] = {
     "default": lambda _: Recipe(),
     "mean": lambda _: Recipe(trunk="mean", router="ridge", top_k=1),
     "top-1": lambda _: Recipe(router="ridge", top_k=1, temperature=1.0),
@@ -58,10 +54,10 @@ RECIPES: dict[str, Callable[[Sequence[str]], AnyRecipe]] = {
     "sums": lambda _: Recipe(
         trunk="ties", combine="sum", router="ridge", gating="softmax-topk", host="remote-code", top_k=1
     ),
-    "ensemble": lambda _: EnsembleRecipe(),
-    "prompt": lambda _: EnsembleRecipe(routing="prompt-perplexity", mixing="logits", routing_tokens=0),
-    "one trunk": lambda _: EnsembleRecipe(trunk="regmean", routing="perplexity", top_k=1),
-    "task vectors": lambda _: EnsembleRecipe(trunk="dare", routing="task-vector"),
+    "ensemble": lambda _: Recipe(to="ensemble"),
+    "prompt": lambda _: Recipe(to="ensemble", routing="prompt-perplexity", mixing="logits", routing_tokens=0),
+    "one trunk": lambda _: Recipe(to="ensemble", trunk="regmean", routing="perplexity", top_k=1),
+    "task vectors": lambda _: Recipe(to="ensemble", trunk="dare", routing="task-vector"),
 }
 """What the runs call a recipe → the recipe for members of some names, which have one architecture and statistics."""
 
@@ -71,7 +67,10 @@ FOR_SPARSE = ("simoe", "base", "coefficients", "ensemble")
 FOR_SEVERAL = ("hetero", "ensemble", "prompt")
 """Recipes for members of several architectures."""
 
-ALL_RECIPES = RECIPES | {"simoe": lambda _: SimoeRecipe(), "hetero": lambda _: HeteroRecipe(routing_tokens=2)}
+ALL_RECIPES = RECIPES | {
+    "simoe": lambda _: Recipe(to="simoe"),
+    "hetero": lambda _: Recipe(to="hetero", routing_tokens=2),
+}
 """`RECIPES`, and those for members of a kind of their own."""
 
 WITH_BASE = {"base", "coefficients", "sums", "task vectors", "simoe", "fit", "copies"}

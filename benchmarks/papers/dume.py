@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.papers.bench import NEAR, Bench, Figures, register_shared
@@ -35,7 +34,7 @@ def dume(bench: Bench) -> Figures:
             for top_k in (1, 2):
                 start = f"{name}, top {top_k}"
                 if is_new(start):
-                    registry.compose(list(NEAR), folders[start], replace(recipe, top_k=top_k))
+                    registry.compose(list(NEAR), folders[start], recipe.replace(top_k=top_k))
                 for steps in bench.steps:
                     settings = TrainSettings(steps=steps, balance=0.01 if top_k > 1 else 0.0)
                     if is_new(label := f"{trained}, top {top_k}, {steps} steps"):

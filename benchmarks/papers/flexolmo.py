@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.bench import BASE, FAR, GENERAL, NEAR, PUBLIC, Bench, Figures, Rows
-from registry import EnsembleRecipe, ExpertTraining, MixtureTraining, Recipe, Registry, TrainSettings
+from registry import ExpertTraining, MixtureTraining, Recipe, Registry, TrainSettings
 
 KINDS: dict[str, dict[str, Any]] = {
     "free": {"trunk": "free"},
@@ -21,14 +21,14 @@ ANCHORED: dict[str, Any] = {"trunk": "base", "router": "anchored"}
 EMBEDDED: dict[str, Any] = {"trunk": "base", "router": "domain-embedding", "temperature": 1.0, "top_k": 2}
 RANDOM: dict[str, Any] = {"trunk": "base", "router": "random", "temperature": 1.0, "top_k": 2}
 
-CLOSED: dict[str, tuple[str | None, Recipe | EnsembleRecipe]] = {
+CLOSED: dict[str, tuple[str | None, Recipe | Recipe]] = {
     "ridge": (None, Recipe(trunk="base", router="ridge")),
     "ridge, with the public expert": (PUBLIC, Recipe(trunk="base", router="ridge")),
     "context": (None, Recipe(trunk="base")),
     "context, with the public expert": (PUBLIC, Recipe(trunk="base")),
     "random rows, with the public expert": (PUBLIC, Recipe(**RANDOM)),
     "domain embeddings, with the public expert": (PUBLIC, Recipe(**EMBEDDED)),
-    "BTM: all whole models": (None, EnsembleRecipe()),
+    "BTM: all whole models": (None, Recipe(to="ensemble")),
     "soup: average of all weights": (None, Recipe(to="dense", trunk="mean")),
 }
 """Composition of experts that share a trunk → who else takes part, and its recipe."""
@@ -36,11 +36,11 @@ CLOSED: dict[str, tuple[str | None, Recipe | EnsembleRecipe]] = {
 BIASES = (-0.25, -0.5, -1.0, -2.0)
 """Logits by which every expert stands back from the public one."""
 
-COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | EnsembleRecipe]]] = {
+COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | Recipe]]] = {
     "free": {
         "soup: average of all weights": (None, Recipe(to="dense", trunk="mean")),
-        "BTM: all whole models": (None, EnsembleRecipe()),
-        "BTM: the best 2 whole models": (None, EnsembleRecipe(top_k=2)),
+        "BTM: all whole models": (None, Recipe(to="ensemble")),
+        "BTM: the best 2 whole models": (None, Recipe(to="ensemble", top_k=2)),
         "DUME: trunk mean, ridge": (None, Recipe(trunk="mean", router="ridge", top_k=1, normalize=True)),
         "regmean, ridge": (None, Recipe(router="ridge")),
         "regmean, context (the default)": (None, Recipe()),
@@ -87,7 +87,7 @@ def scored(
     bench: Bench,
     kind: str,
     domains: Sequence[str],
-    compositions: Mapping[str, tuple[str | None, Recipe | EnsembleRecipe]],
+    compositions: Mapping[str, tuple[str | None, Recipe | Recipe]],
 ) -> Rows:
     """Return the rows of the experts of a kind, and of their compositions."""
     folders = []

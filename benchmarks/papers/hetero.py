@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.papers.bench import BASE, Bench, Figures, fresh
 from benchmarks.papers.tables import Found, table
-from registry import ExpertTraining, HeteroRecipe, Registry
+from registry import ExpertTraining, Recipe, Registry
 
 WIDE, NARROW = "math", "chinese"
 """The domain of an expert of SHARED, and that of a narrower and shallower model trained from random weights."""
@@ -60,7 +60,7 @@ def hetero(bench: Bench) -> Figures:
             fresh(bench, "hetero"),
         )
         registry.export(NARROW, folders["narrow expert"])
-        registry.compose([WIDE, NARROW], folders["heterogeneous mixture"], HeteroRecipe())
+        registry.compose([WIDE, NARROW], folders["heterogeneous mixture"], Recipe(to="hetero"))
         tests = bench.tests([WIDE, NARROW], general=False)
         found = registry.evaluate(list(folders.values()), tests, bench.settings)
     of = {row.name: row.perplexity for row in found}

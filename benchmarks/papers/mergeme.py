@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.papers.bench import NEAR, Bench, Figures, fresh, register_shared
 from benchmarks.papers.tables import Found, score_table
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 
 MERGING: dict[str, dict[str, Any]] = {
     "mean (BTX)": {"trunk": "mean"},
@@ -26,18 +26,18 @@ RANDOM: dict[str, Any] = {"router": "random", "top_k": 2, "temperature": 1.0, "n
 RIDGE: dict[str, Any] = {"router": "ridge", "top_k": 1, "normalize": True}
 
 
-def rows() -> dict[str, Recipe | EnsembleRecipe]:
+def rows() -> dict[str, Recipe | Recipe]:
     """Return name → recipe of every row."""
-    found: dict[str, Recipe | EnsembleRecipe] = {}
+    found: dict[str, Recipe | Recipe] = {}
     for name, fields in MERGING.items():
         found[f"{name}, random token router"] = Recipe(**fields, **RANDOM)
         found[f"{name}, ridge token router"] = Recipe(**fields, **RIDGE)
         for routing in ROUTINGS:
-            found[f"{name}, {routing}"] = EnsembleRecipe(**fields, routing=routing, top_k=1)
+            found[f"{name}, {routing}"] = Recipe(to="ensemble", **fields, routing=routing, top_k=1)
     for name, fields in SHARED_OUT.items():
-        found[f"{name}, {ROUTINGS[0]}"] = EnsembleRecipe(**fields, routing=ROUTINGS[0], top_k=1)
+        found[f"{name}, {ROUTINGS[0]}"] = Recipe(to="ensemble", **fields, routing=ROUTINGS[0], top_k=1)
     for routing in ROUTINGS:
-        found[f"separate, {routing}"] = EnsembleRecipe(routing=routing, top_k=1)
+        found[f"separate, {routing}"] = Recipe(to="ensemble", routing=routing, top_k=1)
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.papers.bench import BASE, NEAR, Bench, Figures, fresh
 from benchmarks.papers.tables import Found, table
-from registry import ExpertTraining, Recipe, Registry, SimoeRecipe, SimoeTraining
+from registry import ExpertTraining, Recipe, Registry, SimoeTraining
 
 EXPERTS = 4
 SPARSITY = 0.75
@@ -51,7 +51,7 @@ def simoe(bench: Bench) -> Figures:
             masks[label] = _masks(registry.train_simoe(name, BASE, text, settings).document["masks"], settings)
             experts = [f"{name}-{one + 1}" for one in range(settings.experts)]
             folders[label] = fresh(bench, f"simoe-{number}")
-            registry.compose(experts, folders[label], SimoeRecipe())
+            registry.compose(experts, folders[label], Recipe(to="simoe"))
             if label == WHOLE:
                 folders[NO_ROUTER] = fresh(bench, "simoe-no-router")
                 registry.compose(experts, folders[NO_ROUTER], Recipe(to="dense", trunk="mean"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +33,9 @@ from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition
 from registry.calibration.corpus import check_files
-from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_fields import DENSE, FROM_ROWS, LEAST_COPIES, MOE, MOST_COPIES, chosen
+from registry.composition.found import ROUTERS
+from registry.composition.recipe.fields import chosen
+from registry.composition.recipe.rules import LEAST_COPIES, MOST_COPIES
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
@@ -69,7 +69,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 )
 @advanced(
     "--from-base",
-    outputs=(MOE,),
+    outputs=("moe",),
     type=Integer(LEAST_COPIES, MOST_COPIES),
     metavar="N",
     help="In place of --experts: N copies of the MLPs of --base, with its trunk and random routers, to be trained by "
@@ -77,13 +77,13 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 )
 @advanced(
     "--public",
-    outputs=(MOE,),
+    outputs=("moe",),
     metavar="NAME[@V]",
     help="With --router anchored: the base model that joins the experts as the public one; it is --base too.",
 )
 @advanced(
     "--like",
-    outputs=(DENSE,),
+    outputs=("dense",),
     multiple=True,
     type=file_path,
     metavar="FILE",
@@ -144,7 +144,7 @@ def compose(
     if check and plan_only:
         raise click.UsageError("--check examines what was written, and --plan writes nothing: drop one of them.")
     if save_recipe is not None:
-        recipes.check_recipe_output(save_recipe, force=force)
+        composition.check_recipe_output(save_recipe, force=force)
     if out is not None and not plan_only:
         from registry.destination.address import destination_of
 
@@ -156,7 +156,7 @@ def compose(
     refs, recipe, base, copies = wanted.experts, wanted.recipe, wanted.base, wanted.from_base
     if public is not None:
         refs = _with_public(refs, public, recipe)
-    if like and (not isinstance(recipe, composition.Recipe) or recipe.to != "dense" or recipe.weights):
+    if like and (recipe.to != "dense" or recipe.weights):
         raise click.UsageError("--like needs --to dense, and makes the weights itself.")
     if fit:
         _check_fit(recipe, like, settings)
@@ -166,24 +166,21 @@ def compose(
 
     def save() -> None:
         if save_recipe is not None:
-            recipes.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
+            composition.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
             note(f"recipe written to {save_recipe}")
 
     with connected(None if plan_only else ray) as cluster, session.registry(cluster=cluster) as registry:
         _note_without_public(registry, refs, recipe, base)
         if like:
-            assert isinstance(recipe, composition.Recipe)
             weights = registry.likeness(refs, like, base=base)
             refs = [ref for ref in refs if registry.resolve(ref).name in weights]
-            recipe = replace(recipe, weights=weights)
+            recipe = recipe.replace(weights=weights)
             base = base if recipe.needs_base else None
             if not as_json:
                 done(None, f"weights by --like: {_shown(weights)}")
         if fit and plan_only:
-            assert isinstance(recipe, composition.Recipe)
             recipe, fit_reads = unfitted(registry, refs, recipe, fit, fit_settings)
         elif fit:
-            assert isinstance(recipe, composition.Recipe)
             recipe = fitted(registry, refs, recipe, fit, fit_settings, base=base)
             if not as_json:
                 done(None, f"coefficients by --fit: {_shown(recipe.coefficients)}", f"  {fit_line(recipe)}")
@@ -208,7 +205,7 @@ def compose(
                 with readable(out, registry.home, progress()) as folder:
                     pushed = registry.push(folder, target, license=license_id)
     if not as_json and not is_quiet():
-        for warning in composition.plan_warnings(plan):
+        for warning in plan.output.warnings(plan):
             note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
     if as_json:
         document = plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed}
@@ -234,7 +231,7 @@ def compose(
         context.exit(1)
 
 
-def _print_composed(plan: composition.AnyPlan, out: Path | str) -> None:
+def _print_composed(plan: composition.Plan, out: Path | str) -> None:
     """Print what was written, before anything else is done with it."""
     done(
         plan.digest,
@@ -256,7 +253,7 @@ def _examined(registry: Registry, out: Path | str) -> Diagnosis:
         raise CliError(message, reg_line(["doctor", str(out)]), "Interrupted", INTERRUPTED) from None
 
 
-def _check_fit(recipe: composition.AnyRecipe, like: tuple[Path, ...], settings: dict[str, Any]) -> None:
+def _check_fit(recipe: composition.Recipe, like: tuple[Path, ...], settings: dict[str, Any]) -> None:
     """Check that coefficients can be fitted for a recipe.
 
     Raises:
@@ -264,28 +261,29 @@ def _check_fit(recipe: composition.AnyRecipe, like: tuple[Path, ...], settings: 
     """
     if like:
         raise click.UsageError("--fit and --like exclude one another: choose what makes the shares of the members.")
-    if not isinstance(recipe, composition.Recipe) or (recipe.to, recipe.trunk) != ("dense", "task-arithmetic"):
+    if (recipe.to, recipe.trunk) != ("dense", "task-arithmetic"):
         raise click.UsageError("--fit needs --to dense --trunk task-arithmetic.")
     if settings.get("coefficients"):
         raise click.UsageError("--fit makes the coefficients itself: drop --coefficients.")
 
 
-def _with_public(refs: list[str], public: str, recipe: composition.AnyRecipe) -> list[str]:
+def _with_public(refs: list[str], public: str, recipe: composition.Recipe) -> list[str]:
     """Return the references to the members, with that to the public expert among them.
 
     Raises:
         click.UsageError: the recipe has no public expert.
     """
-    if not isinstance(recipe, composition.Recipe) or recipe.to != MOE:
-        raise no_part("--public", "to", recipe.to, (MOE,))
-    if recipe.router not in FROM_ROWS:
-        raise no_part("--public", "router", recipe.router, FROM_ROWS)
+    router = recipe.router_method
+    if router is None:
+        raise no_part("--public", "to", recipe.to, ("moe",))
+    if not router.is_trained:
+        raise no_part("--public", "router", recipe.router, [name for name, one in ROUTERS.items() if one.is_trained])
     return refs if public in refs else [*refs, public]
 
 
-def _note_without_public(registry: Registry, refs: list[str], recipe: composition.AnyRecipe, base: str | None) -> None:
+def _note_without_public(registry: Registry, refs: list[str], recipe: composition.Recipe, base: str | None) -> None:
     """Remark that a mixture of trained rows has no public expert, if it has none."""
-    if not isinstance(recipe, composition.Recipe) or recipe.to != MOE or recipe.router not in FROM_ROWS:
+    if recipe.router_method is None or not recipe.router_method.is_trained:
         return
     if any(registry.resolve(ref).kind == "base" for ref in refs):
         return
@@ -294,15 +292,15 @@ def _note_without_public(registry: Registry, refs: list[str], recipe: compositio
     note(f"no expert stands for general text; to add the base model: --public {public}")
 
 
-def _members(plan: composition.AnyPlan) -> str:
-    if isinstance(plan, composition.Plan) and plan.from_base:
+def _members(plan: composition.Plan) -> str:
+    if plan.from_base:
         return f"{plan.from_base} copies of {plan.lead.version.ref}"
     return ", ".join(member.version.ref for member in plan.members)
 
 
-def plan_document(plan: composition.AnyPlan) -> dict[str, Any]:
+def plan_document(plan: composition.Plan) -> dict[str, Any]:
     """Return the JSON document of a plan, without the folder and the push."""
-    cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
+    cost = plan.output.routing_cost(plan)
     return plan.document | {
         "digest": plan.digest,
         "versions": [member.version.ref for member in plan.members],
@@ -312,11 +310,11 @@ def plan_document(plan: composition.AnyPlan) -> dict[str, Any]:
         "bytes": plan.nbytes,
         "context": None if cost is None else cost.document(),
         "peak_bytes": plan.peak_bytes,
-        "warnings": composition.plan_warnings(plan),
+        "warnings": plan.output.warnings(plan),
     }
 
 
-def _print_plan(plan: composition.AnyPlan, fit_reads: str = "") -> None:
+def _print_plan(plan: composition.Plan, fit_reads: str = "") -> None:
     """Print what would be written; `fit_reads`: what a fit would read, where the coefficients are still to be found."""
     recipe = plan.recipe.document(plan.names)
     column = "coefficient" if recipe.get("coefficients") else "weight"
@@ -335,7 +333,7 @@ def _print_plan(plan: composition.AnyPlan, fit_reads: str = "") -> None:
         ],
     )
     shown = [(key.replace("_", " "), _shown(value)) for key, value in chosen(recipe).items() if key not in _NOT_SHOWN]
-    if isinstance(plan.recipe, composition.Recipe) and plan.recipe.fit:
+    if plan.recipe.fit:
         shown.append(("fit", fit_line(plan.recipe)))
     shown += [("fit", fit_reads)] if fit_reads else []
     if plan.base:
@@ -354,9 +352,9 @@ def _print_plan(plan: composition.AnyPlan, fit_reads: str = "") -> None:
     )
 
 
-def _context(plan: composition.AnyPlan) -> list[tuple[str, str]]:
+def _context(plan: composition.Plan) -> list[tuple[str, str]]:
     """Return the line on what context routing adds, if the plan has it."""
-    cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
+    cost = plan.output.routing_cost(plan)
     if cost is None:
         return []
     added = f"{cost.parameters:,} parameters, {size(cost.bytes)}"

@@ -15,8 +15,8 @@ from cli.places import composed_place
 from cli.recipe import asked, check_members
 from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
 from cli.session import Session, pass_session
-from registry.composition.recipe.recipe_field_type import FieldKind
-from registry.composition.recipe.recipe_fields import FIELDS
+from registry.composition.recipe.fields import FIELDS
+from registry.composition.recipe.option import OptionKind
 from registry.evaluation.methods import named_methods
 from registry.io.model_folder import MARKER
 
@@ -46,15 +46,15 @@ def _sweep(_context: click.Context, _option: click.Parameter, texts: tuple[str, 
 
 def _value(name: str, text: str) -> Any:
     one = FIELDS.get(name)
-    kind = one.kind if one else FieldKind.TEXT
+    kind = one.kind if one else OptionKind.TEXT
     try:
-        if kind is FieldKind.WHOLE:
+        if kind is OptionKind.WHOLE:
             return int(text)
-        if kind is FieldKind.NUMBER:
+        if kind is OptionKind.NUMBER:
             return float(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a value of {name}, which is {kind.value}") from None
-    return _SWITCHED.get(text.lower(), text) if kind is FieldKind.SWITCH else text
+    return _SWITCHED.get(text.lower(), text) if kind is OptionKind.SWITCH else text
 
 
 @click.command(

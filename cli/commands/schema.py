@@ -7,7 +7,7 @@ import click
 from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
 from cli.option_groups import GroupedCommand
 from cli.output import as_json, print_json
-from registry.composition import recipe as recipes
+from registry import composition
 from registry.errors import NotFoundError
 from registry.names.suggest import suggest
 
@@ -25,7 +25,7 @@ def schema(words: tuple[str, ...], as_json: bool) -> None:
     reg compose --recipe reads. The schema is JSON with or without --json.
     """
     if words == (RECIPE,):
-        print_json(recipes.recipe_schema())
+        print_json(composition.recipe_schema())
         return
     command = " ".join(("reg", *words)).removeprefix("reg reg")
     if words and command not in SCHEMAS:

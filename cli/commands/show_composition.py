@@ -12,7 +12,7 @@ from cli.opted_out import warn_of_opted_out
 from cli.output import count, next_step, note, print_json, print_line, print_table, short
 from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.version_output import members_and_base
-from registry.composition.recipe.recipe_fields import ENSEMBLE, FROM_ROWS, HETERO, SIMOE
+from registry.composition.found import OUTPUTS, ROUTERS
 from registry.composition.trained.trained_parts import trained_part, trained_tokens
 from registry.errors import RegError
 
@@ -71,7 +71,7 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
         if source.opted_out_at is not None
     ]
     recipe = composition.document["recipe"]
-    by_member = ("bias",) if recipe.get("router") in FROM_ROWS else ()
+    by_member = ("bias",) if _is_trained(recipe) else ()
     before = ", before the training" if "training" in composition.document else ""
     rows += [
         (key, f"{_text(value)}{before if key == 'router' else ''}")
@@ -84,7 +84,7 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
     print_table(("composition", short(composition.digest)), rows)
     for evaluation in evaluations:
         click.echo()
-        of_members = recipe["to"] in (ENSEMBLE, HETERO, SIMOE)
+        of_members = recipe["to"] in OUTPUTS and not OUTPUTS[recipe["to"]].is_combined
         _print_evaluation(evaluation.evaluated_at, evaluation.document, of_ensemble=of_members)
     if audits:
         click.echo()
@@ -95,12 +95,18 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
     next_step(reporting(short(composition.digest)))
 
 
+def _is_trained(recipe: Mapping[str, Any]) -> bool:
+    """Tell whether the routers of a recipe's document were trained with the experts."""
+    router = ROUTERS.get(recipe.get("router") or "")
+    return router is not None and router.is_trained
+
+
 def _source(registry: "Registry", document: Mapping[str, Any], ref: str) -> Source:
     """Return a version that a composition was made from; rows that cannot be read are remarked on."""
     version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
     at = {"active": None, "withdrawn": version.withdrawn_at, "purged": version.purged_at}[version.state]
     recipe = document["recipe"]
-    if recipe.get("router") not in FROM_ROWS or version.name not in {one["name"] for one in document["members"]}:
+    if not _is_trained(recipe) or version.name not in {one["name"] for one in document["members"]}:
         return Source(ref, version.state, at, False, None, None)
     public, trained = version.kind == "base", None
     if not public and version.state != "purged":

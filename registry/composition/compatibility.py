@@ -4,16 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
-from registry.composition.recipe import Recipe
-from registry.composition.recipe.any_recipe import AnyRecipe
 from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
-from registry.composition.recipe.recipe_fields import FROM_COUNTS, FROM_OWN_PASSES, FROM_ROWS
+from registry.composition.recipe.recipe import Recipe
 from registry.errors import IncompatibleError, InvalidInputError
-from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
-from registry.io.display import few
-from registry.maths.router import COUNTS, OWN, ROUTERS
-from registry.maths.trunk import TRUNKS
-from registry.member import AS_EXPERT, POSITIONS, Member
+from registry.member import POSITIONS, Member
 from registry.names.reference import check_distinct
 
 VOCABULARY = ("vocab_size",)
@@ -40,7 +34,7 @@ class Subset:
         return (*self.members, *([self.base] if self.base else []))
 
 
-def make_subset(members: Sequence[Member], base: Member | None, recipe: AnyRecipe) -> Subset:
+def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Subset:
     """Check members against each other and against a recipe.
 
     Args:
@@ -58,19 +52,14 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: AnyRecip
         raise InvalidInputError(
             "this recipe needs the base model that the members were fine-tuned from", "name it: --base NAME[@V]"
         )
-    if isinstance(recipe, Recipe) and recipe.fit is not None:
+    if recipe.fit is not None:
         _check_fit(ordered, base, recipe.fit)
     everyone = check_compatible((*ordered, *([base] if base and recipe.needs_base else [])))
     ordered, base = everyone[: len(ordered)], everyone[-1] if base and recipe.needs_base else base
-    if base is not None and _takes_task_vectors(recipe):
-        _check_soups(ordered, base)
-    if isinstance(recipe, Recipe) and recipe.to == "moe" and recipe.router in FROM_ROWS:
-        check_anchors(ordered, base)
-        _check_bias(ordered, recipe)
     return Subset(ordered, base if recipe.needs_base else None, leading(everyone))
 
 
-def ordered_members(members: Sequence[Member], recipe: AnyRecipe) -> tuple[Member, ...]:
+def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, ...]:
     """Return members in name order, checked against a recipe and not yet against each other.
 
     Raises:
@@ -98,34 +87,6 @@ def _check_fit(members: Sequence[Member], base: Member | None, fit: CoefficientF
             f"fit them again: reg compose --experts {','.join(member.version.ref for member in members)} --to dense "
             "--trunk task-arithmetic --fit FILE --out DIR",
         )
-
-
-def _takes_task_vectors(recipe: AnyRecipe) -> bool:
-    """Tell whether the differences of members and base model take part, in the trunk or in the routing."""
-    trunk = getattr(recipe, "trunk", None)
-    return getattr(recipe, "has_base", False) or (
-        trunk is not None and TRUNKS[trunk].needs_base and TRUNKS[trunk].needs_members
-    )
-
-
-def _check_soups(members: Sequence[Member], base: Member) -> None:
-    """Check that task vectors against the shared weights of a soup are those of its own experts.
-
-    Experts of two soups go together against the base model that both were trained from.
-
-    Raises:
-        IncompatibleError: a member is an expert of another soup.
-    """
-    if "domains" not in base.content.get("soup", {}):
-        return
-    for member in members:
-        soup = member.content.get("soup", {}).get("soup", base.version.digest)
-        if soup != base.version.digest:
-            raise IncompatibleError(
-                f"{member.version.ref} is an expert of the soup {soup[:12]}, and {base.version.ref} is the shared "
-                f"weights of another, {base.version.digest[:12]}: their difference is no task vector",
-                "name experts of one soup; or give --base the base model that both soups were trained from",
-            )
 
 
 def common_dtype(members: Sequence[Member]) -> str:
@@ -221,135 +182,9 @@ def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = 
         )
 
 
-def check_anchors(members: Sequence[Member], base: Member | None) -> None:
-    """Check that experts were trained beside one public expert, the base model, whose trunk they share to the byte.
-
-    Raises:
-        IncompatibleError: an expert has no router row, was trained beside another model, or has another trunk.
-    """
-    assert base is not None, "routers of trained rows go with the trunk of the base model"
-    trunk = {link.name: link.digest for link in base.arrays if link.role == "trunk"}
-    for member in members:
-        if member.version.kind == "base":
-            if member.version.digest != base.version.digest:
-                raise IncompatibleError(
-                    f"{member.version.ref} is not the base model of this composition, {base.version.ref}",
-                    f"name that one among the experts, or give --base {member.version.ref}",
-                )
-            continue
-        member.router_row(0)
-        anchor = member.router_rows.anchor if member.router_rows else ""
-        if anchor != base.content["weights"]:
-            raise IncompatibleError(
-                f"{member.version.ref} was trained beside another public expert, {anchor[:12]}, than "
-                f"{base.version.ref}, {str(base.content['weights'])[:12]}",
-                "give the base model that it was trained from: --base NAME[@V]",
-            )
-        moved = next((name for name, digest in trunk.items() if member.weight(name).digest != digest), None)
-        if moved is not None:
-            raise IncompatibleError(
-                f"{moved} of {member.version.ref} differs from that of {base.version.ref}, though its trunk was frozen",
-                f"train it again: reg train-expert {member.name} --base {base.version.ref} --data FILE --coordinate",
-            )
-
-
-def _check_bias(members: Sequence[Member], recipe: Recipe) -> None:
-    """Check that a bias is an expert's, beside the public expert.
-
-    Raises:
-        InvalidInputError: it is the public expert's, or there is none.
-    """
-    public = {member.name for member in members if member.version.kind == "base"}
-    given = [name for name, bias in recipe.bias.items() if bias]
-    if of_public := sorted(public.intersection(given)):
-        raise InvalidInputError(
-            f"there is a bias for {of_public[0]}, the public expert, whose logit is 0",
-            "give the others one: --bias NAME=X",
-        )
-    if given and not public:
-        raise InvalidInputError(
-            f"there is a bias for {', '.join(sorted(given))}, and no public expert to stand back from",
-            "name the base model among the experts: --public NAME",
-        )
-
-
-def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
-    """Check that the members have the statistics that a recipe needs.
-
-    Raises:
-        IncompatibleError: one has not; the message says who, and of which site.
-    """
-    needs = _needs(recipe, members)
-    for member in members:
-        lacking = [need for need in needs if not all(map(member.has_statistics, need.sites))]
-        if not lacking:
-            continue
-        is_base = member.version.kind == "base"
-        options = (need.of_base if is_base else need.alternative for need in lacking)
-        alternatives = [option for option in options if option]
-        member.require_statistics(
-            [site for need in lacking for site in need.sites],
-            " and ".join(need.user for need in lacking),
-            "needs" if len(lacking) == 1 else "need",
-            f"; or choose {' '.join(alternatives)}" if len(alternatives) == len(lacking) else "",
-        )
-    if recipe.to == "moe" and (recipe.retakes or recipe.refine_mlp):
-        for member in members:
-            if not _kept_tokens(member) and member.version.kind == "base":
-                raise IncompatibleError(
-                    f"{member.version.ref} is a base model, which has no calibration tokens, and this recipe runs them "
-                    "through models",
-                    f"{AS_EXPERT} --keep-calibration; or choose --router random and no refinement",
-                )
-            if not _kept_tokens(member):
-                raise IncompatibleError(
-                    f"{member.version.ref} kept no calibration tokens, which this recipe runs through models",
-                    f"register it again with them: reg add-expert {member.name} CKPT --data FILE --keep-calibration; "
-                    "a checkpoint that carries neither text nor statistics writes its own, which is kept",
-                )
-
-
-@dataclass(frozen=True)
-class _Need:
-    """Statistics that a part of a recipe needs.
-
-    Attributes:
-        user: the part of the recipe, in words.
-        sites: the sites, or `TOKEN_COUNTS`.
-        alternative: options that do without; empty if there are none.
-        of_base: options that need no statistics at all, for a base model among the members.
-    """
-
-    user: str
-    sites: tuple[str, ...]
-    alternative: str
-    of_base: str
-
-
-def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
-    """Return what a recipe needs of each member's stored statistics.
-
-    Routers that passes of kept tokens solve again need none: the passes collect them.
-    """
-    needs, router, of_base = list[_Need](), f"router method {recipe.router!r}", "--router random"
-    if recipe.to == "moe":
-        if ROUTERS[recipe.router].features == OWN and not (recipe.retakes or recipe.refine_mlp):
-            refined = "--refine 1" if all(map(_kept_tokens, members)) else ""
-            needs.append(_Need(router, (MLP_INPUT,), refined or f"--router {FROM_COUNTS[0]}", of_base))
-        if ROUTERS[recipe.router].features == COUNTS and len(members) > 1:
-            needs.append(_Need(router, (TOKEN_COUNTS,), f"--router {FROM_OWN_PASSES[0]}", of_base))
-    if TRUNKS[recipe.trunk].needs_inputs and len(members) > 1:
-        needs.append(_Need(f"trunk method {recipe.trunk!r}", (*SITES["all"], TOKEN_COUNTS), *["--trunk mean"] * 2))
-    return needs
-
-
 def leading(members: Sequence[Member]) -> Member:
     """Return the first member, in the order given, that has the most tokens, by rows and then by its tokenizer."""
     return max(members, key=lambda member: (member.architecture.vocab_size, _known_tokens(member)))
-
-
-def _kept_tokens(member: Member) -> bool:
-    return "ids" in member.names("calibration")
 
 
 def _known_tokens(member: Member) -> int:
@@ -363,20 +198,3 @@ def _tokenizer_conflict(first: Member, second: Member) -> str | None:
         short = [str(member.content["tokenizer"])[:12] for member in (first, second)]
         return f"digest {short[0]} against {short[1]}, and not both have a tokenizer.json that could be compared"
     return tokenizer_conflict(first.file("tokenizer.json"), second.file("tokenizer.json"))
-
-
-def equal_mlp_notes(members: Sequence[Member]) -> tuple[str, ...]:
-    """Return a remark on each group of members of equal MLPs: routing between them changes nothing.
-
-    Adapters of attention alone leave the MLPs of the base model as they are.
-    """
-    groups: dict[frozenset[tuple[str, str]], list[str]] = {}
-    for member in members:
-        mlps = frozenset((link.name, link.digest) for link in member.arrays if link.role == "mlp")
-        groups.setdefault(mlps, []).append(member.name)
-    return tuple(
-        f"the MLPs of {few(names)} are equal, so routing between them changes nothing; they "
-        "differ only in what is merged into the trunk. --to ensemble keeps them apart"
-        for names in groups.values()
-        if len(names) > 1
-    )

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from registry.composition.cards.pushed import CARD, without_additions
 from registry.composition.manifest import CompositionManifest, read_composed
 from registry.composition.plan import DOCUMENT_FORMAT
+from registry.composition.pushed_card import CARD, without_additions
 from registry.errors import CheckpointError
 from registry.io.model_folder import MARKER
 from registry.io.tree_digest import digest_like

@@ -1,24 +1,19 @@
 """A composition's document read back: what was composed of what, and how."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median_low
 from typing import Any
 
 from registry.composition.plan import DOCUMENT_FORMAT
-from registry.composition.recipe import Recipe
-from registry.composition.recipe.any_recipe import AnyRecipe
-from registry.composition.recipe.recipe_fields import FIELDS, HETERO, REMOVED
-from registry.composition.recipe.recipe_rules import FROM_BASE, problem_of_copies
+from registry.composition.recipe.fields import output_of
+from registry.composition.recipe.fields import removed as removed_fields
+from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.rules import FROM_BASE, problem_of_copies
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError
-from registry.hosts.remote_code import REMOTE_CODE, ROUTED
 from registry.io.files import read_json
 from registry.io.model_folder import MARKER, require_composed
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe
-from registry.methods.ensemble.recipe import TO_ENSEMBLE, EnsembleRecipe
-from registry.methods.hetero.recipe import HeteroRecipe
-from registry.methods.simoe.recipe import TO_SIMOE, SimoeRecipe
 from registry.names.reference import check_name, copy_name
 
 FOLDER_FORMAT = 2
@@ -77,7 +72,7 @@ class CompositionManifest:
 
     members: tuple[VersionRef, ...]
     base: VersionRef | None
-    recipe: AnyRecipe
+    recipe: Recipe
     host: str
     parent: str | None = None
     from_base: int | None = None
@@ -130,9 +125,10 @@ class CompositionManifest:
         if not names or names != sorted(set(names)):
             raise CheckpointError(f"{where}: its members are not in the order of their names", "copy the file again")
         base = None if given["base"] is None else VersionRef.from_document(given["base"], f"{where}, base")
-        removed = {key: value for key, (_, value) in REMOVED.items() if given["recipe"].get(key) == value}
+        removed = {key: value for key, (_, value) in removed_fields().items() if given["recipe"].get(key) == value}
         try:
-            recipe = _recipe(_without(removed, given) if removed else given["recipe"], names, given["host"])
+            document = output_of(given["recipe"]).without_removed(given, removed) if removed else given["recipe"]
+            recipe = Recipe.from_document(document, names, host=given["host"])
         except InvalidInputError as error:
             raise CheckpointError(f"{where}: {error.message}", "copy the file again") from error
         manifest = cls(members, base, recipe, given["host"], given.get("parent"), given.get(FROM_BASE), removed)
@@ -169,30 +165,8 @@ def read_composed(folder: Path) -> tuple[dict[str, object], CompositionManifest]
 
 def _is_of_copies(manifest: CompositionManifest) -> bool:
     count, base, recipe = manifest.from_base, manifest.base, manifest.recipe
-    values = vars(recipe) | {"to": recipe.to, "balance": "none"}  # which changed nothing while it was allowed
+    values = recipe.given | {"balance": "none"}  # which changed nothing while it was allowed
     if base is None or count != len(manifest.members) or problem_of_copies(count, values):
         return False
     names = [copy_name(base.name, number, count) for number in range(1, count + 1)]
     return manifest.members == tuple(VersionRef(name, base.digest) for name in names)
-
-
-def _without(removed: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe of a document without what was removed; lam is about what its layers chose."""
-    recipe: dict[str, Any] = document["recipe"] | {key: REMOVED[key][0] for key in removed}
-    recipe.pop("refine_trunk", None)  # documents have it only where it is true
-    if not (recipe.get("refine") or recipe.get("refine_mlp")):
-        recipe.pop("computed", None)  # of the passes that it asked for
-    chosen = [layer.get("best") for layer in document.get("lam", ()) if isinstance(layer, dict)]
-    strengths = [float(one) for one in chosen if one is not None and FIELDS["lam"].problem(one) is None]
-    return recipe | ({"lam": median_low(strengths)} if "lam" in removed and strengths else {})
-
-
-def _recipe(document: Mapping[str, Any], names: Sequence[str], host: str) -> AnyRecipe:
-    if document.get("to") == TO_ENSEMBLE:
-        return EnsembleRecipe.from_document(document, names)
-    if document.get("to") == HETERO:
-        return HeteroRecipe.from_document(document, names)
-    if document.get("to") == TO_SIMOE:
-        return SimoeRecipe.from_document(document, names)
-    chosen = REMOTE_CODE if host.startswith(ROUTED) else host
-    return Recipe.from_document(document, names, host=chosen if document.get("to") == "moe" else None)

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from registry.composition.cards.pushed import CARD, without_additions
 from registry.composition.compose import compose, plan_composition, write_plan
 from registry.composition.integrity import ComposedFolder, is_of_hub, list_files
 from registry.composition.manifest import CompositionManifest
-from registry.composition.recipe import Recipe
+from registry.composition.pushed_card import CARD, without_additions
 from registry.composition.trained.history import read_history, write_again
 from registry.errors import InvalidInputError
 from registry.io.files import read_json
@@ -179,7 +178,7 @@ def _check_device(manifest: CompositionManifest) -> None:
         InvalidInputError: this machine has no such device.
     """
     recipe = manifest.recipe
-    if not isinstance(recipe, Recipe) or recipe.device is None:
+    if recipe.device is None:
         return
 
     import torch

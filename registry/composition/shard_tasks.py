@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.composition.plan import Plan, make_plan
-from registry.composition.recipe import Recipe
+from registry.composition.plan import Plan, Source
+from registry.composition.recipe.recipe import Recipe
 from registry.distributed import Step, Task
 from registry.distributed.node_kind import node_kind
 from registry.errors import ClusterError, DamagedError
@@ -21,9 +21,6 @@ from registry.home import Home
 from registry.io.shard_writer import Shard, write_shards
 from registry.maths.threads import one_thread
 from registry.member import copies_of, load_member
-from registry.methods.moe.model_writer import streams_of
-from registry.methods.moe.passes import pass_context, tensor_source_of
-from registry.methods.moe.tensor_source import TensorSource
 from registry.progress import Advance, Progress, remark, silent
 from registry.workspace import Workspace
 
@@ -70,7 +67,7 @@ class PlanReference:
         if self.copies:
             assert base is not None
             members = copies_of(base, self.copies)
-        plan = make_plan(members, base, self.recipe)
+        plan = self.recipe.output.plan(members, base, self.recipe)
         if plan.digest != self.digest:
             raise ClusterError(
                 f"a node plans another composition, {plan.digest[:12]} in place of {self.digest[:12]}",
@@ -98,13 +95,8 @@ class ShardTasks:
 
     @classmethod
     def of(cls, workspace: Workspace, plan: Plan) -> "ShardTasks | None":
-        """Return the writer of a plan; None without a cluster, or for a plan whose tensors this process alone makes."""
-        if workspace.cluster is None:
-            return None
-        if plan.recipe.to == "moe" and plan.recipe.refine_mlp:
-            remark(workspace.progress, "layers that are refitted one after another are composed by this process alone")
-            return None
-        return cls(workspace, plan)
+        """Return the writer of a plan; None without a cluster."""
+        return None if workspace.cluster is None else cls(workspace, plan)
 
     def __call__(self, shards: Sequence[Shard], advance: Advance) -> list[str]:
         """Write files, and return the tree digest of each.
@@ -162,7 +154,7 @@ def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *,
         progress: receives the bytes written.
     """
     with _opened(reference) as source:
-        streams = {stream.name: stream for stream in streams_of(source)}
+        streams = {stream.name: stream for stream in source.streams}
         shard = Shard(path, tuple(streams[name] for name in names))
         fresh = Shard(path.with_name(f"{_FRESH}{uuid.uuid4().hex}"), shard.given)
         try:
@@ -175,13 +167,12 @@ def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *,
 
 
 @contextmanager
-def _opened(reference: PlanReference) -> Iterator[TensorSource]:
+def _opened(reference: PlanReference) -> Iterator[Source]:
     """Open the registry of a plan, and yield the source of its tensors; passes are in the cache already."""
     workspace: Any = Workspace.at(reference.home, silent, create=False)
     try:
         plan = reference.plan(workspace)
-        used = {member.version.id: member for member in (*plan.members, *([plan.base] if plan.base else []))}
-        with pass_context(workspace, [*used.values()]) as context:
-            yield tensor_source_of(plan, context)
+        with plan.output.opened(plan, workspace) as source:
+            yield source
     finally:
         workspace.close()

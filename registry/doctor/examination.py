@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from registry.composition.recipe.recipe_fields import PROMPT_PERPLEXITY, SEQUENCE
 from registry.doctor.domain_texts import DomainTexts, domain_texts, settings_of
 from registry.doctor.examined_folder import ExaminedFolder
 from registry.evaluation.results import TestSettings
@@ -49,7 +48,7 @@ class Examination:
     def is_decided_by_prompt(self) -> bool:
         """True if the whole prompt weighs the members, so that no token before its end has a probability."""
         config = self.folder.config
-        return config.get("routing") in (PROMPT_PERPLEXITY, SEQUENCE) and config.get("routing_tokens") == 0
+        return "routing" in config and config.get("routing_tokens") == 0
 
     @cached_property
     def experts(self) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class TokenizerSource:
         label = f"the composition of {', '.join(plan.names)}"
         files = {name: plan.lead.file(name) for name in plan.lead.names("file")}
         composed = {member.name: member.version.digest for member in plan.members}
-        return cls(label, label, files, plan.translation.architecture.max_position_embeddings, composed, plan.dtype)
+        return cls(label, label, files, plan.lead.architecture.max_position_embeddings, composed, plan.dtype)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Literal
 
 from registry.calibration.corpus import check_files
 from registry.checkpoint.model_files import read_config
-from registry.composition.recipe.recipe_fields import PROMPT_PERPLEXITY, SEQUENCE
 from registry.errors import CheckpointError, InvalidInputError, RegError
 from registry.io.model_folder import MARKER
 from registry.names.reference import require_list
@@ -73,7 +72,7 @@ def check_perplexities(folders: Sequence[str | PathLike[str]]) -> None:
     """
     for folder in map(Path, folders):
         config = read_config(folder)
-        if config.get("routing") in (PROMPT_PERPLEXITY, SEQUENCE) and config.get("routing_tokens") == 0:
+        if "routing" in config and config.get("routing_tokens") == 0:
             raise InvalidInputError(
                 f"{folder} has no perplexity: its routing tokens are 0, so the whole prompt weighs its members, and "
                 "the probability of a token would depend on that token and those after it",

@@ -19,7 +19,6 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from registry.calibration import Calibration
-from registry.composition.recipe.recipe_fields import SEQUENCE
 from registry.errors import CheckpointError, InvalidInputError
 from registry.evaluation.results import TestSettings
 from registry.evaluation.window_losses import DomainLoss
@@ -83,7 +82,7 @@ class Model:
         In an ensemble that chooses its members by the first tokens: at most the weights of the chosen members, the
         largest ones where they differ in size; what all members share counts once.
         """
-        if getattr(self.loaded.config, "routing", None) == SEQUENCE:
+        if getattr(self.loaded.config, "routing", None) == "sequence":
             parts = zip(self.loaded.members, self.loaded.outputs, strict=True)
             sizes = sorted(sum(weight.numel() for part in pair for weight in part.parameters()) for pair in parts)
             unused: int = sum(sizes[: len(sizes) - int(self.loaded.config.routing_top_k)])

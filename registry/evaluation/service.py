@@ -1,14 +1,14 @@
 """Evaluation of folders and methods against the registered experts, and of schedules of experts."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from registry.composition import AnyRecipe, EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe
+from registry.composition import Recipe
 from registry.composition.compose import plan_composition, write_plan
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
@@ -105,7 +105,7 @@ def continual_registered(
             "the coefficients were fitted for all members together, and a schedule composes the first of them alone",
             "drop fit from the recipe, to take the coefficients as they are",
         )
-    plan = plan_composition(workspace, refs, replace(recipe, top_k=_at_most(recipe.top_k, len(refs))), base=base)
+    plan = plan_composition(workspace, refs, recipe.replace(top_k=_at_most(recipe.top_k, len(refs))), base=base)
     names = [workspace.resolve(ref).name for ref in refs]
     for wanted, available, lack in ((names, files, "no test text"), (files, names, "no expert in the schedule")):
         if missing := [name for name in wanted if name not in available]:
@@ -124,10 +124,7 @@ def continual_registered(
         raise IncompatibleError(f"the text cannot be scored by {', '.join(missing)}", "leave it out of the schedule")
     steps = []
     for count in range(1, len(refs) + 1):
-        weights = {name: weight for name, weight in recipe.weights.items() if name in names[:count]}
-        coefficients = {name: number for name, number in recipe.coefficients.items() if name in names[:count]}
-        step = replace(recipe, top_k=_at_most(recipe.top_k, count), weights=weights, coefficients=coefficients)
-        steps.append(composer_of(workspace, refs[:count], base, step))
+        steps.append(composer_of(workspace, refs[:count], base, recipe.of_members(names[:count])))
     return continual(names, benchmark, steps)
 
 
@@ -135,7 +132,7 @@ def composer_of(
     workspace: Workspace,
     experts: Sequence[str],
     base: str | None = None,
-    recipe: AnyRecipe | None = None,
+    recipe: Recipe | None = None,
 ) -> Compose:
     """Return a function that composes `experts` for a trial, without a record in the catalog.
 
@@ -149,13 +146,7 @@ def composer_of(
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
         fields = dict(settings)
         steps, seed = fields.pop("train_steps", None), fields.pop("train_seed", 0)
-        whole: dict[str, Callable[..., AnyRecipe]] = {
-            "ensemble": EnsembleRecipe,
-            "hetero": HeteroRecipe,
-            "simoe": SimoeRecipe,
-        }
-        kind = whole.get(fields.get("to", ""))
-        method_recipe = replace(recipe or Recipe(), **fields) if kind is None else kind(**_but(fields, "to"))
+        method_recipe = (recipe or Recipe()).replace(**fields)
         plan = plan_composition(workspace, experts, method_recipe, base=base if method_recipe.needs_base else None)
         if steps is None:
             write_plan(workspace, plan, folder)
@@ -171,10 +162,6 @@ def composer_of(
 
 def _at_most(top_k: int | None, count: int) -> int | None:
     return None if top_k is None else min(top_k, count)
-
-
-def _but(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if key != name}
 
 
 def _files(data: Data) -> dict[str, list[Path]]:

@@ -1,14 +1,13 @@
 """Sweeps: one recipe for each of several values of a field."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from registry.composition import AnyRecipe, Recipe, SimoeRecipe
-from registry.composition.recipe.recipe_field_type import FieldKind
-from registry.composition.recipe.recipe_fields import FIELDS
-from registry.composition.recipe.recipe_rules import misplaced
-from registry.composition.recipe.recipe_values import values_of
+from registry.composition.recipe.fields import FIELDS
+from registry.composition.recipe.option import OptionKind
+from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.rules import misplaced
 from registry.errors import InvalidInputError
 from registry.names.suggest import suggest
 
@@ -16,7 +15,7 @@ _METHODS = ("to", "routing", "trunk", "router")
 SWEPT = tuple(
     name
     for name, one in FIELDS.items()
-    if name not in (*_METHODS, "device") and one.kind is not FieldKind.BY_MEMBER and one.stands_for is None
+    if name not in (*_METHODS, "device") and one.kind is not OptionKind.BY_MEMBER and one.stands_for is None
 )
 """Fields that a sweep can be over: those of one value that decide what is composed, within a method."""
 
@@ -31,9 +30,9 @@ class Sweep:
     """
 
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    recipe: AnyRecipe = field(default_factory=Recipe)
+    recipe: Recipe = field(default_factory=Recipe)
 
-    def recipes(self) -> dict[str, AnyRecipe]:
+    def recipes(self) -> dict[str, Recipe]:
         """Return row → recipe, in the order of the values.
 
         Raises:
@@ -51,7 +50,7 @@ class Sweep:
             )
         ((name, values),) = self.values.items()
         self._check(name, values)
-        found: dict[str, AnyRecipe] = {}
+        found: dict[str, Recipe] = {}
         for value in values:
             label = f"{name}={f'{value:.12g}' if isinstance(value, float) else value}"
             if label in found:
@@ -68,15 +67,14 @@ class Sweep:
             known = f"{name} is no field of one number or word" if name in FIELDS else f"there is no field {name!r}"
             message = f"{name} chooses a method" if name in _METHODS else f"{known}{suggest(name, SWEPT)}"
             raise InvalidInputError(f"cannot sweep: {message}", hint)
-        if problem := misplaced(name, values_of(self.recipe)):
+        if problem := misplaced(name, self.recipe.fields):
             raise InvalidInputError(problem.message, f"{problem.hint}; a recipe file can say so: --recipe FILE")
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise InvalidInputError(f"the values of {name} must be a list", f"such as sweep={{{name!r}: [V1, V2]}}")
         if not values:
             raise InvalidInputError(f"there is no value of {name} to sweep", f"such as --sweep {name}=V1,V2")
 
-    def _with(self, name: str, value: Any) -> AnyRecipe:
+    def _with(self, name: str, value: Any) -> Recipe:
         if FIELDS[name].group:
-            assert not isinstance(self.recipe, SimoeRecipe)  # which has no trunk method
-            return replace(self.recipe, trunk_options={**self.recipe.trunk_options, name: value})
-        return replace(self.recipe, **{name: value})
+            return self.recipe.replace(trunk_options={**self.recipe.trunk_options, name: value})
+        return self.recipe.replace(**{name: value})

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from registry.calibration.sampling import is_self_sampled
 from registry.checkpoint.expert_manifest import FILE_NAME, ExpertManifest
-from registry.composition.cards.pushed import CARD
 from registry.composition.dense import write_dense
+from registry.composition.pushed_card import CARD
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.hub.card_additions import languages_of
 from registry.hub.target import ConflictReason, Outgoing

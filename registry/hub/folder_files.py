@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from registry.composition.cards.licenses import roll_up
-from registry.composition.cards.pushed import CARD, license_of, with_additions
 from registry.composition.integrity import ComposedFolder
+from registry.composition.licenses import roll_up
+from registry.composition.pushed_card import CARD, license_of, with_additions
 from registry.errors import CheckpointError, InvalidInputError
 from registry.evaluation.stored import widest
 from registry.hub.card_additions import languages_of, metadata, page, source_of

@@ -5,11 +5,10 @@ from tempfile import TemporaryDirectory
 
 from registry.calibration.sampling import is_self_sampled
 from registry.checkpoint.expert_manifest import FILE_NAME
-from registry.composition import AnyPlan
-from registry.composition.cards.licenses import check_spelling
-from registry.composition.cards.parts import licenses_of
-from registry.composition.compose import used_versions
+from registry.composition import Plan
+from registry.composition.card import licenses_of
 from registry.composition.integrity import ComposedFolder
+from registry.composition.licenses import check_spelling
 from registry.hub import expert_files, folder_files
 from registry.hub.hub_errors import endpoint
 from registry.hub.target import Commit, Pushed, Target
@@ -45,11 +44,11 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
     return _upload(workspace, target, commit, digest)
 
 
-def check_push(workspace: Workspace, plan: AnyPlan, target: Target | str, license_id: str | None = None) -> None:
+def check_push(workspace: Workspace, plan: Plan, target: Target | str, license_id: str | None = None) -> None:
     """Check, before composing, that the result can be pushed (arguments and errors as in `Registry.check_push`)."""
     chosen = None if license_id is None else _license(license_id)
     own = licenses_of(plan.members, plan.base).license
-    folder_files.check_license(own, chosen, used_versions(plan), ", ".join(plan.names))
+    folder_files.check_license(own, chosen, plan.versions, ", ".join(plan.names))
     check_account(_target(target))
 
 

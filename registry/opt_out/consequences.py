@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from registry.composition.manifest import CompositionManifest
-from registry.composition.plan import Plan
+from registry.composition.recipe.fields import output_of
 from registry.errors import RegError
 from registry.member import load_member
-from registry.methods.moe.context.predicted_routing import predict_text
 from registry.names.resolve import by_digest
 from registry.opt_out.receipt import plan_remaining
 from registry.opt_out.shared_training import trained_together
@@ -68,7 +67,8 @@ def _heirs(
 
 
 def _is_mixture(composition: CompositionRecord) -> bool:
-    return bool(composition.document["recipe"].get("to") == "moe") and "from_base" not in composition.document
+    output = output_of(composition.document["recipe"])
+    return output.is_previewed and "from_base" not in composition.document
 
 
 def _shares(workspace: Workspace, version: VersionRecord, composition: CompositionRecord) -> dict[str, float]:
@@ -85,6 +85,4 @@ def _shares(workspace: Workspace, version: VersionRecord, composition: Compositi
             by_digest(workspace.catalog, member.name, member.digest, label)  # an opted-out one inherits nothing
         return {member.name: 1.0 for member in rest}
     plan = plan_remaining(workspace, manifest, rest)
-    assert isinstance(plan, Plan)
-    shares = predict_text(plan, load_member(workspace, version).evidence_counts).tolist()
-    return {name: min(max(share, 0.0), 1.0) for name, share in zip(plan.names, shares, strict=True)}
+    return plan.output.shares_of(plan, load_member(workspace, version))

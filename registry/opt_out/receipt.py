@@ -7,21 +7,18 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.composition.any_plan import AnyPlan
 from registry.composition.compose import plan_composition
 from registry.composition.manifest import CompositionManifest, VersionRef
-from registry.composition.recipe import Recipe
+from registry.composition.plan import Plan
 from registry.errors import CheckpointError, InvalidInputError, OutputError, RegError, StorageError
 from registry.io.atomic import atomic_file
 from registry.io.file_lock import try_lock
 from registry.io.files import read_json
 from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe
-from registry.methods.hetero.recipe import HeteroRecipe
-from registry.methods.simoe.recipe import SimoeRecipe
 from registry.names.reference import Reference
 from registry.names.resolve import by_digest
 from registry.opt_out.receipt_paths import check_new_receipt, check_receipt
@@ -206,7 +203,7 @@ def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequ
     return plan_remaining(workspace, manifest, members).digest
 
 
-def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members: Sequence[VersionRef]) -> AnyPlan:
+def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members: Sequence[VersionRef]) -> Plan:
     """Return the plan of composing `members`, a subset of another composition's, by its recipe.
 
     top_k is reduced to the number of members if it is larger. No weights are read.
@@ -223,7 +220,7 @@ def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members:
     copies = manifest.from_base
     if copies is not None and list(members) != list(manifest.members):
         raise InvalidInputError("its experts are copies of one base model, which leave together", None)
-    if isinstance(manifest.recipe, Recipe) and manifest.recipe.fit and list(members) != list(manifest.members):
+    if manifest.recipe.fit and list(members) != list(manifest.members):
         raise InvalidInputError(
             "its coefficients were fitted for all members together, and those of the others must be fitted again", None
         )
@@ -233,19 +230,7 @@ def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members:
     refs = [by_digest(workspace.catalog, member.name, member.digest, "it").ref for member in registered]
     known = manifest.base
     base = None if known is None else by_digest(workspace.catalog, known.name, known.digest, "it").ref
-    if isinstance(manifest.recipe, SimoeRecipe):
-        return plan_composition(workspace, refs, manifest.recipe, base=base)
-    top_k = manifest.recipe.top_k
-    recipe = replace(
-        manifest.recipe,
-        top_k=None if top_k is None else min(top_k, len(names)),
-        weights={name: weight for name, weight in manifest.recipe.weights.items() if name in names},
-        coefficients={name: number for name, number in manifest.recipe.coefficients.items() if name in names},
-    )
-    if isinstance(recipe, Recipe):
-        recipe = replace(recipe, bias={name: number for name, number in recipe.bias.items() if name in names})
-    if isinstance(recipe, HeteroRecipe) and recipe.lead not in names:
-        recipe = replace(recipe, lead=None)
+    recipe = manifest.recipe.output.without(manifest.recipe, names)
     return plan_composition(workspace, refs, recipe, base=base, from_base=copies)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from registry.methods.ensemble.recipe import POSTERIOR
+from registry.methods.ensemble.routings import POSTERIOR
 from registry.report.data import MemberFigures, ReportData, RoutingData, Warned
 from registry.report.verdict import (
     FEW_MEANS,

@@ -6,13 +6,11 @@ from pathlib import Path
 
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import CompositionManifest, VersionRef
-from registry.composition.recipe import Recipe
 from registry.design import expert_colours
 from registry.errors import CheckpointError
 from registry.evaluation import Row, TestSettings
 from registry.evaluation.service import evaluate_registered
 from registry.evaluation.table import Wanted
-from registry.methods.moe.context.predicted_routing import INDISTINCT_COUNTS
 from registry.methods.moe.preview import Preview
 from registry.names.resolve import composition_of
 from registry.registration.expert_overlap import INDISTINCT
@@ -65,11 +63,7 @@ def build_report(
     routing = _measured(measured) if measured else _predicted(preview, names)
     if measured is None:
         gathering.notes += _unmeasured(manifest, evaluated, preview)
-    if (
-        evaluated is not None
-        and isinstance(manifest.recipe, Recipe)
-        and not any(row.kind == "oracle" for row in scores)
-    ):
+    if evaluated is not None and manifest.recipe.output.is_combined and not any(row.kind == "oracle" for row in scores):
         gathering.notes.append("perfect routing was not scored: evaluate with --oracle")
     drowned = {} if preview is None else dict(zip(names, (each.drowned for each in preview.members), strict=True))
     record = records.get(digest)
@@ -85,7 +79,7 @@ def build_report(
         members=tuple(_member(gathering, each, versions.get(each.name), drowned) for each in manifest.members),
         parameters=first.parameters if first else plan.parameters if plan else None,
         active_parameters=first.active_parameters if first else plan.active_parameters if plan else None,
-        top_k=manifest.recipe.experts_per_token(len(names)) if isinstance(manifest.recipe, Recipe) else None,
+        top_k=manifest.recipe.top_k_of(len(names)),
         routing=routing,
         overlap=() if preview is None else tuple((_name(a), _name(b), v) for (a, b), v in preview.overlap.items()),
         scores=scores,
@@ -102,7 +96,7 @@ def build_report(
         to=manifest.recipe.to,
         folder=folders[-1] if folders else None,
         colours=_colours(workspace, names, gathering.opted_out),
-        indistinct=INDISTINCT_COUNTS if preview is not None and preview.by_tokens else INDISTINCT,
+        indistinct=INDISTINCT if preview is None else preview.indistinct_from,
     )
     return replace(figures, verdict=verdict(figures), warnings=advice(figures))
 
@@ -115,13 +109,11 @@ def _colours(workspace: Workspace, names: Sequence[str], opted_out: Iterable[str
 
 def _unmeasured(manifest: CompositionManifest, evaluated: Evaluated | None, preview: Preview | None) -> tuple[str, ...]:
     """Return why routing was not measured; nothing of a model that routes nothing."""
-    to = manifest.recipe.to
     stored = "no evaluation is stored" if evaluated is None else "the stored evaluation has none: evaluate again"
-    if isinstance(manifest.recipe, Recipe):
+    if manifest.recipe.output.is_combined:
         reason = f"routing is predicted from statistics: {stored}"
         return () if preview is None else (reason, preview.means, *(preview.notes if preview.by_tokens else ()))
-    what = {"hetero": "a mixture of architectures", "simoe": "a SIMoE"}.get(to, "an ensemble")
-    return (f"the weights of {what} are measured on text, never predicted: {stored}",)
+    return (f"the weights of {manifest.recipe.output.words} are measured on text, never predicted: {stored}",)
 
 
 def _member(

@@ -11,7 +11,6 @@ from registry.composition.compose import plan_composition, preview_composition
 from registry.composition.integrity import COMPOSE_AGAIN
 from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
-from registry.composition.recipe import Recipe
 from registry.composition.trained.trained_parts import NAMED, trained_part
 from registry.errors import RegError
 from registry.evaluation import Row
@@ -19,7 +18,6 @@ from registry.evaluation.stored import widest
 from registry.member import load_member
 from registry.methods.moe.preview import Preview
 from registry.methods.simoe.mask_overlap import mask_overlaps
-from registry.methods.simoe.recipe import SimoeRecipe
 from registry.names.resolve import by_digest
 from registry.registration.lineage_index import LineageIndex
 from registry.report.data import (
@@ -134,7 +132,7 @@ class Gathering:
     ) -> tuple[Plan | None, Preview | None]:
         """Return the plan and its preview, without forward passes; None if a member is not registered here."""
         recipe = manifest.recipe
-        if not isinstance(recipe, Recipe) or recipe.to != "moe":
+        if not recipe.output.is_previewed:
             return None, None
         if len(versions) < len(manifest.members):
             return None, None
@@ -157,7 +155,7 @@ class Gathering:
 
     def masks(self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]) -> tuple[MaskOverlap, ...]:
         """Return the overlaps of the masks of a SIMoE's members; none where a member is not registered here."""
-        if not isinstance(manifest.recipe, SimoeRecipe) or len(versions) < len(manifest.members):
+        if len(versions) < len(manifest.members):
             return ()
         with self._noted("the overlap of masks is not available"):
             return mask_overlaps([load_member(self._workspace, version) for version in versions.values()])

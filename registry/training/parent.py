@@ -9,8 +9,6 @@ from typing import Any
 
 from registry.checkpoint.weights import Stored, weight_source
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
-from registry.composition.recipe import Recipe
-from registry.composition.recipe.recipe_fields import FROM_COUNTS, HETERO
 from registry.composition.trained.trained_parts import ALL, PROJECTORS, ROUTERS, trained_part
 from registry.composition.trained.write_trained import stored_tensors
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError
@@ -73,18 +71,18 @@ def read_parent(folder: Path, part: str, progress: Progress) -> Parent:
     """
     composed = ComposedFolder.read(folder)
     recipe = composed.manifest.recipe
-    if recipe.to == HETERO and part != PROJECTORS:
+    if recipe.output.has_projectors and part != PROJECTORS:
         raise InvalidInputError(
             f"{folder} has members of several architectures: its projectors and its router train, and nothing else of "
             "it",
             f"train them: reg train {shlex.quote(str(folder))} --train {PROJECTORS} --data FILE --out DIR",
         )
-    if recipe.to != HETERO and part == PROJECTORS:
+    if not recipe.output.has_projectors and part == PROJECTORS:
         raise InvalidInputError(
             f"{folder} has no projectors: only members of several architectures have them",
             f"train another part: --train {ALL}",
         )
-    if isinstance(recipe, Recipe) and recipe.to == "moe" and recipe.router in FROM_COUNTS:
+    if recipe.router_method is not None and not recipe.router_method.is_linear:
         raise InvalidInputError(
             f"{folder} has nothing to train: router method {recipe.router!r} reads how often experts use the tokens of "
             "the text so far, and nothing of the stream",

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from registry.calibration import Corpus, random_places
 from registry.checkpoint import Checkpoint
-from registry.composition.compose import plan_composition, used_members, used_versions
-from registry.composition.recipe import Recipe
-from registry.composition.recipe.recipe_fields import FIELDS
+from registry.composition.compose import plan_composition
+from registry.composition.recipe.recipe import Recipe
 from registry.errors import CalibrationError, InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.dtypes import AUTO
@@ -35,6 +34,7 @@ from registry.maths.discriminant import discriminant
 from registry.maths.statistics import Statistics
 from registry.member import Member
 from registry.methods.dense.domain_weights import document_means
+from registry.methods.moe.options import LAM
 from registry.methods.moe.passes import PassContext, pass_context, stored_folder
 from registry.names.reference import require_list
 from registry.progress import remark
@@ -93,8 +93,8 @@ def proxy_text(
         member.require_statistics([MLP_INPUT], "the comparison with public text", "needs")
     with (
         exclusive(workspace.home.output_lock(out), f"writing into {out}"),
-        workspace.reading(*used_versions(plan)),
-        pass_context(workspace, used_members(plan)) as context,
+        workspace.reading(*plan.versions),
+        pass_context(workspace, plan.used) as context,
         stored_folder(plan.base, context) as folder,
     ):
         model, tokenizer = load_for_pass(folder, AUTO, device, prefer_whole=True), load_tokenizer(folder)
@@ -152,7 +152,7 @@ def _directions(members: Sequence[Member], public: Iterable[Statistics]) -> list
     for layer, other in enumerate(public):
         for member, found in zip(members, rows, strict=True):
             try:
-                found.append(discriminant(member.packed_statistics(MLP_INPUT, layer), other, FIELDS["lam"].default))
+                found.append(discriminant(member.packed_statistics(MLP_INPUT, layer), other, LAM.default))
             except ValueError as error:
                 raise CalibrationError(
                     f"{member.version.ref} cannot be distinguished from public text at layer {layer}: {error}",

@@ -5,66 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.composition.recipe.recipe_fields import (
-    DENSE,
-    ENSEMBLE,
-    FIELDS,
-    FROM_COUNTS,
-    HETERO,
-    MOE,
-    SIMOE,
-    TOP_K,
-    TRUNK_OPTIONS,
-    default,
-)
+from registry.composition.found import OUTPUTS
+from registry.composition.recipe.fields import FIELDS, default, output_of
+from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.shared_options import TRUNK_OPTIONS
+from registry.errors import InvalidInputError
+from registry.methods.ensemble.routings import ROUTINGS
 from registry.ui.scores import Score
 from registry.ui.wording import counted, plain
 from store.catalog import CompositionRecord
-
-TRUNK_WORDS = {
-    "regmean": "shared weights merged by RegMean",
-    "mean": "shared weights averaged",
-    "base": "shared weights of the base model",
-    "ties": "shared weights merged by TIES",
-    "dare": "shared weights merged by DARE",
-    "task-arithmetic": "shared weights merged by task arithmetic",
-}
-"""Trunk method → its part in a mixture."""
-
-DENSE_WORDS = {
-    "regmean": "all weights merged by RegMean",
-    "mean": "all weights averaged",
-    "ties": "all weights merged by TIES",
-    "dare": "all weights merged by DARE",
-    "task-arithmetic": "all weights merged by task arithmetic",
-}
-"""Trunk method → its part in a dense model."""
-
-ROUTER_WORDS = {
-    "context": "routed by the text so far",
-    "ridge": "linear routers solved by ridge regression",
-    "domain-embedding": "routers from the base model’s embeddings of each domain",
-    "anchored": "routers trained with the experts",
-    "random": "random routers",
-}
-"""Router method → words."""
-
-ROUTING_WORDS = {
-    "posterior": "weighted by how well each predicts the text so far",
-    "perplexity": "weighted by perplexity",
-    "prompt-perplexity": "weighted by perplexity on the prompt",
-    "task-vector": "weighted by task vectors",
-}
-"""Routing method of an ensemble → words."""
-
-MADE = {
-    MOE: "a sparse mixture",
-    DENSE: "one dense model",
-    ENSEMBLE: "an ensemble",
-    HETERO: "one model of several architectures",
-    SIMOE: "a SIMoE",
-}
-"""Output → words."""
 
 EARLIER = 200
 """Number of earlier compositions, the latest, among which a similar one is looked for."""
@@ -132,17 +81,17 @@ def expert_names(record: CompositionRecord) -> tuple[list[str], list[str]]:
 
 def output(document: Mapping[str, Any]) -> str:
     """Return what a composition is: `moe`, `dense`, …; of the first format's, a mixture."""
-    return str(document["recipe"].get("to", MOE))
+    return str(document["recipe"].get("to", OUTPUTS.default.name))
 
 
 def kind(document: Mapping[str, Any]) -> str:
     """Return what a composition is, in a few words: `mixture · regmean · context, 1 per token`."""
-    recipe, to = document["recipe"], output(document)
-    words = {MOE: "mixture", DENSE: "dense model", ENSEMBLE: "ensemble", HETERO: "mixed architectures", SIMOE: "SIMoE"}
-    routing = ROUTING_WORDS.get(str(recipe.get("routing")), recipe.get("routing"))
-    parts = [words.get(to, to), recipe.get("trunk"), routing]
-    if to == MOE:
-        parts.append(f"{recipe.get('router')}, {recipe['top_k']} per token" if "top_k" in recipe else None)
+    recipe, made = document["recipe"], output_of(document["recipe"])
+    routing = str(recipe.get("routing", ""))
+    words = ROUTINGS[routing].words if routing in ROUTINGS else routing
+    parts = [made.kind, recipe.get("trunk"), words]
+    if recipe.get("router"):
+        parts.append(f"{recipe['router']}, {recipe['top_k']} per token" if "top_k" in recipe else None)
     refits = [
         f"refine {recipe.get('refine')}" if recipe.get("refine") else None,
         "MLPs refitted" if recipe.get("refine_mlp") else None,
@@ -153,31 +102,8 @@ def kind(document: Mapping[str, Any]) -> str:
 
 def sentences(document: Mapping[str, Any]) -> list[str]:
     """Return how a composition was made, each step as a few words."""
-    recipe, to, count = document["recipe"], output(document), len(document["members"])
-    trunk, top_k = recipe.get("trunk"), recipe.get("top_k")
-    per_token = f"; {counted(top_k, 'expert')} per token" if top_k else ""
-    if to == DENSE:
-        made = [f"One dense model of {counted(count, 'expert')}", DENSE_WORDS.get(str(trunk), f"merged by {trunk}")]
-    elif to == ENSEMBLE:
-        made = [
-            f"An ensemble of {counted(count, 'whole model')}",
-            ROUTING_WORDS.get(str(recipe.get("routing")), str(recipe.get("routing"))),
-            *([TRUNK_WORDS.get(str(trunk), str(trunk))] if trunk else []),
-        ]
-    elif to == HETERO:
-        made = [f"{counted(count, 'expert')} of several architectures between one embedding and one head{per_token}"]
-    elif to == SIMOE:
-        made = [f"{counted(count, 'expert')} of a SIMoE, as they were trained together"]
-    else:
-        copies = document.get("from_base")
-        of = f"{copies} copies of the base model’s MLPs" if copies else counted(count, "expert")
-        made = [f"A sparse mixture of {of}{per_token}"]
-        made += [TRUNK_WORDS.get(str(trunk), f"shared weights: {trunk}")] if trunk else []
-        made += [ROUTER_WORDS.get(str(recipe["router"]), str(recipe["router"]))] if "router" in recipe else []
-    made += [f"routers solved again in {counted(recipe['refine'], 'pass', 'passes')}"] if recipe.get("refine") else []
-    made += ["MLPs refitted to the composed model"] if recipe.get("refine_mlp") else []
-    made += ["trained further"] if "training" in document else []
-    return made
+    trained = ["trained further"] if "training" in document else []
+    return [*output_of(document["recipe"]).sentences(document), *trained]
 
 
 def stated(document: Mapping[str, Any]) -> dict[str, str]:
@@ -185,23 +111,34 @@ def stated(document: Mapping[str, Any]) -> dict[str, str]:
     recipe, to, count = document["recipe"], output(document), len(document["members"])
     fields = {key: value for key, value in recipe.items() if key not in UNSTATED}
     fields |= recipe.get(TRUNK_OPTIONS) or {}
-    trunk = recipe.get("trunk")
-    usual = count if to == ENSEMBLE else 1 if to == HETERO or recipe.get("router") in FROM_COUNTS else TOP_K
+    methods = (str(recipe.get("router")), str(recipe.get("trunk")), to)
     found = {}
     for name, value in fields.items():
-        normal = min(usual, count) if name == "top_k" else default(name, to)
-        if name in FIELDS:  # where the default depends on a method
-            usual_with = FIELDS[name].default_with
-            normal = next((usual_with[one] for one in (recipe.get("router"), trunk) if one in usual_with), normal)
-        if value is not None and value != normal:
+        usual = FIELDS[name].default_with_methods(*methods) if name in FIELDS else default(name)
+        if name == "top_k":
+            usual = usual_top_k(recipe, count)
+        if value is not None and value != usual:
             found[name] = plain(value)
     weights = recipe.get("weights") or {}
     return found | ({"weights": plain(weights)} if any(weight != 1 for weight in weights.values()) else {}) | {"to": to}
 
 
+def usual_top_k(recipe: Mapping[str, Any], count: int) -> Any:
+    """Return the experts per token of a recipe's document where it does not say so."""
+    own = {name: recipe[name] for name in ("to", "router") if name in recipe}
+    try:
+        made = Recipe(**own)
+    except InvalidInputError:
+        return None
+    return made.document([str(number) for number in range(count)]).get("top_k")
+
+
 def set_in_recipe(document: Mapping[str, Any]) -> str:
     """Return the fields of a composition's recipe that are not at their defaults: `router ridge`, `default recipe`."""
-    return "; ".join(words for _, words in _fields_changed(stated(document), {"to": MOE})) or "default recipe"
+    return (
+        "; ".join(words for _, words in _fields_changed(stated(document), {"to": OUTPUTS.default.name}))
+        or "default recipe"
+    )
 
 
 def difference(
@@ -314,7 +251,7 @@ def _fields_changed(
             continue
         label = name.replace("_", " ")
         if name == "to":
-            words.append((name, MADE.get(own[name], own[name])))
+            words.append((name, OUTPUTS[own[name]].words if own[name] in OUTPUTS else own[name]))
         elif name not in own:
             value = (recipe or {}).get(name)
             now = "by default" if value is None or isinstance(value, bool) else plain(value)

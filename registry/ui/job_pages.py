@@ -11,7 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from registry.composition import AnyPlan
+from registry.composition import Plan
 from registry.errors import InvalidInputError
 from registry.ui.beside.side_by_side import compared
 from registry.ui.composer.compose_page import suggested
@@ -132,7 +132,7 @@ def _jobs(site: Site, request: Request) -> Jobs:
     return site.jobs
 
 
-def _title(plan: AnyPlan) -> str:
+def _title(plan: Plan) -> str:
     refs = listed_briefly([member.version.ref for member in plan.members])
     return f"Compose {refs} ({set_in_recipe(plan.document)})"
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from registry import composition
 from registry.composition.manifest import CompositionManifest
 from registry.errors import RegError
 from registry.ui.describing import expert_names
@@ -55,5 +54,5 @@ def _planned(site: Site, record: CompositionRecord) -> Size:
         return Size(None, None, None)
     if plan.digest != record.digest:
         return Size(None, None, None)
-    cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
+    cost = plan.output.routing_cost(plan)
     return Size(plan.parameters, plan.active_parameters, plan.nbytes, None if cost is None else cost.parameters)

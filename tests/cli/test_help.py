@@ -16,8 +16,8 @@ from cli.help_jobs import ALIASES, JOBS
 from cli.main import COMMANDS, main
 from cli.option_groups import COMMON, FEW, MOST, RECIPE, GroupedCommand, grouped
 from cli.summaries import SUMMARIES
-from registry.composition.recipe.recipe_fields import FIELDS
-from registry.composition.recipe.recipe_rules import misplaced
+from registry.composition.recipe.fields import FIELDS
+from registry.composition.recipe.rules import misplaced
 from tests.cli.conftest import Reg
 from tests.test_docs import parse
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 from registry.io.model_folder import MARKER
 from tests.cli.conftest import PAIR, Reg
 from tests.conftest import Zoo, files_of
@@ -111,11 +111,11 @@ def test_options_reach_the_recipe(reg: Reg, filled: Registry) -> None:
 
 def test_members_of_an_ensemble_share_a_trunk(reg: Reg, filled: Registry) -> None:
     options = ("--to", "ensemble", "--trunk", "ties", "--density", "0.5", "--weights", "code=2")
-    recipe = EnsembleRecipe(trunk="ties", trunk_options={"density": 0.5}, weights={"code": 2.0})
+    recipe = Recipe(to="ensemble", trunk="ties", trunk_options={"density": 0.5}, weights={"code": 2.0})
     plan = filled.plan(["code", "math"], recipe)
     document = reg.json("compose", *PAIR, *options, "--plan")
     assert (document["digest"], document["parameters"]) == (plan.digest, plan.parameters)
-    assert document["bytes"] < filled.plan(["code", "math"], EnsembleRecipe()).nbytes
+    assert document["bytes"] < filled.plan(["code", "math"], Recipe(to="ensemble")).nbytes
     shown = reg("compose", *PAIR, *options, "--plan").stdout
     assert re.search(r"trunk +ties\n", shown)
     assert re.search(r"density +0.5\n", shown)

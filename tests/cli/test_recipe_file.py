@@ -8,11 +8,10 @@ import jsonschema
 import pytest
 
 from cli.main import main
-from registry import EnsembleRecipe, Recipe, Registry
-from registry.composition import read_recipe
-from registry.composition.recipe import recipe_schema
-from registry.composition.recipe.recipe_field_type import FieldKind
-from registry.composition.recipe.recipe_fields import FIELDS
+from registry import Recipe, Registry
+from registry.composition import read_recipe, recipe_schema
+from registry.composition.recipe.fields import FIELDS
+from registry.composition.recipe.option import OptionKind
 from registry.io.model_folder import MARKER
 from tests.cli.conftest import PAIR, Reg
 
@@ -38,7 +37,7 @@ def test_every_field_is_an_option_with_its_help_and_default() -> None:
         assert record is not None
         names, text = record
         assert one.help in text
-        if one.kind is FieldKind.SWITCH:
+        if one.kind is OptionKind.SWITCH:
             shown = f"no-{one.option.removeprefix('--')}"
             assert option.secondary_opts == ([] if one.stands_for else [f"--{shown}"])
             assert one.stands_for or f"[default: {shown}]" in text
@@ -51,14 +50,14 @@ def test_every_field_is_an_option_with_its_help_and_default() -> None:
 @pytest.mark.check
 def test_options_win_over_the_file(reg: Reg, filled: Registry, file: Path) -> None:
     pair, ties = ("code", "math"), {"density": 0.5}
-    cases: tuple[tuple[tuple[object, ...], tuple[str, ...], Recipe | EnsembleRecipe], ...] = (
+    cases: tuple[tuple[tuple[object, ...], tuple[str, ...], Recipe | Recipe], ...] = (
         ((), pair, Recipe("ties", ties, top_k=1, weights={"math": 2.0})),
         (("--top-k", 2), pair, Recipe("ties", ties, top_k=2, weights={"math": 2.0})),
         (("--density", 0.9), pair, Recipe("ties", {"density": 0.9}, top_k=1, weights={"math": 2.0})),
         (("--trunk", "mean"), pair, Recipe("mean", top_k=1, weights={"math": 2.0})),
         (("--weights", "code=3"), pair, Recipe("ties", ties, top_k=1, weights={"code": 3.0})),
         (("--experts", "code,law"), ("code", "law"), Recipe("ties", ties, top_k=1)),
-        (("--to", "ensemble"), pair, EnsembleRecipe(top_k=1, weights={"math": 2.0})),
+        (("--to", "ensemble"), pair, Recipe(to="ensemble", top_k=1, weights={"math": 2.0})),
         (("--to", "dense"), pair, Recipe("ties", ties, to="dense", weights={"math": 2.0})),
         (("--remote-code",), pair, Recipe("ties", ties, top_k=1, weights={"math": 2.0}, host="remote-code")),
     )

@@ -11,7 +11,7 @@ from registry import Recipe, Registry
 from registry.composition import read_recipe
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import folder_document
-from registry.composition.recipe.recipe_fields import REMOVED
+from registry.composition.recipe.fields import REMOVED
 from registry.errors import InvalidInputError
 from registry.io.model_folder import MARKER, json_file
 from store.digest import json_digest

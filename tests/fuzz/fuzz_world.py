@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 
 from registry import (
-    EnsembleRecipe,
     FitSettings,
-    HeteroRecipe,
     PassSettings,
     Recipe,
     Registry,
-    SimoeRecipe,
     SimoeTraining,
 )
 from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, SoupRouter, pack_router, pack_soup
-from registry.composition import AnyRecipe
 from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.registry.checkpoint.test_adapter import LINEAR, train
@@ -130,20 +126,20 @@ class World:
         settings = FitSettings(tokens=160, steps=1, seq_len=16, batch_size=2, device="cpu")
         fitted = registry.fit(EXPERTS, [self.text], settings=settings, base="base").recipe
         sums = Recipe(trunk="ties", combine="sum", router="ridge", gating="softmax-topk", host="remote-code")
-        one_trunk = EnsembleRecipe(trunk="mean", routing="prompt-perplexity", top_k=1)
-        vectors = EnsembleRecipe(trunk="dare", routing="task-vector", routing_tokens=2)
+        one_trunk = Recipe(to="ensemble", trunk="mean", routing="prompt-perplexity", top_k=1)
+        vectors = Recipe(to="ensemble", trunk="dare", routing="task-vector", routing_tokens=2)
         registry.compose([], folder / "copies", base="base", from_base=2)
         registry.instantiate("mix", folder / "soup", weights={"a": 1.0})
         yield from (folder / "copies", folder / "soup")
-        recipes: dict[str, tuple[Sequence[str], AnyRecipe, str | None]] = {
+        recipes: dict[str, tuple[Sequence[str], Recipe, str | None]] = {
             "fitted": (EXPERTS, fitted, "base"),
             "sums": (EXPERTS, sums, "base"),
             "one-trunk": (EXPERTS, one_trunk, None),
-            "logits": (EXPERTS, EnsembleRecipe(mixing="logits", weights={"code": 2.0}), None),
+            "logits": (EXPERTS, Recipe(to="ensemble", mixing="logits", weights={"code": 2.0}), None),
             "vectors": (EXPERTS, vectors, "base"),
-            "hetero": ([EXPERTS[0], WIDE], HeteroRecipe(routing_tokens=2), None),
-            "families": ([EXPERTS[0], WIDE], EnsembleRecipe(), None),
-            "simoe": (SPARSE, SimoeRecipe(), "base"),
+            "hetero": ([EXPERTS[0], WIDE], Recipe(to="hetero", routing_tokens=2), None),
+            "families": ([EXPERTS[0], WIDE], Recipe(to="ensemble"), None),
+            "simoe": (SPARSE, Recipe(to="simoe"), "base"),
         }
         for name, (experts, recipe, beside) in recipes.items():
             registry.compose(experts, folder / name, recipe, base=beside)

@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from registry import Recipe, Registry, SimoeRecipe, TestSettings
-from registry.composition import AnyRecipe, read_recipe
+from registry import Recipe, Registry, TestSettings
+from registry.composition import read_recipe
 from registry.errors import RegError
 from registry.io.model_folder import MARKER
 from registry.statistics.file import FILE_NAME
@@ -76,10 +76,10 @@ def database(world: World, draw: Draw) -> Act:
 
 
 def _opened(world: World, draw: Draw, home: Path) -> Act:
-    choices: tuple[tuple[AnyRecipe, Sequence[str], Path], ...] = (
+    choices: tuple[tuple[Recipe, Sequence[str], Path], ...] = (
         (Recipe(), EXPERTS, world.composed),
         (CONTEXT, EXPERTS, world.by_context),
-        (SimoeRecipe(), SPARSE, world.later[-1]),
+        (Recipe(to="simoe"), SPARSE, world.later[-1]),
     )
     recipe, experts, whole = draw.choice(choices)
 

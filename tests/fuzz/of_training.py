@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save
 
-from registry import Registry, SimoeRecipe
+from registry import Recipe, Registry
 from registry.checkpoint.simoe_files import MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE
 from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, SoupRouter, pack_router, pack_soup
 from tests.fuzz.fuzz_world import EXPERTS, SETTINGS, SPARSE, World, soup_router
@@ -73,7 +73,7 @@ def simoe(world: World, draw: Draw) -> Act:
         else:
             with Registry(home, create=False) as registry:
                 registry.add_expert("fuzz", folder, data=[world.text], settings=SETTINGS)
-                registry.compose(experts, out, SimoeRecipe(), base="base")
+                registry.compose(experts, out, Recipe(to="simoe"), base="base")
         check_finite(out)
 
     return act

@@ -24,8 +24,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from registry import EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe, TestSettings, TrainSettings
-from registry.composition import AnyRecipe
+from registry import Recipe, TestSettings, TrainSettings
 from tests.conftest import files_of
 from tests.registry.golden_experts import (
     BASE,
@@ -67,17 +66,17 @@ class Case:
 
     write: Callable[[Home, Path], Files]
     varies: tuple[str, ...] = SUMS
-    recipe: AnyRecipe | None = None
+    recipe: Recipe | None = None
 
 
-def composed(recipe: AnyRecipe, members: Members = EXPERTS, varies: tuple[str, ...] | None = None) -> Case:
-    """Return the case of some experts composed; unless it is said, only a `Recipe` has sums."""
+def composed(recipe: Recipe, members: Members = EXPERTS, varies: tuple[str, ...] | None = None) -> Case:
+    """Return the case of some experts composed; unless it is said, only combined members have sums."""
 
     def write(home: Home, out: Path) -> Files:
         names = members(home) if callable(members) else members
         return made(out, home.registry.compose(names, out, recipe).digest)
 
-    return Case(write, (SUMS if isinstance(recipe, Recipe) else NOTHING) if varies is None else varies, recipe)
+    return Case(write, (SUMS if recipe.output.is_combined else NOTHING) if varies is None else varies, recipe)
 
 
 def made(out: Path, digest: str) -> Files:
@@ -87,22 +86,22 @@ def made(out: Path, digest: str) -> Files:
 
 def moe(*experts: str, **settings: Any) -> Case:
     """Return the case of a mixture, with ridge routers unless `settings` name others."""
-    return composed(Recipe(device="cpu", **{"router": "ridge"} | settings), experts or EXPERTS)
+    return composed(Recipe(device="cpu", router="ridge").replace(**settings), experts or EXPERTS)
 
 
 def dense(*experts: str, **settings: Any) -> Case:
     """Return the case of one dense model."""
-    return moe(*experts, to="dense", **settings)
+    return composed(Recipe(to="dense", **settings), experts or EXPERTS)
 
 
 def ensemble(**settings: Any) -> Case:
     """Return the case of an ensemble."""
-    return composed(EnsembleRecipe(**settings))
+    return composed(Recipe(to="ensemble", **settings))
 
 
 def of_kind(kind: str, **settings: Any) -> Case:
     """Return the case of two experts of another kind, with ridge routers unless `settings` name others."""
-    recipe = Recipe(device="cpu", **{"host": KINDS[kind].host, "router": "ridge"} | settings)
+    recipe = Recipe(device="cpu", host=KINDS[kind].host, router="ridge").replace(**settings)
     return composed(recipe, lambda home: home.pair(kind), STATISTICS)
 
 
@@ -114,12 +113,12 @@ def anchored(experts: Sequence[str] = BESIDE, **settings: Any) -> Case:
 
 def simoe(**settings: Any) -> Case:
     """Return the case of the experts of a SIMoE, as they were trained: all is copied."""
-    return composed(SimoeRecipe(**settings), Home.sparse)
+    return composed(Recipe(to="simoe", **settings), Home.sparse)
 
 
-def several(recipe: EnsembleRecipe) -> Case:
+def several(recipe: Recipe) -> Case:
     """Return the case of members of several architectures, without what sums take part in."""
-    case, fitted = composed(recipe, lambda home: ["code", home.wide()]), isinstance(recipe, HeteroRecipe)
+    case, fitted = composed(recipe, lambda home: ["code", home.wide()]), recipe.to == "hetero"
 
     def write(home: Home, out: Path) -> Files:
         return {name: data for name, data in case.write(home, out).items() if not (fitted and name.endswith(SUMS))}
@@ -288,9 +287,11 @@ CASES: dict[str, Case] = {
     "ensemble prompt-perplexity": ensemble(routing="prompt-perplexity", top_k=2, routing_tokens=8),
     "ensemble logits": ensemble(mixing="logits"),
     "ensemble base trunk": ensemble(trunk="base", routing="perplexity"),
-    "ensemble several": several(EnsembleRecipe()),
-    "hetero": several(HeteroRecipe()),
-    "hetero lead": several(HeteroRecipe(top_k=2, routing_tokens=4, temperature=0.5, lead="code", dtype="bfloat16")),
+    "ensemble several": several(Recipe(to="ensemble")),
+    "hetero": several(Recipe(to="hetero")),
+    "hetero lead": several(
+        Recipe(to="hetero", top_k=2, routing_tokens=4, temperature=0.5, lead="code", dtype="bfloat16")
+    ),
     "simoe": simoe(),
     "simoe bfloat16": simoe(dtype="bfloat16"),
     "export simoe": exported(lambda home: home.sparse()[0]),

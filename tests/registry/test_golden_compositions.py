@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from registry.composition.recipe.recipe_fields import FIELDS
+from registry.composition.recipe.fields import FIELDS
 from registry.families.table import FAMILIES
 from tests.registry.golden_experts import KINDS, Home, golden_home
 from tests.registry.make_golden_compositions import CASES, GOLDEN, fingerprint, written

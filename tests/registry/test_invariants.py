@@ -5,7 +5,6 @@ nothing that is stored, nor any composition of the others. Exact opt-out: afterw
 registry that never held the expert.
 """
 
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry
-from registry.composition.recipe.recipe_fields import FROM_ROWS
+from registry.composition.recipe.fields import FROM_ROWS
 from registry.errors import ConflictError
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.router import ROUTERS
@@ -102,7 +101,7 @@ def test_history_leaves_no_trace(histories: Path, tmp_path: Path, name: str, mon
     """Extra experts, other versions, aliases, tags, earlier compositions, opt-outs, who acts: none changes a byte."""
     settings: dict[str, Any] = {"lam": 0.5, "top_k": 2, "temperature": 0.5, "weights": {"code": 2.0}}
     recipe = Recipe(**settings | RECIPES[name])
-    of_any = replace(recipe, weights={}, bias={})
+    of_any = recipe.replace(weights={}, bias={})
     with Registry(copy_home(histories / "plain", tmp_path / "plain")) as registry:
         registry.compose(["code", "law", "math"], tmp_path / "expected", recipe)
     monkeypatch.setenv("REG_ACTOR", "grace")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 from registry.errors import ConflictError, OutputError, StorageError
 from registry.io.model_folder import check_output, fresh_folder
 from registry.progress import Advance
@@ -52,7 +52,7 @@ def purge(registry: Registry) -> None:
 RECIPES: dict[str, Any] = {
     "default": Recipe(),
     "dense": Recipe(to="dense"),
-    "ensemble": EnsembleRecipe(),
+    "ensemble": Recipe(to="ensemble"),
     "refitted": Recipe(refine_mlp=True),
     "refined": Recipe(router="ridge", refine=1),
 }

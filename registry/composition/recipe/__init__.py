@@ -1,5 +1,1 @@
-"""Recipes: their fields, checks, files and JSON Schema."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""Recipes: their options, checks and documents."""

@@ -1,147 +1,201 @@
-"""The recipe of a mixture or of a dense model: trunk method, router method and their parameters."""
+"""The recipe of a composition: what is made, and the options of its methods."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
+from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
+from registry.composition.method import Output, Router, Trunk
 from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.recipe_fields import (
-    DENSE,
-    FIELDS,
-    FROM_COUNTS,
-    FROM_ROWS,
-    MEAN,
-    MOE,
-    TOP_K,
-    TOPK_SOFTMAX,
-    TRUNK_OPTIONS,
-    default,
-    options_of,
-)
-from registry.composition.recipe.recipe_rules import check_complete, check_named, first_problem
-from registry.errors import InvalidInputError
-from registry.io.schema import NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields
-from registry.maths.router import BASE, OWN, ROUTERS
-from registry.maths.trunk import TRUNKS
-from registry.runtime.loading import device_name
-from registry.statistics.settings import PassSettings
-
-OUTPUTS = (MOE, DENSE)
-"""Outputs of a recipe: a sparse mixture, or one dense model in which the MLPs are combined as the trunk is."""
-
-_KINDS = {name: one.document_kind for name, one in FIELDS.items() if not one.group}
-_KINDS |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT, "fit": OBJECT, "token_weight": TEXT}
-for _name in ("routing", "routing_tokens", "mixing", "device", "host", "remote_code"):
-    del _KINDS[_name]
-"""Key of a document → what it holds."""
-_COMPUTED = {
-    "batch_size": WHOLE,
-    "device": Kind("a kind of device", lambda value: isinstance(value, str) and value.isidentifier()),
-}
+from registry.composition.recipe.fields import FIELDS, default, obstacle, options_of, output_of, resolved
+from registry.composition.recipe.option import OptionKind, Problem
+from registry.composition.recipe.rules import check_complete, check_named, first_problem
+from registry.composition.recipe.shared_options import TRUNK_OPTIONS
+from registry.errors import CheckpointError, InvalidInputError
+from registry.io.schema import NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields, maybe
+from registry.names.suggest import suggest
 
 
-@dataclass(frozen=True)
 class Recipe:
-    """Trunk method + router method + their parameters.
+    """What is made of experts, and how: `Recipe(to="ensemble", routing="perplexity")`.
 
-    Attributes:
-        trunk: a key of `TRUNKS`.
-        trunk_options: parameters of the trunk method, where they are not its defaults.
-        coefficients: member name → α of any sign, which multiplies its task vector in place of scale and weights, of
-            every member; empty for none.
-        fit: what the coefficients were fitted for and on; None where they were not.
-        combine: of ties and dare: `mean` or `sum` of the members' task vectors.
-        router: a key of `ROUTERS`.
-        lam: ridge strength ≥ 0, added to the summed Gram as it is (DUME eq. 6).
-        normalize: router columns at unit length.
-        bias: member name → what is added to its logits, as far as a router without a bias can (domain-embedding).
-        seed: of a random router.
-        context_window: τ in tokens; a context router weighs the past by exp(−distance / τ), at 0 all of it alike.
-        vocabulary: of a context router: `shared` leaves one head to all experts, `mapped` adds a last layer whose maps
-            bring it near the head of each token's expert.
-        refine: passes of the members' kept tokens through the composed model, from which the router is solved; 0 takes
-            the statistics of each expert's own pass.
-        refine_mlp: refit the trunk's linear maps and each expert's down projection to the composed trunk.
-        device: what passes run on, None for the GPU if there is one.
-        top_k: experts per token, from 1 to the number of members; None for `TOP_K`, or for one member and for a
-            context router 1.
-        gating: weights of a token's experts: `topk-softmax`, the softmax over the k largest logits, which adds up to 1;
-            or `softmax-topk`, the k largest of the softmax over all logits as they are (DUME eq. 4).
-        temperature: > 0; router logits are divided by it, which at top_k = 1 changes nothing unless the gating is
-            `softmax-topk`. By default 0.05, and 1 for an anchored router, whose rows were trained without one. The
-            logits of a ridge router whose columns are not normalised lie about 0 for other experts' tokens and about 1
-            for its own.
-        weights: member name → ω > 0, its weight in every sum over members; 1 where absent.
-        balance: `tokens` divides each member's statistics by its share of the tokens, so that one with many does not
-            drown the others; `none` takes them as they are.
-        to: a key of `OUTPUTS`.
-        dtype: what the folder is written in, or None for the members' own.
-        host: the architecture that carries it, where more than one does: its `model_type`, or `remote-code` for a
-            modelling file of its own; None for the preferred one.
+    Every option of `reg compose` that says how is a keyword and an attribute, with `_` for `-`: `Recipe(trunk="ties",
+    top_k=1).top_k` is 1. Attributes that were not given are at their defaults; those that have no part are None, or
+    empty where they hold numbers by member. docs/methods.md lists them. Recipes are equal if all of these are.
+
+    Args:
+        to: the output; the mixture by default.
+        trunk_options: numbers of the trunk method, where they are not at its defaults.
+        fit: what coefficients were fitted for and on; None where they were not.
+        values: the other options.
+
+    Raises:
+        InvalidInputError: there is no such output or option, a value is not what its option holds, it has no part in
+            what is made, or options contradict each other.
     """
 
-    trunk: str = default("trunk")
-    trunk_options: Mapping[str, float] = field(default_factory=dict)
-    coefficients: Mapping[str, float] = field(default_factory=partial(default, "coefficients"))
-    combine: str = default("combine")
-    router: str = default("router")
-    lam: float = default("lam")
-    normalize: bool = default("normalize")
-    bias: Mapping[str, float] = field(default_factory=partial(default, "bias"))
-    seed: int = default("seed")
-    context_window: float = default("context_window")
-    vocabulary: str = default("vocabulary")
-    refine: int = default("refine")
-    refine_mlp: bool = default("refine_mlp")
-    device: str | None = default("device")
-    top_k: int | None = default("top_k")
-    gating: str = default("gating")
-    temperature: float = cast(float, None)  # that of the router method
-    weights: Mapping[str, float] = field(default_factory=partial(default, "weights"))
-    balance: str = default("balance")
-    to: str = default("to")
-    dtype: str | None = default("dtype")
-    host: str | None = default("host")
-    fit: CoefficientFit | None = None
+    to: str
+    trunk_options: Mapping[str, float]
+    fit: CoefficientFit | None
 
-    def __post_init__(self) -> None:
-        if self.temperature is None:
-            usual = FIELDS["temperature"]
-            object.__setattr__(self, "temperature", usual.default_with.get(str(self.router), usual.default))
-        if self.to not in OUTPUTS:
-            raise InvalidInputError(
-                f"output {self.to!r} is not one of {', '.join(OUTPUTS)}",
-                f"choose one of them: to={MOE!r}; an ensemble has an EnsembleRecipe",
-            )
-        own = {name: getattr(self, name) for name in FIELDS if hasattr(self, name)}
-        if problem := first_problem(own, self.trunk_options):
+    def __init__(
+        self,
+        *,
+        to: str | None = None,
+        trunk_options: Mapping[str, float] | None = None,
+        fit: CoefficientFit | None = None,
+        **values: Any,
+    ) -> None:
+        output = OUTPUTS.default if to is None else OUTPUTS.named(to)
+        for name in values:
+            if name not in FIELDS or FIELDS[name].group:
+                raise InvalidInputError(
+                    f"a recipe has no option {name!r}{suggest(name, FIELDS)}", "reg help compose lists the options"
+                )
+        given = {name: value for name, value in values.items() if value is not None}
+        if problem := first_problem({"to": output.name, **given}, trunk_options):
             raise problem.error()
-        if self.fit is not None and not self.coefficients:
+        if fit is not None and not given.get("coefficients"):
             raise InvalidInputError("there is the record of a fit, and no coefficients", "drop fit, or give both")
+        if fit is not None and not output.is_fitted:
+            raise InvalidInputError(
+                f"coefficients are fitted for one dense model, and this recipe makes {output.words}",
+                "drop fit, and keep the coefficients",
+            )
+        own = {"to": output.name, TRUNK_OPTIONS: dict(trunk_options or {}), "fit": fit, "_given": given}
+        vars(self).update(own)
 
     @classmethod
-    def from_document(cls, document: object, names: Sequence[str], *, host: str | None = None) -> "Recipe":
+    def of_fields(cls, values: Mapping[str, Any], fit: CoefficientFit | None = None) -> Recipe:
+        """Return the recipe of some fields, with trunk options among them; the others are at their defaults.
+
+        Args:
+            values: fields of the recipe, as command lines and forms give them.
+            fit: of its coefficients, if they were fitted; dropped where it has none.
+
+        Raises:
+            InvalidInputError: as the class does, or nobody wants what they make.
+        """
+        if problem := unwanted(values):
+            raise problem.error()
+        own: dict[str, Any] = {}
+        options: dict[str, float] = {}
+        for name, value in values.items():
+            one = FIELDS[name]
+            if one.stands_for is not None:
+                own |= [one.stands_for] if value else []
+            elif one.group:
+                options[name] = value
+            else:
+                own[name] = value
+        return cls(**own, trunk_options=options, fit=fit if own.get("coefficients") else None)
+
+    @classmethod
+    def from_document(cls, document: object, names: Sequence[str], *, host: str = "") -> Recipe:
         """Read the recipe of a `composition.json`, which may come from anywhere.
 
         Args:
             document: the `recipe` of a `composition.json`.
             names: the members' names.
-            host: the field `host` of the recipe, which the document does not have.
+            host: the `model_type` of the composition.
 
         Raises:
             CheckpointError: a key is unknown or missing, or a value is not what this program writes.
             InvalidInputError: the values make no recipe.
         """
         where = "the recipe"
-        given = fields(document, _KINDS, where, optional=_KINDS)
-        settings = {key: value for key, value in given.items() if key not in ("computed", "token_weight")}
-        if "fit" in settings:
-            settings["fit"] = CoefficientFit.from_document(settings["fit"], f"{where}, fit")
-        computed = fields(given.get("computed", {}), _COMPUTED, f"{where}, computed", optional=_COMPUTED)
-        recipe = cls(**settings, device=computed.get("device"), host=host)
+        kinds: dict[str, Kind] = {name: maybe(one.document_kind) for name, one in FIELDS.items() if not one.group}
+        kinds |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT, "fit": OBJECT, "token_weight": TEXT}
+        given = fields(document, kinds, where, optional=kinds)
+        if given.get("to") not in OUTPUTS:
+            raise CheckpointError(
+                f"{where} makes {str(given.get('to'))[:80]!r}, which is not one of {', '.join(OUTPUTS)}",
+                "install the package that has this output, in the version that it was composed with",
+            )
+        output = OUTPUTS[given["to"]]
+        computed = fields(given.get("computed", {}), COMPUTED_KINDS, f"{where}, computed", optional=COMPUTED_KINDS)
+        own = {name: value for name, value in given.items() if name not in ("computed", "token_weight")}
+        if "fit" in own:
+            own["fit"] = CoefficientFit.from_document(own["fit"], f"{where}, fit")
+        if "device" in computed:
+            own["device"] = computed["device"]
+        recipe = cls(**output.fields_of_document(own, host))
         check_written(given, recipe.document(names), where)
         return recipe
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in FIELDS or FIELDS[name].group:
+            raise AttributeError(f"a recipe has no option {name!r}")
+        if name in self._given:
+            return self._given[name]
+        return self.default(name)
+
+    def default(self, name: str) -> Any:
+        """Return what an option is where it is not given; None, or no numbers by member, where it has no part."""
+        if self.to in FIELDS[name].outputs:
+            return resolved(name, {one: value for one, value in self.given.items() if one != name})
+        return {} if FIELDS[name].kind is OptionKind.BY_MEMBER else None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that were given, with the output; without numbers of the trunk method."""
+        return {"to": self.to, **self._given}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that have a part in it, as `of_fields` takes them, in the order of `FIELDS`.
+
+        Fields that the program decides on are left out: None, and empty numbers by member.
+        """
+        numbers = options_of(self.trunk) | dict(self.trunk_options) if self.trunk else {}
+        values = {name: numbers.get(name) if one.group else getattr(self, name) for name, one in FIELDS.items()}
+        shown = {name: one for name, one in values.items() if not FIELDS[name].group or name in self.trunk_options}
+        return {
+            name: value
+            for name, value in shown.items()
+            if value not in (None, {}) and FIELDS[name].stands_for is None and obstacle(FIELDS[name], values) is None
+        }
+
+    @property
+    def output(self) -> Output:
+        """What is made."""
+        return OUTPUTS[self.to]
+
+    @property
+    def trunk_method(self) -> Trunk | None:
+        """The method that makes the trunk; None where members keep their own."""
+        return TRUNKS[self.trunk] if self.trunk else None
+
+    @property
+    def router_method(self) -> Router | None:
+        """The method that makes the routers; None where there are none."""
+        return ROUTERS[self.router] if self.router else None
+
+    @property
+    def method_options(self) -> dict[str, float]:
+        """All numbers of the trunk method that have a part beside coefficients."""
+        if self.coefficients or not self.trunk:
+            return {}
+        return {**options_of(self.trunk), **{name: float(value) for name, value in self.trunk_options.items()}}
+
+    @property
+    def label(self) -> str:
+        """A name for messages."""
+        return self.output.label(self)
+
+    @property
+    def needs_base(self) -> bool:
+        """The base model takes part."""
+        return self.output.needs_base(self.given)
+
+    def top_k_of(self, count: int) -> int | None:
+        """Return how many of so many members a token goes to; None where they have no such number."""
+        return self.output.top_k(self, count)
+
+    def document(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the recipe as `composition.json` holds it, every default spelled out."""
+        return self.output.document(self, names)
 
     def check_members(self, names: Sequence[str]) -> None:
         """Check the recipe against the members' names.
@@ -149,81 +203,91 @@ class Recipe:
         Raises:
             InvalidInputError: a number is for no member, a coefficient is missing, or top_k is out of range.
         """
-        check_named(names, weight=self.weights, bias=self.bias)
+        numbers = {name: value for name, value in self._given.items() if FIELDS[name].kind is OptionKind.BY_MEMBER}
+        check_named(names, **{FIELDS[name].called: value for name, value in numbers.items() if name != "coefficients"})
         check_complete(names, self.coefficients)
-        if self.to == "moe" and not 1 <= self.experts_per_token(len(names)) <= len(names):
-            most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
-            raise InvalidInputError(
-                f"top-k is {self.top_k}, it must be {most}",
-                f"give --top-k {len(names)} or less, or name more --experts",
-            )
+        self.output.check_members(self, names)
 
-    def experts_per_token(self, members: int) -> int:
-        """Return k for so many members."""
-        usual = 1 if self.router in FROM_COUNTS else TOP_K
-        return min(usual, members) if self.top_k is None else self.top_k
+    def replace(self, **values: Any) -> Recipe:
+        """Return the recipe with other values; what has no part beside them is dropped.
 
-    def document(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the recipe as `composition.json` holds it, every default spelled out."""
-        used = ROUTERS[self.router].options
-        options = {
-            "lam": float(self.lam),
-            "normalize": self.normalize,
-            "bias": {name: float(self.bias.get(name, 0.0)) for name in names},
-            "seed": self.seed,
-            "context_window": float(self.context_window),
-            "vocabulary": self.vocabulary,
+        Args:
+            values: as the class takes them; None for the default.
+        """
+        to = values.get("to") or self.to
+        numbers = values.pop(TRUNK_OPTIONS, None)
+        merged = self.given | values | {"to": to}
+        kept = {
+            name: value for name, value in merged.items() if name in values or obstacle(FIELDS[name], merged) is None
         }
-        if self.router in FROM_ROWS and not any(self.bias.values()):
-            del options["bias"]  # such compositions had their digest before there were biases
-        routed = {
-            "router": self.router,
-            **{name: value for name, value in options.items() if name in used},
-            "top_k": self.experts_per_token(len(names)),
-            **({"gating": self.gating} if self.gating != TOPK_SOFTMAX else {}),
-            "temperature": float(self.temperature),
-            "token_weight": "none",  # digests are made of it
-            "refine": self.refine,
-            "refine_mlp": self.refine_mlp,
+        if numbers is None:
+            numbers = {name: x for name, x in self.trunk_options.items() if obstacle(FIELDS[name], kept) is None}
+        fit = values.pop("fit", self.fit if kept.get("coefficients") else None)
+        return Recipe(**{name: value for name, value in kept.items() if name != "fit"}, trunk_options=numbers, fit=fit)
+
+    def of_members(self, names: Sequence[str]) -> Recipe:
+        """Return the recipe without numbers of members that are not among `names`, and with at most so many experts."""
+        values = {
+            name: {one: number for one, number in value.items() if one in names}
+            for name, value in self._given.items()
+            if FIELDS[name].kind is OptionKind.BY_MEMBER
         }
-        if self.retakes or self.refine_mlp:
-            routed["computed"] = self.pass_document(PassSettings())
-        return {
-            "to": self.to,
-            "trunk": self.trunk,
-            "trunk_options": self.method_options,
-            **({"coefficients": {name: float(self.coefficients[name]) for name in names}} if self.coefficients else {}),
-            **({"fit": self.fit.document()} if self.fit else {}),
-            **({"combine": self.combine} if self.combine != MEAN else {}),
-            **(routed if self.to == "moe" else {}),
-            "weights": {name: float(self.weights.get(name, 1.0)) for name in names},
-            "balance": self.balance,
-            "dtype": self.dtype,
-        }
+        if self.top_k is not None:
+            values["top_k"] = min(self.top_k, len(names))
+        return self.replace(**values)
 
-    @property
-    def retakes(self) -> bool:
-        """The router's statistics are collected again, from kept calibration tokens."""
-        features = ROUTERS[self.router].features
-        return features == BASE or (features == OWN and self.refine > 0)
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Recipe):
+            return NotImplemented
+        return (self.to, self.fit, self.device) == (other.to, other.fit, other.device) and (
+            self.method_options == other.method_options
+            and {name: getattr(self, name) for name in _compared(self.to)}
+            == {name: getattr(other, name) for name in _compared(self.to)}
+        )
 
-    @property
-    def label(self) -> str:
-        """A name for messages."""
-        return f"trunk method {self.trunk!r}"
+    __hash__ = None  # type: ignore[assignment]
 
-    @property
-    def needs_base(self) -> bool:
-        """The base model takes part, in the trunk or in the router."""
-        return TRUNKS[self.trunk].needs_base or (self.to == "moe" and ROUTERS[self.router].features == BASE)
+    def __repr__(self) -> str:
+        shown = {name: value for name, value in self.given.items() if value != default(name, self.to) or name == "to"}
+        shown |= {TRUNK_OPTIONS: self.trunk_options} if self.trunk_options else {}
+        shown |= {"fit": self.fit} if self.fit else {}
+        return f"Recipe({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
-    def pass_document(self, settings: PassSettings) -> dict[str, Any]:
-        """Return the settings of passes that their numbers depend on."""
-        return {"batch_size": settings.batch_size, "device": device_name(self.device).partition(":")[0]}
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("a recipe does not change: recipe.replace(…) returns another")
 
-    @property
-    def method_options(self) -> dict[str, float]:
-        """All parameters of the trunk method that have a part beside the coefficients."""
-        if self.coefficients:
-            return {}
-        return {**options_of(self.trunk), **{name: float(value) for name, value in self.trunk_options.items()}}
+
+COMPUTED_KINDS = {
+    "batch_size": WHOLE,
+    "device": Kind("a kind of device", lambda value: isinstance(value, str) and value.isidentifier()),
+}
+"""Key of a recipe's `computed` → what it holds."""
+
+
+def _compared(to: str) -> list[str]:
+    return [name for name, one in FIELDS.items() if to in one.outputs and not one.group and one.stands_for is None]
+
+
+def unwanted(values: Mapping[str, Any]) -> Problem | None:
+    """Return why nobody wants what fields make, or None."""
+    return output_of(values).unwanted(values)
+
+
+def overlay(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields with others over them; what has no part beside these is dropped.
+
+    Of a recipe that is turned into an output whose members keep their own trunks, unless asked to share one, the trunk
+    is dropped too.
+
+    Args:
+        values: fields of a recipe.
+        over: fields that win.
+    """
+    to = over.get("to")
+    if to and to != values.get("to") and default("trunk", str(to)) is None:
+        values = {name: value for name, value in values.items() if name != "trunk"}
+    merged = {**values, **over}
+    for name, value in over.items():
+        if (short := FIELDS[name].stands_for) and value:
+            merged.pop(short[0], None)
+    return {name: value for name, value in merged.items() if name in over or obstacle(FIELDS[name], merged) is None}

@@ -1,6 +1,6 @@
 """Biases of routers after the training of a composition, from the stored tensors that it changed."""
 
-from registry.composition.recipe.recipe_fields import FROM_ROWS
+from registry.composition.found import ROUTERS
 from registry.io.torch_blocks import to_tensor
 from registry.runtime.gates import GATE
 from registry.workspace import Workspace
@@ -12,7 +12,8 @@ _BIAS = ".bias"
 def trained_biases(workspace: Workspace, composition: CompositionRecord) -> dict[str, tuple[float, ...]]:
     """Return expert → the biases of its logits after a training (arguments and errors as `Registry.trained_biases`)."""
     document = composition.document
-    if document["recipe"].get("router") not in FROM_ROWS or "training" not in document:
+    router = ROUTERS.get(document["recipe"].get("router") or "")
+    if router is None or not router.is_trained or "training" not in document:
         return {}
     experts = [member["name"] for member in document["members"]]
     layers: dict[int, list[float]] = {}

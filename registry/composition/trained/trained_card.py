@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from registry.composition.cards.parts import PURE, TOLD_APART, UNTUNED
-from registry.composition.recipe.recipe_rules import FROM_BASE
+from registry.composition.card import PURE, TOLD_APART, UNTUNED
+from registry.composition.recipe.rules import FROM_BASE
 from registry.composition.trained.trained_parts import EQUAL_COPIES, NAMED, ROUTERS, trained_part, trained_tokens
 
 _OF_COPIES = {

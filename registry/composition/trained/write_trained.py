@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from registry.checkpoint.weights import Stored, read_headers
-from registry.composition.cards.pushed import CARD
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import folder_document
+from registry.composition.pushed_card import CARD
 from registry.composition.trained.trained_card import trained_card
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES

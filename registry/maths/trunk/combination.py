@@ -38,7 +38,7 @@ class Combination:
         counts: for the embedding, how often each of its rows was used, (rows,) one a member.
         options: the method's parameters.
         coefficients: α_e of any sign, one a member, in place of weights and scale of task vectors; empty for none.
-        summed: of ties and dare: task vectors are added up, not averaged.
+        summed: task vectors are added up, not averaged.
     """
 
     name: str

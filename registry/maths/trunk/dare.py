@@ -12,7 +12,7 @@ from registry.maths.trunk.task_arithmetic import on_base, task_vectors
 _LEVELS = 2**32
 
 
-def dare(combination: Combination) -> Iterator[Tensor]:
+def combine(combination: Combination) -> Iterator[Tensor]:
     """Yield θ_0 + λ (1/E) Σ_e ω_e m_e ∘ (θ_e − θ_0) / d, the weights ω scaled to a mean of 1; `summed` without 1/E.
 
     m_e is 1 with probability d, the option `density`, else 0; λ is the option `scale`. m_e follows from the member's

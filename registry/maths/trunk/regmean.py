@@ -20,7 +20,7 @@ from torch import Tensor
 from registry.maths.cholesky import cholesky_factor, cholesky_solved
 from registry.maths.threads import one_thread
 from registry.maths.trunk.combination import Combination, RowBlock, aligned, average, tiles
-from registry.maths.trunk.mean import mean
+from registry.maths.trunk.mean import combine as averaged
 
 RIDGE = 1e-6
 """r, times the mean of the summed Gram's diagonal."""
@@ -32,7 +32,7 @@ _Factor = tuple[Tensor, float, list[Tensor]]
 """The factor of a summed Gram (H, H), r, and the diagonal of each member's Gram (H,); none are kept at α = 1."""
 
 
-def regmean(combination: Combination) -> Iterator[Tensor]:
+def combine(combination: Combination) -> Iterator[Tensor]:
     """Yield the rows of W in float64 (see the module); a single member's exactly.
 
     Option `alpha` is α, from 0 to 1.
@@ -43,13 +43,13 @@ def regmean(combination: Combination) -> Iterator[Tensor]:
     if len(combination.members) > 1 and combination.counts is not None:
         yield from _by_counts(combination, combination.counts)
     elif len(combination.members) > 1 and combination.inputs is not None:
-        yield from (rows for _, rows in regmean_together([combination]))
+        yield from (rows for _, rows in combine_together([combination]))
     else:
-        yield from mean(combination)
+        yield from averaged(combination)
 
 
-def regmean_together(combinations: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
-    """Yield the rows of several W of one input, each with the number of its map: the bits of `regmean`, one by one.
+def combine_together(combinations: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
+    """Yield the rows of several W of one input, each with the number of its map: the bits of `combine`, one by one.
 
     Their Gram is summed and factored once.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from registry.maths.trunk.combination import Combination, RowBlock, aligned, average
 
 
-def task_arithmetic(combination: Combination) -> Iterator[Tensor]:
+def combine(combination: Combination) -> Iterator[Tensor]:
     """Yield θ_0 + λ Σ_e ω_e (θ_e − θ_0), the weights ω scaled to a mean of 1; or θ_0 + Σ_e α_e (θ_e − θ_0).
 
     Option `scale` is λ, and α are the coefficients, where there are any. With α = 1 for one member and 0 for all others

@@ -16,7 +16,7 @@ _PASSES = 4
 """Four passes of sixteen bits distinguish a float64 from its neighbours."""
 
 
-def ties(combination: Combination) -> Iterator[Tensor]:
+def combine(combination: Combination) -> Iterator[Tensor]:
     """Yield θ_0 + λ τ, where τ is the disjoint mean of the trimmed task vectors, or where `summed` their sum.
 
     Of each member's task vector τ_e = θ_e − θ_0 the largest share d of its entries by magnitude stays, the option

@@ -23,17 +23,37 @@ from torch import Tensor
 from registry.calibration import Corpus
 from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint
+from registry.composition.compose import plan_composition
+from registry.composition.recipe.recipe import Recipe
 from registry.errors import CalibrationError
 from registry.families.sites import MLP_INPUT
 from registry.io.dtypes import AUTO
 from registry.member import Member
-from registry.methods.moe.passes import PassContext, stored_folder
+from registry.methods.moe.passes import PassContext, pass_context, stored_folder
+from registry.names.reference import require_list
 from registry.progress import Progress
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
+from registry.workspace import PathLike, Workspace
 
 DOCUMENT_TOKENS = 256
 """Tokens of a document that are used at most."""
+
+
+def document_shares(
+    workspace: Workspace,
+    experts: Sequence[str],
+    files: Sequence[PathLike],
+    *,
+    base: str | None = None,
+    device: str | None = None,
+) -> dict[str, float]:
+    """Return expert → share of the documents in `files` that are nearest to it (arguments as `Registry.likeness`)."""
+    plan = plan_composition(workspace, experts, Recipe(trunk="base", to="dense"), base=base)
+    assert plan.base is not None
+    paths = [Path(file) for file in require_list(files, "files")]
+    with workspace.reading(*plan.versions), pass_context(workspace, plan.used) as context:
+        return shares_of_documents(plan.members, plan.base, paths, context, device)
 
 
 def shares_of_documents(

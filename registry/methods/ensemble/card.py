@@ -1,76 +1,22 @@
-"""Model card of an ensemble: its members, its cost and its use."""
+"""What the model card of an ensemble says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from registry.composition.cards.licenses import RollUp
-from registry.composition.cards.parts import citation, license_note, limits, metadata, reproduce, use
-from registry.composition.recipe.recipe_fields import NEEDS_BASE
+from registry.composition.card import digest_cell, license_cell
+from registry.composition.found import TRUNKS
+from registry.composition.method import Card
+from registry.composition.plan import Plan
 from registry.member import Member
-
-_PAGE = """\
----
-{metadata}
----
-
-# {title}
-
-An ensemble of {count} {members_are} whose next-token distributions are mixed ({host}), without training, by
-expert-registry.
-
-| index | expert | content digest | license |{prior_head}
-|---|---|---|---|{prior_rule}
-{members}
-
-| | |
-|---|---|
-| routing | {routing}: {meaning} |
-| kept | the {top_k} largest weights, renormalised; temperature {temperature:g} |{mixing}{trunk}
-| cost | {cost} |
-| parameters | {parameters:,} stored; a tensor that members share is stored once |
-| dtype | {dtype} |
-| composition | `{digest}` |
-
-`composition.json` holds the recipe, the members' digests and the SHA-256 of every other file. The logits are log
-probabilities of the mixture; {evidence}.
-
-{license}
-{use}
-{reproduce}
-{limits}
-{citation}"""
+from registry.methods.ensemble.output import routing_of
+from registry.methods.ensemble.routings import LOGITS
+from registry.methods.works import DUME, FLEXOLMO, SOUP_OF_EXPERTS
 
 
-def ensemble_card(
-    document: Mapping[str, Any],
-    members: Sequence[Member],
-    *,
-    base: Member | None,
-    rolled: RollUp,
-    routing: str,
-    parameters: int,
-    dtype: str,
-    architecture: str,
-) -> bytes:
-    """Return README.md of an ensemble's folder: metadata for the Hub, and a page for people.
-
-    Args:
-        document: the ensemble's document with its digest.
-        members: the members, in order.
-        base: the base model, if it takes part.
-        rolled: the roll-up of all licenses.
-        routing: a description of the routing method.
-        parameters: the number of stored weights.
-        dtype: the dtype of the weights.
-        architecture: the class in the modelling file.
-    """
-    recipe = document["recipe"]
-    weights = recipe["weights"]
-    rows = [
-        f"| {index} | {member.name} | `{member.version.digest}` | {member.content['license'] or 'not given'} |"
-        + (f" {weights[member.name]:g} |" if weights else "")
-        for index, member in enumerate(members)
-    ]
+def ensemble_card(plan: Plan) -> Card:
+    """Return the card of an ensemble."""
+    recipe, routing, base = plan.recipe.document(plan.names), routing_of(plan.recipe), plan.base
+    weights, count, trunk = recipe["weights"], len(plan.members), plan.recipe.trunk_method
     cost, tokens = "every member runs on every token", recipe["routing_tokens"]
     evidence = "the weights at a token depend on the tokens before it alone"
     if tokens is not None:
@@ -81,35 +27,41 @@ def ensemble_card(
             "the weights are those of the prompt, the tokens of the first call, for its own tokens\n"
             "too: for generation, not for perplexities"
         )
-    if base is not None and recipe["routing"] in NEEDS_BASE["routing"]:
+    if base is not None and routing.needs_base:
         cost += f"; once a sequence, a gradient of the base model {base.name} `{base.version.digest}`"
-    page = _PAGE.format(
-        metadata=metadata(rolled.license, ["ensemble", document["host"]]),
-        title=" + ".join(member.name for member in members),
-        count=len(members),
-        members_are="dense models that share one trunk" if "trunk" in recipe else "whole dense models",
-        host=document["host"],
-        prior_head=(" weight |" if "trunk" in recipe else " prior weight |") if weights else "",
-        prior_rule="---|" if weights else "",
-        members="\n".join(rows),
-        routing=recipe["routing"],
-        meaning=routing,
-        top_k=recipe["top_k"],
-        temperature=recipe["temperature"],
-        mixing="\n| mixing | logits: the softmax of their weighted sum |" if "mixing" in recipe else "",
-        trunk=f"\n| trunk | {_trunk(recipe, base)} |" if "trunk" in recipe else "",
-        evidence=evidence,
-        cost=cost,
-        parameters=parameters,
-        dtype=dtype,
-        digest=document["digest"],
-        license=license_note(rolled),
-        use=use(trust=True, architecture=architecture),
-        reproduce=reproduce(members, base),
-        limits=limits(()),
-        citation=citation(recipe),
+    members_are = "dense models that share one trunk" if trunk else "whole dense models"
+    prior = ["weight" if trunk else "prior weight"] if weights else []
+    logits = recipe.get("mixing") == LOGITS
+    return Card(
+        tags=["ensemble", plan.model_type],
+        title=" + ".join(plan.names),
+        intro=f"An ensemble of {count} {members_are} whose next-token distributions are mixed ({plan.model_type}), "
+        "without training, by\nexpert-registry.",
+        columns=("index", "expert", "content digest", "license", *prior),
+        rows=[
+            (
+                *(str(index), one.name, digest_cell(one), license_cell(one)),
+                *([f"{weights[one.name]:g}"] if weights else []),
+            )
+            for index, one in enumerate(plan.members)
+        ],
+        settings=[
+            ("routing", f"{recipe['routing']}: {routing.meaning}"),
+            ("kept", f"the {recipe['top_k']} largest weights, renormalised; temperature {recipe['temperature']:g}"),
+            *([("mixing", "logits: the softmax of their weighted sum")] if logits else []),
+            *([("trunk", _trunk(recipe, base))] if trunk else []),
+            ("cost", cost),
+            ("parameters", f"{plan.parameters:,} stored; a tensor that members share is stored once"),
+        ],
+        notes=f"The logits are log\nprobabilities of the mixture; {evidence}.",
+        works=[
+            DUME,
+            *routing.works,
+            *([FLEXOLMO] if logits else []),
+            *(trunk.works if trunk else ()),
+            *([SOUP_OF_EXPERTS] if plan.recipe.coefficients else []),
+        ],
     )
-    return page.encode()
 
 
 def _trunk(recipe: Mapping[str, Any], base: Member | None) -> str:
@@ -118,7 +70,7 @@ def _trunk(recipe: Mapping[str, Any], base: Member | None) -> str:
     settings += [f"coefficient {value:g} of {name}" for name, value in recipe.get("coefficients", {}).items()]
     settings += ["the sum of task vectors"] if "combine" in recipe else []
     of_base = ""
-    if base is not None and recipe["trunk"] in NEEDS_BASE["trunk"]:
+    if base is not None and TRUNKS[recipe["trunk"]].needs_base:
         of_base = f", with the base model {base.name} `{base.version.digest}`"
     of_trunk = " (" + ", ".join(settings) + ")" if settings else ""
     return f"{recipe['trunk']}{of_trunk}{of_base}: one for all members, who keep their own MLPs"

@@ -1,117 +1,60 @@
 """Ensembles of members that differ in family and size: each whole, of its own class, with its own trunk."""
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from registry.composition.cards.parts import licenses_of
 from registry.composition.compatibility import check_tokenizers, common_dtype, ordered_members
-from registry.composition.taken_files import special_tokens, taken_files
+from registry.composition.plan import OutputTensor, Plan, Stored
+from registry.composition.recipe.recipe import Recipe
 from registry.errors import IncompatibleError
-from registry.hosts.host import dense_config
 from registry.hosts.remote_code import FAMILIES_ENSEMBLE, FAMILIES_MODULE, families_code
-from registry.io.model_folder import json_file
 from registry.member import Member
-from registry.methods.ensemble.card import ensemble_card
-from registry.methods.ensemble.plan import Ensemble, EnsembleTensor
-from registry.methods.ensemble.recipe import POSTERIOR, ROUTINGS, TASK_VECTOR, EnsembleRecipe
+from registry.methods.ensemble.plan import routing_config
+from registry.methods.ensemble.routings import POSTERIOR, TASK_VECTOR
+from registry.methods.whole_members import common_sizes, loading, own_config
 from store.catalog.records import Role
 
 CLASS_NAME = "FamiliesForCausalLM"
 
-OF_WHOLE = ("architectures", "dtype", "torch_dtype")
-"""Keys of a member's config.json that the whole folder has, with other values."""
-
 
 @dataclass(frozen=True)
-class FamiliesEnsemble(Ensemble):
-    """An ensemble of members of several architectures, before a byte of it is written."""
+class FamiliesParts:
+    """What an ensemble keeps of its plan, with members of several architectures.
 
-    @property
-    def model_type(self) -> str:
-        """The `model_type` written to config.json."""
-        return FAMILIES_ENSEMBLE
+    Attributes:
+        shared: tensor → for each member the number of the one whose tensor it uses; only tensors that some share.
+    """
 
-    @property
-    def class_name(self) -> str:
-        """The class in the modelling file."""
-        return CLASS_NAME
+    shared: Mapping[str, list[int]]
+    trunk: None = None
 
-    @property
-    def active_parameters(self) -> int:
-        """Weights that take part in one token: all members'; where the first tokens decide, of the largest top_k."""
-        if not self.recipe.by_first_tokens:
-            return self.parameters
-        sizes = (sum(math.prod(link.shape) for link in m.arrays if link.role in ("trunk", "mlp")) for m in self.members)
-        top_k = int(self.recipe.document(self.names)["top_k"])
-        return min(self.parameters, sum(sorted(sizes, reverse=True)[:top_k]))
+    def active_parameters(self, plan: Plan) -> int:
+        """Return the weights of the largest top_k members, which run after the first tokens."""
+        sizes = (sum(math.prod(link.shape) for link in m.arrays if link.role in ("trunk", "mlp")) for m in plan.members)
+        top_k = int(plan.recipe.document(plan.names)["top_k"])
+        return sum(sorted(sizes, reverse=True)[:top_k])
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """config.json: the lead's sizes, the configuration of each member, and how they are weighed."""
-        recipe, lead = self.recipe.document(self.names), self.lead.architecture
-        weights = recipe["weights"] if self.recipe.routing == POSTERIOR else None
+    def code(self, plan: Plan) -> Mapping[str, bytes]:
+        """Return the modelling files."""
+        return families_code()
+
+    def config(self, plan: Plan) -> dict[str, Any]:
+        """Return config.json: the lead's sizes, the configuration of each member, and how they are weighed."""
         return {
-            "architectures": [CLASS_NAME],
-            "auto_map": {
-                "AutoConfig": f"{FAMILIES_MODULE}.FamiliesConfig",
-                "AutoModelForCausalLM": f"{FAMILIES_MODULE}.{CLASS_NAME}",
-            },
-            "model_type": self.model_type,
-            "dtype": self.dtype,
-            "torch_dtype": self.dtype,
-            **special_tokens(self.members, self.lead),
-            "hidden_size": lead.hidden_size,
-            "num_attention_heads": lead.num_attention_heads,
-            "num_hidden_layers": lead.num_hidden_layers,
-            "max_position_embeddings": min(m.architecture.max_position_embeddings for m in self.members),
-            "vocab_size": min(m.architecture.vocab_size for m in self.members),
-            "use_cache": True,
+            **loading(plan, FAMILIES_MODULE, "FamiliesConfig"),
+            **common_sizes(plan),
+            "vocab_size": min(m.architecture.vocab_size for m in plan.members),
             "tie_word_embeddings": False,  # each member's configuration says it
-            "members": self.names,
-            "member_configs": [own_config(member) for member in self.members],
-            "routing": self.recipe.routing,
-            # `top_k` and `temperature` would be taken for settings of generation.
-            "routing_prior": weights and [weight / sum(weights.values()) for weight in weights.values()],
-            "routing_temperature": recipe["temperature"],
-            "routing_tokens": recipe["routing_tokens"],
-            "routing_top_k": recipe["top_k"],
+            "member_configs": [own_config(member) for member in plan.members],
+            **routing_config(plan),
             "shared_tensors": dict(self.shared),
-            "mixing": self.recipe.mixing,
+            "mixing": plan.recipe.mixing,
         }
 
-    @property
-    def files(self) -> dict[str, bytes]:
-        """Every file of the folder except the weights and `composition.json`."""
-        card = ensemble_card(
-            self.document | {"digest": self.digest},
-            self.members,
-            base=None,
-            rolled=licenses_of(self.members, None),
-            routing=ROUTINGS[self.recipe.routing],
-            parameters=self.parameters,
-            dtype=self.dtype,
-            architecture=self.class_name,
-        )
-        made = {"config.json": json_file(self.config), "README.md": card}
-        return taken_files(self.members, self.lead) | families_code() | made
 
-
-def own_config(member: Member) -> dict[str, Any]:
-    """Return the configuration of a member in a folder of several architectures."""
-    given = dense_config(json.loads(member.file("config.json")))
-    kept = {key: value for key, value in given.items() if key not in OF_WHOLE}
-    own = member.architecture
-    return kept | {
-        "model_type": member.family.model_type,
-        "tie_word_embeddings": own.tie_word_embeddings,
-        "vocab_size": own.vocab_size,
-    }
-
-
-def make_families(members: Sequence[Member], recipe: EnsembleRecipe) -> FamiliesEnsemble:
+def make_families(members: Sequence[Member], recipe: Recipe) -> Plan:
     """Return the ensemble of `members` of several architectures (in any order) by `recipe`.
 
     Args:
@@ -145,7 +88,8 @@ def make_families(members: Sequence[Member], recipe: EnsembleRecipe) -> Families
             )
     shared, tensors = _shared(ordered), tuple(_tensors(ordered, recipe.dtype))
     dtype = recipe.dtype or common_dtype(ordered)
-    return FamiliesEnsemble(ordered, None, recipe, dtype, lead, shared, tensors)
+    parts = FamiliesParts(shared)
+    return Plan(recipe, ordered, None, lead, dtype, FAMILIES_ENSEMBLE, CLASS_NAME, tensors, parts)
 
 
 def _differ(one: Member, other: Member) -> bool:
@@ -181,9 +125,9 @@ def _shared(members: Sequence[Member]) -> dict[str, list[int]]:
     return shared
 
 
-def _tensors(members: Sequence[Member], dtype: str | None) -> Iterator[EnsembleTensor]:
+def _tensors(members: Sequence[Member], dtype: str | None) -> Iterator[OutputTensor]:
     """Yield the tensors to store: each once."""
     for index, name, array, role, owner in _owners(members):
         if owner == index:
             own = dtype or members[index].link(role, array).dtype
-            yield EnsembleTensor(f"members.{index}.{name}", members[index], role, array, own)
+            yield OutputTensor(f"members.{index}.{name}", own, Stored(members[index], role, array))

@@ -1,74 +1,15 @@
-"""Model card of members of different architectures in one model: who leads, what is projected, cost and use."""
+"""What the model card of members of different architectures says: who leads, what is projected, the cost."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from registry.composition.card import digest_cell, license_cell
+from registry.composition.method import Card
+from registry.composition.plan import Plan
 
-from registry.composition.cards.licenses import RollUp
-from registry.composition.cards.parts import citation, license_note, limits, metadata, reproduce, use
-from registry.member import Member
-
-_PAGE = """\
----
-{metadata}
----
-
-# {title}
-
-{count} whole decoders, each of its own architecture and size, between one embedding and one head ({host}), without
-training, by expert-registry. A router reads the first tokens of a text and chooses the members that run.
-
-| index | expert | architecture | hidden size | projectors | content digest | license |
-|---|---|---|---|---|---|---|
-{members}
-
-| | |
-|---|---|
-| embedding and head | those of {lead} |
-| routing | {routing} |
-| kept | {top_k} of a sequence; temperature {temperature:g} |
-| ridge strength | {lam:g}, relative |
-| cost | {cost} |
-| parameters | {parameters:,} stored |
-| dtype | {dtype} |
-| composition | `{digest}` |
-
-`composition.json` holds the recipe, the members' digests and the SHA-256 of every other file. {evidence}
-
-{license}
-{use}
-{reproduce}
-{limits}
-{citation}"""
+_PROJECTORS = {(True, True): "in, out", (True, False): "in", (False, True): "out", (False, False): "none"}
 
 
-def hetero_card(
-    document: Mapping[str, Any],
-    members: Sequence[Member],
-    *,
-    lead: Member,
-    projected: tuple[Sequence[bool], Sequence[bool]],
-    rolled: RollUp,
-    parameters: int,
-    dtype: str,
-) -> bytes:
-    """Return README.md of the folder: metadata for the Hub, and a page for people.
-
-    Args:
-        document: the composition's document with its digest.
-        members: the members, in order.
-        lead: the one whose embedding and head all share.
-        projected: of each member, whether it has a projector from the embedding, and one to the head.
-        rolled: the roll-up of all licenses.
-        parameters: the number of stored weights.
-        dtype: the dtype of the weights.
-    """
-    recipe = document["recipe"]
-    kinds = {(True, True): "in, out", (True, False): "in", (False, True): "out", (False, False): "none"}
-    rows = [
-        f"| {index} | {member.name} | {member.family.model_type} | {member.architecture.hidden_size} | {kinds[pair]} | "
-        f"`{member.version.digest}` | {member.content['license'] or 'not given'} |"
-        for index, (member, pair) in enumerate(zip(members, zip(*projected, strict=True), strict=True))
-    ]
+def hetero_card(plan: Plan) -> Card:
+    """Return the card of members of different architectures in one model."""
+    recipe = plan.recipe.document(plan.names)
     tokens = recipe["routing_tokens"]
     first = f"first {tokens} tokens" if tokens else "prompt"
     evidence = f"Until the {first} are read all members count alike, so no\ntoken is weighed by those after it."
@@ -77,26 +18,30 @@ def hetero_card(
             "The weights are those of the prompt, the tokens of the first call, for its own\n"
             "tokens too: for generation, not for perplexities."
         )
-    page = _PAGE.format(
-        metadata=metadata(rolled.license, ["moe", document["host"]]),
-        title=" + ".join(member.name for member in members),
-        count=len(members),
-        host=document["host"],
-        members="\n".join(rows),
-        lead=lead.name,
-        routing=f"by the mean of the shared embeddings of the {first} (MergeME, section 3.2), in closed form",
-        top_k=recipe["top_k"],
-        temperature=recipe["temperature"],
-        lam=recipe["lam"],
-        cost=f"every member runs on the {first}, then those chosen" if tokens else "the members chosen run",
-        parameters=parameters,
-        dtype=dtype,
-        digest=document["digest"],
-        evidence=evidence,
-        license=license_note(rolled),
-        use=use(trust=True, architecture=document["host"]),
-        reproduce=reproduce(members, None),
-        limits=limits(["A head that is projected in front of another one is as near to it as least squares come."]),
-        citation=citation(recipe),
+    routing = f"by the mean of the shared embeddings of the {first} (MergeME, section 3.2), in closed form"
+    return Card(
+        tags=["moe", plan.model_type],
+        title=" + ".join(plan.names),
+        intro=f"{len(plan.members)} whole decoders, each of its own architecture and size, between one embedding and one "
+        f"head ({plan.model_type}), without\ntraining, by expert-registry. A router reads the first tokens of a text and "
+        "chooses the members that run.",
+        columns=("index", "expert", "architecture", "hidden size", "projectors", "content digest", "license"),
+        rows=[
+            (
+                *(str(index), one.name, one.family.model_type, str(one.architecture.hidden_size), _PROJECTORS[pair]),
+                *(digest_cell(one), license_cell(one)),
+            )
+            for index, (one, pair) in enumerate(zip(plan.members, plan.parts.projected, strict=True))
+        ],
+        settings=[
+            ("embedding and head", f"those of {plan.lead.name}"),
+            ("routing", routing),
+            ("kept", f"{recipe['top_k']} of a sequence; temperature {recipe['temperature']:g}"),
+            ("ridge strength", f"{recipe['lam']:g}, relative"),
+            ("cost", f"every member runs on the {first}, then those chosen" if tokens else "the members chosen run"),
+            ("parameters", f"{plan.parameters:,} stored"),
+        ],
+        notes=evidence,
+        limits=["A head that is projected in front of another one is as near to it as least squares come."],
+        works=plan.output.works,
     )
-    return page.encode()

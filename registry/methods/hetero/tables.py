@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from registry.composition.compatibility import check_tokenizers, ordered_members
+from registry.composition.recipe.recipe import Recipe
 from registry.errors import IncompatibleError
 from registry.member import AS_EXPERT, Member
-from registry.methods.hetero.recipe import HeteroRecipe
 
 SOFTCAP = "final_logit_softcapping"
 
@@ -63,7 +63,7 @@ class Tables:
         return own.digest != shared.digest or self.scale != lead.scale
 
 
-def make_tables(members: Sequence[Member], recipe: HeteroRecipe) -> tuple[tuple[Tables, ...], Tables]:
+def make_tables(members: Sequence[Member], recipe: Recipe) -> tuple[tuple[Tables, ...], Tables]:
     """Check members against each other and against a recipe; return their tables in name order, and the lead's.
 
     Args:

@@ -1,113 +1,59 @@
-"""Model card of a mixture or a dense model: its members, its recipe and its use; no time, path or registry history."""
+"""What the model card of a mixture or a dense model says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from registry.composition.cards.parts import citation, license_note, licenses_of, limits, metadata, reproduce, use
-from registry.composition.plan import Plan
-from registry.composition.recipe.recipe_fields import FROM_ROWS
-from registry.methods.moe.context.context_cost import ContextCost, context_cost
-
-_PAGE = """\
----
-{metadata}
----
-
-# {title}
-
-{what} composed {how} by expert-registry.
-
-| index | expert | content digest | license | {factor} |
-|---|---|---|---|---|
-{members}
-
-| | |
-|---|---|
-{settings}
-| parameters | {parameters:,}, of which {active:,} are active per token |
-| dtype | {dtype} |
-| composition | `{digest}` |
-
-`composition.json` holds the recipe, the members' digests and the SHA-256 of every other file.
-
-{license}
-{use}
-{reproduce}
-{limits}
-## Methods
-
-{sources}
-
-{citation}"""
-
-_SOURCES = {
-    "ridge": 'The routers are the closed-form ridge solution of "Training-Free Dynamic Upcycling of Expert Language '
-    'Models" (DUME), equations 6 and 7.',
-    "domain-embedding": 'The routers are mean features of the experts\' text, as in "FlexOlmo", section 3.3.2.',
-    "context": "The router of every layer takes the expert whose calibration text used the tokens of the text so far "
-    "most, compared with the others': naive Bayes over unigrams (Maron 1961; Lewis 1998). Each token's evidence is in "
-    "the weights and is averaged over the text so far, by one layer of attention with rotary positions (RoFormer) or "
-    "by the modelling file; nothing of it is trained.",
-    "anchored": "The routers are the rows that each expert was trained with beside the frozen public expert, as in "
-    '"FlexOlmo", section 3.3.1.',
-    "random": 'The routers are random, as in "Branch-Train-MiX" before training.',
-    "regmean": 'The trunk is solved for by "Dataless Knowledge Fusion by Merging Weights of Language Models", RegMean.',
-    "mean": 'The trunk is the average of the experts\', as in "Branch-Train-MiX".',
-    "ties": 'The trunk is merged by "TIES-Merging: Resolving Interference When Merging Models".',
-    "dare": 'The trunk is merged by "Language Models are Super Mario" (DARE).',
-    "task-arithmetic": 'The trunk is merged by "Editing Models with Task Arithmetic".',
-}
+from registry.composition.card import digest_cell, license_cell
+from registry.composition.method import Card, Work
+from registry.composition.plan import Plan, RoutingCost
+from registry.methods.moe.context.context_cost import context_cost
 
 _OF_COEFFICIENTS = 'Each expert\'s difference from the base model counts by a coefficient, as in "Soup-of-Experts".'
 _OF_COPIES = 'The experts are copies of one dense model\'s MLPs, as in "Sparse Upcycling".'
 
 
-def model_card(plan: Plan) -> bytes:
-    """Return README.md of a composed folder: metadata for the Hub, and a page for people."""
-    rolled = licenses_of(plan.members, plan.base)
-    recipe = plan.recipe.document(plan.names)
+def mixture_card(plan: Plan, works: Sequence[Work]) -> Card:
+    """Return the card of a mixture or a dense model.
+
+    Args:
+        plan: the composition.
+        works: the works to cite.
+    """
+    recipe, count, host = plan.recipe.document(plan.names), len(plan.members), plan.model_type
+    is_sparse = plan.recipe.router_method is not None
     coefficients, fit = recipe.get("coefficients"), recipe.get("fit")
     factors = coefficients or recipe["weights"]
     base = f", base model {plan.base.version.name} `{plan.base.version.digest}`" if plan.base else ""
     cost = context_cost(plan)
-    members = [
-        f"| {index} | {member.name} | `{member.version.digest}` | {member.content['license'] or 'not given'} "
-        f"| {factors[member.name]:g} |"
-        for index, member in enumerate(plan.members)
-    ]
-    tags = [*(["mixture-of-experts", "moe"] if recipe["to"] == "moe" else []), plan.host.model_type]
-    sparse = f"A sparse mixture of {len(plan.members)} experts ({plan.host.model_type}),"
-    dense = f"One dense model ({plan.host.model_type}) made of {len(plan.members)} experts,"
-    page = _PAGE.format(
-        metadata=metadata(rolled.license, tags),
-        title=" + ".join(plan.names) if plan.from_base is None else f"{plan.from_base} × {plan.lead.version.name}",
-        how="in closed form, without training," if fit is None else "with one fitted number for each expert",
-        factor="coefficient" if coefficients else "weight",
-        what=sparse if recipe["to"] == "moe" else dense,
-        members="\n".join(members),
-        settings="\n".join(f"| {key} | {value} |" for key, value in (*_settings(recipe, base), *_context(cost))),
-        sources="\n".join((*_sources(recipe), *([_OF_COPIES] if plan.from_base else []))),
-        parameters=plan.parameters,
-        active=plan.active_parameters,
-        dtype=plan.dtype,
-        digest=plan.digest,
-        license=license_note(rolled),
-        use=use(trust=bool(plan.host.files), architecture=plan.host.class_name),
-        reproduce=reproduce(plan.members, plan.base, anchored=recipe.get("router") in FROM_ROWS),
-        limits=limits((*plan.notes, *_revealed(cost)), routed=recipe["to"] == "moe"),
-        citation=citation(recipe, of_copies=plan.from_base is not None),
+    sparse = f"A sparse mixture of {count} experts ({host}),"
+    dense = f"One dense model ({host}) made of {count} experts,"
+    how = "in closed form, without training," if fit is None else "with one fitted number for each expert"
+    parameters = f"{plan.parameters:,}, of which {plan.active_parameters:,} are active per token"
+    return Card(
+        tags=[*(["mixture-of-experts", "moe"] if is_sparse else []), host],
+        title=" + ".join(plan.names) if plan.from_base is None else f"{count} × {plan.lead.version.name}",
+        intro=f"{sparse if is_sparse else dense} composed {how} by expert-registry.",
+        columns=("index", "expert", "content digest", "license", "coefficient" if coefficients else "weight"),
+        rows=[
+            (str(index), one.name, digest_cell(one), license_cell(one), f"{factors[one.name]:g}")
+            for index, one in enumerate(plan.members)
+        ],
+        settings=[*_settings(recipe, base), *_context(cost), ("parameters", parameters)],
+        limits=(*plan.notes, *_revealed(cost)),
+        is_routed=is_sparse,
+        sources=[*_sources(plan, recipe), *([_OF_COPIES] if plan.from_base else [])],
+        works=works,
     )
-    return page.encode()
 
 
-def _sources(recipe: dict[str, Any]) -> Iterator[str]:
+def _sources(plan: Plan, recipe: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence on each method that the recipe used."""
-    for name in (recipe.get("router"), recipe["trunk"]):
-        if name in _SOURCES:
-            yield _SOURCES[name]
+    for method in (plan.recipe.router_method, plan.recipe.trunk_method):
+        if method is not None and method.sentence:
+            yield method.sentence
     if "coefficients" in recipe:
         yield _OF_COEFFICIENTS
-    if recipe["to"] == "dense":
+    if plan.recipe.router_method is None:
         yield 'All weights were combined alike, as in "Model soups".'
     elif recipe["refine"]:
         yield "The routers' statistics were taken anew through the composed model (DUME, equation 7)."
@@ -115,7 +61,7 @@ def _sources(recipe: dict[str, Any]) -> Iterator[str]:
         yield "The trunk's linear maps and the experts' down projections were refitted in closed form to the whole."
 
 
-def _settings(recipe: dict[str, Any], base: str) -> Iterator[tuple[str, str]]:
+def _settings(recipe: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]:
     """Yield (name, value) of the recipe's settings, apart from weights, coefficients and dtype."""
     for name, value in recipe.items():
         if name in ("to", "weights", "coefficients", "dtype", "trunk_options"):
@@ -132,7 +78,7 @@ def _settings(recipe: dict[str, Any], base: str) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _context(cost: ContextCost | None) -> Iterator[tuple[str, str]]:
+def _context(cost: RoutingCost | None) -> Iterator[tuple[str, str]]:
     """Yield (name, value) of the context layer."""
     if cost is None:
         return
@@ -150,7 +96,7 @@ def _context(cost: ContextCost | None) -> Iterator[tuple[str, str]]:
     yield "context routing adds", f"{cost.parameters:,} parameters"
 
 
-def _revealed(cost: ContextCost | None) -> Iterator[str]:
+def _revealed(cost: RoutingCost | None) -> Iterator[str]:
     """Yield what context routing reveals, and what it cannot."""
     if cost is None:
         return

@@ -8,38 +8,35 @@ import torch
 
 from registry.composition.plan import ROUTER, OutputTensor, Plan
 from registry.composition.taken_files import special_tokens, taken_files
-from registry.destination.destination import OpenDestination, ShardWriter
+from registry.destination.destination import OpenDestination
 from registry.hosts import Constant
 from registry.hosts.tensors import Entries, HeadMap, Made, OwnHeadMap, Trunk, Widened
 from registry.io.memory import available_memory
 from registry.io.model_folder import json_file
 from registry.io.safetensors_writer import Stream
 from registry.maths.threads import one_thread
-from registry.maths.trunk import TRUNKS
+from registry.methods.moe.pass_memory import rendering_bytes
 from registry.methods.moe.provenance import origin
+from registry.methods.moe.recipe import top_k
 from registry.methods.moe.render import render, spans
 from registry.methods.moe.tensor_source import TensorSource
 from registry.progress import Progress
 
 
-def write_model(
-    source: TensorSource, output: OpenDestination, progress: Progress, writer: ShardWriter | None = None
-) -> dict[str, str]:
-    """Write weights, config.json, tokenizer and code of a plan, and return file name → digest.
+def write_model(source: TensorSource, folder: OpenDestination, progress: Progress) -> None:
+    """Write weights, config.json, tokenizer and code of a plan.
 
     Args:
         source: the tensors of the plan.
-        output: what they are written into.
+        folder: what they are written into.
         progress: reports the bytes written.
-        writer: as in `OpenDestination.write_weights`.
     """
     plan = source.plan
-    workers = rendering_threads(plan)
     # Each tensor is computed on one thread, so that its bits do not depend on their number.
     with one_thread(), progress("composing", plan.nbytes, "B") as advance:
-        digests = output.write_weights(streams_of(source), advance, workers=workers, writer=writer)
-    taken = taken_files(plan.members, plan.lead)
-    return digests | output.write_files(taken | dict(plan.host.files) | {"config.json": json_file(host_config(plan))})
+        folder.write_weights(streams_of(source), advance, workers=rendering_threads(plan))
+    config = {"config.json": json_file(host_config(plan))}
+    folder.write_files(taken_files(plan.members, plan.lead) | dict(plan.parts.host.files) | config)
 
 
 def streams_of(source: TensorSource) -> list[Stream]:
@@ -61,7 +58,7 @@ def streams_of(source: TensorSource) -> list[Stream]:
 
 def rendering_threads(plan: Plan) -> int:
     """Return how many threads compute tensors: torch's, as far as half of the free memory holds the work of each."""
-    return max(1, min(torch.get_num_threads(), available_memory() // 2 // max(1, plan.rendering_bytes)))
+    return max(1, min(torch.get_num_threads(), available_memory() // 2 // max(1, rendering_bytes(plan))))
 
 
 def _file_part(tensor: OutputTensor) -> str:
@@ -83,7 +80,7 @@ def _job(plan: Plan, made: Made) -> str:
             return f"head map {expert}"
         case Widened(inner=inner):
             return _job(plan, inner)
-        case Trunk(rows=rows) if TRUNKS[plan.recipe.trunk].together is not None:
+        case Trunk(rows=rows) if plan.recipe.trunk_method.solves_together:
             inputs = plan.lead.family.linear_inputs(plan.lead.architecture)
             return "{} {}".format(*inputs[rows.name]) if rows.name in inputs else ""
     return ""
@@ -93,11 +90,11 @@ def host_config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the host's own keys, the members' special tokens, the dtype in both spellings."""
     count = len(plan.members)
     return {
-        **plan.host.dense_config(json.loads(plan.lead.file("config.json"))),
-        "architectures": [plan.host.class_name],
-        "model_type": plan.host.model_type,
+        **plan.parts.host.dense_config(json.loads(plan.lead.file("config.json"))),
+        "architectures": [plan.parts.host.class_name],
+        "model_type": plan.parts.host.model_type,
         "dtype": plan.dtype,
         "torch_dtype": plan.dtype,
         **special_tokens(plan.members, plan.lead),
-        **plan.host.config(plan.translation.architecture, count, plan.recipe.experts_per_token(count)),
+        **plan.parts.host.config(plan.parts.architecture, count, top_k(plan.recipe, count)),
     }

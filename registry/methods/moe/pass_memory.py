@@ -7,31 +7,48 @@ projection; T tokens of a batch, in windows of S.
 import math
 from collections.abc import Sequence
 
-from registry.composition.recipe import Recipe
+from registry.composition.method import OWN
+from registry.composition.plan import Plan
+from registry.composition.recipe.recipe import Recipe
 from registry.hosts import Trunk
 from registry.hosts.tensors import Evidence, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Widened
-from registry.maths.router import OWN, ROUTERS
 from registry.member import Member
+from registry.methods.moe.recipe import retakes
 from registry.methods.moe.refit.token_streams import BATCH_TOKENS
-from store.arrays import CHUNK_ELEMENTS
+from store.arrays import CARRIERS, CHUNK_ELEMENTS
 
 LIBRARIES = 1 << 26
 """Room that libraries take for compiled kernels and buffers."""
 
 
-def pass_bytes(recipe: Recipe, members: Sequence[Member], lead: Member, nbytes: int) -> int:
-    """Return an upper estimate of the bytes that are in memory while tokens run through models; 0 for none.
+def peak_bytes(plan: Plan) -> int:
+    """Return an upper estimate of the memory that composing on one thread takes beyond the program itself.
 
-    Args:
-        recipe: of the composition.
-        members: of the composition.
-        lead: the member whose sizes the composition has.
-        nbytes: the size of the composition's weights.
+    Each further thread takes `rendering_bytes` more, as far as half of the free memory allows. Where tokens run through
+    models, the largest of these is in memory too, with the statistics that it gives; of a refit one layer, one batch of
+    tokens and the sums of one step are.
     """
-    if recipe.to != "moe":
-        return 0
-    refitted = refit_bytes(recipe, members, lead) if recipe.refine_mlp else 0
-    return max(refitted, _retaken_bytes(recipe, lead, nbytes) if recipe.retakes else 0)
+    recipe = plan.recipe
+    refitted = refit_bytes(recipe, plan.members, plan.lead) if recipe.refine_mlp else 0
+    retaken = _retaken_bytes(recipe, plan.lead, plan.nbytes) if retakes(recipe) else 0
+    return rendering_bytes(plan) + max(refitted, retaken)
+
+
+def rendering_bytes(plan: Plan) -> int:
+    """Return an upper estimate of the memory that one thread takes to compute tensors.
+
+    One layer's Gram workspace (five matrices of 8-byte numbers: a member's triangle as read and as decoded, the sum, its
+    factor, and room of the solution) and one block of a tensor (in float64, widened and rounded, with what each member
+    contributes, as read and as decoded). Both count: what one frees is not always there for the other.
+    """
+    architecture = plan.parts.architecture
+    widest = architecture.hidden_size
+    if plan.recipe.trunk_method is not None and plan.recipe.trunk_method.needs_inputs:
+        widest = max(widest, architecture.num_attention_heads * architecture.head_dim)
+    gram = 5 * 8 * (widest + 1) ** 2
+    elements = max(rendered_elements(tensor.made) for tensor in plan.tensors)
+    contributed = 2 * CARRIERS[plan.dtype][1] * (len(plan.members) + (plan.base is not None))
+    return gram + (3 * 8 + contributed) * elements
 
 
 def refit_bytes(recipe: Recipe, members: Sequence[Member], lead: Member) -> int:
@@ -53,7 +70,7 @@ def refit_bytes(recipe: Recipe, members: Sequence[Member], lead: Member) -> int:
     inputs = max(inner, heads * architecture.head_dim)
     solved = 8 * (2 * inputs**2 + 4 * inputs * size)
     # Sums of each member: int64, and int32 by limbs.
-    routers = 32 * len(members) * (size + 1) ** 2 if ROUTERS[recipe.router].features == OWN else 0
+    routers = 32 * len(members) * (size + 1) ** 2 if recipe.router_method.statistics == OWN else 0
     head = 2 * 8 * len(members) * size**2  # G and B of each member
     return LIBRARIES + 2 * 4 * layer + activations + max(solved, routers, head)
 

@@ -22,8 +22,10 @@ from typing import Any
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.composition.dense import write_dense
-from registry.composition.plan import Plan, dense_plan
-from registry.composition.recipe import Recipe
+from registry.composition.method import COUNTS
+from registry.composition.plan import Plan, Source
+from registry.composition.recipe.recipe import Recipe
+from registry.composition.stored import copied, span
 from registry.destination.folder import OpenFolder
 from registry.errors import DamagedError, IncompatibleError
 from registry.families.sites import MLP_INPUT
@@ -32,15 +34,16 @@ from registry.io.model_folder import json_file, write_files
 from registry.io.safetensors_writer import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.work_dirs import working_folder
-from registry.maths.router import COUNTS, ROUTERS
 from registry.member import Member
 from registry.methods.moe.context.member_evidence import choices_of, evidence_of
-from registry.methods.moe.model_writer import host_config, write_model
+from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, write_model
+from registry.methods.moe.plan import dense_plan
 from registry.methods.moe.provenance import trunk_digest
+from registry.methods.moe.recipe import pass_document, retakes
 from registry.methods.moe.refit import KnownChoice, refit
-from registry.methods.moe.render import copied, render, span
+from registry.methods.moe.render import render
 from registry.methods.moe.tensor_source import RecollectedSource, StoredSource, TensorSource
-from registry.progress import Progress
+from registry.progress import Progress, remark
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
 from registry.statistics.cache import Cached, StatisticsCache
@@ -95,6 +98,16 @@ def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[Pa
         yield PassContext(workspace, work, StatisticsCache(home.cache, work, putting))
 
 
+@contextmanager
+def opened(plan: Plan, workspace: Workspace) -> Iterator[Source]:
+    """Open a plan after the passes that its recipe asks for (errors as `tensor_source_of`)."""
+    if workspace.cluster is not None and plan.recipe.refine_mlp:
+        remark(workspace.progress, "layers that are refitted one after another are composed by this process alone")
+    with pass_context(workspace, plan.used) as context:
+        streams = streams_of(tensor_source_of(plan, context))
+        yield Source(streams, rendering_threads(plan), in_tasks=not plan.recipe.refine_mlp)
+
+
 def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     """Run the passes that a plan's recipe asks for, and return the source of its tensors.
 
@@ -110,9 +123,9 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     """
     recipe = plan.recipe
     source: TensorSource = StoredSource(plan, KeptTensors(context.cache, partial(mkdtemp, dir=context.work)))
-    if recipe.to == "moe" and recipe.refine_mlp:
+    if recipe.refine_mlp:
         source = _refitted(source, context)
-    if recipe.to == "moe" and recipe.retakes:
+    if retakes(recipe):
         if recipe.refine == 0:
             statistics = [_of_features(plan, context, member) for member in plan.members]
         else:
@@ -133,7 +146,7 @@ def _refitted(source: TensorSource, context: PassContext) -> TensorSource:
 
 def _known_choice(plan: Plan) -> KnownChoice | None:
     """Return the experts that context routing gives to the members' kept tokens; None for other routers."""
-    if ROUTERS[plan.recipe.router].features != COUNTS:
+    if plan.recipe.router_method is None or plan.recipe.router_method.statistics != COUNTS:
         return None
     evidence = evidence_of(plan)
     return KnownChoice([choices_of(plan, calibration_of(member), evidence) for member in plan.members])
@@ -197,7 +210,7 @@ def _forced(source: TensorSource, context: PassContext) -> list[Cached]:
 def _routed(source: TensorSource, passes: int, context: PassContext) -> list[Cached]:
     """Return each member's statistics in the routed model that results from a number of passes."""
     plan = source.plan
-    key = ["routed", replace(plan, recipe=replace(plan.recipe, refine=passes)).digest]
+    key = ["routed", replace(plan, recipe=plan.recipe.replace(refine=passes)).digest]
     settings = settings_of(plan.recipe, plan.dtype)
     with TemporaryDirectory(dir=context.work) as shared:
         dense, routed = Path(shared) / "trunk.safetensors", Path(shared) / "routed"
@@ -248,7 +261,7 @@ def _passed(
         checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
     """
     # The third part is what the recipe's document has under `token_weight`.
-    digest = json_digest([member.version.digest, *key, "none", plan.recipe.pass_document(settings)])
+    digest = json_digest([member.version.digest, *key, "none", pass_document(plan.recipe, settings)])
     if (cached := context.cache.get(digest)) is None:
         calibration = calibration_of(member)
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:

@@ -5,7 +5,7 @@ tensor add up to (R, C). Expert tensors that are stacked have the experts E firs
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 
 from registry.composition.plan import OutputTensor
-from registry.errors import InvalidInputError
-from registry.hosts import Constant, Experts, RowSelection, Trunk
+from registry.composition.stored import copied, held, selected, span
+from registry.hosts import Constant, Experts, Trunk
 from registry.hosts.tensors import (
     Entries,
     Evidence,
@@ -26,9 +26,9 @@ from registry.hosts.tensors import (
     Widened,
 )
 from registry.io.safetensors_writer import Span
-from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
+from registry.io.torch_blocks import to_block, torch_dtype
 from registry.methods.moe.tensor_source import TensorSource
-from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
+from store.arrays import CARRIERS, Block, rows_per_block
 
 
 def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
@@ -39,26 +39,6 @@ def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
         InvalidInputError: a linear system cannot be solved, or a weight does not fit the dtype.
     """
     yield from held(_rendered(source, tensor), tensor.dtype, tensor.name)
-
-
-def held(blocks: Iterable[Block], dtype: str, name: str) -> Iterator[Block]:
-    """Yield the blocks of a tensor that was cast, checked: float16 makes infinity of a weight beyond 65,504.
-
-    Args:
-        blocks: the tensor, in its dtype's carrier.
-        dtype: the dtype.
-        name: the tensor, for the message.
-
-    Raises:
-        InvalidInputError: a weight is infinite.
-    """
-    for block in blocks:
-        if dtype == "float16" and not np.isfinite(block).all():
-            raise InvalidInputError(
-                f"tensor {name} has a weight that float16 cannot hold, beyond {np.finfo(np.float16).max:,.0f}",
-                "choose a dtype of the same range: --dtype bfloat16",
-            )
-        yield block
 
 
 def _rendered(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
@@ -223,46 +203,9 @@ def spans(source: TensorSource, tensor: OutputTensor) -> list[Span] | None:
     return [replace(part, padding=made.shape[-1] * size - part.raw.row_bytes) for part in stored]
 
 
-def span(source: ArraySource, rows: RowSelection, dtype: str) -> Span | None:
-    """Return the bytes of some rows in their array's files; None if they are cast, reordered or not stored plainly."""
-    raw = source.raw
-    if raw is None or source.dtype != dtype:
-        return None
-    if rows.rows is None:
-        return Span(raw, 0, raw.nbytes)
-    if isinstance(rows.rows, range) and rows.rows.step == 1:  # rows that follow one another in the file
-        return Span(raw, rows.rows.start * raw.row_bytes, rows.rows.stop * raw.row_bytes)
-    return None
-
-
-def copied(source: ArraySource, rows: RowSelection, dtype: str) -> Iterator[Block]:
-    """Yield rows of a tensor: the bytes of its array, cast only if its dtype differs."""
-    if rows.rows is None and source.dtype == dtype:
-        yield from source.blocks()
-    else:
-        blocks = (to_tensor(block, source.dtype) for block in source.blocks())
-        cast = (to_block(tensor.to(torch_dtype(dtype))) for tensor in _rows(blocks, rows))
-        yield from held(cast, dtype, rows.name)
-
-
-def _rows(blocks: Iterator[Float[torch.Tensor, "r ..."]], rows: RowSelection) -> Iterator[Float[torch.Tensor, "r ..."]]:
-    """Yield selected rows of a tensor in their order; all of it is read, so that its digest is checked."""
-    if rows.rows is None:
-        yield from blocks
-    elif isinstance(rows.rows, range):
-        start = 0
-        for block in blocks:
-            selected = block[max(rows.rows.start - start, 0) : max(rows.rows.stop - start, 0)]
-            start += len(block)
-            if len(selected):
-                yield selected
-    else:
-        yield torch.cat(list(blocks))[list(rows.rows)]  # the whole tensor at once: any row may come first
-
-
 def _combine(source: TensorSource, trunk: Trunk) -> Iterator[Float[torch.Tensor, "r ..."]]:
     """Yield rows of a trunk tensor in the host's layout: selected, shifted and scaled."""
-    for combined in _rows(source.combined(trunk.rows.name), trunk.rows):
+    for combined in selected(source.combined(trunk.rows.name), trunk.rows):
         if trunk.offset:
             combined = combined.double() + trunk.offset
         if trunk.scales is not None:  # (R,) → (R, 1); one block: reordered rows come all at once

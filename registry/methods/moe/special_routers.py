@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from registry.composition.recipe import Recipe
-from registry.composition.recipe.recipe_fields import FROM_ROWS, SOFTMAX_TOPK
+from registry.composition.recipe.recipe import Recipe
 from registry.errors import UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts.host import NORM_TOPK_PROB
 from registry.hosts.remote_code import REMOTE_CODE, biased_code_host, softmax_topk_code_host
 from registry.member import Member
+from registry.methods.moe.options import SOFTMAX_TOPK
 
 _BIAS_NOTE = (
     "its routers have a bias, which no native architecture carries: its modelling file does, and it loads with "
@@ -19,7 +19,7 @@ _BIAS_NOTE = (
 
 def has_router_bias(members: Sequence[Member], recipe: Recipe) -> bool:
     """Tell whether routers of trained rows add a number other than 0 to a logit, trained with a row or asked for."""
-    if recipe.to != "moe" or recipe.router not in FROM_ROWS:
+    if recipe.router_method is None or not recipe.router_method.is_trained:
         return False
     layers = range(members[0].architecture.num_hidden_layers)
     return any(recipe.bias.values()) or any(member.router_bias(layer) for member in members for layer in layers)

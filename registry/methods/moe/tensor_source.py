@@ -24,18 +24,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.composition.method import BASE, OWN
+from registry.composition.method import Trunk as TrunkMethod
 from registry.composition.plan import Plan
-from registry.composition.recipe.recipe_fields import FROM_ROWS, SUM
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.memory import return_freed_memory
 from registry.io.torch_blocks import to_tensor
-from registry.maths.router import BASE, OWN, ROUTERS, RouterInputs, balanced
+from registry.maths.router.balance import balanced
+from registry.maths.router.inputs import RouterInputs
 from registry.maths.statistics import PackedStatistics, Statistics
-from registry.maths.trunk import TRUNKS, Combination
-from registry.maths.trunk.combination import Pass, Rows, tile_rows
+from registry.maths.trunk.combination import Combination, Pass, Rows, tile_rows
 from registry.member import Member
 from registry.methods.moe.context.context_inputs import ContextInputs
+from registry.methods.moe.plan import statistics_weights
+from registry.methods.moe.trunks.task_vectors import SUM
 from registry.statistics.cache import Cached
 from registry.statistics.input_products import InputProducts, arrays_of
 from registry.statistics.kept_tensors import KeptTensors
@@ -74,8 +77,8 @@ class RouterSolver:
     @cached_property
     def weights(self) -> list[float]:
         """The factor of each member's statistics, balanced if the recipe asks for it."""
-        plan = self._plan
-        if plan.recipe.balance == "none" or ROUTERS[plan.recipe.router].features not in (OWN, BASE):
+        plan, method = self._plan, self._plan.recipe.router_method
+        if plan.recipe.balance == "none" or method is None or method.statistics not in (OWN, BASE):
             return plan.weights
         return balanced(plan.weights, [member.packed_statistics(MLP_INPUT, 0).count for member in self._members])
 
@@ -90,7 +93,7 @@ class RouterSolver:
     def bias(self, layer: int) -> Float[Tensor, "E"]:
         """Return what is added to the logits of one layer in float64, before the temperature: trained and asked for."""
         recipe = self._plan.recipe
-        if recipe.router not in FROM_ROWS:
+        if recipe.router_method is None or not recipe.router_method.is_trained:
             return torch.zeros(len(self._plan.members), dtype=torch.float64)
         biases = [recipe.bias.get(member.name, 0.0) + member.router_bias(layer) for member in self._plan.members]
         return torch.tensor(biases, dtype=torch.float64)
@@ -101,17 +104,17 @@ class RouterSolver:
 
     def _solve(self, layer: int) -> Float[Tensor, "E H"]:
         plan, recipe = self._plan, self._plan.recipe
-        method = ROUTERS[recipe.router]
-        assert method.solve is not None, f"router method {recipe.router} has no gate of the stream"
+        method = recipe.router_method
+        assert method is not None, "a mixture has routers"
         # A generator: a Gram is (H + 1, H + 1), and only one member's needs to be in memory.
         statistics = (member.packed_statistics(MLP_INPUT, layer) for member in self._members)
         inputs = RouterInputs(
-            statistics if method.features else (),
+            statistics if method.statistics else (),
             self.weights,
-            recipe.lam if "lam" in method.options else 0.0,
-            recipe.normalize,
+            recipe.lam or 0.0,
+            bool(recipe.normalize),
             [recipe.bias.get(name, 0.0) for name in plan.names],
-            recipe.seed,
+            recipe.seed or 0,
             layer,
             [member.row_key for member in plan.members],
             plan.lead.architecture.hidden_size,
@@ -184,6 +187,12 @@ class StoredSource:
         """Return one MLP tensor of a member, as it was stored."""
         return self.plan.members[member].open("mlp", name)
 
+    @property
+    def _method(self) -> TrunkMethod:
+        method = self.plan.recipe.trunk_method
+        assert method is not None, "a mixture has a trunk"
+        return method
+
     @cached_property
     def _linear_inputs(self) -> dict[str, tuple[str, int]]:
         """Linear map → the site and layer of its input."""
@@ -198,8 +207,8 @@ class StoredSource:
         return maps
 
     def _rows(self, name: str) -> Iterator[Tensor]:
-        method = TRUNKS[self.plan.recipe.trunk]
-        if method.together is None or name not in self._linear_inputs or len(self.plan.members) == 1:
+        method = self._method
+        if not method.solves_together or name not in self._linear_inputs or len(self.plan.members) == 1:
             yield from method.combine(self._combination(name))
             return
         # Query, key and value have one input, so one Gram (H, H): it is factored once, and the rows of all three are
@@ -222,25 +231,24 @@ class StoredSource:
         solve = partial(self._solved, names)
         shapes = [plan.lead.weight(name).shape for name in names]
         arrays = [arrays_of(member, site, layer, names) for member in plan.members]
-        options = [plan.recipe.trunk, dict(plan.recipe.method_options), plan.weights, plan.statistics_weights]
+        options = [plan.recipe.trunk, dict(plan.recipe.method_options), plan.weights, statistics_weights(plan)]
         made_from = [layer, list(names), arrays, options]
-        keeps = self._sums.keeps(plan.weights) and self._sums.keeps(plan.statistics_weights)
+        keeps = self._sums.keeps(plan.weights) and self._sums.keeps(statistics_weights(plan))
         yield from self._sums.maps(shapes, made_from, solve, first) if keeps else solve(first)
         return_freed_memory()
 
     def _solved(self, names: Sequence[str], first: int) -> Iterator[NumberedBlock]:
         """Yield the same, from the members' products."""
-        combine, (site, layer) = TRUNKS[self.plan.recipe.trunk].together, self._linear_inputs[names[0]]
-        assert combine is not None
+        site, layer = self._linear_inputs[names[0]]
         with ExitStack() as stack:
             opened = [
                 stack.enter_context(self._products.of(member, site, layer, names)) for member in self.plan.members
             ]
             combinations = [self._combination(name, [rows[name] for rows in opened]) for name in names[first:]]
-            yield from ((first + number, rows) for number, rows in combine(combinations))
+            yield from ((first + number, rows) for number, rows in self._method.combine_together(combinations))
 
     def _combination(self, name: str, products: Sequence[Rows] = ()) -> Combination:
-        plan, method = self.plan, TRUNKS[self.plan.recipe.trunk]
+        plan, method = self.plan, self._method
         base = plan.base if method.needs_base else None
         # A base model of fewer tokens lacks the last rows of the embedding (V, H): the members then provide them.
         lacks_rows = base is not None and base.weight(name).shape[0] < plan.lead.weight(name).shape[0]
@@ -263,7 +271,7 @@ class StoredSource:
             [member.version.digest for member in plan.members],
             inputs,
             products,
-            plan.statistics_weights if method.needs_inputs else (),
+            statistics_weights(plan) if method.needs_inputs else (),
             counts,
             plan.recipe.method_options,
             plan.coefficients,

@@ -12,11 +12,14 @@ from registry.member import Member
 
 
 def mask_overlaps(members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
-    """Return (name, name, overlap of the masks, from 0 to 1) of every two members, which are of one SIMoE.
+    """Return (name, name, overlap of the masks, from 0 to 1) of every two members of one SIMoE; of others
+    nothing.
 
     Raises:
         DamagedError: a mask is not what was stored.
     """
+    if not all("simoe" in (member.version.content or {}) for member in members):
+        return ()
     masks = torch.stack([_mask(member) for member in members]).float()
     found = overlap_matrix(masks)
     pairs = combinations(range(len(members)), 2)

@@ -19,8 +19,7 @@ from registry.calibration import Corpus
 from registry.checkpoint.soup_files import SOUP_ROUTER, SoupRouter, unpack_router
 from registry.composition.compose import compose
 from registry.composition.plan import Plan
-from registry.composition.recipe import Recipe
-from registry.composition.recipe.recipe_fields import DENSE
+from registry.composition.recipe.recipe import Recipe
 from registry.destination.address import destination_of
 from registry.errors import CalibrationError, ConflictError, InvalidInputError
 from registry.io.display import few
@@ -103,9 +102,8 @@ def instantiate(
             (torch.from_numpy(router.output.copy()), torch.from_numpy(router.output_bias.copy())),
         )
         names = [expert.name for expert in found.experts]
-        recipe = Recipe(to=DENSE, trunk=TASK_ARITHMETIC, coefficients=dict(zip(names, alpha, strict=True)))
+        recipe = Recipe(to="dense", trunk=TASK_ARITHMETIC, coefficients=dict(zip(names, alpha, strict=True)))
     plan = compose(workspace, refs, out, recipe, base=base, force=force)
-    assert isinstance(plan, Plan)
     return Instantiated(plan, shares, dict(recipe.coefficients))
 
 

@@ -21,11 +21,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from registry.calibration import Corpus, random_places
-from registry.composition.compose import plan_composition, used_versions, write_plan
+from registry.composition.compose import plan_composition, write_plan
 from registry.composition.plan import Plan
-from registry.composition.recipe import Recipe
 from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
-from registry.composition.recipe.recipe_fields import DENSE
+from registry.composition.recipe.recipe import Recipe
 from registry.errors import CalibrationError, InvalidInputError
 from registry.io.work_dirs import resumable, working_folder
 from registry.names.reference import require_list
@@ -80,14 +79,14 @@ def fit_coefficients(
 ) -> Fitted:
     """Fit the coefficients of a dense composition to text (arguments and errors as `Registry.fit`)."""
     settings, paths = settings or FitSettings(), [Path(file) for file in require_list(files, "files")]
-    recipe = _without_coefficients(recipe or Recipe(to=DENSE, trunk=TASK_ARITHMETIC))
+    recipe = _without_coefficients(recipe or Recipe(to="dense", trunk=TASK_ARITHMETIC))
     if not paths:
         raise InvalidInputError("there is no text to fit the coefficients to", "name a file: --fit FILE")
     Corpus(paths, None)  # refuses what is no file before a weight is read
     names = [workspace.resolve(ref).name for ref in require_list(experts, "experts")]
     equal = dict.fromkeys(names, 1.0 / max(1, len(names)))
-    plan = plan_composition(workspace, experts, replace(recipe, coefficients=equal), base=base)
-    versions, progress = used_versions(plan), workspace.progress
+    plan = plan_composition(workspace, experts, recipe.replace(coefficients=equal), base=base)
+    versions, progress = plan.versions, workspace.progress
     digests = [version.digest for version in versions]
     with workspace.reading(*versions), working_folder(workspace.home.work, digests) as work:
         folder = work / "equal"
@@ -117,7 +116,7 @@ def fit_coefficients(
         after=after,
     )
     coefficients = dict(zip(plan.names, state.changes[0].tolist(), strict=True))
-    return Fitted(replace(recipe, coefficients=coefficients, fit=record), state.losses)
+    return Fitted(recipe.replace(coefficients=coefficients, fit=record), state.losses)
 
 
 class _Fit:
@@ -226,7 +225,7 @@ def _without_coefficients(recipe: Recipe) -> Recipe:
     Raises:
         InvalidInputError: coefficients have no part in it, or something else multiplies the task vectors.
     """
-    if (recipe.to, recipe.trunk) != (DENSE, TASK_ARITHMETIC):
+    if (recipe.to, recipe.trunk) != ("dense", TASK_ARITHMETIC):
         raise InvalidInputError(
             f"coefficients are fitted for one dense model of task vectors, and the recipe makes --to {recipe.to} "
             f"--trunk {recipe.trunk}",

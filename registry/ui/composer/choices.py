@@ -7,18 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from registry import composition
-from registry.composition import recipe as recipes
-from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
-from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, MOE, obstacle
+from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
+from registry.composition.recipe.fields import FIELDS, obstacle
+from registry.composition.recipe.option import Option, OptionKind
+from registry.composition.recipe.recipe import Recipe
 from registry.errors import InvalidInputError
-from registry.maths.router import ROUTERS
-from registry.maths.trunk import TRUNKS
-from registry.ui.describing import ROUTER_WORDS, ROUTING_WORDS
+from registry.methods.ensemble.routings import ROUTINGS
 
-BASE = RecipeField(
+
+def _unbroken(text: str) -> str:
+    """Return a text whose percentages stay on one line."""
+    return text.replace("%", "\u00a0%")
+
+
+BASE = Option(
     "base",
-    FieldKind.TEXT,
+    OptionKind.TEXT,
     "The base model.",
     "NAME[@V]",
     FIELDS["to"].outputs,
@@ -31,33 +35,11 @@ BASE = RecipeField(
 CHOICES = (*(one for one in FIELDS.values() if one.label), BASE)
 """The fields of the form, in its order."""
 
-WORDS = {
-    "moe": "sparse mixture (moe)",
-    "dense": "one dense model",
-    "ensemble": "ensemble of whole models",
-    "hetero": "several architectures (hetero)",
-    "simoe": "experts of a SIMoE",
-}
-"""Output → its words in the form."""
-
-_STAYS = f"{FIELDS['density'].default:.0%}".replace("%", "\u00a0%")
-"""Share of the changes that ties and dare keep; the form has no field for it."""
-
-TRUNK_CHOICES = {
-    "regmean": "nearest to what each expert computes",
-    "mean": "the average",
-    "base": "those of the base model",
-    "ties": f"base model, plus the largest {_STAYS} of changes of each tensor, where they agree in sign",
-    "dare": f"base model, plus a random {_STAYS} of the changes",
-    "task-arithmetic": "base model, plus the scaled sum of the changes",
-}
-"""Trunk method → the weights that it gives, in the form."""
-
 OPTIONS: dict[str, Mapping[str, str]] = {
-    "to": WORDS,
-    "routing": {method: f"{words} ({method})" for method, words in ROUTING_WORDS.items()},
-    "trunk": {method: f"{method}: {words}" for method, words in TRUNK_CHOICES.items()},
-    "router": {method: f"{method}: {words}" for method, words in ROUTER_WORDS.items()},
+    "to": {name: one.choice for name, one in OUTPUTS.items()},
+    "routing": {name: f"{one.words} ({name})" for name, one in ROUTINGS.items()},
+    "trunk": {name: f"{name}: {_unbroken(one.choice or one.words)}" for name, one in TRUNKS.items()},
+    "router": {name: f"{name}: {one.choice or one.words}" for name, one in ROUTERS.items()},
 }
 """Field → its values in words."""
 
@@ -80,19 +62,19 @@ GROUPS = {
 _LONGEST = 100
 
 
-def default_text(field: RecipeField) -> str:
+def default_text(field: Option) -> str:
     """Return what an untouched field of the form holds; empty where the program decides."""
-    if field.kind is FieldKind.SWITCH or field.default is None or field.default_with:
+    if field.kind is OptionKind.SWITCH or field.default is None or field.default_with:
         return ""
     return _written(field.default)
 
 
-def select_values(field: RecipeField) -> tuple[str, ...]:
+def select_values(field: Option) -> tuple[str, ...]:
     """Return the values to choose from; none where any may be typed."""
     return ("", *field.choices) if field.choices and not default_text(field) else field.choices
 
 
-def read(field: RecipeField, text: str) -> Any:
+def read(field: Option, text: str) -> Any:
     """Return the value of a field whose text is not empty.
 
     Raises:
@@ -100,11 +82,11 @@ def read(field: RecipeField, text: str) -> Any:
     """
     value: Any = text
     try:
-        if field.kind is FieldKind.SWITCH:
+        if field.kind is OptionKind.SWITCH:
             value = text == "1"
-        elif field.kind is FieldKind.WHOLE:
+        elif field.kind is OptionKind.WHOLE:
             value = _whole(text)
-        elif field.kind is FieldKind.NUMBER:
+        elif field.kind is OptionKind.NUMBER:
             value = _number(text)
     except ValueError:
         message = f"{field.label}: {text!r} is not {field.kind.value}"
@@ -134,12 +116,12 @@ class Choices:
             except InvalidInputError:
                 return False
 
-        recipe = {"to": MOE} | document["recipe"]
+        recipe = {"to": OUTPUTS.default.name} | document["recipe"]
         texts = {}
         for one in CHOICES:
             value = recipe.get(one.name)
             if value is not None and recipe["to"] in one.outputs:
-                texts[one.name] = ("1" if value else "") if one.kind is FieldKind.SWITCH else _written(value)
+                texts[one.name] = ("1" if value else "") if one.kind is OptionKind.SWITCH else _written(value)
         choices = cls.of_query(texts)
         if {"parent", "from_base"} & document.keys() or not makes_it(choices):
             return None
@@ -160,10 +142,10 @@ class Choices:
         Of a mixture that is the router, of a dense model and of an ensemble that shares a trunk the trunk method.
         """
         router, trunk = ROUTERS.get(self.texts["router"]), TRUNKS.get(self.texts["trunk"])
-        if self.to == MOE:
-            return router is not None and router.features is None
+        if self.to in FIELDS["router"].outputs:
+            return router is not None and router.statistics is None
         if trunk is None:
-            return self.to == ENSEMBLE
+            return FIELDS["trunk"].default_with_methods(self.to) is None and self.to in FIELDS["trunk"].outputs
         return not trunk.needs_inputs
 
     @property
@@ -172,7 +154,7 @@ class Choices:
         return {one.name: self.texts[one.name] for one in CHOICES if self.texts[one.name] != default_text(one)}
 
     @property
-    def applying(self) -> list[RecipeField]:
+    def applying(self) -> list[Option]:
         """The fields that have a part in what is made."""
         return [one for one in CHOICES if obstacle(one, self.texts) is None]
 
@@ -181,13 +163,13 @@ class Choices:
         """The base model, where one is named."""
         return self.texts["base"] or None
 
-    def recipe(self) -> composition.AnyRecipe:
+    def recipe(self) -> Recipe:
         """Return the recipe.
 
         Raises:
             InvalidInputError: a text is not a value of its field, or the fields contradict each other.
         """
-        return recipes.make_recipe(self._values)
+        return Recipe.of_fields(self._values)
 
     @property
     def _values(self) -> dict[str, Any]:
@@ -203,7 +185,7 @@ class Choices:
         for one in self.applying:
             text = self.texts[one.name]
             if text and text != default_text(one):
-                words += [one.option] if one.kind is FieldKind.SWITCH else [one.option, text]
+                words += [one.option] if one.kind is OptionKind.SWITCH else [one.option, text]
         return words
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from registry import composition
-from registry.composition import Preview, Recipe
-from registry.composition.recipe.recipe_field_type import FieldKind
+from registry.composition import Plan, Preview, RoutingCost
+from registry.composition.recipe.option import OptionKind
 from registry.errors import InvalidInputError, RegError
 from registry.ui.composer.choices import BASICS, GROUPS, OPTIONS, default_text, select_values
 from registry.ui.composer.composing import Composing, beside_latest, check_new_folder, suggested_folder
@@ -45,13 +44,13 @@ class Result:
         no_folder: why the typed folder cannot be written; only for the browser that may start work.
     """
 
-    plan: composition.AnyPlan | None = None
+    plan: Plan | None = None
     members: Sequence[Mapping[str, Any]] = ()
     out: str = ""
     command: str = ""
     made_of: Sequence[str] = ()
     made: bool = False
-    cost: composition.ContextCost | None = None
+    cost: RoutingCost | None = None
     preview: str = ""
     error: RegError | None = None
     remedies: Sequence[Remedy] = ()
@@ -88,7 +87,7 @@ def composer(site: Site, request: Request) -> Response:
         groups=GROUPS,
         default_text=default_text,
         select_values=select_values,
-        switch=FieldKind.SWITCH,
+        switch=OptionKind.SWITCH,
         words=OPTIONS,
         folder=Path.cwd(),
         result=None
@@ -101,7 +100,7 @@ def preview(site: Site, request: Request) -> Response:
     """Return where the routers of a composition will send tokens: a part of the composer, or a page."""
     composing = Composing.of(request.query_params)
     plan = composing.plan(site)
-    if not isinstance(plan.recipe, Recipe):
+    if not plan.output.is_previewed:
         raise InvalidInputError("only mixtures have routers to predict from statistics", "choose another output")
     composing = replace(composing, refs=tuple(member.version.ref for member in plan.members))
     found, _ = _predicted(site, composing)
@@ -128,7 +127,6 @@ def _predicted(site: Site, composing: Composing) -> tuple[Preview, float]:
     """Return the prediction, and the seconds that it took."""
     plan = composing.plan(site)
     recipe = plan.recipe
-    assert isinstance(recipe, Recipe)
     refs = tuple(member.version.ref for member in plan.members)
 
     def predict() -> tuple[Preview, float]:
@@ -167,9 +165,9 @@ def _result(site: Site, composing: Composing, may_write: bool) -> Result:
         except RegError as error:
             no_folder = error
     command = site.command_line(*composing.words(plan, out))
-    has_preview = isinstance(plan.recipe, Recipe) and plan.recipe.to == "moe" and len(plan.members) > 1
+    has_preview = plan.output.is_previewed and len(plan.members) > 1
     address = url("compose", "preview", e=composing.refs, **composing.query) if has_preview else ""
-    cost = composition.context_cost(plan) if isinstance(plan, composition.Plan) else None
+    cost = plan.output.routing_cost(plan)
     return Result(
         plan,
         members,
@@ -183,7 +181,7 @@ def _result(site: Site, composing: Composing, may_write: bool) -> Result:
     )
 
 
-def suggested(site: Site, composing: Composing, plan: composition.AnyPlan) -> str:
+def suggested(site: Site, composing: Composing, plan: Plan) -> str:
     """Return the folder that is written where none was typed."""
     taken = [job.out for job in site.jobs.all() if job.goes_on and job.out] if site.jobs is not None else []
     return suggested_folder(plan.names, composing.choices.to, taken, beside_latest(site.registry.compositions()))

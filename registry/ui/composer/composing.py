@@ -9,8 +9,8 @@ from pathlib import Path
 
 from starlette.datastructures import QueryParams
 
-from registry import composition
-from registry.composition.recipe.recipe_fields import MOE
+from registry.composition import Plan
+from registry.composition.found import OUTPUTS
 from registry.errors import InvalidInputError
 from registry.io.model_folder import check_output
 from registry.ui.composer.choices import Choices
@@ -61,11 +61,11 @@ class Composing:
         """The fields beside the experts that are not at their defaults."""
         return {**self.choices.query, **({"out": self.out} if self.out else {})}
 
-    def plan(self, site: Site) -> composition.AnyPlan:
+    def plan(self, site: Site) -> Plan:
         """Return the plan (errors as in `Registry.plan`)."""
         return site.registry.plan(self.refs, self.choices.recipe(), base=self.choices.base)
 
-    def words(self, plan: composition.AnyPlan, out: str) -> list[str]:
+    def words(self, plan: Plan, out: str) -> list[str]:
         """Return the words of the command after `reg`."""
         versions = ",".join(member.version.ref for member in plan.members)
         return ["compose", "--experts", versions, *self.choices.words(), "--out", out]
@@ -79,17 +79,14 @@ class Composing:
         return replace(self, choices=Choices({**self.choices.texts, **texts}))
 
 
-def phases_of_composing(plan: composition.AnyPlan, out: str) -> list[Phase]:
+def phases_of_composing(plan: Plan, out: str) -> list[Phase]:
     """Return what the command of a composition into `out` does."""
     recipe, found = plan.recipe, list[Phase]()
     into = f"composing into {out}"
-    if isinstance(recipe, composition.Recipe) and recipe.to == MOE:
-        if recipe.refine_mlp:
-            found.append(Phase("refitting", "refitting to the experts’ kept text", sure=True))
-        if recipe.retakes:
-            found.append(Phase("collecting", "collecting statistics of the experts’ kept text, where none are cached"))
-        if recipe.retakes and recipe.refine > 1:
-            into = f"composing, between passes into a temporary folder, at last into {out}"
+    for label, words, is_sure in plan.output.passes(recipe):
+        found.append(Phase(label, words, sure=is_sure))
+    if found and (recipe.refine or 0) > 1:
+        into = f"composing, between passes into a temporary folder, at last into {out}"
     return [*found, Phase(COMPOSING, into, sure=True)]
 
 
@@ -123,7 +120,9 @@ def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = (
     while len(shown) > 1 and (len(shown) > 4 or len("-".join(shown)) > _LONGEST_FOLDER):
         shown.pop()
     left = len(names) - len(shown)
-    stem = "-".join([*shown, *(["and", str(left)] if left else []), *([] if output == MOE else [output])])
+    stem = "-".join(
+        [*shown, *(["and", str(left)] if left else []), *([] if output == OUTPUTS.default.name else [output])]
+    )
     reserved = {Path(one).absolute() for one in taken}
     number = 1
     while True:

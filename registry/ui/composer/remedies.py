@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from registry.composition import Preview, Recipe
-from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, HETERO, MOE, SIMOE
+from registry.composition import Preview
+from registry.composition.found import OUTPUTS
 from registry.errors import RegError
 from registry.ui.composer.choices import CHOICES, default_text
 from registry.ui.composer.composing import Composing
@@ -121,11 +121,7 @@ def _for_error(composing: Composing, resolved: Mapping[str, str]) -> Iterator[tu
         ("Use the context router", "router", "context"),
         ("Use the ridge router", "router", "ridge"),
         ("Write a modelling file", "remote_code", "1"),
-        ("Make an ensemble of whole models", "to", ENSEMBLE),
-        ("Make one of several architectures", "to", HETERO),
-        ("Make a SIMoE", "to", SIMOE),
-        ("Make a mixture", "to", MOE),
-        ("Make one dense model", "to", DENSE),
+        *((f"Make {one.words}", "to", name) for name, one in OUTPUTS.items()),
     ):
         if texts[name] != value:
             yield label, composing.having(**{name: value})
@@ -135,7 +131,6 @@ def _for_error(composing: Composing, resolved: Mapping[str, str]) -> Iterator[tu
 
 def _for_preview(composing: Composing, preview: Preview) -> Iterator[tuple[str, Composing]]:
     recipe = composing.choices.recipe()
-    assert isinstance(recipe, Recipe)
     for router in (CHEAP, "ridge"):
         if recipe.router != router:
             yield f"Use the {router} router", composing.having(router=router)

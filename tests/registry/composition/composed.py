@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from cli.main import main
 from registry import PassSettings, Registry
-from registry.composition import AnyRecipe
+from registry.composition import Recipe
 from tests.conftest import Zoo, files_of
 from tests.models import save_checkpoint, sentences, train_tokenizer, write_jsonl
 
@@ -57,7 +57,7 @@ def add_model(
     return folder
 
 
-def files_elsewhere(zoo: Zoo, folder: Path, names: Sequence[str], recipe: AnyRecipe) -> dict[str, bytes]:
+def files_elsewhere(zoo: Zoo, folder: Path, names: Sequence[str], recipe: Recipe) -> dict[str, bytes]:
     """Return the files of a composition in a registry that never held more, registered in this order."""
     with Registry(folder / "home elsewhere") as registry:
         for name in names:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry import EnsembleRecipe, MixtureTraining, Recipe, Registry
+from registry import MixtureTraining, Recipe, Registry
 from registry.composition import read_recipe, write_recipe
 from registry.composition.manifest import CompositionManifest
 from registry.errors import (
@@ -47,8 +47,8 @@ TINY = MixtureTraining("all", 4 * 2 * 32, batch_size=2, seq_len=32, lr=0.01, dev
         Recipe(to="dense", trunk="mean"),
         Recipe(to="dense", trunk="ties"),
         Recipe(to="dense", trunk="task-arithmetic"),
-        EnsembleRecipe(),
-        EnsembleRecipe(routing="task-vector", top_k=1),
+        Recipe(to="ensemble"),
+        Recipe(to="ensemble", routing="task-vector", top_k=1),
     ],
     ids=["mean", "weighted", "soup", "ties", "task-arithmetic", "posterior", "task-vector"],
 )
@@ -267,7 +267,7 @@ def test_what_cannot_be_is_refused_first(filled: Registry, zoo: Zoo, tmp_path: P
         (4, {"base": "law"}, "law is an expert, not a base model"),
         (4, {"recipe": Recipe()}, "router method 'context' cannot tell copies"),
         (4, {"recipe": Recipe(router="random", trunk="mean")}, "trunk method 'mean' has nothing"),
-        (4, {"recipe": EnsembleRecipe()}, "--to ensemble makes none"),
+        (4, {"recipe": Recipe(to="ensemble")}, "--to ensemble makes none"),
         (2, {"recipe": replace(UPCYCLED, top_k=3)}, "top-k is 3"),
         (4, {"recipe": replace(UPCYCLED, weights={"base-1": 2.0})}, "weights change nothing"),
         (4, {"recipe": replace(UPCYCLED, refine_mlp=True)}, "there is nothing to refine"),

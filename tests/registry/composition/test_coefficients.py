@@ -1,6 +1,5 @@
 """Proves: coefficients multiply task vectors as they are, in dense models and in trunks, and leave with a member."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from registry import Recipe, Registry
-from registry.composition.recipe import read_recipe, write_recipe
+from registry.composition import read_recipe, write_recipe
 from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.model_folder import MARKER
@@ -58,7 +57,7 @@ def test_order_and_history_leave_no_trace(filled: Registry, zoo: Zoo, tmp_path: 
     again = Recipe(to=to, trunk="task-arithmetic", coefficients={"math": 0.1, "law": -0.4, "code": 1.3})
     for number in (0.7, 1.3):
         numbers = {**recipe.coefficients, "code": number}
-        filled.compose([*numbers], tmp_path / "out", replace(recipe, coefficients=numbers), force=True)
+        filled.compose([*numbers], tmp_path / "out", recipe.replace(coefficients=numbers), force=True)
     assert files_of(tmp_path / "out") == files_elsewhere(zoo, tmp_path, ("math", "law", "code"), again)
     assert filled.reproduce(tmp_path / "out").is_same
 
@@ -105,7 +104,7 @@ def test_fitted_ones_are_for_their_members_alone(filled: Registry, zoo: Zoo, tmp
     filled.compose([*numbers], tmp_path / "out", recipe)
     assert filled.reproduce(tmp_path / "out").is_same
     with pytest.raises(InvalidInputError, match="the coefficients were fitted for other members") as caught:
-        filled.plan(PAIR, replace(recipe, coefficients={"code": 0.7, "math": 0.5}))
+        filled.plan(PAIR, recipe.replace(coefficients={"code": 0.7, "math": 0.5}))
     assert "--experts code@1,math@1 --to dense --trunk task-arithmetic --fit FILE" in str(caught.value.hint)
     with pytest.raises(InvalidInputError, match="the record of a fit, and no coefficients"):
         Recipe(to="dense", trunk="task-arithmetic", fit=recipe.fit)

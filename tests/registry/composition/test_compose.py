@@ -11,8 +11,7 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors import safe_open
 
-from registry import EnsembleRecipe, Recipe, Registry
-from registry.composition import AnyRecipe
+from registry import Recipe, Registry
 from registry.errors import InvalidInputError, OutputError, RegError, StorageError
 from registry.families.sites import MLP_INPUT
 from registry.io import model_folder as folder_module
@@ -145,11 +144,11 @@ def test_weight_beyond_float16_is_refused(registry: Registry, tokenizer: Any, tm
         if name == "large":
             model.model.layers[1].mlp.up_proj.weight.data[3, 5] = 2e5  # and half of it beyond float16 as well
         add_model(registry, tmp_path / name, model, tokenizer, dtype=torch.bfloat16)
-    recipes: tuple[Callable[..., AnyRecipe], ...] = (
+    recipes: tuple[Callable[..., Recipe], ...] = (
         Recipe,
         partial(Recipe, router="ridge"),
         partial(Recipe, to="dense", trunk="mean"),
-        EnsembleRecipe,
+        Recipe,
     )
     for recipe in recipes:
         with pytest.raises(InvalidInputError, match="that float16 cannot hold, beyond 65,504") as caught:
@@ -178,9 +177,9 @@ def test_disk_without_space_leaves_nothing(filled: Registry, tmp_path: Path, mon
         assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "moe"]
 
 
-@pytest.mark.parametrize("recipe", [Recipe(), EnsembleRecipe()], ids=["moe", "ensemble"])
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(to="ensemble")], ids=["moe", "ensemble"])
 def test_member_withdrawn_while_composing_stops_it(
-    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: AnyRecipe
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe
 ) -> None:
     def meanwhile(*arguments: Any, **options: Any) -> Any:
         filled.opt_out("math")

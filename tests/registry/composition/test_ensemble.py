@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from registry.methods.ensemble.recipe import ROUTINGS, Recipe
 from transformers import DynamicCache
 
 from registry import Registry
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.io.model_folder import composed_of
 from registry.methods.ensemble.plan import Ensemble, make_ensemble
-from registry.methods.ensemble.recipe import ROUTINGS, EnsembleRecipe
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
 from tests.conftest import Zoo, files_of
 from tests.digests import digests_of
@@ -43,7 +43,7 @@ def write(filled: Registry, tmp_path: Path) -> Write:
 
 
 def write_from(registry: Registry, names: Sequence[str], out: Path, **recipe: Any) -> tuple[Ensemble, Path]:
-    ensemble = registry.compose(names, out, EnsembleRecipe(**recipe), force=True)
+    ensemble = registry.compose(names, out, Recipe(to="ensemble", **recipe), force=True)
     assert isinstance(ensemble, Ensemble)
     return ensemble, out
 
@@ -321,16 +321,16 @@ def test_what_does_not_fit_is_refused(filled: Registry, tmp_path: Path) -> None:
     ]
     for recipe, message in refusals:
         with pytest.raises(InvalidInputError, match=message):
-            filled.compose(NAMES, tmp_path / "out", EnsembleRecipe(**recipe))
+            filled.compose(NAMES, tmp_path / "out", Recipe(to="ensemble", **recipe))
     code = filled.member(filled.resolve("code"))
     with pytest.raises(InvalidInputError, match="needs the base model") as caught:
-        make_ensemble([code], None, EnsembleRecipe(routing="task-vector"))
+        make_ensemble([code], None, Recipe(to="ensemble", routing="task-vector"))
     assert caught.value.hint == "name it: --base NAME[@V]"
     add_model(filled, tmp_path / "wide", make_model("llama", 107, vocab_size=352), allow_unrelated=True)
     with pytest.raises(IncompatibleError, match="vocab_size 352 against 320"):
-        filled.compose(["code", "wide"], tmp_path / "out", EnsembleRecipe())
+        filled.compose(["code", "wide"], tmp_path / "out", Recipe(to="ensemble"))
     add_model(filled, tmp_path / "half", make_model("llama", 101), dtype=torch.bfloat16)
     with pytest.raises(IncompatibleError, match=r"different dtypes \(code@1 float32, half@1 bfloat16\)"):
-        filled.compose(["half", "code"], tmp_path / "out", EnsembleRecipe())
-    assert filled.plan(["half", "code"], EnsembleRecipe(dtype="float16")).dtype == "float16"
+        filled.compose(["half", "code"], tmp_path / "out", Recipe(to="ensemble"))
+    assert filled.plan(["half", "code"], Recipe(to="ensemble", dtype="float16")).dtype == "float16"
     assert not (tmp_path / "out").exists()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry import EnsembleRecipe, Recipe, Registry, TestSettings
+from registry import Recipe, Registry, TestSettings
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation.scoring import open_model
 from registry.maths.trunk import TRUNKS
@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def compose(registry: Registry, out: Path, names: Sequence[str] = NAMES, **recipe: Any) -> Path:
-    registry.compose(names, out, EnsembleRecipe(**recipe), force=True)
+    registry.compose(names, out, Recipe(to="ensemble", **recipe), force=True)
     return out
 
 
@@ -97,7 +97,7 @@ def test_task_vectors_are_of_the_merged_trunk(filled: Registry, zoo: Zoo, tmp_pa
 def test_trunk_is_stored_once_and_described(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"trunk": "task-arithmetic", "routing": "prompt-perplexity", "top_k": 2}
     settings |= SETTINGS["task-arithmetic"]
-    plan, folder = filled.plan(NAMES, EnsembleRecipe(**settings)), compose(filled, tmp_path / "out", **settings)
+    plan, folder = filled.plan(NAMES, Recipe(to="ensemble", **settings)), compose(filled, tmp_path / "out", **settings)
     stored, own = tensors_of(folder), tensors_of(zoo.base)
     trunk = {name for name in own if ".mlp." not in name}
     mlps = own.keys() - trunk
@@ -124,7 +124,7 @@ def test_trunk_is_stored_once_and_described(filled: Registry, zoo: Zoo, tmp_path
 def test_bytes_forget_an_expert_that_was_withdrawn(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     for name in NAMES:
         registry.add_expert(name, zoo.experts[name])
-    recipe = EnsembleRecipe(trunk="regmean", top_k=1)
+    recipe = Recipe(to="ensemble", trunk="regmean", top_k=1)
     compose_all = registry.compose(NAMES, tmp_path / "all", recipe)
     registry.opt_out("law")
     registry.compose(["math", "code"], tmp_path / "rest", recipe)
@@ -135,16 +135,16 @@ def test_bytes_forget_an_expert_that_was_withdrawn(registry: Registry, zoo: Zoo,
 @pytest.mark.check
 def test_members_that_cannot_share_a_trunk_are_refused(filled: Registry, tmp_path: Path) -> None:
     with pytest.raises(IncompatibleError, match=r"base@1 .* trunk method 'regmean'") as caught:
-        filled.plan(["base", "code"], EnsembleRecipe(trunk="regmean"))
+        filled.plan(["base", "code"], Recipe(to="ensemble", trunk="regmean"))
     assert "--trunk mean" in str(caught.value.hint)
     # Rows that some members lack are the others': the head is one.
     add_model(filled, tmp_path / "wide", make_model("llama", 107, vocab_size=352), allow_unrelated=True)
     folder = compose(filled, tmp_path / "out", ["code", "wide"], trunk="mean")
     assert mixed(load(folder)).shape[-1] == 352
     with pytest.raises(IncompatibleError, match="vocab_size 352 against 320") as caught:
-        filled.plan(["code", "wide"], EnsembleRecipe(trunk="mean", routing="task-vector"))
+        filled.plan(["code", "wide"], Recipe(to="ensemble", trunk="mean", routing="task-vector"))
     assert "--routing" in str(caught.value.hint)
     with pytest.raises(InvalidInputError, match="there is no coefficient for math"):
-        filled.plan(["code", "math"], EnsembleRecipe(trunk="task-arithmetic", coefficients={"code": 1.0}))
+        filled.plan(["code", "math"], Recipe(to="ensemble", trunk="task-arithmetic", coefficients={"code": 1.0}))
     with pytest.raises(InvalidInputError, match="coefficients has no part in an ensemble whose members keep their own"):
-        EnsembleRecipe(coefficients={"code": 1.0})
+        Recipe(to="ensemble", coefficients={"code": 1.0})

@@ -66,7 +66,7 @@ def test_regmean_is_its_equation_over_raw_features(
     shares = dict(zip(PAIR, weights, strict=True))
     recipe = Recipe(router="ridge", trunk_options={"alpha": alpha}, weights=shares)
     expected = regmean_by_hand(zoo, weights, alpha)
-    filled.compose(PAIR, tmp_path / "dense", replace(recipe, to="dense"))
+    filled.compose(PAIR, tmp_path / "dense", recipe.replace(to="dense"))
     dense = tensors_of(tmp_path / "dense")
     assert dense.keys() == expected.keys()
     for name, weight in dense.items():

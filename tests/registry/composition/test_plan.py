@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.methods.moe.refit.token_streams import BATCH_TOKENS
 from tests.conftest import Zoo, files_of
@@ -194,5 +194,5 @@ def test_equal_mlps_are_remarked_on(
     registry.add_expert("second", second, data=[zoo.train["law"]], settings=FEW)
     note = "the MLPs of first, second are equal, so routing between them changes nothing"
     assert [one for one in registry.plan(["first", "math", "second"], Recipe()).notes if one.startswith(note)]
-    for names, recipe in ((["first", "math"], Recipe()), (["first", "second"], EnsembleRecipe())):
+    for names, recipe in ((["first", "math"], Recipe()), (["first", "second"], Recipe(to="ensemble"))):
         assert not [one for one in registry.plan(names, recipe).notes if "MLPs of" in one]

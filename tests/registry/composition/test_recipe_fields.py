@@ -7,11 +7,12 @@ import sys
 from typing import Any
 
 import pytest
+from registry.composition.recipe.recipe_values import make_recipe, overlay, values_of
+from registry.methods.ensemble.recipe import ROUTINGS
 
-from registry import EnsembleRecipe, HeteroRecipe, Recipe, SimoeRecipe
-from registry.composition.recipe import OUTPUTS, recipe_schema
-from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
-from registry.composition.recipe.recipe_fields import (
+from registry import Recipe
+from registry.composition import OUTPUTS, recipe_schema
+from registry.composition.recipe.fields import (
     DENSE,
     ENSEMBLE,
     FIELDS,
@@ -27,15 +28,14 @@ from registry.composition.recipe.recipe_fields import (
     obstacle,
     options_of,
 )
-from registry.composition.recipe.recipe_file import KEYS
-from registry.composition.recipe.recipe_values import make_recipe, overlay, values_of
+from registry.composition.recipe.option import Option, OptionKind
+from registry.composition.recipe_file import KEYS
 from registry.errors import InvalidInputError
 from registry.io.dtypes import WEIGHT_DTYPES
 from registry.maths.router import BASE, COUNTS, OWN, ROUTERS
 from registry.maths.trunk import TRUNKS
-from registry.methods.ensemble.recipe import ROUTINGS
 
-NUMBERS = [one for one in FIELDS.values() if one.kind in (FieldKind.NUMBER, FieldKind.WHOLE)]
+NUMBERS = [one for one in FIELDS.values() if one.kind in (OptionKind.NUMBER, OptionKind.WHOLE)]
 
 
 def test_choices_are_the_methods_that_exist_and_fields_are_described_for_people() -> None:
@@ -45,7 +45,7 @@ def test_choices_are_the_methods_that_exist_and_fields_are_described_for_people(
     assert FIELDS["to"].choices == (*OUTPUTS, ENSEMBLE, HETERO, SIMOE)
     assert FIELDS["dtype"].choices == WEIGHT_DTYPES
     for one in FIELDS.values():
-        assert bool(one.choices) == (one.kind is FieldKind.CHOICE)
+        assert bool(one.choices) == (one.kind is OptionKind.CHOICE)
         assert one.default is None or not one.choices or one.default in one.choices
         assert one.help.endswith("."), one.name
         assert one.default_text, one.name
@@ -65,19 +65,19 @@ def test_parameters_of_methods_are_those_that_the_methods_take() -> None:
 
 
 def test_recipes_have_exactly_the_fields_of_their_outputs() -> None:
-    for recipe, outputs in ((Recipe, {MOE, DENSE}), (EnsembleRecipe, {ENSEMBLE}), (SimoeRecipe, {SIMOE})):
+    for recipe, outputs in ((Recipe, {MOE, DENSE}), (Recipe, {ENSEMBLE}), (Recipe, {SIMOE})):
         described = {
             one.group or one.name for one in FIELDS.values() if outputs & {*one.outputs} and one.stands_for is None
         }
         # The record of a fit is made by a fit, what was removed is read from a document; nobody gives them.
         assert ({field.name for field in dataclasses.fields(recipe)} | {"to"}) - {"fit", "removed"} == described
-    own, ensemble = ({field.name for field in dataclasses.fields(kind)} for kind in (HeteroRecipe, EnsembleRecipe))
+    own, ensemble = ({field.name for field in dataclasses.fields(kind)} for kind in (Recipe, Recipe))
     assert own - ensemble == {"lam", "lead"}
     assert {one.name for one in FIELDS.values() if HETERO in one.outputs} - {"to"} <= own
 
 
 def test_defaults_of_recipes_are_those_of_the_fields() -> None:
-    of_whole = ((EnsembleRecipe(), ENSEMBLE), (HeteroRecipe(), HETERO), (SimoeRecipe(), SIMOE))
+    of_whole = ((Recipe(to="ensemble"), ENSEMBLE), (Recipe(to="hetero"), HETERO), (Recipe(to="simoe"), SIMOE))
     for recipe, output in ((Recipe(), MOE), (Recipe(to=DENSE), DENSE), *of_whole):
         for one in FIELDS.values():
             if output in one.outputs and not one.group and one.stands_for is None and one.name != "to":
@@ -119,25 +119,25 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("one", NUMBERS, ids=lambda one: one.name)
-def test_numbers_are_held_to_their_limits(one: RecipeField) -> None:
+def test_numbers_are_held_to_their_limits(one: Option) -> None:
     def wrong(value: Any) -> bool:
         return one.problem(value) is not None
 
-    step = 1 if one.kind is FieldKind.WHOLE else 1e-6
+    step = 1 if one.kind is OptionKind.WHOLE else 1e-6
     least, most = one.limits.least, one.limits.most
     if least > float("-inf"):
-        lowest = int(least) if one.kind is FieldKind.WHOLE else least
+        lowest = int(least) if one.kind is OptionKind.WHOLE else least
         assert wrong(lowest) == one.limits.above
         assert not wrong(lowest + step)
         assert wrong(lowest - step)
     if most < float("inf"):
-        highest = int(most) if one.kind is FieldKind.WHOLE else most
+        highest = int(most) if one.kind is OptionKind.WHOLE else most
         assert not wrong(highest)
         assert wrong(highest + step)
     for value in (float("nan"), float("inf"), 10**400, True, "1"):
         assert wrong(value), value
     assert wrong("auto")
-    assert one.kind is not FieldKind.WHOLE or wrong(1.5)
+    assert one.kind is not OptionKind.WHOLE or wrong(1.5)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_values_make_the_recipe_that_they_come_from() -> None:
         Recipe("ties", {"density": 0.5}, weights={"a": 2.0}, top_k=1, host="mixtral"),
         Recipe(router="domain-embedding", bias={"a": 1.0}, device="cpu"),
         Recipe(to="dense", dtype="bfloat16"),
-        EnsembleRecipe(routing="task-vector", routing_tokens=8, trunk="ties", trunk_options={"density": 0.5}),
-        EnsembleRecipe(routing="prompt-perplexity", routing_tokens=0, mixing="logits"),
-        SimoeRecipe("float16"),
+        Recipe(to="ensemble", routing="task-vector", routing_tokens=8, trunk="ties", trunk_options={"density": 0.5}),
+        Recipe(to="ensemble", routing="prompt-perplexity", routing_tokens=0, mixing="logits"),
+        Recipe(to="simoe", dtype="float16"),
     ):
         assert make_recipe(values_of(recipe)) == recipe
     made = make_recipe({"remote_code": True})
@@ -204,7 +204,7 @@ def test_values_make_the_recipe_that_they_come_from() -> None:
 
 def test_fields_load_neither_torch_nor_a_database() -> None:
     script = (
-        "import sys, registry.composition.recipe.recipe_fields, registry.composition.recipe.recipe_rules\n"
+        "import sys, registry.composition.recipe.fields, registry.composition.recipe.rules\n"
         "print([name for name in ('torch', 'transformers', 'sqlalchemy', 'numpy', 'yaml') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

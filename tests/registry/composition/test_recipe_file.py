@@ -10,14 +10,13 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from registry import EnsembleRecipe, HeteroRecipe, Recipe, Registry, SimoeRecipe
-from registry.composition import AnyRecipe
-from registry.composition.recipe import RecipeFile, check_recipe_output, read_recipe, recipe_schema, write_recipe
-from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
-from registry.composition.recipe.recipe_fields import FIELDS, obstacle
-from registry.composition.recipe.recipe_file import recipe_text
 from registry.composition.recipe.recipe_values import make_recipe
+
+from registry import Recipe, Registry
+from registry.composition import RecipeFile, check_recipe_output, read_recipe, recipe_schema, write_recipe
+from registry.composition.recipe.fields import FIELDS, obstacle
+from registry.composition.recipe.option import Option, OptionKind
+from registry.composition.recipe_file import recipe_text
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, NotFoundError, OutputError
 from registry.evaluation import METHODS
 from registry.io.limits import YAML_BYTES
@@ -117,23 +116,23 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
 PRINTABLE = st.characters(exclude_categories=("C", "Z"), include_characters=" ")  # as `str.isprintable` has it
 
 
-def values_of_field(one: RecipeField) -> Any:
+def values_of_field(one: Option) -> Any:
     least, most = one.limits.least, one.limits.most
-    whole = one.kind is FieldKind.WHOLE
+    whole = one.kind is OptionKind.WHOLE
     low = None if least == float("-inf") else least
     high = None if most == float("inf") else most
     if whole:
         return st.integers(-(2**53) if low is None else int(low), 2**53 if high is None else int(high))
-    if one.kind in (FieldKind.NUMBER, FieldKind.BY_MEMBER):
+    if one.kind in (OptionKind.NUMBER, OptionKind.BY_MEMBER):
         number: st.SearchStrategy[Any] = st.floats(
             low, high, exclude_min=one.limits.above, allow_nan=False, allow_infinity=False
         )
-        if one.kind is FieldKind.BY_MEMBER:
+        if one.kind is OptionKind.BY_MEMBER:
             return st.dictionaries(st.sampled_from(NAMES), number, min_size=1)
         return number
-    if one.kind is FieldKind.SWITCH:
+    if one.kind is OptionKind.SWITCH:
         return st.booleans()
-    if one.kind is FieldKind.CHOICE:
+    if one.kind is OptionKind.CHOICE:
         return st.sampled_from(one.choices)
     return st.text(PRINTABLE, min_size=1, max_size=100)
 
@@ -142,7 +141,7 @@ VALUES = {one.name: values_of_field(one) for one in FIELDS.values() if not one.s
 TRUNK_NUMBERS = [one.name for one in FIELDS.values() if one.group]
 
 
-def some_recipe(values: dict[str, Any]) -> AnyRecipe:
+def some_recipe(values: dict[str, Any]) -> Recipe:
     """Return the recipe of some fields, less those that have no part in it or contradict others."""
     for contradicting in (
         (),
@@ -236,13 +235,13 @@ def test_a_file_is_replaced_only_with_force_and_whole(tmp_path: Path, monkeypatc
         check_recipe_output(tmp_path, force=True)
 
 
-COMPOSED: dict[str, AnyRecipe] = {
+COMPOSED: dict[str, Recipe] = {
     "default": Recipe(weights={"code": 2.0}),
     "refined": Recipe(router="ridge", refine=1, device="cpu", top_k=1),
     "dense": Recipe("ties", {"density": 0.5}, to="dense"),
     "remote code": Recipe(host="remote-code", router="domain-embedding", bias={"math": 1.0}),
-    "ensemble": EnsembleRecipe(routing="task-vector"),
-    "several architectures": HeteroRecipe(lead="math", lam=0.1, routing_tokens=0),
+    "ensemble": Recipe(to="ensemble", routing="task-vector"),
+    "several architectures": Recipe(to="hetero", lead="math", lam=0.1, routing_tokens=0),
 }
 
 
@@ -289,11 +288,11 @@ def test_recipe_files_compose_as_their_methods_do(filled: Registry, name: str) -
     run = {key: value for key, value in next(METHODS[name].runs()).items() if key not in ("train_steps", "train_seed")}
     file = read_recipe(path)
     if run == {"to": "simoe"}:  # of experts that were trained together
-        assert file.recipe == SimoeRecipe()
+        assert file.recipe == Recipe(to="simoe")
         with pytest.raises(IncompatibleError, match="not trained with others"):
             filled.plan(["code", "math"], file.recipe)
         return
-    whole = {"ensemble": EnsembleRecipe, "hetero": HeteroRecipe}.get(str(run.get("to")))
+    whole = {"ensemble": Recipe, "hetero": Recipe}.get(str(run.get("to")))
     recipe = Recipe(**run) if whole is None else whole(**{key: value for key, value in run.items() if key != "to"})
     plan = filled.plan(["code", "math"], file.recipe)
     assert plan.document == filled.plan(["code", "math"], recipe).document

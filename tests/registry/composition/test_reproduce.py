@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 from registry.composition.manifest import CompositionManifest
 from registry.composition.reproduce import Compared
 from registry.errors import CheckpointError, ConflictError, InvalidInputError, NotFoundError, OutputError
@@ -16,7 +16,7 @@ from registry.io.model_folder import MARKER, json_file
 from tests.conftest import Zoo, files_of
 from tests.registry.composition.composed import json_of
 
-RECIPES: dict[str, Recipe | EnsembleRecipe] = {
+RECIPES: dict[str, Recipe | Recipe] = {
     "default": Recipe(),
     "all options": Recipe(
         router="domain-embedding", bias={"math": 0.5}, top_k=1, temperature=2.0, weights={"code": 3.0}, balance="tokens"
@@ -29,9 +29,9 @@ RECIPES: dict[str, Recipe | EnsembleRecipe] = {
     "remote code": Recipe(trunk="base", host="remote-code"),
     "dense": Recipe(to="dense", trunk="ties", weights={"math": 2.5}),
     "sums": Recipe(trunk="dare", combine="sum", router="ridge", gating="softmax-topk", host="remote-code"),
-    "posterior": EnsembleRecipe(top_k=1, weights={"code": 2.0}, dtype="float16"),
-    "one trunk": EnsembleRecipe(trunk="dare", routing="prompt-perplexity", mixing="logits", routing_tokens=6),
-    "task vector": EnsembleRecipe(routing="task-vector", routing_tokens=8),
+    "posterior": Recipe(to="ensemble", top_k=1, weights={"code": 2.0}, dtype="float16"),
+    "one trunk": Recipe(to="ensemble", trunk="dare", routing="prompt-perplexity", mixing="logits", routing_tokens=6),
+    "task vector": Recipe(to="ensemble", routing="task-vector", routing_tokens=8),
 }
 
 

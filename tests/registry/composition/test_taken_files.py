@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from registry import EnsembleRecipe, Recipe, Registry
-from registry.composition import AnyRecipe
+from registry import Recipe, Registry
 from registry.composition.taken_files import GENERATION
 from registry.runtime.loading import quiet_transformers
 from tests.conftest import SETTINGS, Zoo
@@ -21,7 +20,7 @@ from tests.models import make_model, save_checkpoint
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 WORSE = "a chat in another form than an expert was trained on may be answered worse"
-RECIPES = (Recipe(), EnsembleRecipe())
+RECIPES = (Recipe(), Recipe(to="ensemble"))
 
 
 def register(registry: Registry, zoo: Zoo, tmp_path: Path, **given: Mapping[str, str | None]) -> None:
@@ -37,7 +36,7 @@ def register(registry: Registry, zoo: Zoo, tmp_path: Path, **given: Mapping[str,
 
 @pytest.mark.check(after=1)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_another_template_is_remarked_on(registry: Registry, zoo: Zoo, tmp_path: Path, recipe: AnyRecipe) -> None:
+def test_another_template_is_remarked_on(registry: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe) -> None:
     """One in the tokenizer's settings is one as well; a member without one is rendered as its leader is."""
     config = json.loads((zoo.experts["biomed"] / "tokenizer_config.json").read_text()) | {"chat_template": CHAT}
     own, other = {"chat_template.jinja": CHAT + "\n"}, {"chat_template.jinja": CHAT + "!"}
@@ -66,7 +65,7 @@ def with_settings(registry: Registry, zoo: Zoo, tmp_path: Path, **given: dict[st
 OUTPUTS: dict[str, Any] = {
     "moe": Recipe(router="ridge"),
     "dense": Recipe(to="dense", trunk="mean"),
-    "ensemble": EnsembleRecipe(),
+    "ensemble": Recipe(to="ensemble"),
 }
 SAMPLED = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
 

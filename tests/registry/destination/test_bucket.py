@@ -14,7 +14,7 @@ from typing import Any
 import obstore
 import pytest
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 from registry.destination.bucket import PARTIAL
 from registry.destination.fetch import fetched
 from registry.errors import DamagedError, OutputError, RegError, StorageError
@@ -90,7 +90,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
         (Recipe(), "several"),
         (Recipe(), "one"),
         (Recipe(to="dense", trunk="mean"), "several"),
-        (EnsembleRecipe(), "several"),
+        (Recipe(to="ensemble"), "several"),
     ],
     ids=["mixture", "mixture of one file", "dense", "ensemble"],
 )

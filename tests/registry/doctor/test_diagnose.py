@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from registry import EnsembleRecipe, PassSettings, Recipe, RegError, Registry, TestSettings
-from registry.composition import AnyRecipe
+from registry import PassSettings, Recipe, RegError, Registry, TestSettings
 from registry.doctor import CHECKS, Diagnosis, diagnose
 from registry.doctor.generation_check import _repeats
 from tests.conftest import Shared, copy_home
@@ -17,10 +16,10 @@ from tests.registry.doctor.broken import ATTENTION, BROKEN, settings, tensors
 from tests.tiny import ALL_RECIPES, BASE, BASE_NAME, CONTENTS, SETTINGS, SPARSE, WIDE, make, make_pool, with_others
 from tests.trained_models import trained_experts
 
-RECIPES: dict[str, AnyRecipe] = {
+RECIPES: dict[str, Recipe] = {
     "moe": Recipe(),
     "ridge": Recipe(router="ridge", trunk="mean", top_k=1),
-    "ensemble": EnsembleRecipe(),
+    "ensemble": Recipe(to="ensemble"),
 }
 DOMAINS = ("code", "math")
 

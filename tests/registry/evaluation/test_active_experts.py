@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 from registry.errors import InvalidInputError
 from registry.evaluation import Row
 from registry.evaluation.model_folders import active_experts_of
@@ -84,7 +84,7 @@ def test_rows_are_those_of_folders_with_that_number(filled: Registry, zoo: Zoo, 
 def test_what_has_no_such_experts_is_refused_first(
     filled: Registry, moe: Path, zoo: Zoo, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled.compose(PAIR, tmp_path / "btm", EnsembleRecipe())
+    filled.compose(PAIR, tmp_path / "btm", Recipe(to="ensemble"))
     monkeypatch.setattr("registry.evaluation.table.make_benchmark", lambda *_: pytest.fail("nothing is scored"))
     for folder in (zoo.base, tmp_path / "btm"):
         with pytest.raises(InvalidInputError, match="it is no mixture"):

@@ -11,15 +11,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner, Result
+from registry.methods.ensemble.recipe import ROUTINGS
 from torch import Tensor
 
 from cli.main import main
-from registry import EnsembleRecipe, Registry, TestSettings
+from registry import Recipe, Registry, TestSettings
 from registry.composition.route import route
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
 from registry.evaluation.scoring import Tally
 from registry.io.model_folder import MARKER
-from registry.methods.ensemble.recipe import ROUTINGS
 from registry.progress import silent
 from registry.report import page
 from registry.runtime.gates import RoutingRecord, expert_count, record_routing
@@ -52,7 +52,7 @@ def posterior(zoo: Zoo, tokens: list[int], temperature: float) -> Tensor:
 
 @pytest.mark.check
 def test_weights_and_first_choices_are_stored_by_domain(filled: Registry, zoo: Zoo, data: Data, tmp_path: Path) -> None:
-    filled.compose(PAIR, tmp_path / "mixed", EnsembleRecipe(temperature=20.0))
+    filled.compose(PAIR, tmp_path / "mixed", Recipe(to="ensemble", temperature=20.0))
     (row,) = filled.evaluate([tmp_path / "mixed"], data, SETTINGS)
     (made,) = filled.compositions()
     (stored,) = filled.evaluations(made)
@@ -86,7 +86,9 @@ def windows_of(data: Data, folder: Path) -> dict[str, list[list[int]]]:
 @pytest.mark.trust(after=4)
 @pytest.mark.parametrize("recipe", [*({"routing": name} for name in ROUTINGS), {"mixing": "logits"}], ids=str)
 def test_one_record_of_every_routing(filled: Registry, tmp_path: Path, recipe: dict[str, Any]) -> None:
-    filled.compose(["code", "law", "math"], tmp_path / "mixed", EnsembleRecipe(**recipe, top_k=2, routing_tokens=4))
+    filled.compose(
+        ["code", "law", "math"], tmp_path / "mixed", Recipe(to="ensemble", **recipe, top_k=2, routing_tokens=4)
+    )
     model = load_model(tmp_path / "mixed", "float32", "cpu")
     ids = torch.arange(2, 22).view(2, 10)
     with torch.no_grad(), record_routing(model) as records:
@@ -156,7 +158,7 @@ def test_commands_print_what_was_measured(filled: Registry, zoo: Zoo, tmp_path: 
 
 def test_route_prints_the_weights_at_each_token(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     folder, text = tmp_path / "mixed", "def return self\timport"
-    filled.compose(PAIR, folder, EnsembleRecipe(temperature=30.0))
+    filled.compose(PAIR, folder, Recipe(to="ensemble", temperature=30.0))
     tokens = load_tokenizer(folder)(text)["input_ids"]
     expected = posterior(zoo, tokens, 30.0)
     routed = route(folder, text, "cpu")
@@ -177,7 +179,7 @@ def test_route_prints_the_weights_at_each_token(filled: Registry, zoo: Zoo, tmp_
 @pytest.mark.check
 def test_whole_prompts_have_no_perplexity(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
     chat, data = tmp_path / "chat", f"--data=code={zoo.test['code']}"
-    whole = EnsembleRecipe(routing="prompt-perplexity", routing_tokens=0, top_k=1)
+    whole = Recipe(to="ensemble", routing="prompt-perplexity", routing_tokens=0, top_k=1)
     filled.compose(PAIR, chat, whole)
     for command in (("evaluate", chat), ("report", chat, "--out", tmp_path / "report.html")):
         told = run(filled, *command, data, code=1).stderr

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry, TrainSettings
-from registry.composition import EnsembleRecipe, HeteroRecipe, SimoeRecipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation import METHODS, Continual, Method, Row
 from registry.evaluation.benchmark import TokenizerSource
@@ -31,13 +30,7 @@ def test_every_method_is_a_recipe(name: str) -> None:
     for run in METHODS[name].runs():
         assert run.pop("train_seed", 0) in range(TRAINED_SEEDS)
         assert run.pop("train_steps", TRAIN_STEPS) == TRAIN_STEPS
-        if run.get("to") in ("ensemble", "hetero"):
-            kind = EnsembleRecipe if run.pop("to") == "ensemble" else HeteroRecipe
-            assert kind(**run)
-        elif run.get("to") == "simoe":
-            assert SimoeRecipe(**{key: value for key, value in run.items() if key != "to"})
-        else:
-            assert Recipe(**run)
+        assert Recipe(**run)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from cli.main import main
 from registry import Recipe, Registry
-from registry.composition import EnsembleRecipe
 from registry.errors import InvalidInputError, UnsupportedFamilyError
 from registry.evaluation import Sweep
 from registry.evaluation.sweep import SWEPT
@@ -34,7 +33,7 @@ TIES = Recipe(router="ridge", trunk="ties", top_k=1, trunk_options={"density": 0
         (RIDGE, "lam", [1e-4, 1.0], ["lam=0.0001", "lam=1"]),  # DUME §3.3: ridge strength
         (TIES, "combine", ["mean", "sum"], ["combine=mean", "combine=sum"]),
         (Recipe(to="dense", trunk="dare"), "density", [0.5, 1.0], ["density=0.5", "density=1"]),
-        (EnsembleRecipe(), "temperature", [0.5, 2.0], ["temperature=0.5", "temperature=2"]),
+        (Recipe(to="ensemble"), "temperature", [0.5, 2.0], ["temperature=0.5", "temperature=2"]),
     ],
 )
 def test_rows_are_those_of_folders_composed_so(
@@ -101,7 +100,7 @@ def test_every_field_that_can_be_swept_has_one_value() -> None:
         (Recipe(), {"lam": [1.0]}, "lam has no part in router method 'context'", "--recipe FILE"),
         (RIDGE, {"context_window": [1.0]}, "context_window has no part in router method 'ridge'", "--recipe FILE"),
         (RIDGE, {"gating": ["topk-softmax", "softmax-topk"]}, "host 'mixtral' makes the weights", ""),
-        (EnsembleRecipe(), {"scale": [1.0]}, "scale has no part in an ensemble whose members", "--recipe FILE"),
+        (Recipe(to="ensemble"), {"scale": [1.0]}, "scale has no part in an ensemble whose members", "--recipe FILE"),
     ],
 )
 def test_wrong_sweeps_compose_nothing(

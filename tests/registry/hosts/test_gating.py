@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from registry import MixtureTraining, Recipe, Registry, TestSettings, TrainSettings
-from registry.composition.recipe import make_recipe
+from registry.composition import make_recipe
 from registry.composition.route import route
 from registry.errors import InvalidInputError, UnsupportedFamilyError
 from registry.runtime.gates import force_expert, gates, record_routing

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from registry.methods.ensemble.recipe import ROUTINGS
 from transformers import AutoModelForCausalLM
 
-from registry import EnsembleRecipe, Registry
+from registry import Recipe, Registry
 from registry.errors import CheckpointError
-from registry.methods.ensemble.recipe import ROUTINGS
 from registry.runtime.ensemble_config import check_ensemble_config
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code
@@ -283,7 +283,7 @@ def test_configurations_of_another_form_are_refused(changes: dict[str, Any], mes
 
 
 def test_code_of_another_repository_is_not_run(tmp_path: Path, filled: Registry) -> None:
-    filled.compose(NAMES[:1], tmp_path / "out", EnsembleRecipe())
+    filled.compose(NAMES[:1], tmp_path / "out", Recipe(to="ensemble"))
     assert has_our_code(tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_bytes())
     config["auto_map"]["AutoModelForCausalLM"] = "someone/else--modeling_ensemble.EnsembleForCausalLM"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard, snapshot_download
 
-from registry import EnsembleRecipe, ExtractionSettings, HeteroRecipe, Recipe, Registry, TestSettings
-from registry.composition.cards.pushed import without_additions
+from registry import ExtractionSettings, Recipe, Registry, TestSettings
+from registry.composition.pushed_card import without_additions
 from registry.errors import CheckpointError, ConflictError, InvalidInputError
 from registry.hub.target import Target
 from registry.io.model_folder import MARKER
@@ -79,8 +79,8 @@ def test_every_kind_of_composition_can_be_pushed(
 ) -> None:
     recipes: dict[str, tuple[Any, str]] = {
         "dense": (Recipe(to="dense"), "wortsman2022soups"),
-        "ensemble": (EnsembleRecipe(), "li2022btm"),
-        "bodies": (HeteroRecipe(), "zhou2025mergeme"),
+        "ensemble": (Recipe(to="ensemble"), "li2022btm"),
+        "bodies": (Recipe(to="hetero"), "zhou2025mergeme"),
         "remote": (Recipe(trunk="mean", host="remote-code", router="ridge"), "fani2026dume"),
         "default": (Recipe(), "fani2026dume"),
     }

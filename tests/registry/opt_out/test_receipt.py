@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, OutputError
 from registry.io.model_folder import MARKER
 from registry.opt_out.receipt import NOT_ERASED, receipt_file
@@ -28,7 +28,7 @@ def place(_filled_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         registry.compose(["math", "code", "law"], place / "moe", Recipe(top_k=3, weights=one, balance="tokens"))
         registry.compose(["math", "code"], place / "biased", Recipe(router="domain-embedding", bias={"math": 0.5}))
         registry.compose(["math", "law"], place / "dense", Recipe(to="dense", trunk="ties"))
-        registry.compose(["math", "code"], place / "ensemble", EnsembleRecipe(routing="task-vector"))
+        registry.compose(["math", "code"], place / "ensemble", Recipe(to="ensemble", routing="task-vector"))
         registry.compose(["math"], place / "alone")
         registry.compose(["code", "law"], place / "others")
         plan = registry.plan(["code", "math"])
@@ -82,7 +82,7 @@ def test_receipt_says_what_was_done(withdrawn: Registry, made: dict[str, Any], p
         "moe": withdrawn.plan(["code", "law"], Recipe(top_k=2, weights={"code": 2.0}, balance="tokens")),
         "biased": withdrawn.plan(["code"], Recipe(router="domain-embedding")),
         "dense": withdrawn.plan(["law"], Recipe(to="dense", trunk="ties")),
-        "ensemble": withdrawn.plan(["code"], EnsembleRecipe(routing="task-vector")),
+        "ensemble": withdrawn.plan(["code"], Recipe(to="ensemble", routing="task-vector")),
     }
     found = {Path(one["folders"][0]).name: one for one in made["compositions"]}
     for name, plan in expected.items():
@@ -119,7 +119,7 @@ def test_receipt_holds_and_goes_on_holding(withdrawn: Registry, made: dict[str, 
 @pytest.mark.check
 def test_after_another_withdrawal_the_remedy_is_another_receipt(withdrawn: Registry, zoo: Zoo, tmp_path: Path) -> None:
     withdrawn.add_expert("math", zoo.experts["math"])
-    withdrawn.compose(["math", "code"], tmp_path / "since", EnsembleRecipe(routing="task-vector"))
+    withdrawn.compose(["math", "code"], tmp_path / "since", Recipe(to="ensemble", routing="task-vector"))
     withdrawn.opt_out("math", purge=True)
     check = withdrawn.verify_receipt(tmp_path / "receipt.json")
     assert check.problems

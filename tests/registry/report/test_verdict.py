@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from registry import EnsembleRecipe, Recipe, Registry, TestSettings
+from registry import Recipe, Registry, TestSettings
 from registry.report import ReportData, page
 from registry.report.advice import advice
 from registry.report.charts import charts
@@ -227,7 +227,7 @@ def test_labels_of_an_axis_are_its_ticks() -> None:
 @pytest.mark.parametrize("to", ["moe", "ensemble", "dense"])
 def test_reports_of_every_kind(world: tuple[Registry, Path], zoo: Zoo, tmp_path: Path, to: str) -> None:
     registry, _ = world
-    prompt = EnsembleRecipe(routing="prompt-perplexity", routing_tokens=8, top_k=1)
+    prompt = Recipe(to="ensemble", routing="prompt-perplexity", routing_tokens=8, top_k=1)
     recipe = prompt if to == "ensemble" else Recipe(to=to, router="ridge" if to == "moe" else "context")
     plan = registry.compose(["code", "german"], tmp_path / "out", recipe)
     before = registry.report(tmp_path / "out")

@@ -5,8 +5,7 @@ from hashlib import sha256
 from typing import Any
 
 from registry import Registry
-from registry.composition import AnyRecipe
-from registry.composition.compose import used_versions
+from registry.composition import Recipe
 from registry.ui.site import url
 from tests.pages import Page, Pages
 
@@ -95,11 +94,11 @@ def recorded(registry: Registry, plan: Any, folder: object, **changes: Any) -> s
     """Record the composition of a plan without writing it, with changes of its document, and return its digest."""
     document = plan.document | changes
     digest = sha256(repr(document).encode()).hexdigest() if changes else plan.digest
-    registry.catalog.record_composition(digest, document, used_versions(plan), str(folder))
+    registry.catalog.record_composition(digest, document, plan.versions, str(folder))
     return str(digest)
 
 
-def composed(registry: Registry, folder: object, *experts: str, recipe: AnyRecipe | None = None) -> str:
+def composed(registry: Registry, folder: object, *experts: str, recipe: Recipe | None = None) -> str:
     """Record a composition without writing it, and return its digest."""
     return recorded(registry, registry.plan(experts, recipe), folder)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 from tests.pages import Pages, served
 from tests.registry.ui.browsing import DARK, LIGHT, PHONE, enter, faults, loaded, tab
 from tests.registry.ui.examples import HOSTILE, ORACLE, composed, record
@@ -38,7 +38,7 @@ def pages(zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]
         registry.add_expert(LONG, zoo.experts["german"], allow_unrelated=True, tags={"t" * 90: "v" * 200})
         long = composed(registry, folder / ("f" * 200), LONG, "code")
         record(registry, long, label="l" * 300)
-        ensemble = composed(registry, "ensemble", "code", "math", recipe=EnsembleRecipe())
+        ensemble = composed(registry, "ensemble", "code", "math", recipe=Recipe(to="ensemble"))
         record(registry, ensemble)
         with served(registry) as found:
             found.asked += [

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import main
-from registry import EnsembleRecipe, ExpertTraining, Recipe, Registry
-from registry.composition.recipe.recipe_field_type import FieldKind
-from registry.composition.recipe.recipe_fields import FIELDS
+from registry import ExpertTraining, Recipe, Registry
+from registry.composition.recipe.fields import FIELDS
+from registry.composition.recipe.option import OptionKind
 from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.ui.composer.choices import BASICS, CHOICES, GROUPS, OPTIONS, WORDS, Choices, select_values
@@ -262,7 +262,7 @@ def test_every_choice_of_the_form_is_an_option_of_compose_and_in_one_group() -> 
     options = {name: option for option in command.params for name in option.opts}
     for choice in CHOICES:
         option = options[choice.option]
-        assert bool(getattr(option, "is_flag", False)) == (choice.kind is FieldKind.SWITCH)
+        assert bool(getattr(option, "is_flag", False)) == (choice.kind is OptionKind.SWITCH)
         listed = getattr(option.type, "choices", ())
         assert tuple(one for one in select_values(choice) if one) == tuple(listed)
     shown = [*BASICS, *(one for fields in GROUPS.values() for one in fields)]
@@ -275,8 +275,8 @@ def test_the_choices_of_a_recipe_are_read_back_and_leave_defaults_out() -> None:
     read: list[tuple[Any, dict[str, str] | None]] = [
         (Recipe(), {}),
         (Recipe(trunk="mean", router="ridge", lam=0.5), {"trunk": "mean", "router": "ridge", "lam": "0.5"}),
-        (EnsembleRecipe(), {"to": "ensemble"}),
-        (EnsembleRecipe(top_k=2), {"to": "ensemble", "top_k": "2"}),
+        (Recipe(to="ensemble"), {"to": "ensemble"}),
+        (Recipe(to="ensemble", top_k=2), {"to": "ensemble", "top_k": "2"}),
         (Recipe(weights={"a": 2.0}), None),  # which the form does not have
         (Recipe(seed=3, router="random"), None),
     ]

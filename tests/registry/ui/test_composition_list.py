@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 from tests.pages import Pages
 from tests.registry.ui.examples import composed, record, values
 
@@ -15,7 +15,7 @@ def made(filled: Registry) -> dict[str, str]:
     found = {
         "zebra": composed(filled, "/somewhere/zebra", "code", "math"),
         "apple": composed(filled, "/somewhere/apple", "code", "law", recipe=Recipe(router="ridge")),
-        "Mango": composed(filled, "/somewhere/Mango", "code", "math", "law", recipe=EnsembleRecipe()),
+        "Mango": composed(filled, "/somewhere/Mango", "code", "math", "law", recipe=Recipe(to="ensemble")),
         "plum": composed(filled, "/somewhere/plum", "math", "law", recipe=Recipe(trunk="ties")),
     }
     scores = {"zebra": {"code": 80.0, "math": 90.0}, "apple": {"code": 95.0, "law": 60.0}, "Mango": {"math": 99.0}}

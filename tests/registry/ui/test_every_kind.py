@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from registry import EnsembleRecipe, HeteroRecipe, MixtureTraining, Recipe, Registry, SimoeRecipe, SimoeTraining
+from registry import MixtureTraining, Recipe, Registry, SimoeTraining
 from registry.ui.describing import MADE, difference, kind, sentences, stated
 from registry.ui.site import url
 from store.catalog import CompositionRecord
@@ -25,18 +25,18 @@ RECIPES: list[Any] = [
     Recipe(router="random", trunk="mean", gating="softmax-topk", dtype="bfloat16", host="remote-code"),
     Recipe(trunk="ties", combine="sum", weights={"math": 2.0}),
     Recipe(to="dense", trunk="task-arithmetic", coefficients={"code": 0.5, "math": 0.25}),
-    EnsembleRecipe(),
-    EnsembleRecipe(routing="task-vector", routing_tokens=8, trunk="ties", combine="sum"),
-    HeteroRecipe(routing_tokens=4),
+    Recipe(to="ensemble"),
+    Recipe(to="ensemble", routing="task-vector", routing_tokens=8, trunk="ties", combine="sum"),
+    Recipe(to="hetero", routing_tokens=4),
     Recipe(vocabulary="shared", top_k=2, context_window=0),
     Recipe(router="ridge", refine=1),
     Recipe(router="ridge", refine_mlp=True),
     Recipe(router="domain-embedding", normalize=True),
     Recipe(trunk="dare"),
     Recipe(to="dense"),
-    EnsembleRecipe(routing="perplexity", temperature=2.0, top_k=1),
-    EnsembleRecipe(routing="prompt-perplexity", routing_tokens=8),
-    EnsembleRecipe(mixing="logits", trunk="mean"),
+    Recipe(to="ensemble", routing="perplexity", temperature=2.0, top_k=1),
+    Recipe(to="ensemble", routing="prompt-perplexity", routing_tokens=8),
+    Recipe(to="ensemble", mixing="logits", trunk="mean"),
 ]
 FIRST = slice(0, 8), slice(8, None)
 """Recipes whose pages are looked at sooner, and the others: pages, reports and comparisons are many."""
@@ -128,7 +128,7 @@ def test_experts_of_a_simoe_have_their_pages(zoo: Zoo, tmp_path: Path) -> None:
     with Registry(tmp_path / "home") as registry:
         registry.add_base("base", zoo.base)
         registry.train_simoe("mix", "base", [zoo.train["code"], zoo.train["math"]], settings)
-        composed(registry, "simoe", "mix-1", "mix-2", recipe=SimoeRecipe())
+        composed(registry, "simoe", "mix-1", "mix-2", recipe=Recipe(to="simoe"))
         with served(registry) as pages:
             answer(pages, registry)
 
@@ -159,7 +159,7 @@ def test_differences_are_said_in_words() -> None:
         (record_of(Recipe(), "d", "code", "law", "math"), ["with law@1 added"]),
         (record_of(Recipe(), "e", "code"), ["without math@1"]),
         (replace(record_of(Recipe(), "f", *pair), members=("code@2", "math@1")), ["code@2 in place of code@1"]),
-        (record_of(EnsembleRecipe(), "g", *pair), ["an ensemble"]),
+        (record_of(Recipe(to="ensemble"), "g", *pair), ["an ensemble"]),
         (record_of(Recipe(weights={"math": 2.0}), "h", *pair), ["weights code 1, math 2"]),
         (record_of(Recipe(), "i", "law", "german"), None),
         (record_of(Recipe(), "j", *pair, parent=plain.digest, training={}), ["trained further"]),

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from registry import EnsembleRecipe, Recipe, Registry
-from registry.composition import AnyRecipe
+from registry import Recipe, Registry
 from registry.errors import ConflictError, InvalidInputError, NotFoundError
 from registry.ui import Jobs, WriteAccess
 from registry.ui.composer.composing import phases_of_composing
@@ -284,9 +283,9 @@ def test_a_composition_goes_through_the_steps_that_its_job_names(filled: Registr
         yield lambda amount: None
 
     filled.progress = heard
-    recipes: list[AnyRecipe] = [Recipe(), Recipe(refine_mlp=True), Recipe(router="ridge", refine=1)]
+    recipes: list[Recipe] = [Recipe(), Recipe(refine_mlp=True), Recipe(router="ridge", refine=1)]
     recipes += [Recipe(router="domain-embedding"), Recipe(to="dense", trunk="ties")]
-    for number, recipe in enumerate([*recipes, EnsembleRecipe(routing="task-vector", trunk="ties")]):
+    for number, recipe in enumerate([*recipes, Recipe(to="ensemble", routing="task-vector", trunk="ties")]):
         labels.clear()
         phases = phases_of_composing(filled.compose(["math", "code"], tmp_path / str(number), recipe), "moe/")
         known = [phase.pattern for phase in phases if phase.sure or phase.pattern in labels]

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import update
 
 from registry import Registry
-from registry.composition.recipe import Recipe
+from registry.composition import Recipe
 from registry.ui.site import url
 from store.catalog import schema
 from store.catalog.tables import Event

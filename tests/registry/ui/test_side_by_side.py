@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from registry import EnsembleRecipe, Recipe, Registry
+from registry import Recipe, Registry
 from registry.composition import context_cost
 from registry.ui.beside.same_text import Measured, found_in, mean_of, readers, shared_rows, verdict
 from registry.ui.scores import Text
@@ -25,7 +25,7 @@ def recorded_in(registry: Registry, folder: Path) -> dict[str, str]:
     return {
         "zebra": composed(registry, folder / "zebra", "code", "math"),
         "apple": composed(registry, folder / "apple", "code", "math", recipe=Recipe(router="ridge")),
-        "Mango": composed(registry, folder / "Mango", "code", "math", "law", recipe=EnsembleRecipe()),
+        "Mango": composed(registry, folder / "Mango", "code", "math", "law", recipe=Recipe(to="ensemble")),
     }
 
 
@@ -130,7 +130,7 @@ def test_compositions_have_their_sizes(
     def sizes() -> str:
         return compare(pages, made, "zebra", "Mango").text.partition("Size")[2].partition("reg ui")[0]
 
-    zebra, mango = filled.plan(["code", "math"]), filled.plan(["code", "math", "law"], EnsembleRecipe())
+    zebra, mango = filled.plan(["code", "math"]), filled.plan(["code", "math", "law"], Recipe(to="ensemble"))
     for name in ("read", "sample"):
         monkeypatch.setattr(type(filled.arrays), name, refuse)
     text, cost = sizes(), context_cost(zebra)

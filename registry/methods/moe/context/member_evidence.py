@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration
-from registry.composition.plan import Plan, context_windows
+from registry.composition.plan import Plan
 from registry.composition.taken_files import special_tokens
 from registry.errors import InvalidInputError
 from registry.hosts.context import attention_reach
@@ -17,6 +17,7 @@ from registry.maths.context.evidence import thresholds, token_evidence, token_sh
 from registry.maths.context.prefix import FAST, context_scores, prefix_means
 from registry.maths.context.rotary import recency_weights, rotary_tables
 from registry.methods.moe.context.head_maps import SharedTensors
+from registry.methods.moe.plan import context_windows
 
 NEUTRAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Keys of special tokens, which are no evidence: how often they stand depends on the length of documents."""
@@ -112,5 +113,5 @@ def stream_unit(source: SharedTensors) -> float:
     for rows in source.combined(source.plan.lead.family.embedding):
         total += float(rows.double().square().sum())
         count += rows.numel()
-    multiplier = float(source.plan.translation.architecture.options.get("embedding_multiplier", 1.0))
+    multiplier = float(source.plan.parts.architecture.options.get("embedding_multiplier", 1.0))
     return multiplier * math.sqrt(total / max(count, 1))

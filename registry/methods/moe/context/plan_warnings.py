@@ -1,15 +1,14 @@
 """Warnings of a planned mixture, from stored counts alone: members that it would hardly use, or route by a template."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from registry.composition.any_plan import AnyPlan
-from registry.composition.plan import Plan
+from registry.composition.method import COUNTS, OWN
+from registry.composition.plan import Plan, PlanWarning
 from registry.composition.taken_files import chat_marks, chat_template
 from registry.errors import RegError
 from registry.families.sites import CONTENT_COUNTS
-from registry.maths.router import COUNTS, OWN, ROUTERS
 from registry.methods.moe.context.predicted_routing import INDISTINCT_COUNTS, predict_routing
+from registry.methods.moe.plan import statistics_weights
 from registry.progress import silent
 
 LEAST_OWN = 0.05
@@ -29,28 +28,11 @@ MOST_WORK = 2 * 10**9
 """E³ · V up to which routing is predicted: a few tenths of a second, where composing takes many."""
 
 
-@dataclass(frozen=True)
-class PlanWarning:
-    """A member that a mixture would hardly use, two that it cannot tell apart, or one known by its chat template.
-
-    Attributes:
-        refs: the versions.
-        figure: the share that is too small or, of two members or of a template's tokens, too large.
-        reason: the same in words.
-        remedy: the option that mends it.
-    """
-
-    refs: tuple[str, ...]
-    figure: float
-    reason: str
-    remedy: str
-
-
-def plan_warnings(plan: AnyPlan) -> tuple[PlanWarning, ...]:
+def plan_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
     """Return the warnings of a plan; none where they would need more than stored counts, or much time."""
-    if not isinstance(plan, Plan) or plan.recipe.to != "moe" or plan.from_base is not None or len(plan.members) < 2:
+    if plan.from_base is not None or len(plan.members) < 2:
         return ()
-    features = ROUTERS[plan.recipe.router].features
+    features = plan.recipe.router_method.statistics
     if features == OWN:
         return tuple(_of_parts(plan))
     if features != COUNTS or len(plan.members) ** 3 * plan.lead.architecture.vocab_size > MOST_WORK:
@@ -64,7 +46,7 @@ def plan_warnings(plan: AnyPlan) -> tuple[PlanWarning, ...]:
 def _of_parts(plan: Plan) -> Iterator[PlanWarning]:
     """Yield members with few tokens, which the routers' least squares neglect."""
     counts = [member.tokens for member in plan.members]
-    weighted = [count * weight for count, weight in zip(counts, plan.statistics_weights, strict=True)]
+    weighted = [count * weight for count, weight in zip(counts, statistics_weights(plan), strict=True)]
     for member, one in zip(plan.members, weighted, strict=True):
         part = one / sum(weighted)
         if part < LEAST_PART / len(counts):

@@ -18,6 +18,7 @@ from registry.checkpoint import Checkpoint
 from registry.io.memory import return_freed_memory
 from registry.io.torch_blocks import to_tensor, torch_dtype
 from registry.member import Member
+from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.refit.choice import Choice
 from registry.methods.moe.refit.refit_source import RefitSource
 from registry.methods.moe.refit.token_streams import Text
@@ -77,7 +78,7 @@ class ComposedModel:
         self.device = torch.device(device_name(self.plan.recipe.device))
         self.layers = Layers(self.family, self.architecture, composed.config, self.device)
         self.result = RefitSource(source, work, choice.routers)
-        self.token_weights = self.plan.statistics_weights  # of each member's tokens
+        self.token_weights = statistics_weights(self.plan)  # of each member's tokens
 
     def text(self, number: int, member: Member) -> Text:
         """Return a member's tokens, with the streams before the first layer.

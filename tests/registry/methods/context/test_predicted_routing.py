@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from registry import EnsembleRecipe, PassSettings, Recipe, Registry
+from registry import PassSettings, Recipe, Registry
 from registry.composition import plan_warnings
 from registry.errors import InvalidInputError
 from registry.evaluation import TestSettings, test_windows
@@ -109,7 +109,7 @@ def test_counting_alone_is_enough(filled: Registry, bare: Path, zoo: Zoo) -> Non
 def test_members_of_one_text_overlap_and_few_tokens_are_drowned(filled: Registry, zoo: Zoo) -> None:
     """As preview says; distinct members bring no warning."""
     names, recipe = ["math", "code", "law"], Recipe(router="ridge", weights={"law": 0.01})
-    for distinct in (Recipe(), Recipe(router="ridge"), Recipe(to="dense"), EnsembleRecipe()):
+    for distinct in (Recipe(), Recipe(router="ridge"), Recipe(to="dense"), Recipe(to="ensemble")):
         assert plan_warnings(filled.plan(names, distinct)) == ()
     assert plan_warnings(filled.plan(["math"])) == ()
     (warning,) = plan_warnings(filled.plan(names, recipe))

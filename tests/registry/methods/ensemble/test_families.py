@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry import EnsembleRecipe, Registry
+from registry import Recipe, Registry
 from registry.errors import IncompatibleError
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code
@@ -45,7 +45,7 @@ def routing(request: pytest.FixtureRequest) -> str:
 def model(world: World, routing: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("families")
     with Registry(copy_home(world.home, root / "home")) as registry:
-        registry.compose(NAMES, root / "out", EnsembleRecipe(routing=routing, **RECIPES[routing]))
+        registry.compose(NAMES, root / "out", Recipe(to="ensemble", routing=routing, **RECIPES[routing]))
     return load(root / "out")
 
 
@@ -75,7 +75,7 @@ def test_text_is_the_same_with_and_without_a_cache_alone_and_in_a_batch(model: A
 
 
 def test_each_member_is_whole(several: Registry, world: World, tmp_path: Path) -> None:
-    plan = several.compose(NAMES, tmp_path / "out", EnsembleRecipe(top_k=1))
+    plan = several.compose(NAMES, tmp_path / "out", Recipe(to="ensemble", top_k=1))
     assert has_our_code(tmp_path / "out")
     assert json_of(tmp_path / "out", "config.json")["model_type"] == "ensemble_families"
     sizes = [sum(p.numel() for p in load(folder).parameters()) for folder in world.experts.values()]
@@ -91,17 +91,17 @@ def test_each_member_is_whole(several: Registry, world: World, tmp_path: Path) -
 def test_the_folder_is_a_function_of_members_and_recipe(
     several: Registry, world: World, zoo: Zoo, tmp_path: Path
 ) -> None:
-    several.compose(NAMES, tmp_path / "one", EnsembleRecipe())
-    several.compose(NAMES[::-1], tmp_path / "two", EnsembleRecipe())
+    several.compose(NAMES, tmp_path / "one", Recipe(to="ensemble"))
+    several.compose(NAMES[::-1], tmp_path / "two", Recipe(to="ensemble"))
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
     assert several.reproduce(tmp_path / "one").is_same
     several.opt_out("math", purge=True)
     rest = ("biomed", "law")
-    several.compose(rest, tmp_path / "rest", EnsembleRecipe())
+    several.compose(rest, tmp_path / "rest", Recipe(to="ensemble"))
     with Registry(tmp_path / "other") as never:
         for name in rest:
             add_member(never, name, world.experts[name], zoo)
-        never.compose(rest, tmp_path / "never", EnsembleRecipe())
+        never.compose(rest, tmp_path / "never", Recipe(to="ensemble"))
     assert files_of(tmp_path / "rest") == files_of(tmp_path / "never")
 
 
@@ -110,13 +110,13 @@ def test_shared_tensors_are_stored_once_and_tables_may_be_padded(several: Regist
     with torch.no_grad():
         twin.model.embed_tokens.weight.copy_(make_model("qwen3", 401, **WIDE).model.embed_tokens.weight)
     twins = load(add_model(several, tmp_path / "twin", twin))
-    several.compose(["code", "math", "twin"], tmp_path / "out", EnsembleRecipe())
+    several.compose(["code", "math", "twin"], tmp_path / "out", Recipe(to="ensemble"))
     assert json_of(tmp_path / "out", "config.json")["shared_tensors"] == {"model.embed_tokens.weight": [0, 1, 1]}
     model = load(tmp_path / "out")
     assert model.members[2].model.embed_tokens.weight is model.members[1].model.embed_tokens.weight
     assert torch.equal(logits_of(model.members[2], IDS), logits_of(twins, IDS))
     padded = load(add_model(several, tmp_path / "wide", wide, allow_unrelated=True))
-    several.compose(["code", "wide"], tmp_path / "padded", EnsembleRecipe(top_k=1))
+    several.compose(["code", "wide"], tmp_path / "padded", Recipe(to="ensemble", top_k=1))
     found = logits_of(load(tmp_path / "padded"), IDS)
     assert found.shape[-1] == 320
     each = (logits_of(one, IDS)[:, 0, :320].softmax(-1) for one in (load(zoo.experts["code"]), padded))
@@ -139,6 +139,6 @@ def test_other_architectures_or_tokens_are_refused(several: Registry, zoo: Zoo, 
     )
     for name, recipe, message in refusals:
         with pytest.raises(IncompatibleError, match=message) as caught:
-            several.compose(["code", name], tmp_path / "out", EnsembleRecipe(**recipe))
+            several.compose(["code", name], tmp_path / "out", Recipe(to="ensemble", **recipe))
         assert not recipe or "--routing posterior, perplexity or prompt-perplexity" in str(caught.value.hint)
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from registry import PassSettings, Registry
-from registry.composition import Hetero, HeteroRecipe
+from registry.composition import Hetero, Recipe
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 from tests.registry.hosts.test_hosts import load
@@ -61,7 +61,7 @@ def add_member(registry: Registry, name: str, folder: Path, zoo: Zoo) -> None:
 
 def compose(registry: Registry, out: Path, names: tuple[str, ...] = NAMES, **recipe: Any) -> Hetero:
     """Compose experts, which the first `FIRST` tokens weigh."""
-    plan = registry.compose(names, out, HeteroRecipe(**{"routing_tokens": FIRST, "top_k": 2} | recipe))
+    plan = registry.compose(names, out, Recipe(to="hetero", **{"routing_tokens": FIRST, "top_k": 2} | recipe))
     assert isinstance(plan, Hetero)
     return plan
 

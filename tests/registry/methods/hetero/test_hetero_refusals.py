@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from registry import Registry
-from registry.composition import HeteroRecipe
+from registry.composition import Recipe
 from registry.errors import IncompatibleError, InvalidInputError, RegError
 from tests.conftest import Zoo
 from tests.models import make_model, train_tokenizer
@@ -42,14 +42,14 @@ def test_recipe_that_does_not_fit_is_refused(several: Registry) -> None:
     ]
     for recipe, names, message in refusals:
         with pytest.raises(InvalidInputError, match=message) as caught:
-            several.plan(names, HeteroRecipe(**recipe))
+            several.plan(names, Recipe(to="hetero", **recipe))
         assert "prompt-perplexity" not in caught.value.message
         assert caught.value.hint
 
 
 def refused(registry: Registry, *names: str, out: Path, **recipe: Any) -> RegError:
     with pytest.raises(IncompatibleError) as caught:
-        registry.compose(names, out, HeteroRecipe(**recipe))
+        registry.compose(names, out, Recipe(to="hetero", **recipe))
     assert not out.exists()
     assert not registry.compositions()[1:]  # the one that the home has
     assert caught.value.hint
@@ -75,7 +75,7 @@ def test_a_head_of_lower_rank_cannot_be_shared(several: Registry, add: Add, tmp_
     error = refused(several, "code", "wide", out=tmp_path / "out")
     assert "the head of wide@1, lm_head.weight of shape 320 x 48, has rank 47" in error.message
     assert error.hint == "let another member lead: --lead code; or leave wide out"
-    several.compose(["code", "wide"], tmp_path / "out", HeteroRecipe(lead="code"))
+    several.compose(["code", "wide"], tmp_path / "out", Recipe(to="hetero", lead="code"))
 
 
 def test_a_cap_behind_the_head_must_be_the_same(several: Registry, tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_kept_tokens_are_needed(several: Registry, add: Add, zoo: Zoo, tmp_path:
 @pytest.mark.check
 def test_a_narrow_table_may_lack_padding_but_no_token(several: Registry, add: Add, tmp_path: Path) -> None:
     add({"vocab_size": 352})
-    plan = several.compose(["code", "wide"], tmp_path / "padded", HeteroRecipe())
+    plan = several.compose(["code", "wide"], tmp_path / "padded", Recipe(to="hetero"))
     assert plan.lead.name == "wide"
-    several.compose(["code", "wide"], tmp_path / "narrow", HeteroRecipe(lead="code"))
+    several.compose(["code", "wide"], tmp_path / "narrow", Recipe(to="hetero", lead="code"))
     assert json_of(tmp_path / "narrow", "config.json")["vocab_size"] == 320
     tokenizer = train_tokenizer()
     tokenizer.add_tokens([f"<{number}>" for number in range(16)])
     add_model(several, tmp_path / "more", make_model("llama", 701, vocab_size=352), tokenizer, **OWN)
     with pytest.raises(IncompatibleError, match="the tokenizer of more@1 has 336 tokens, and the embedding") as caught:
-        several.compose(["more", "math"], tmp_path / "out", HeteroRecipe())
+        several.compose(["more", "math"], tmp_path / "out", Recipe(to="hetero"))
     assert caught.value.hint == "let more lead: --lead more; or leave one of them out"
-    several.compose(["more", "math"], tmp_path / "out", HeteroRecipe(lead="more"))
+    several.compose(["more", "math"], tmp_path / "out", Recipe(to="hetero", lead="more"))

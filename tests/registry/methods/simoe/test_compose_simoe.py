@@ -15,15 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from registry import Recipe, Registry, SimoeRecipe
+from registry import Recipe, Registry
 from registry.checkpoint.simoe_files import DELTA, MASK
-from registry.composition.any_plan import AnyPlan
 from registry.composition.route import route
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError
 from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
 from registry.maths.interpolation.masks import unpack_bits
-from registry.methods.simoe.plan import SimoePlan
+from registry.composition.plan import Plan
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code, load_model
 from tests.conftest import Zoo, files_of
@@ -45,7 +44,7 @@ def folder(_simoe_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A composition of all three experts."""
     out = tmp_path_factory.mktemp("simoe") / "all"
     with Registry(_simoe_home) as registry:
-        plan = registry.plan(NAMES, SimoeRecipe())
+        plan = registry.plan(NAMES, Recipe(to="simoe"))
         registry.write(plan, out)
     return out
 
@@ -78,8 +77,8 @@ def dense_logits(registry: Registry, folder: Path, alpha: list[float], ids: Tens
 
 
 def test_folder_loads_and_has_what_it_is_made_of(simoe: Registry, folder: Path, model: Any) -> None:
-    plan = simoe.plan(NAMES[::-1], SimoeRecipe())  # in any order
-    assert isinstance(plan, SimoePlan)
+    plan = simoe.plan(NAMES[::-1], Recipe(to="simoe"))  # in any order
+    assert isinstance(plan, Plan)
     assert plan.digest == json.loads((folder / MARKER).read_bytes())["digest"]
     assert plan.parameters == sum(part.numel() for part in model.parameters())
     assert model.config.members == NAMES
@@ -118,7 +117,7 @@ def test_all_weight_on_an_expert_gives_its_dense_model(simoe: Registry, folder: 
             own.router[m] = mean * 1e4 / (mean @ mean)
         expected = logits(load_model(tmp_path / name, "float32", "cpu"), IDS[:1])
         torch.testing.assert_close(logits(own, IDS[:1])[:, PROMPT - 1 :], expected[:, PROMPT - 1 :], **CLOSE)
-    simoe.compose(["mix-2"], tmp_path / "one", SimoeRecipe())  # of one member all tokens have it
+    simoe.compose(["mix-2"], tmp_path / "one", Recipe(to="simoe"))  # of one member all tokens have it
     one = load_model(tmp_path / "one", "float32", "cpu")
     torch.testing.assert_close(logits(one, IDS), logits(load_model(tmp_path / "mix-2", "float32", "cpu"), IDS), **CLOSE)
 
@@ -207,7 +206,7 @@ def test_weights_of_each_token_are_recorded(folder: Path, model: Any, zoo: Zoo, 
 
 
 def test_composition_is_reproduced_and_reported(simoe: Registry, tmp_path: Path) -> None:
-    simoe.compose(NAMES, tmp_path / "out", SimoeRecipe())
+    simoe.compose(NAMES, tmp_path / "out", Recipe(to="simoe"))
     assert simoe.reproduce(tmp_path / "out").is_same
     report = simoe.report(tmp_path / "out")
     masks = [unpack_bits(tensor_of(member_of(simoe, name), "simoe", MASK), 8 * 500).tolist() for name in NAMES]
@@ -224,7 +223,7 @@ def test_composition_is_reproduced_and_reported(simoe: Registry, tmp_path: Path)
 
 @pytest.mark.check
 def test_pages_show_it(simoe: Registry, tmp_path: Path) -> None:
-    plan = simoe.compose(NAMES, tmp_path / "out", SimoeRecipe())
+    plan = simoe.compose(NAMES, tmp_path / "out", Recipe(to="simoe"))
     with served(simoe) as pages:
         assert "experts of a SIMoE, as they were trained" in pages.read("compositions", plan.digest).text
         assert "Overlap of masks" in pages.read("compositions", plan.digest, "report").text
@@ -233,7 +232,7 @@ def test_pages_show_it(simoe: Registry, tmp_path: Path) -> None:
 
 
 def test_folder_in_another_dtype_keeps_router_and_masks(simoe: Registry, tmp_path: Path) -> None:
-    simoe.compose(NAMES[:2], tmp_path / "out", SimoeRecipe(dtype="bfloat16"))
+    simoe.compose(NAMES[:2], tmp_path / "out", Recipe(to="simoe", dtype="bfloat16"))
     own = load_model(tmp_path / "out", "bfloat16", "cpu")
     assert (own.router.dtype, own.masks.dtype) == (torch.float32, torch.uint8)
     assert own.get_parameter("model.layers.0.mlp.up_proj.delta").dtype == torch.bfloat16
@@ -253,32 +252,32 @@ def test_transformers_4_loads_it(folder: Path, model: Any, transformers4: Transf
 def test_members_that_do_not_go_together_are_refused(simoe: Registry, zoo: Zoo, tmp_path: Path) -> None:
     simoe.add_expert("law", zoo.experts["law"])
     with pytest.raises(IncompatibleError, match="law@1 was not trained with others as one SIMoE") as caught:
-        simoe.plan(["law", "mix-1"], SimoeRecipe())
+        simoe.plan(["law", "mix-1"], Recipe(to="simoe"))
     assert "reg train-simoe" in str(caught.value.hint)
     simoe.train_simoe("other", "base", text_of(zoo), settings_with(seed=3, tokens=2 * 2 * 32))
     with pytest.raises(IncompatibleError, match="mix-1@1 and other-2@1 are experts of different trainings"):
-        simoe.plan(["mix-1", "other-2"], SimoeRecipe())
+        simoe.plan(["mix-1", "other-2"], Recipe(to="simoe"))
     simoe.add_base("second", zoo.experts["code"])
     with pytest.raises(IncompatibleError, match="second@1 has") as caught:
-        simoe.plan(["mix-1"], SimoeRecipe(), base="second")
+        simoe.plan(["mix-1"], Recipe(to="simoe"), base="second")
     assert "--base" in str(caught.value.hint)
-    assert _base_ref(simoe.plan(["mix-1"], SimoeRecipe())) == "base@1"  # found by its weights
+    assert _base_ref(simoe.plan(["mix-1"], Recipe(to="simoe"))) == "base@1"  # found by its weights
     simoe.add_base("third", zoo.base)
     with pytest.raises(InvalidInputError, match=r"several base models have the weights .*: base@1, third@1"):
-        simoe.plan(["mix-1"], SimoeRecipe())
-    assert _base_ref(simoe.plan(["mix-1"], SimoeRecipe(), base="third")) == "third@1"
+        simoe.plan(["mix-1"], Recipe(to="simoe"))
+    assert _base_ref(simoe.plan(["mix-1"], Recipe(to="simoe"), base="third")) == "third@1"
     for name in ("base", "third"):
         simoe.opt_out(name)
     with pytest.raises(IncompatibleError, match="and none is registered here") as caught:
-        simoe.plan(["mix-1"], SimoeRecipe())
+        simoe.plan(["mix-1"], Recipe(to="simoe"))
     assert "reg add-base" in str(caught.value.hint)
     with pytest.raises(InvalidInputError, match="at least one expert"):
-        simoe.plan([], SimoeRecipe())
+        simoe.plan([], Recipe(to="simoe"))
     with pytest.raises(InvalidInputError, match="dtype 'int8' is not one of"):
-        SimoeRecipe("int8")
+        Recipe(to="simoe", dtype="int8")
 
 
-def _base_ref(plan: AnyPlan) -> str:
+def _base_ref(plan: Plan) -> str:
     assert plan.base is not None
     return plan.base.version.ref
 
@@ -305,7 +304,7 @@ def test_other_families_run_as_they_were_trained(family: str, zoo: Zoo, tokenize
         registry.add_base("base", base, remote_code=True)
         settings = settings_with(tokens=4 * 2 * 32, lr=1e-2, experts=1, sparsity=0.3)
         registry.train_simoe("mix", "base", text_of(zoo), settings)
-        registry.compose(["mix-1"], tmp_path / "out", SimoeRecipe())
+        registry.compose(["mix-1"], tmp_path / "out", Recipe(to="simoe"))
         registry.export("mix-1", tmp_path / "dense")
     found = logits(load_model(tmp_path / "out", "float32", "cpu"), IDS)
     expected = logits(load_model(tmp_path / "dense", "float32", "cpu"), IDS)
@@ -325,7 +324,7 @@ def test_expert_that_was_opted_out_is_refused_wherever_it_is_asked_for(
     simoe: Registry, hub: WritableHub, tmp_path: Path, purge: bool
 ) -> None:
     folders = {"one": NAMES[2:], "two": TWO, "all": NAMES}
-    made = {name: simoe.compose(members, tmp_path / name, SimoeRecipe()) for name, members in folders.items()}
+    made = {name: simoe.compose(members, tmp_path / name, Recipe(to="simoe")) for name, members in folders.items()}
     simoe.push(tmp_path / "two", "org/two")
     sent, composed = hub.files("org/two"), files_of(tmp_path / "two")
     assert {name for name in sent.keys() | composed.keys() if sent[name] != composed[name]} == {"README.md"}
@@ -340,8 +339,8 @@ def test_expert_that_was_opted_out_is_refused_wherever_it_is_asked_for(
     receipt = json.loads((tmp_path / "receipt.json").read_bytes())
     assert receipt["not_erased"]["trained_together"] == ["mix-2@1", "mix-3@1"]
     assert [push["repo"] for push in receipt["not_erased"]["pushed"]] == ["org/two"]
-    alone = simoe.plan(["mix-2"], SimoeRecipe()).digest
-    remaining = simoe.plan(NAMES[1:], SimoeRecipe()).digest
+    alone = simoe.plan(["mix-2"], Recipe(to="simoe")).digest
+    remaining = simoe.plan(NAMES[1:], Recipe(to="simoe")).digest
     assert {one["digest"]: one["recomposed"]["digest"] for one in receipt["compositions"]} == {
         made["two"].digest: alone,
         made["all"].digest: remaining,
@@ -351,7 +350,7 @@ def test_expert_that_was_opted_out_is_refused_wherever_it_is_asked_for(
 
     for name in ("two", "all"):
         with pytest.raises(ConflictError, match="was opted out"):
-            simoe.compose(folders[name], tmp_path / "late", SimoeRecipe())
+            simoe.compose(folders[name], tmp_path / "late", Recipe(to="simoe"))
         with pytest.raises(ConflictError, match="was opted out"):
             simoe.reproduce(tmp_path / name)
         with pytest.raises(ConflictError, match="was opted out") as caught:
@@ -362,19 +361,19 @@ def test_expert_that_was_opted_out_is_refused_wherever_it_is_asked_for(
 
     assert simoe.verify().problems == ()
     assert simoe.reproduce(tmp_path / "one").is_same
-    simoe.compose(NAMES[2:], tmp_path / "again", SimoeRecipe())
+    simoe.compose(NAMES[2:], tmp_path / "again", Recipe(to="simoe"))
     assert files_of(tmp_path / "again") == before
 
 
 def test_base_model_that_was_opted_out_stops_all_of_them(simoe: Registry, hub: WritableHub, tmp_path: Path) -> None:
-    simoe.compose(TWO, tmp_path / "two", SimoeRecipe())
+    simoe.compose(TWO, tmp_path / "two", Recipe(to="simoe"))
     simoe.opt_out("base", purge=True, receipt=tmp_path / "receipt.json")
     with pytest.raises(ConflictError, match="opted out"):
         simoe.reproduce(tmp_path / "two")
     with pytest.raises(ConflictError, match="opted out"):
         simoe.push(tmp_path / "two", "org/two")
     with pytest.raises(IncompatibleError, match="none is registered here"):
-        simoe.plan(TWO, SimoeRecipe())
+        simoe.plan(TWO, Recipe(to="simoe"))
     (composition,) = json.loads((tmp_path / "receipt.json").read_bytes())["compositions"]
     assert composition["recomposed"] is None
     assert not simoe.verify_receipt(tmp_path / "receipt.json").problems

@@ -20,21 +20,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from registry import composition
+from registry.composition.manifest import CompositionManifest
 from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.recipe_field_type import FieldKind, RecipeField
-from registry.composition.recipe.recipe_fields import ENSEMBLE, FIELDS, OF_COPIES, REMOVED, TRUNK_OPTIONS, needs_base
-from registry.composition.recipe.recipe_rules import (
+from registry.composition.recipe.fields import FIELDS, output_of, removed
+from registry.composition.recipe.option import Option, OptionKind, Problem
+from registry.composition.recipe.recipe import Recipe, unwanted
+from registry.composition.recipe.rules import (
     FROM_BASE,
-    Problem,
-    base_itself,
     check_complete,
     check_named,
     first_problem,
     misplaced,
+    of_copies,
     problem_of_copies,
 )
-from registry.composition.recipe.recipe_values import make_recipe, values_of
+from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError
 from registry.io.atomic import atomic_file
 from registry.io.limits import JSON_BYTES
@@ -66,7 +66,7 @@ class RecipeFile:
         path: the file.
         experts: references to the members; empty if it names no expert.
         base: a reference to the base model, where it names one.
-        values: the fields that it gives, as `make_recipe` takes them.
+        values: the fields that it gives, as `Recipe.of_fields` takes them.
         members: of a `composition.json`, name and content digest of each member, which `resolved` makes references of.
         base_member: of a `composition.json`, name and content digest of the base model.
         from_base: the number of copies of the base model that are the experts, where no expert is named.
@@ -83,9 +83,9 @@ class RecipeFile:
     fit: CoefficientFit | None = None
 
     @cached_property
-    def recipe(self) -> composition.AnyRecipe:
+    def recipe(self) -> Recipe:
         """The recipe."""
-        return make_recipe(self.values, self.fit)
+        return Recipe.of_fields(self.values, self.fit)
 
     def resolved(self, catalog: Catalog) -> RecipeFile:
         """Return the same with references in place of digests.
@@ -118,13 +118,13 @@ def read_recipe(path: Path | str) -> RecipeFile:
 
 
 def recipe_text(
-    recipe: composition.AnyRecipe,
+    recipe: Recipe,
     experts: Sequence[str] = (),
     base: str | None = None,
     from_base: int | None = None,
 ) -> str:
     """Return a recipe file of a recipe; every field that has a part in it is written out."""
-    values = values_of(recipe)
+    values = recipe.fields
     lines = [_HEADER]
     if experts:
         lines.append(f"{EXPERTS}: [{', '.join(map(_text, experts))}]\n")
@@ -137,7 +137,7 @@ def recipe_text(
             lines.append(f"{one.name}: {_written(values[one.name])}\n")
         if one.name == "trunk" and (options := {name: values[name] for name in values if FIELDS[name].group}):
             lines.append(f"{TRUNK_OPTIONS}: {_written(options)}\n")
-    if isinstance(recipe, composition.Recipe) and recipe.fit:
+    if recipe.fit:
         lines.append(f"{FIT}: {_written(recipe.fit.document())}\n")
     return "".join(lines)
 
@@ -156,7 +156,7 @@ def check_recipe_output(path: Path, *, force: bool = False) -> None:
 
 def write_recipe(
     path: Path | str,
-    recipe: composition.AnyRecipe,
+    recipe: Recipe,
     experts: Sequence[str] = (),
     base: str | None = None,
     *,
@@ -191,14 +191,14 @@ def _composition(data: bytes) -> dict[str, Any] | None:
 
 
 def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
-    described = composition.CompositionManifest.from_document(document, str(path))
+    described = CompositionManifest.from_document(document, str(path))
     if described.parent is not None:
         raise InvalidInputError(
             f"{path} describes a trained composition, which no recipe makes",
             "name the composition.json of its parent, then train that: reg train",
         )
     described.check_makeable()
-    values = values_of(described.recipe)
+    values = described.recipe.fields
     for name, unset in (("weights", 1.0), ("bias", 0.0)):
         if name in values:
             values[name] = {member: number for member, number in values[name].items() if number != unset}
@@ -209,7 +209,7 @@ def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
         members=() if copies else tuple((member.name, member.digest) for member in described.members),
         base_member=(base.name, base.digest) if base else None,
         from_base=copies,
-        fit=described.recipe.fit if isinstance(described.recipe, composition.Recipe) else None,
+        fit=described.recipe.fit,
     )
 
 
@@ -240,23 +240,21 @@ class _Reader:
                 raise self._located(problem)
         options = {name: value for name, value in self._values.items() if FIELDS[name].group}
         own = {name: value for name, value in self._values.items() if name not in options}
-        if problem := first_problem(own, options) or base_itself(own):
+        if problem := first_problem(own, options) or unwanted(own):
             raise self._located(problem)
         if names:
             self._check_members(names)
             self._check_top_k(len(names))
-        if base is not None and not needs_base(self._values):
+        if base is not None and not output_of(self._values).needs_base(self._values):
             hint = "drop it, or choose a method that needs the base model: trunk: base"
             raise self._error(self._lines[BASE], "this recipe takes no base model, and one is named", hint)
         return RecipeFile(self._path, self._experts, base, self._values, from_base=copies or None, fit=fit)
 
     def _is_given(self, key: str, item: Located) -> bool:
         self._lines[key] = item.line
-        unasked, removed = REMOVED.get(key, (None, None))
-        if item.value is not None and item.value == removed:
-            raise self._error(
-                item.line, f"{key}: {str(removed).lower()} was removed", "compose without it: drop the line"
-            )
+        unasked, gone = removed().get(key, (None, None))
+        if item.value is not None and item.value == gone:
+            raise self._error(item.line, f"{key}: {str(gone).lower()} was removed", "compose without it: drop the line")
         if key not in KEYS and (unasked is None or item.value not in (None, unasked)):
             raise self._unknown(key, item.line)
         return key in KEYS and item.value is not None
@@ -269,9 +267,9 @@ class _Reader:
             return self._error(line, f"there is no field {key!r}", "write it as {}: {}".format(*one.stands_for))
         return self._error(line, f"there is no field {key[:80]!r}{suggest(key[:80], KEYS)}", _SCHEMA_HINT)
 
-    def _add(self, one: RecipeField, item: Located) -> None:
+    def _add(self, one: Option, item: Located) -> None:
         self._lines[one.name] = item.line
-        parts = item.value if isinstance(item.value, dict) and one.kind is FieldKind.BY_MEMBER else {}
+        parts = item.value if isinstance(item.value, dict) and one.kind is OptionKind.BY_MEMBER else {}
         for member, number in parts.items():
             self._check(number.line, check_name, member)
             if problem := one.problem({member: number.plain}):
@@ -316,8 +314,8 @@ class _Reader:
             return None
         if not self._values.get("coefficients"):
             raise self._error(self._lines[FIT], "there is the record of a fit, and no coefficients", f"drop {FIT}")
-        if self._values.get("to") == ENSEMBLE:
-            message = "coefficients are fitted for one dense model, and this recipe makes an ensemble"
+        if not (output := output_of(self._values)).is_fitted:
+            message = f"coefficients are fitted for one dense model, and this recipe makes {output.words}"
             raise self._error(self._lines[FIT], message, f"drop {FIT}, and keep the coefficients")
         try:
             return CoefficientFit.from_document(given[FIT].plain, FIT)
@@ -368,7 +366,7 @@ class _Reader:
             raise self._error(given[EXPERTS].line, message, f"drop {EXPERTS}, or {FROM_BASE}")
         if problem := problem_of_copies(count, self._values):
             raise self._located(problem)
-        self._values = {**OF_COPIES, **self._values}
+        self._values = {**of_copies(), **self._values}
         return int(count)
 
     def _read_base(self, given: Mapping[str, Located]) -> str | None:

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from registry.composition.recipe.recipe_field_type import FieldKind, Limits, RecipeField
-from registry.composition.recipe.recipe_fields import FIELDS, LEAST_COPIES, MOST_COPIES, REMOVED, TRUNK_OPTIONS, default
+from registry.composition.recipe.fields import FIELDS, default, removed
+from registry.composition.recipe.option import Limits, Option, OptionKind
+from registry.composition.recipe.rules import LEAST_COPIES, MOST_COPIES
+from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 
 Schema = dict[str, Any]
 
@@ -14,12 +16,12 @@ _REFERENCE: Schema = {
 }
 _EARLIER = "Of earlier recipe files: what it asked for was removed."
 _TYPES = {
-    FieldKind.CHOICE: "string",
-    FieldKind.TEXT: "string",
-    FieldKind.NUMBER: "number",
-    FieldKind.WHOLE: "integer",
-    FieldKind.SWITCH: "boolean",
-    FieldKind.BY_MEMBER: "object",
+    OptionKind.CHOICE: "string",
+    OptionKind.TEXT: "string",
+    OptionKind.NUMBER: "number",
+    OptionKind.WHOLE: "integer",
+    OptionKind.SWITCH: "boolean",
+    OptionKind.BY_MEMBER: "object",
 }
 
 
@@ -30,7 +32,7 @@ def recipe_schema() -> Schema:
     """
     options = {one.name: _field(one) for one in FIELDS.values() if one.group == TRUNK_OPTIONS}
     own = {one.name: _field(one) for one in FIELDS.values() if not one.group and one.stands_for is None}
-    earlier = {name: {"enum": [unasked, None], "description": _EARLIER} for name, (unasked, _) in REMOVED.items()}
+    earlier = {name: {"enum": [unasked, None], "description": _EARLIER} for name, (unasked, _) in removed().items()}
     weights = _by_member(FIELDS["weights"].limits, nullable=True)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -75,19 +77,19 @@ def _object(properties: Schema, description: str) -> Schema:
     }
 
 
-def _field(one: RecipeField) -> Schema:
+def _field(one: Option) -> Schema:
     """Return the schema of a field's values, null included."""
     schema: Schema = {"description": f"{one.help} Default: {one.default_text}."}
     if one.default not in (None, {}) and not one.default_with:
         schema["default"] = one.default
-    if one.kind is FieldKind.BY_MEMBER:
+    if one.kind is OptionKind.BY_MEMBER:
         return schema | _by_member(one.limits, nullable=False)
     schema["type"] = [_TYPES[one.kind], "null"]
-    if one.kind is FieldKind.CHOICE:
+    if one.kind is OptionKind.CHOICE:
         schema["enum"] = [*one.choices, None]
-    elif one.kind is FieldKind.TEXT:
+    elif one.kind is OptionKind.TEXT:
         schema |= {"minLength": 1, "maxLength": 100}
-    elif one.kind in (FieldKind.NUMBER, FieldKind.WHOLE):
+    elif one.kind in (OptionKind.NUMBER, OptionKind.WHOLE):
         schema |= _bounds(one.limits)
     return schema
 
@@ -106,7 +108,7 @@ def _bounds(limits: Limits) -> Schema:
     return bounds
 
 
-def _rules(one: RecipeField) -> list[Schema]:
+def _rules(one: Option) -> list[Schema]:
     """Return the rules by which a field has no part beside some outputs and methods."""
     absent: Schema = {one.name: {"const": None}}
     if one.group:

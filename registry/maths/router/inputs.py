@@ -1,26 +1,21 @@
-"""Router methods: their inputs, and the description of a method."""
+"""Inputs of router methods."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Float
 from torch import Tensor
 
 from registry.maths.gram_sum import GramSum, gram_sum
 from registry.maths.statistics import PackedStatistics, Statistics
 
-OWN, BASE, COUNTS = "own", "base", "counts"
-"""What a method is made from: statistics of the expert's own forward pass, those of the base model's on the expert's
-text, or only how often the expert's text used each token."""
-
 
 @dataclass(frozen=True)
 class RouterInputs:
-    """Inputs of router methods for one layer's gate; each method uses what it needs (`RouterMethod.options`).
+    """Inputs of router methods for one layer's gate; each method uses what it needs.
 
     Attributes:
-        statistics: one a member, in name order, from the passes that `RouterMethod.features` names; read one at a
-            time, once. Empty for methods without features.
+        statistics: one a member, in name order, from the passes that the method names; read one at a time, once.
+            Empty for methods without statistics.
         weights: ω_e > 0, one a member.
         lam: ridge strength ≥ 0, absolute.
         normalize: rows at unit length.
@@ -52,20 +47,3 @@ class RouterInputs:
             ValueError: there is no member.
         """
         return gram_sum(self.statistics, self.weights) if self.kept_sum is None else self.kept_sum()
-
-
-@dataclass(frozen=True)
-class RouterMethod:
-    """One method of making a layer's gate.
-
-    Attributes:
-        solve: inputs → gate.weight (E, H), float64, rows in name order. Raises ValueError where there is no solution.
-            None for a method of `COUNTS`, whose evidence a layer of attention averages (`maths/context`).
-        features: `OWN`, `BASE`, `COUNTS`, or None for a method that uses no statistics.
-        options: which of lam, weights, normalize, bias, seed, context_window and vocabulary it uses; others change
-            nothing.
-    """
-
-    solve: Callable[[RouterInputs], Float[Tensor, "E H"]] | None
-    features: str | None
-    options: frozenset[str]

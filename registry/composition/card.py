@@ -1,11 +1,37 @@
-"""Parts of the model cards of all compositions: metadata, license, loading, reproduction, limits, citation."""
+"""Model cards: the page of any plan, from what its output says of it; no time, path or registry history."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from __future__ import annotations
 
-from registry.composition.cards.citations import bibtex, cited
-from registry.composition.cards.licenses import RollUp, roll_up
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from registry.composition.licenses import RollUp, roll_up
+from registry.composition.method import Card, Work
 from registry.member import Member
+
+if TYPE_CHECKING:
+    from registry.composition.plan import Plan
+
+_PAGE = """\
+---
+{metadata}
+---
+
+# {title}
+
+{intro}
+
+{members}
+
+{settings}
+
+`composition.json` holds the recipe, the members' digests and the SHA-256 of every other file.{notes}
+
+{license}
+{use}
+{reproduce}
+{limits}
+{methods}{citation}"""
 
 _USE = """\
 ## How to load it
@@ -58,6 +84,49 @@ _CITE = """\
 {works}
 ```
 """
+
+
+def card_page(plan: Plan, card: Card) -> bytes:
+    """Return README.md of a folder: metadata for the Hub, and a page for people.
+
+    Args:
+        plan: the composition.
+        card: what its output says of it.
+    """
+    rolled = licenses_of(plan.members, plan.base)
+    router = plan.recipe.router_method
+    methods = "## Methods\n\n" + "\n".join(card.sources) + "\n\n" if card.sources else ""
+    settings = [*card.settings, ("dtype", plan.dtype), ("composition", f"`{plan.digest}`")]
+    page = _PAGE.format(
+        metadata=metadata(rolled.license, card.tags),
+        title=card.title,
+        intro=card.intro,
+        members=_table(card.columns, card.rows),
+        settings=_table(("", ""), settings),
+        notes=f" {card.notes}" if card.notes else "",
+        license=license_note(rolled),
+        use=use(trust=bool(plan.output.code(plan)), architecture=plan.class_name),
+        reproduce=reproduce(plan.members, plan.base, anchored=router is not None and router.is_trained),
+        limits=limits(card.limits, routed=card.is_routed),
+        methods=methods,
+        citation=citation(card.works),
+    )
+    return page.encode()
+
+
+def license_cell(member: Member) -> str:
+    """Return what the table of members says of a license."""
+    return member.content["license"] or "not given"
+
+
+def digest_cell(member: Member) -> str:
+    """Return what the table of members says of a digest."""
+    return f"`{member.version.digest}`"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head, *others = (f"| {' | '.join(cells)} |" for cells in (columns, *rows))
+    return "\n".join([head if any(columns) else "|" + " |" * len(columns), "|" + "---|" * len(columns), *others])
 
 
 def licenses_of(members: Sequence[Member], base: Member | None) -> RollUp:
@@ -129,6 +198,6 @@ def limits(notes: Sequence[str], *, routed: bool = True) -> str:
     return "## Limits\n\n" + "\n".join(f"- {line}" for line in lines) + "\n"
 
 
-def citation(recipe: Mapping[str, Any], *, of_copies: bool = False) -> str:
-    """Return the section with the works to cite; `of_copies`: the experts are copies of one base model."""
-    return _CITE.format(works=bibtex(cited(recipe, of_copies=of_copies)))
+def citation(works: Sequence[Work]) -> str:
+    """Return the section with the works to cite."""
+    return _CITE.format(works="\n\n".join(work.bibtex() for work in dict.fromkeys(works)))

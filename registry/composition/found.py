@@ -1,0 +1,132 @@
+"""Methods by name: the built-in ones, and those of other packages, which declare entry points of the group `reg.methods`.
+
+An entry point names a class of `Output`, `Trunk` or `Router`. Nothing is loaded before a name is looked up.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from registry.composition.method import Method, Output, Router, Trunk
+from registry.errors import InvalidInputError
+from registry.names.reference import check_name
+from registry.names.suggest import suggest
+
+GROUP = "reg.methods"
+
+BUILT_IN = (
+    "registry.methods.moe.output:Moe",
+    "registry.methods.dense.output:Dense",
+    "registry.methods.ensemble.output:Ensemble",
+    "registry.methods.hetero.output:Hetero",
+    "registry.methods.simoe.output:Simoe",
+    "registry.methods.moe.trunks.regmean:RegMean",
+    "registry.methods.moe.trunks.mean:Mean",
+    "registry.methods.moe.trunks.base:Base",
+    "registry.methods.moe.trunks.ties:Ties",
+    "registry.methods.moe.trunks.dare:Dare",
+    "registry.methods.moe.trunks.task_arithmetic:TaskArithmetic",
+    "registry.methods.moe.routers.context:Context",
+    "registry.methods.moe.routers.ridge:Ridge",
+    "registry.methods.moe.routers.domain_embedding:DomainEmbedding",
+    "registry.methods.moe.routers.anchored:Anchored",
+    "registry.methods.moe.routers.random:Random",
+)
+"""Module and class of each built-in method, the default output, trunk and router first."""
+
+M = TypeVar("M", bound=Method)
+
+
+class Methods(Mapping[str, M], Generic[M]):
+    """Name → method of one kind: the built-in ones in their order, then those of other packages by name."""
+
+    def __init__(self, kind: type[M], called: str) -> None:
+        self._kind, self._called = kind, called
+
+    def __getitem__(self, name: str) -> M:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def default(self) -> M:
+        """The one where nothing is asked for."""
+        return next(iter(self.values()))
+
+    def named(self, name: object) -> M:
+        """Return a method by its name.
+
+        Raises:
+            InvalidInputError: there is none of this name.
+        """
+        if isinstance(name, str) and name in self._found:
+            return self._found[name]
+        near = suggest(name, [*self]) if isinstance(name, str) else ""
+        raise InvalidInputError(
+            f"{self._called} {str(name)[:80]!r} is not one of {', '.join(self)}{near}",
+            f"choose one of them, or install the package that has it (entry points of group {GROUP})",
+        )
+
+    @property
+    def _found(self) -> dict[str, M]:
+        return {one.name: one for one in every_method() if isinstance(one, self._kind)}
+
+
+@cache
+def every_method() -> tuple[Method, ...]:
+    """Return the methods of every kind.
+
+    Raises:
+        InvalidInputError: an entry point of another package names no method, or one whose name is taken.
+    """
+    found: dict[tuple[type[Method], str], Method] = {}
+    for place in BUILT_IN:
+        module, _, name = place.partition(":")
+        one: Method = getattr(import_module(module), name)()
+        found[_kind(one), one.name] = one
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        one = _of_entry_point(point)
+        if (_kind(one), one.name) in found:
+            raise _refused(point, f"its name {one.name!r} is taken")
+        found[_kind(one), one.name] = one
+    return tuple(found.values())
+
+
+def _kind(method: Method) -> type[Method]:
+    return next(kind for kind in (Output, Trunk, Router) if isinstance(method, kind))
+
+
+def _of_entry_point(point: EntryPoint) -> Method:
+    """Return the method that an entry point names.
+
+    Raises:
+        InvalidInputError: it cannot be loaded, or is no method with a name.
+    """
+    try:
+        one = point.load()()
+    except Exception as error:  # another package's code
+        raise _refused(point, f"it cannot be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(one, Output | Trunk | Router):
+        raise _refused(point, "it is no class of Output, Trunk or Router")
+    try:
+        check_name(one.name)
+    except InvalidInputError as error:
+        raise _refused(point, error.message) from error
+    return one
+
+
+def _refused(point: EntryPoint, why: str) -> InvalidInputError:
+    package = "a package" if point.dist is None else f"package {point.dist.name} {point.dist.version}"
+    hint = "install another version of it" if point.dist is None else f"pip uninstall {point.dist.name}, or mend it"
+    return InvalidInputError(f"method {point.value} of {package}: {why}", hint)
+
+
+OUTPUTS: Methods[Output] = Methods(Output, "output")  # type: ignore[type-abstract]
+TRUNKS: Methods[Trunk] = Methods(Trunk, "trunk method")  # type: ignore[type-abstract]
+ROUTERS: Methods[Router] = Methods(Router, "router method")

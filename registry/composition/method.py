@@ -1,0 +1,390 @@
+"""Methods: all that a trunk, a router and an output say of themselves.
+
+A method is a class with one instance, which `found.py` finds by name. Its attributes are its options, what it needs, the
+words of lists, forms and model cards, and its sources; its methods are what it does. The command line, recipe files and
+their JSON Schema, the form of the web pages, model cards and `reg evaluate --methods` follow from these. Declaring one
+loads nothing that takes long: what computes is imported where it is called.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from registry.composition.recipe.option import Option, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from registry.composition.plan import Plan, PlanWarning, RoutingCost, Source
+    from registry.composition.preview import Preview
+    from registry.composition.recipe.recipe import Recipe
+    from registry.maths.router.inputs import RouterInputs
+    from registry.maths.trunk.combination import Combination
+    from registry.member import Member
+    from registry.progress import Progress
+    from registry.workspace import Workspace
+
+OWN, BASE, COUNTS = "own", "base", "counts"
+"""Statistics that a router is made from: those of the expert's own forward pass, those of the base model's on the
+expert's text, or only how often the expert's text used each token."""
+
+Settings = Mapping[str, Any]
+"""Fields of a recipe."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A publication.
+
+    Attributes:
+        key: the key of its BibTeX entry.
+        authors: its authors, as BibTeX has them.
+        title: its title.
+        arxiv: the number of its preprint; empty of a work that is not on arXiv.
+        where: where a work that is not on arXiv appeared.
+        year: its year; of a preprint that of its number.
+    """
+
+    key: str
+    authors: str
+    title: str
+    arxiv: str = ""
+    where: str = ""
+    year: int = 0
+
+    def bibtex(self) -> str:
+        """Return its BibTeX entry."""
+        year = f"20{self.arxiv[:2]}" if self.arxiv else str(self.year)
+        found = f"eprint = {{{self.arxiv}}},\n  archivePrefix = {{arXiv}}"
+        lines = f"author = {{{self.authors}}},\n  title = {{{self.title}}},\n  year = {{{year}}}"
+        return f"@misc{{{self.key},\n  {lines},\n  {found if self.arxiv else f'howpublished = {{{self.where}}}'}\n}}"
+
+
+class Method:
+    """What trunks, routers and outputs have in common.
+
+    Attributes:
+        name: the value of `--trunk`, `--router` or `--to`: small letters, digits and hyphens.
+        options: the options that it has.
+        defaults: option that several methods have → its default with this one, where it is another.
+        words: what it gives, for lists and pages.
+        choice: the same as one of several to choose from, for the form; the words, if empty.
+        sentence: what a model card says of it; empty for nothing.
+        works: its sources.
+        compared: row of `reg evaluate --methods` → fields of its recipe.
+    """
+
+    name: ClassVar[str] = ""
+    options: ClassVar[tuple[Option, ...]] = ()
+    defaults: ClassVar[Settings] = {}
+    words: ClassVar[str] = ""
+    choice: ClassVar[str] = ""
+    sentence: ClassVar[str] = ""
+    works: ClassVar[tuple[Work, ...]] = ()
+    compared: ClassVar[Mapping[str, Settings]] = {}
+
+    def problem(self, values: Settings) -> Problem | None:
+        """Return what is wrong with fields of a recipe beside this method, or None.
+
+        Args:
+            values: every field of the recipe, those that were not given at their defaults.
+        """
+        return None
+
+
+class Trunk(Method):
+    """A way to combine the members' tensors of one name into one.
+
+    Attributes:
+        words: as in "merged by TIES", said of weights.
+        needs_base: the base model takes part, so one must be registered.
+        needs_members: the members' own tensors take part.
+        needs_inputs: so do statistics of each linear map's input, and token counts.
+        tiled: tensors without statistics of an input are combined a few rows at a time, whatever a pass gives at once.
+        solves_together: `combine_together` is to be called for the maps of one input.
+    """
+
+    needs_base: ClassVar[bool] = False
+    needs_members: ClassVar[bool] = True
+    needs_inputs: ClassVar[bool] = False
+    tiled: ClassVar[bool] = False
+    solves_together: ClassVar[bool] = False
+
+    @abstractmethod
+    def combine(self, tensor: Combination) -> Iterator[Tensor]:
+        """Yield the rows of the combined tensor in float64, in order: blocks (r, …) whose r add up to its rows.
+
+        Raises:
+            ValueError: it cannot be combined.
+        """
+
+    def combine_together(self, tensors: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
+        """Yield the same of several linear maps of one input, each block with the number of its map, to the same bits."""
+        for number, tensor in enumerate(tensors):
+            yield from ((number, rows) for rows in self.combine(tensor))
+
+
+class Router(Method):
+    """A way to make the routers of a mixture.
+
+    Attributes:
+        statistics: what it is made from: `OWN`, `BASE`, `COUNTS`, or None for no statistics.
+        is_linear: each layer has a gate, a linear map of the stream, which `solve` returns. False for routers that read
+            evidence of the text so far.
+        is_trained: its rows were trained with the experts, beside the base model.
+    """
+
+    statistics: ClassVar[str | None] = OWN
+    is_linear: ClassVar[bool] = True
+    is_trained: ClassVar[bool] = False
+
+    def solve(self, inputs: RouterInputs) -> Tensor:
+        """Return gate.weight of one layer, (E, H) in float64, a row a member in the order of their names.
+
+        Raises:
+            ValueError: there is no solution.
+        """
+        raise NotImplementedError(f"router {self.name} has no gate of the stream")
+
+    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
+        """Return its options as `composition.json` holds them, every default spelled out."""
+        return written(self.options, recipe, names)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model card says of one composition; `cards.py` adds what all cards say.
+
+    Attributes:
+        tags: for the Hub, besides those of all compositions.
+        title: the heading.
+        intro: the paragraph below it.
+        columns: of the table of members, besides index, expert, content digest and license: names of columns.
+        rows: the cells of each member in these columns.
+        settings: name and value of each setting.
+        notes: the paragraph below the settings, about `composition.json`.
+        limits: lines of the section on limits.
+        is_routed: the model has routers, so text is told apart.
+        sources: a sentence on each method, with its source.
+        works: the works to cite.
+    """
+
+    tags: Sequence[str]
+    title: str
+    intro: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    settings: Sequence[tuple[str, str]]
+    notes: str = ""
+    limits: Sequence[str] = ()
+    is_routed: bool = True
+    sources: Sequence[str] = ()
+    works: Sequence[Work] = ()
+
+
+class Output(Method):
+    """What is made of experts: the plan of a folder, and what its recipe and its card say.
+
+    Attributes:
+        words: with an article: "a sparse mixture".
+        called: in short: "sparse mixture".
+        kind: in lists of compositions: "mixture".
+        clause: in the help of `--to`, after its name.
+        note: in the form, after what it is called.
+        removed: key of earlier recipes → a value that is still read, and the one that asked for what was removed.
+        copies: fields of a composition whose members are copies of the base model; None where there is none.
+        is_combined: members are combined tensor by tensor; else they stay whole in the folder.
+        is_fitted: its coefficients can be fitted to text.
+        has_projectors: it has projectors, which a training changes, and nothing else that one does.
+        is_routed: tokens go to members, so that text is told apart, and routing can be measured.
+        is_previewed: `preview` predicts the routing.
+    """
+
+    called: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
+    clause: ClassVar[str] = ""
+    note: ClassVar[str] = ""
+    removed: ClassVar[Mapping[str, tuple[Any, Any]]] = {}
+    copies: ClassVar[Settings | None] = None
+    is_combined: ClassVar[bool] = False
+    is_fitted: ClassVar[bool] = False
+    has_projectors: ClassVar[bool] = False
+    is_routed: ClassVar[bool] = True
+    is_previewed: ClassVar[bool] = False
+
+    # The recipe.
+
+    def needs_base(self, values: Settings) -> bool:
+        """Tell whether the base model takes part, by the fields that were given."""
+        return False
+
+    def label(self, recipe: Recipe) -> str:
+        """Return what messages call it."""
+        return f"output {self.name!r}"
+
+    def unwanted(self, values: Settings) -> Problem | None:
+        """Return why nobody wants what these fields make, or None; programs may make it all the same."""
+        return None
+
+    def problem_of_copies(self, count: int, values: Settings) -> Problem | None:
+        """Return the problem with so many copies of the base model as members, or None."""
+        return Problem(
+            ("to",),
+            f"copies of one base model are the experts of a mixture, and --to {self.name} makes none: it would be that "
+            "model",
+            "drop --to, or --from-base",
+        )
+
+    def check_members(self, recipe: Recipe, names: Sequence[str]) -> None:
+        """Check a recipe against the members' names; numbers by member are checked already.
+
+        Raises:
+            InvalidInputError: it does not fit them.
+        """
+
+    def top_k(self, recipe: Recipe, count: int) -> int | None:
+        """Return how many of so many members a token goes to; None where they have no such number."""
+        return None
+
+    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
+        """Return a recipe as `composition.json` holds it, every default spelled out."""
+        return {"to": self.name, **written(self.options, recipe, names)}
+
+    def fields_of_document(self, document: Mapping[str, Any], host: str) -> dict[str, Any]:
+        """Return the fields of a recipe's document, which has been checked key by key.
+
+        Args:
+            document: what `document` returned.
+            host: the `model_type` of the composition.
+        """
+        return dict(document)
+
+    def without_removed(self, composition: Mapping[str, Any], removed: Settings) -> dict[str, Any]:
+        """Return the recipe of a composition's document of earlier releases without what was `removed` of it."""
+        return {**composition["recipe"], **{key: self.removed[key][0] for key in removed}}
+
+    def without(self, recipe: Recipe, names: Sequence[str]) -> Recipe:
+        """Return the recipe of the members `names` alone, where others have left."""
+        return recipe.of_members(names)
+
+    # The plan.
+
+    def takes_base(self, members: Sequence[Member], recipe: Recipe) -> bool:
+        """Tell whether the base model is to be looked up for these members."""
+        return recipe.needs_base
+
+    def base_of(self, workspace: Workspace, members: Sequence[Member], base: str | None) -> str | None:
+        """Return a reference to the base model of some members; None for the only one registered.
+
+        Args:
+            workspace: the registry.
+            members: the members, in any order.
+            base: the reference that was given, if one was.
+
+        Raises:
+            IncompatibleError: it cannot be found.
+        """
+        return base
+
+    @abstractmethod
+    def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
+        """Return the plan of composing members (in any order) by a recipe; no weight is read.
+
+        Raises:
+            InvalidInputError: the recipe does not fit them.
+            IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
+        """
+
+    def opened(self, plan: Plan, workspace: Workspace) -> AbstractContextManager[Source]:
+        """Open what the tensors of a plan are made from, after whatever passes it needs.
+
+        Raises:
+            DamagedError: a stored array is damaged.
+            InvalidInputError: a linear system cannot be solved.
+        """
+        from registry.composition.plan import opened_stored
+
+        return opened_stored(plan)
+
+    @abstractmethod
+    def config(self, plan: Plan) -> dict[str, Any]:
+        """Return config.json."""
+
+    def code(self, plan: Plan) -> Mapping[str, bytes]:
+        """Return the modelling files of the folder, by name."""
+        return {}
+
+    def file_members(self, plan: Plan) -> Sequence[Member]:
+        """Return the members whose settings of generation and special tokens the folder has."""
+        return plan.members
+
+    @abstractmethod
+    def card(self, plan: Plan) -> Card:
+        """Return what the model card says."""
+
+    def notes(self, plan: Plan) -> Sequence[str]:
+        """Return remarks on the result for its user."""
+        return ()
+
+    def active_parameters(self, plan: Plan) -> int:
+        """Return the weights that take part in one token, at most."""
+        return plan.parameters
+
+    def peak_bytes(self, plan: Plan) -> int:
+        """Return an upper estimate of the memory that writing takes beyond the program itself."""
+        return plan.block_bytes
+
+    # What is known before it is made.
+
+    def warnings(self, plan: Plan) -> tuple[PlanWarning, ...]:
+        """Return warnings from stored counts alone; none where they would need more, or much time."""
+        return ()
+
+    def preview(self, plan: Plan, progress: Progress) -> Preview:
+        """Predict the routing from statistics (see `Registry.preview`).
+
+        Raises:
+            InvalidInputError: it cannot be predicted.
+        """
+        raise NotImplementedError(f"output {self.name} has no preview")
+
+    def shares_of(self, plan: Plan, version: Member) -> dict[str, float]:
+        """Return name → share of a version's text that is predicted to go to each member; the version is none of them.
+
+        Raises:
+            RegError: it cannot be predicted.
+        """
+        return {}
+
+    def routing_cost(self, plan: Plan) -> RoutingCost | None:
+        """Return what its routing adds to a plan without it; None where it adds nothing of note."""
+        return None
+
+    def passes(self, recipe: Recipe) -> Sequence[tuple[str, str, bool]]:
+        """Return each step that runs models before anything is written: label, words, and whether it is sure to run."""
+        return ()
+
+    # Words.
+
+    def sentences(self, document: Mapping[str, Any]) -> list[str]:
+        """Return how a composition was made, each step as a few words; `document` is that of the composition."""
+        return [f"{self.words[0].upper()}{self.words[1:]} of {counted(len(document['members']), 'expert')}"]
+
+
+def written(options: Sequence[Option], recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
+    """Return options of a recipe as documents hold them, every default spelled out.
+
+    Later ones are there only where they are not at their defaults.
+    """
+    values = {one.name: one.written(getattr(recipe, one.name), names) for one in options if one.stands_for is None}
+    later = {one.name: one.written(recipe.default(one.name), names) for one in options if one.is_later}
+    return {name: value for name, value in values.items() if name not in later or value != later[name]}
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number and what it counts: `1 expert`, `2 experts`."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"

@@ -1,9 +1,0 @@
-from .recipe import OUTPUTS as OUTPUTS
-from .recipe import Recipe as Recipe
-from .recipe_file import RecipeFile as RecipeFile
-from .recipe_file import check_recipe_output as check_recipe_output
-from .recipe_file import read_recipe as read_recipe
-from .recipe_file import write_recipe as write_recipe
-from .recipe_schema import recipe_schema as recipe_schema
-from .recipe_values import make_recipe as make_recipe
-from .recipe_values import overlay as overlay

@@ -1,0 +1,223 @@
+"""The fields of a recipe: the options of all methods, each once.
+
+`FIELDS` drives the checks of `Recipe`, the options of the commands that compose, the form of the web pages, recipe files
+and their JSON Schema, and the table of docs/methods.md. Nothing here loads torch.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
+from registry.composition.method import Method, Output
+from registry.composition.recipe.option import Option, OptionKind
+from registry.composition.recipe.shared_options import FIRST, TO, TRUNK_OPTIONS
+from registry.errors import InvalidInputError
+
+METHODS_OF: Mapping[str, Mapping[str, Method]] = {"trunk": TRUNKS, "router": ROUTERS}
+"""Field whose values are methods → these."""
+
+
+class Fields(Mapping[str, Option]):
+    """Name → field, in the order of the command line's help; merged from the methods when it is first read."""
+
+    def __getitem__(self, name: str) -> Option:
+        return _merged()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_merged())
+
+    def __len__(self) -> int:
+        return len(_merged())
+
+    def __contains__(self, name: object) -> bool:
+        return name in _merged()
+
+
+FIELDS = Fields()
+
+
+@cache
+def _merged() -> dict[str, Option]:
+    """Return the fields. Options of one name are one field: it has a part in every output and method that has it."""
+    merged: dict[str, Option] = {}
+    for output in OUTPUTS.values():
+        at = 0  # behind all options of the output so far
+        for one, of, method in _declared(output):
+            known = merged.get(one.name)
+            if known is None:
+                merged = _inserted(merged, replace(one, outputs=(output.name,)), at)
+            else:
+                _check_same(known, one, output)
+                merged[one.name] = _joined(known, one, output.name)
+            if of and method:
+                merged[one.name] = _with_method(merged[one.name], one, of, method.name)
+            at = max(at, [*merged].index(one.name) + 1)
+    for method in (*OUTPUTS.values(), *TRUNKS.values(), *ROUTERS.values()):
+        for name, usual in method.defaults.items():
+            merged[name] = replace(merged[name], default_with={**merged[name].default_with, method.name: usual})
+    every = replace(
+        TO,
+        outputs=(*OUTPUTS,),
+        choices=(*OUTPUTS,),
+        default=OUTPUTS.default.name,
+        help=TO.help.replace("{choices}", "; ".join(f"{name}, {one.clause}" for name, one in OUTPUTS.items())),
+        note="; ".join(f"{one.called}: {one.note}" for one in OUTPUTS.values()),
+    )
+    return {"to": every} | {name: _described(one) for name, one in merged.items()}
+
+
+def _declared(output: Output) -> Iterator[tuple[Option, str, Method | None]]:
+    """Yield the options of an output: each trunk's after `trunk`, each router's after `router`, with whose they are."""
+    for one in output.options:
+        methods = METHODS_OF.get(one.name, {})
+        if methods and not one.choices:
+            one = replace(
+                one, choices=(*methods,), default=next(iter(methods)) if one.default == FIRST else one.default
+            )
+        yield one, "", None
+        for method in methods.values():
+            for option in method.options:
+                is_number = one.name == "trunk" and option.kind is OptionKind.NUMBER
+                yield replace(option, group=TRUNK_OPTIONS) if is_number else option, one.name, method
+
+
+def _inserted(merged: dict[str, Option], one: Option, at: int) -> dict[str, Option]:
+    """Return the fields with another one at a place."""
+    names = list(merged)
+    names.insert(at, one.name)
+    return {name: merged.get(name, one) for name in names}
+
+
+def _check_same(known: Option, one: Option, output: Output) -> None:
+    """Check that two options of one name hold the same values.
+
+    Raises:
+        InvalidInputError: they do not.
+    """
+    if (known.kind, known.limits, known.group) != (one.kind, one.limits, one.group):
+        raise InvalidInputError(
+            f"option {one.name} of {output.name} has other values than the option of that name: {one.words}, and it "
+            f"must be {known.words}",
+            "give it another name",
+        )
+
+
+def _joined(known: Option, one: Option, output: str) -> Option:
+    """Return a field with the part that an option of another output gives it."""
+    usual, unset = dict(known.default_with), dict(known.unset_with)
+    if output not in known.outputs and (one.default, one.unset) != (known.default, known.unset):
+        usual[output], unset[output] = one.default, one.unset
+    return replace(
+        known,
+        outputs=tuple(dict.fromkeys((*known.outputs, output))),
+        only_with={**known.only_with, **one.only_with},
+        or_with=known.or_with or one.or_with,
+        default_with=usual,
+        unset_with=unset,
+    )
+
+
+def _with_method(field: Option, one: Option, of: str, method: str) -> Option:
+    """Return a field with the part that a trunk or router method gives it."""
+    methods = tuple(dict.fromkeys((*field.only_with.get(of, ()), method)))
+    usual = {**field.default_with} if one.default == field.default else {**field.default_with, method: one.default}
+    return replace(field, only_with={**field.only_with, of: methods}, default_with=usual)
+
+
+def _described(field: Option) -> Option:
+    """Return a field with its help and its note as people read them."""
+    text = field.help.replace("{choices}", listed(field.choices)) if field.choices else field.help
+    methods = [method for of in METHODS_OF for method in field.only_with.get(of, ())]
+    if text[0].islower() and methods:
+        text = f"For {listed(methods, 'and')}: {text}"
+    return replace(field, help=text, note=field.note.replace("{default}", field.default_text))
+
+
+def listed(words: Iterable[str], last: str = "or") -> str:
+    """Return words as a list in a sentence: `a, b or c`."""
+    *others, final = words
+    return f"{', '.join(others)} {last} {final}" if others else final
+
+
+def output_of(values: Mapping[str, Any]) -> Output:
+    """Return what fields of a recipe make."""
+    return OUTPUTS.get(values.get("to") or "", OUTPUTS.default)
+
+
+def removed() -> dict[str, tuple[Any, Any]]:
+    """Return key of earlier recipes → a value that is still read there, and the one that asked for what was removed."""
+    return {name: pair for output in OUTPUTS.values() for name, pair in output.removed.items()}
+
+
+def default(name: str, output: str = "") -> Any:
+    """Return the default of a field for an output, a copy of it where it is a mapping; of no field, None.
+
+    Fields that only earlier recipes have are at the value that asks for nothing.
+    """
+    if name not in FIELDS:
+        return removed().get(name, (None, None))[0]
+    return FIELDS[name].default_with_methods(output)
+
+
+def resolved(name: str, values: Mapping[str, Any]) -> Any:
+    """Return the value of a field beside others: what is given, else its default beside their methods."""
+    if values.get(name) is not None:
+        return values[name]
+    output = str(values.get("to") or OUTPUTS.default.name)
+    if name == "to":
+        return output
+    if name in METHODS_OF:
+        return default(name, output)
+    methods = (resolved(of, values) for of in METHODS_OF if output in FIELDS[of].outputs)
+    return FIELDS[name].default_with_methods(output, *methods)
+
+
+def options_of(trunk: str) -> dict[str, float]:
+    """Return the numbers of a trunk method and their defaults."""
+    names = [one.name for one in TRUNKS[trunk].options] if trunk in TRUNKS else []
+    return {name: FIELDS[name].default_with_methods(trunk) for name in FIELDS if name in names and FIELDS[name].group}
+
+
+def chosen(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a recipe's document that say what it makes, and those that differ from their defaults."""
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        if key == TRUNK_OPTIONS:
+            found |= {name: one for name, one in value.items() if one != _default_in(name, recipe)}
+        elif value is not None and (key in _ALWAYS or value != _default_in(key, recipe)):
+            found[key] = value
+    return found
+
+
+_ALWAYS = ("to", "routing", "trunk", "router", "lam", "top_k")
+"""Fields that say what a composition is, at their defaults too."""
+
+
+def _default_in(name: str, recipe: Mapping[str, Any]) -> Any:
+    """Return what a field is by default beside the methods of a recipe's document."""
+    if name not in FIELDS:
+        return default(name)
+    return FIELDS[name].default_with_methods(*(str(recipe.get(of)) for of in ("to", *METHODS_OF)))
+
+
+def obstacle(one: Option, values: Mapping[str, Any]) -> tuple[str, str | None] | None:
+    """Return the field, and its value, because of which `one` has no part in a recipe; None where it has one.
+
+    The value is None where that field is not given, and stands for no method there.
+
+    Args:
+        one: the field.
+        values: fields of the recipe; the others are at their defaults.
+    """
+    output = values.get("to") or OUTPUTS.default.name
+    if output not in one.outputs:
+        return "to", output
+    if any(values.get(other) and output in FIELDS[other].outputs for other in one.or_with):
+        return None
+    for other, methods in one.only_with.items():
+        method = values.get(other) or default(other, output)
+        if output in FIELDS[other].outputs and method not in methods:
+            return other, method
+    return None

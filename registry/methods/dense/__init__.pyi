@@ -1,0 +1,1 @@
+from .domain_weights import document_shares as document_shares

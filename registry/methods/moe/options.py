@@ -1,0 +1,65 @@
+"""Options of sparse mixtures."""
+
+from registry.composition.recipe.option import Limits, Option, OptionKind
+
+TOPK_SOFTMAX, SOFTMAX_TOPK = "topk-softmax", "softmax-topk"
+"""Weights of a token's experts: the softmax over the k largest logits, or the k largest of the softmax over all."""
+
+MOST_PASSES = 8
+
+GATING = Option(
+    "gating", OptionKind.CHOICE,
+    "Weights of a token's experts: topk-softmax, softmax over their logits, so that they add up to 1; softmax-topk, "
+    "softmax over all experts' logits, the largest as they are.", "HOW", default=TOPK_SOFTMAX,
+    choices=(TOPK_SOFTMAX, SOFTMAX_TOPK), label="Gating",
+    note="how a token’s experts are weighted: with topk-softmax adding up to 1, with softmax-topk less", advanced=True,
+    is_later=True,
+)  # fmt: skip
+
+LAM = Option(
+    "lam", OptionKind.NUMBER, "Ridge strength, with hetero relative.", "X", default=0.01, limits=Limits(0.0),
+    label="Ridge strength", note="how much the router’s least squares is damped", advanced=True,
+)  # fmt: skip
+
+NORMALIZE = Option(
+    "normalize", OptionKind.SWITCH,
+    "Give router columns unit length, as the DUME paper does, or leave them as they are solved.", "", default=False,
+    label="Unit router columns", advanced=True,
+    note="gives the router equally long columns for all experts, as the DUME paper does",
+)  # fmt: skip
+
+BIAS = Option(
+    "bias", OptionKind.BY_MEMBER,
+    "What is added to a member's logits: of domain-embedding as far as linear routers can, of anchored exactly and 0 or "
+    "less.", "A=B,…", default={}, unset="0", usual=0.0, advanced=True,
+)  # fmt: skip
+
+REFINE = Option(
+    "refine", OptionKind.WHOLE,
+    "Passes of the kept calibration tokens through the composed model, from which the routers are solved.", "N",
+    default=0, limits=Limits(0.0, float(MOST_PASSES)), label="Refining passes", advanced=True,
+    note="how often kept calibration tokens pass the composed model, to solve its routers on them",
+)  # fmt: skip
+
+REFINE_MLP = Option(
+    "refine_mlp", OptionKind.SWITCH,
+    "Refit the trunk's linear maps and each expert's down projection on the same tokens.", "", default=False,
+    label="Refit MLPs", advanced=True,
+    note="fits the experts’ down projections and the trunk to kept calibration tokens",
+)  # fmt: skip
+
+DEVICE = Option(
+    "device", OptionKind.TEXT, "A torch device for passes.", "DEVICE", unset="the GPU if there is one", advanced=True
+)  # fmt: skip
+
+HOST = Option(
+    "host", OptionKind.TEXT, "Architecture of the folder, where several fit: a model type, or remote-code.", "HOST",
+    unset="the preferred one", advanced=True,
+)  # fmt: skip
+
+REMOTE_CODE_SWITCH = Option(
+    "remote_code", OptionKind.SWITCH,
+    "Write a modelling file into the folder, which carries any family; it loads with trust_remote_code=True.", "",
+    default=False, stands_for=("host", "remote-code"), label="Modelling file", advanced=True,
+    note="writes code that fits any model family; it loads with trust_remote_code",
+)  # fmt: skip

@@ -1,0 +1,202 @@
+"""Sparse mixtures: what `--to moe` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median_low
+from typing import TYPE_CHECKING, Any
+
+from registry.composition.found import ROUTERS, TRUNKS
+from registry.composition.method import Settings, counted
+from registry.composition.recipe.option import Problem
+from registry.composition.recipe.rules import LEAST_COPIES, MOST_COPIES
+from registry.composition.recipe.shared_options import BALANCE, DTYPE, ROUTER, TEMPERATURE, TOP_K, TRUNK, WEIGHTS
+from registry.errors import InvalidInputError
+from registry.methods.moe.combined import Combined, per_token
+from registry.methods.moe.options import DEVICE, HOST, LAM, REFINE, REFINE_MLP, REMOTE_CODE_SWITCH, SOFTMAX_TOPK
+from registry.methods.moe.refinement import refined
+from registry.methods.works import DUME, UPCYCLING
+
+if TYPE_CHECKING:
+    from registry.composition.method import Work
+    from registry.composition.plan import Plan, PlanWarning, RoutingCost
+    from registry.composition.preview import Preview
+    from registry.composition.recipe.recipe import Recipe
+    from registry.member import Member
+    from registry.progress import Progress
+
+OF_COPIES = {"router": "random", "trunk": "base"}
+"""Methods of a mixture whose experts are copies of one base model."""
+
+
+class Moe(Combined):
+    """A mixture of the members' MLPs on one trunk, with a router in every layer (DUME; BTX)."""
+
+    name = "moe"
+    options = (
+        TRUNK,
+        ROUTER,
+        REFINE,
+        REFINE_MLP,
+        DEVICE,
+        replace(TOP_K, unset="1 with context, else 2"),
+        TEMPERATURE,
+        WEIGHTS,
+        BALANCE,
+        DTYPE,
+        HOST,
+        REMOTE_CODE_SWITCH,
+    )
+    words = "a sparse mixture"
+    called = "sparse mixture"
+    kind = "mixture"
+    choice = "sparse mixture (moe)"
+    clause = "a sparse mixture"
+    note = "each token goes through a few experts"
+    works = (DUME,)
+    removed = {"lam": (LAM.default, "auto"), "token_weight": ("none", "advantage"), "refine_trunk": (False, True)}
+    copies = OF_COPIES
+    is_previewed = True
+
+    def problem(self, values: Settings) -> Problem | None:
+        if values["refine_mlp"] and values["gating"] == SOFTMAX_TOPK:
+            return Problem(
+                ("gating", "refine_mlp"),
+                f"a refit takes the weights of a token's experts to add up to 1, and gating {SOFTMAX_TOPK!r} was asked "
+                "for",
+                "drop --gating, or --refine-mlp",
+            )
+        return None
+
+    def problem_of_copies(self, count: int, values: Settings) -> Problem | None:
+        if (router := values["router"]) != OF_COPIES["router"]:
+            return Problem(
+                ("router",),
+                f"router method {router!r} cannot tell copies of one base model apart: they have the same weights, and "
+                "no text of their own",
+                f"choose --router {OF_COPIES['router']}, and train the mixture: reg train DIR --train all --data FILE",
+            )
+        if (trunk := values["trunk"]) != OF_COPIES["trunk"]:
+            return Problem(
+                ("trunk",),
+                f"trunk method {trunk!r} has nothing to combine: copies of one base model have its trunk",
+                f"choose --trunk {OF_COPIES['trunk']}",
+            )
+        if any(weight != 1 for weight in values.get("weights", {}).values()):
+            return Problem(
+                ("weights",), "copies of one base model are equal, so weights change nothing", "drop --weights"
+            )
+        if (balance := values.get("balance", "none")) != "none":
+            return Problem(
+                ("balance",),
+                f"balance {balance!r} has nothing to balance: copies of one base model have no statistics",
+                "drop --balance",
+            )
+        if isinstance(top_k := values.get("top_k"), int) and top_k > count:
+            more = f", or --from-base {top_k}" if top_k <= MOST_COPIES else ""
+            return Problem(
+                ("top_k",),
+                f"top-k is {top_k}, it must be from 1 to {count}, the number of copies",
+                f"give --top-k {count}{' or less' if count > LEAST_COPIES else ''}{more}",
+            )
+        if values.get("gating") == SOFTMAX_TOPK:
+            return Problem(
+                ("gating",),
+                f"gating {SOFTMAX_TOPK!r} gives weights that need not add up to 1, and copies of one base model would "
+                "not give what it gives",
+                "drop --gating",
+            )
+        if name := refined(values):
+            return Problem(
+                (name,),
+                "there is nothing to refine in copies of one base model, which have no calibration tokens",
+                f"drop --{name.replace('_', '-')}",
+            )
+        return None
+
+    def check_members(self, recipe: Recipe, names: Sequence[str]) -> None:
+        if not 1 <= self.top_k(recipe, len(names)) <= len(names):
+            most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
+            raise InvalidInputError(
+                f"top-k is {recipe.top_k}, it must be {most}",
+                f"give --top-k {len(names)} or less, or name more --experts",
+            )
+
+    def top_k(self, recipe: Recipe, count: int) -> int:
+        from registry.methods.moe.recipe import top_k
+
+        return top_k(recipe, count)
+
+    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
+        from registry.methods.moe.recipe import routed_document, trunk_document
+
+        return {
+            "to": self.name,
+            **trunk_document(recipe, names),
+            **routed_document(recipe, names),
+            "weights": WEIGHTS.written(recipe.weights, names),
+            "balance": recipe.balance,
+            "dtype": recipe.dtype,
+        }
+
+    def fields_of_document(self, document: Mapping[str, Any], host: str) -> dict[str, Any]:
+        from registry.hosts.remote_code import REMOTE_CODE, ROUTED
+
+        return {**document, "host": REMOTE_CODE if host.startswith(ROUTED) else host}
+
+    def without_removed(self, composition: Mapping[str, Any], removed: Settings) -> dict[str, Any]:
+        """Return a recipe without what was removed of it; where that chose λ by layer, with the median of the choices."""
+        recipe = super().without_removed(composition, removed)
+        recipe.pop("refine_trunk", None)  # documents have it only where it is true
+        if not refined(recipe):
+            recipe.pop("computed", None)  # of the passes that it asked for
+        chosen = [layer.get("best") for layer in composition.get("lam", ()) if isinstance(layer, dict)]
+        strengths = [float(one) for one in chosen if one is not None and LAM.problem(one) is None]
+        return recipe | ({"lam": median_low(strengths)} if "lam" in removed and strengths else {})
+
+    def warnings(self, plan: Plan) -> tuple[PlanWarning, ...]:
+        from registry.methods.moe.context.plan_warnings import plan_warnings
+
+        return plan_warnings(plan)
+
+    def preview(self, plan: Plan, progress: Progress) -> Preview:
+        from registry.methods.moe.preview import preview_plan
+
+        return preview_plan(plan, progress)
+
+    def shares_of(self, plan: Plan, version: Member) -> dict[str, float]:
+        from registry.methods.moe.context.predicted_routing import predict_text
+
+        shares = predict_text(plan, version.evidence_counts).tolist()
+        return {name: min(max(share, 0.0), 1.0) for name, share in zip(plan.names, shares, strict=True)}
+
+    def routing_cost(self, plan: Plan) -> RoutingCost | None:
+        from registry.methods.moe.context.context_cost import context_cost
+
+        return context_cost(plan)
+
+    def passes(self, recipe: Recipe) -> Sequence[tuple[str, str, bool]]:
+        from registry.methods.moe.recipe import retakes
+
+        refit = [("refitting", "refitting to the experts’ kept text", True)] if recipe.refine_mlp else []
+        collected = "collecting statistics of the experts’ kept text, where none are cached"
+        return [*refit, *([("collecting", collected, False)] if retakes(recipe) else [])]
+
+    def works_of(self, plan: Plan) -> list[Work]:
+        router = plan.recipe.router_method
+        copies = [UPCYCLING] if plan.from_base is not None else []
+        return [*self.works, *copies, *(router.works if router else ()), *super().works_of(plan)]
+
+    def sentences(self, document: Mapping[str, Any]) -> list[str]:
+        recipe, copies = document["recipe"], document.get("from_base")
+        of = f"{copies} copies of the base model’s MLPs" if copies else counted(len(document["members"]), "expert")
+        trunk, router = TRUNKS.get(str(recipe.get("trunk"))), ROUTERS.get(str(recipe.get("router")))
+        made = [f"A sparse mixture of {of}{per_token(recipe)}"]
+        made += [f"shared weights {trunk.words}"] if trunk else []
+        made += [router.words] if router else []
+        made += (
+            [f"routers solved again in {counted(recipe['refine'], 'pass', 'passes')}"] if recipe.get("refine") else []
+        )
+        made += ["MLPs refitted to the composed model"] if recipe.get("refine_mlp") else []
+        return made

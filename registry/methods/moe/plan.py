@@ -1,0 +1,290 @@
+"""The plan of a mixture or a dense model: host, every tensor and how it is made."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from registry.composition.compatibility import common_dtype, length_notes, make_subset
+from registry.composition.method import COUNTS
+from registry.composition.plan import EXPERTS, ROUTER, TRUNK, OutputTensor, Plan
+from registry.composition.recipe.recipe import Recipe
+from registry.composition.taken_files import taken_notes
+from registry.composition.trained.trained_parts import EQUAL_COPIES
+from registry.errors import IncompatibleError, UnsupportedFamilyError
+from registry.families import Translation
+from registry.hosts import Constant, Experts
+from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
+from registry.hosts.context_mlp import ALARM
+from registry.hosts.head_map import holds_maps
+from registry.hosts.host import LAYERS
+from registry.hosts.remote_code import (
+    CONTEXT_ALARM,
+    CONTEXT_FAST,
+    CONTEXT_SHARPNESS,
+    CONTEXT_WINDOW,
+    EVIDENCE_TENSOR,
+    HEAD_MAPS,
+    REMOTE_CODE,
+    THRESHOLDS_TENSOR,
+    context_code_host,
+    own_head_maps,
+)
+from registry.hosts.tensors import Entries, Evidence, Router, RouterBias
+from registry.maths.context.prefix import FAST
+from registry.maths.context.rotary import recency_amplitudes, rotary_tables
+from registry.maths.router.balance import balanced
+from registry.member import Member
+from registry.methods.moe.checks import check_mixture, equal_mlp_notes
+from registry.methods.moe.options import SOFTMAX_TOPK
+from registry.methods.moe.recipe import top_k
+from registry.methods.moe.routers.context import SHARED
+from registry.methods.moe.special_routers import (
+    has_router_bias,
+    host_of_bias,
+    with_router_bias,
+    with_softmax_topk,
+)
+
+
+def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
+    """Return the plan of composing `members` (in any order) by `recipe`.
+
+    Args:
+        members: active versions of different experts.
+        base: the base model where `recipe.trunk` needs one; it takes no part otherwise.
+        recipe: how.
+
+    Raises:
+        InvalidInputError: no member, a name twice, or a recipe that does not fit them.
+        IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
+        UnsupportedFamilyError: the host asked for does not carry them.
+    """
+    subset = make_subset(members, base, recipe)
+    check_mixture(subset, recipe)
+    lead, router = subset.lead, recipe.router_method
+    if is_biased := has_router_bias(subset.members, recipe):
+        recipe = recipe.replace(host=host_of_bias(recipe.host))
+    translation = lead.family.dense(lead.architecture) if router is None else _translation(lead, recipe.host)
+    if is_biased:
+        translation = with_router_bias(translation, lead)
+    if recipe.gating == SOFTMAX_TOPK:
+        translation = with_softmax_topk(translation, lead, bias=is_biased)
+    dtype = recipe.dtype or common_dtype(subset.members)
+    tensors = tuple(_tensors(subset.members, subset.base, recipe, dtype, lead, translation))
+    plan = _carried(Plan(recipe, subset.members, subset.base, lead, dtype, "", "", tensors), translation)
+    if router is None or router.statistics != COUNTS:
+        return plan
+    return with_context(plan) if len(plan.members) > 1 else replace(plan, tensors=tuple(map(_no_choice, tensors)))
+
+
+def _carried(plan: Plan, translation: Translation) -> Plan:
+    """Return a plan for a host."""
+    host = translation.host
+    return replace(plan, model_type=host.model_type, class_name=host.class_name, parts=translation)
+
+
+def notes(plan: Plan) -> Iterator[str]:
+    """Yield remarks on a mixture or a dense model for its user."""
+    yield from plan.parts.notes
+    if plan.from_base:
+        yield EQUAL_COPIES
+    elif plan.recipe.router_method is not None:
+        yield from equal_mlp_notes(plan.members)
+    yield from length_notes(plan.members)
+    yield from taken_notes(plan.members, plan.lead)
+
+
+def active_parameters(plan: Plan) -> int:
+    """Return the weights that take part in one token: the trunk, the routers and top_k experts."""
+    experts = sum(tensor.elements for tensor in plan.tensors if tensor.part == EXPERTS)
+    count = len(plan.members)
+    return plan.parameters - experts + experts // count * top_k(plan.recipe, count)
+
+
+def statistics_weights(plan: Plan) -> list[float]:
+    """Return the factors of the members' statistics: ω, and where tokens are balanced times the mean count over their own."""
+    if plan.recipe.balance == "none":
+        return plan.weights
+    return balanced(plan.weights, [member.tokens for member in plan.members])
+
+
+def _no_choice(tensor: OutputTensor) -> OutputTensor:
+    """Return a router of one member, which is made from no counts, as zeros; another tensor as it is."""
+    return replace(tensor, made=Constant(tensor.shape, 0.0)) if isinstance(tensor.made, Router) else tensor
+
+
+def with_context(plan: Plan) -> Plan:
+    """Return a plan with the context layer that its routers read, and the channels that it needs.
+
+    Raises:
+        UnsupportedFamilyError: the host cannot carry a context layer for so many members.
+    """
+    recipe, translation = plan.recipe, plan.parts
+    if recipe.host == REMOTE_CODE:
+        return _with_evidence(plan)
+    windows, notes = context_windows(translation, recipe.context_window)
+    maps, more = _head_maps(translation, recipe)
+    try:
+        layout = ContextLayout(translation.host, translation.architecture, len(plan.members), windows, maps=maps)
+    except ValueError as error:
+        raise UnsupportedFamilyError(
+            f"--router context cannot be used here: {error}",
+            "choose --router ridge, or add --remote-code: the folder then carries a modelling file of its own",
+        ) from error
+    dtypes = {layout.name(tensor.name): tensor.dtype for tensor in plan.tensors if tensor.part == TRUNK}
+    trunk = layout.trunk(translation.trunk)
+    tensors = [OutputTensor(name, dtypes.get(name, plan.dtype), made) for name, made in trunk.items()]
+    last: list[OutputTensor] = []
+    for tensor in plan.tensors:
+        name, dtype, made = tensor.name, tensor.dtype, tensor.made
+        if isinstance(made, Router):
+            if made.layer == 0:
+                tensors.append(OutputTensor(name, dtype, layout.no_gate(), ROUTER))
+            tensors.append(OutputTensor(layout.name(name), dtype, layout.gate(recipe.temperature), ROUTER))
+            if layout.is_copied_last(name):
+                last.append(OutputTensor(layout.last_name(name), dtype, layout.gate(recipe.temperature), ROUTER))
+        elif isinstance(made, Experts):
+            if name.startswith(f"{LAYERS}.0."):
+                tensors.append(OutputTensor(name, dtype, layout.own_experts(name, made), EXPERTS))
+            tensors.append(OutputTensor(layout.name(name), dtype, layout.experts(made), EXPERTS))
+            if layout.is_copied_last(name):
+                last.append(OutputTensor(layout.last_name(name), dtype, layout.last_experts(name, made), EXPERTS))
+    if translation.host.context and translation.host.context.fixed_heads:
+        limit = f"transformers 4 derives the size of {translation.host.model_type}'s heads from its hidden size"
+        notes = (*notes, f"{limit}, and cannot load a context layer: use transformers 5")
+    carried = replace(translation, architecture=layout.architecture, notes=(*translation.notes, *notes, *more))
+    return _carried(replace(plan, tensors=(*tensors, *last)), carried)
+
+
+def _head_maps(translation: Translation, recipe: Recipe) -> tuple[bool, tuple[str, ...]]:
+    """Return whether a composition has head maps, and remarks."""
+    if recipe.vocabulary == SHARED or translation.host.context is None:
+        return False, ()
+    if holds_maps(translation.host.context, translation.architecture):
+        return True, ()
+    return False, ("its MLPs are too narrow for head maps, or their activation is of another kind: the head is shared",)
+
+
+def _with_evidence(plan: Plan) -> Plan:
+    """Return a plan for a modelling file that averages evidence by itself: no router, and head maps as they are."""
+    family, recipe, translation = plan.lead.family, plan.recipe, plan.parts
+    fast = FAST if recipe.context_window > FAST else 0.0
+    settings = {
+        CONTEXT_WINDOW: float(recipe.context_window),
+        CONTEXT_FAST: fast,
+        CONTEXT_ALARM: ALARM,
+        CONTEXT_SHARPNESS: SHARPNESS * MEAN / recipe.temperature,
+        HEAD_MAPS: recipe.vocabulary != SHARED,
+    }
+    carried = replace(
+        translation,
+        host=context_code_host(family.model_type, family.class_name, family.layers),
+        architecture=translation.architecture.with_options(**settings),
+    )
+    experts, sizes = len(plan.members), translation.architecture
+    maps = own_head_maps(experts, sizes.hidden_size, bias=family.head_input(sizes).bias)
+    thresholds = tuple(((e, n), (e, n), 1.0) for e in range(experts) for n in range(experts))
+    tensors = (
+        *(tensor for tensor in plan.tensors if not isinstance(tensor.made, Router)),
+        OutputTensor(EVIDENCE_TENSOR, "float32", Evidence((sizes.vocab_size, experts)), ROUTER),
+        OutputTensor(THRESHOLDS_TENSOR, "float32", Entries((experts, experts), thresholds=thresholds), ROUTER),
+        *(OutputTensor(name, plan.dtype, made, EXPERTS) for name, made in maps.items() if settings[HEAD_MAPS]),
+    )
+    return _carried(replace(plan, tensors=tensors), carried)
+
+
+def context_windows(translation: Translation, tau: float) -> tuple[ContextWindows, tuple[str, ...]]:
+    """Return the windows of a context layer, and remarks.
+
+    Args:
+        translation: how the host carries the members.
+        tau: τ in tokens, 0 for the whole text so far.
+    """
+    kind, architecture = translation.host.context, translation.architecture
+    if not tau or kind is None:
+        return ContextWindows(), ()
+    rotary = rotary_tables(architecture.rope_parameters, architecture.head_dim, architecture.max_position_embeddings)
+    slow = recency_amplitudes(rotary, float(tau))
+    if slow is None:
+        note = f"its rope cannot weigh the past by a window of {tau:g} tokens: routers read the mean of the whole text"
+        return ContextWindows(), (note,)
+    windows = ContextWindows(tuple(slow.tolist()), factor=rotary.factor)
+    fast = recency_amplitudes(rotary, FAST) if tau > FAST else None
+    if fast is None:
+        return windows, ()
+    both = replace(windows, fast=tuple(fast.tolist()))
+    return (both if notices(kind, architecture, both) else windows), ()
+
+
+def dense_plan(plan: Plan) -> Plan:
+    """Return the plan of one dense model made of the same trunk: what every member sees when tokens are forced."""
+    translation = plan.lead.family.dense(plan.lead.architecture)
+    recipe = plan.recipe.replace(to="dense")
+    tensors = tuple(_tensors(plan.members, plan.base, recipe, plan.dtype, plan.lead, translation))
+    return _carried(replace(plan, recipe=recipe, tensors=tensors), translation)
+
+
+def _translation(lead: Member, host: str | None) -> Translation:
+    hosts = lead.hosts
+    if host is None:
+        host = next(iter(hosts))
+        if host == REMOTE_CODE:
+            raise UnsupportedFamilyError(
+                f"no native host carries {lead.version.ref} exactly: {lead.family.refusal(lead.architecture)}",
+                "add --remote-code: the folder then carries a modelling file of its own",
+            )
+    if host not in hosts:
+        raise UnsupportedFamilyError(
+            f"host {host!r} does not carry {lead.version.ref} ({lead.family.model_type})",
+            f"those that do: {', '.join(hosts)}",
+        )
+    return hosts[host]
+
+
+def _tensors(
+    members: Sequence[Member], base: Member | None, recipe: Recipe, dtype: str, lead: Member, translation: Translation
+) -> Iterator[OutputTensor]:
+    family, architecture, host = lead.family, lead.architecture, translation.host
+    for name, made in translation.trunk.items():
+        own = dtype if isinstance(made, Constant) else trunk_dtype(members, base, recipe, made.rows.name)
+        yield OutputTensor(name, recipe.dtype or own, made)
+    router = recipe.router_method
+    if router is None:
+        return
+    for layer in range(architecture.num_hidden_layers):
+        shape = (len(members), architecture.hidden_size)
+        gate = (
+            Router(shape, layer) if router.is_linear or len(members) > 1 else Constant(shape, 0.0)
+        )  # one expert has every token
+        yield OutputTensor(host.tensor_name(layer, host.gate), dtype, gate, ROUTER)
+        if host.gate_bias:
+            bias = RouterBias((len(members),), layer)
+            yield OutputTensor(host.tensor_name(layer, host.gate_bias), dtype, bias, ROUTER)
+        whole = recipe.host == REMOTE_CODE
+        parts = family.mlp_tensors(layer, architecture) if whole else family.projections(layer, architecture)
+        for name, experts in host.experts.tensors(len(members), parts):
+            dtypes = {
+                members[member].version.ref: members[member].link("mlp", rows.name).dtype
+                for member, rows in experts.parts
+            }
+            yield OutputTensor(host.tensor_name(layer, name), recipe.dtype or _one(name, dtypes), experts, EXPERTS)
+
+
+def trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, name: str) -> str:
+    """Return the dtype in which a tensor of the trunk is written.
+
+    Raises:
+        IncompatibleError: it is made from tensors of different dtypes, and the recipe has none.
+    """
+    method = recipe.trunk_method
+    assert method is not None
+    contributors = [*(members if method.needs_members else ()), *([base] if base and method.needs_base else [])]
+    if recipe.dtype:
+        return recipe.dtype
+    return _one(name, {member.version.ref: member.weight(name).dtype for member in contributors})
+
+
+def _one(name: str, dtypes: dict[str, str]) -> str:
+    if len(set(dtypes.values())) > 1:
+        listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
+        raise IncompatibleError(f"tensor {name} has different dtypes ({listed})", "choose one: --dtype bfloat16")
+    return next(iter(dtypes.values()))

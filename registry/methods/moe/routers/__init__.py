@@ -1,0 +1,1 @@
+"""Router methods: one file a method."""

@@ -1,0 +1,1 @@
+"""Trunk methods: one file a method."""

@@ -1,0 +1,69 @@
+"""Experts of one `reg train-simoe` in one model: what `--to simoe` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from registry.composition.method import Card, Output, Settings, counted
+from registry.composition.recipe.shared_options import DTYPE
+from registry.methods.works import L0, SIMOE
+
+if TYPE_CHECKING:
+    from registry.composition.plan import Plan
+    from registry.composition.recipe.recipe import Recipe
+    from registry.member import Member
+    from registry.workspace import Workspace
+
+
+class Simoe(Output):
+    """Sparse interpolated experts as they were trained (Chen et al. 2025): nothing to choose but the dtype."""
+
+    name = "simoe"
+    options = (DTYPE,)
+    words = "a SIMoE"
+    called = "SIMoE"
+    kind = "SIMoE"
+    choice = "experts of a SIMoE"
+    clause = "experts of reg train-simoe as they were trained; loads with trust_remote_code=True"
+    note = "experts that were trained together"
+    works = (SIMOE, L0)
+
+    def needs_base(self, values: Settings) -> bool:
+        return True
+
+    def base_of(self, workspace: Workspace, members: Sequence[Member], base: str | None) -> str | None:
+        from registry.methods.simoe.plan import base_of
+
+        return base_of(workspace, members).ref if base is None else base
+
+    def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
+        from registry.methods.simoe.plan import make_simoe
+
+        return make_simoe(members, base, recipe)
+
+    def config(self, plan: Plan) -> dict[str, Any]:
+        from registry.methods.simoe.plan import config
+
+        return config(plan)
+
+    def code(self, plan: Plan) -> Mapping[str, bytes]:
+        from registry.hosts.remote_code import simoe_code
+
+        return simoe_code(plan.lead.family.class_name)
+
+    def file_members(self, plan: Plan) -> Sequence[Member]:
+        return (plan.lead,)
+
+    def card(self, plan: Plan) -> Card:
+        from registry.methods.simoe.card import simoe_card
+
+        return simoe_card(plan)
+
+    def notes(self, plan: Plan) -> Sequence[str]:
+        count = plan.members[0].content["simoe"]["experts"]
+        joint = f"its shared weights were trained by all {count} experts together, whichever of them are members"
+        return ("load it with trust_remote_code=True: the folder carries its modelling file", joint)
+
+    def sentences(self, document: Mapping[str, Any]) -> list[str]:
+        return [f"{counted(len(document['members']), 'expert')} of a SIMoE, as they were trained together"]

@@ -1,0 +1,54 @@
+"""What config.json says of folders that hold whole members, each of its own class."""
+
+import json
+from typing import Any
+
+from registry.composition.plan import Plan
+from registry.composition.taken_files import special_tokens
+from registry.hosts.host import dense_config
+from registry.member import Member
+
+OF_WHOLE = ("architectures", "dtype", "torch_dtype")
+"""Keys of a member's config.json that the whole folder has, with other values."""
+
+
+def loading(plan: Plan, module: str, config: str) -> dict[str, Any]:
+    """Return what config.json says of the class that loads the folder, of its dtype and of special tokens.
+
+    Args:
+        plan: the composition.
+        module: the modelling file.
+        config: the class of the configuration in it.
+    """
+    return {
+        "architectures": [plan.class_name],
+        "auto_map": {"AutoConfig": f"{module}.{config}", "AutoModelForCausalLM": f"{module}.{plan.class_name}"},
+        "model_type": plan.model_type,
+        "dtype": plan.dtype,
+        "torch_dtype": plan.dtype,
+        **special_tokens(plan.output.file_members(plan), plan.lead),
+    }
+
+
+def common_sizes(plan: Plan) -> dict[str, Any]:
+    """Return sizes of config.json that transformers asks for, where members differ: those of the lead."""
+    lead = plan.lead.architecture
+    return {
+        "hidden_size": lead.hidden_size,
+        "num_attention_heads": lead.num_attention_heads,
+        "num_hidden_layers": lead.num_hidden_layers,
+        "max_position_embeddings": min(m.architecture.max_position_embeddings for m in plan.members),
+        "use_cache": True,
+    }
+
+
+def own_config(member: Member) -> dict[str, Any]:
+    """Return the configuration of a member in a folder of several architectures."""
+    given = dense_config(json.loads(member.file("config.json")))
+    kept = {key: value for key, value in given.items() if key not in OF_WHOLE}
+    own = member.architecture
+    return kept | {
+        "model_type": member.family.model_type,
+        "tie_word_embeddings": own.tie_word_embeddings,
+        "vocab_size": own.vocab_size,
+    }
