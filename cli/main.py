@@ -21,49 +21,49 @@ from cli.synonyms import SYNONYMS
 from registry.names.suggest import closest, did_you_mean
 
 COMMANDS = {
-    "add-expert": "add_expert",
-    "add-experts": "add_experts",
-    "add-base": "add_base",
-    "check": "check",
-    "collect": "collect",
-    "compose": "compose",
-    "instantiate": "instantiate",
-    "preview": "preview",
-    "train-expert": "train_expert",
-    "train-soup": "train_soup",
-    "train-simoe": "train_simoe",
-    "proxy": "proxy",
-    "train": "train",
-    "train-router": "train_router",
-    "evaluate": "evaluate",
-    "scores": "scores",
-    "report": "report",
-    "route": "route",
-    "audit-extraction": "audit_extraction",
-    "doctor": "doctor",
-    "continual": "continual",
-    "opt-out": "opt_out",
-    "receipt": "receipt",
-    "list": "list_",
-    "show": "show",
-    "compositions": "compositions",
-    "log": "log",
-    "alias": "alias",
-    "export": "export",
-    "push": "push",
-    "push-expert": "push_expert",
-    "reproduce": "reproduce",
-    "verify": "verify",
-    "gc": "gc",
-    "ui": "ui",
-    "arrays": "arrays",
-    "db": "db",
-    "config": "config",
-    "completion": "completion",
-    "schema": "schema",
-    "demo": "demo",
+    "add-expert": "register.add_expert",
+    "add-experts": "register.add_experts",
+    "add-base": "register.add_base",
+    "check": "register.check",
+    "collect": "register.collect",
+    "compose": "compose.compose",
+    "instantiate": "instantiate.instantiate",
+    "preview": "routing.preview",
+    "train-expert": "train_experts.train_expert",
+    "train-soup": "train_experts.train_soup",
+    "train-simoe": "train_experts.train_simoe",
+    "proxy": "train_mixtures.proxy",
+    "train": "train_mixtures.train",
+    "train-router": "train_mixtures.train_router",
+    "evaluate": "evaluate.evaluate",
+    "scores": "evaluate.scores",
+    "report": "routing.report",
+    "route": "routing.route",
+    "audit-extraction": "doctor.audit_extraction",
+    "doctor": "doctor.doctor",
+    "continual": "evaluate.continual",
+    "opt-out": "opt_out.opt_out",
+    "receipt": "opt_out.receipt",
+    "list": "versions.list_",
+    "show": "versions.show",
+    "compositions": "compositions.compositions",
+    "log": "log.log",
+    "alias": "versions.alias",
+    "export": "versions.export",
+    "push": "push.push",
+    "push-expert": "push.push_expert",
+    "reproduce": "doctor.reproduce",
+    "verify": "maintain.verify",
+    "gc": "maintain.gc",
+    "ui": "ui.ui",
+    "arrays": "maintain.arrays",
+    "db": "maintain.db",
+    "config": "setup.config",
+    "completion": "setup.completion",
+    "schema": "setup.schema",
+    "demo": "demo.demo",
 }
-"""Command → its function, in the module of that name (without the trailing `_`, which avoids a built-in name)."""
+"""Command → its module in `cli.commands` and its function."""
 
 COMPLETING = "_REG_COMPLETE"
 """Environment variable that the scripts of `reg completion` set."""
@@ -94,8 +94,8 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            function = COMMANDS[cmd_name]
-            added = getattr(importlib.import_module(f"cli.commands.{function.rstrip('_')}"), function)
+            module, function = COMMANDS[cmd_name].split(".")
+            added = getattr(importlib.import_module(f"cli.commands.{module}"), function)
             accept_place(added)
             self.add_command(added, cmd_name)
         command = super().get_command(ctx, cmd_name)

@@ -1,21 +1,37 @@
-"""reg doctor."""
+"""Commands that examine model folders: doctor, reproduce, audit-extraction."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.option_groups import GroupedCommand
-from cli.output import as_json, is_quiet, next_step, note, on_registry, print_json, progress
+from cli.next_steps import evaluating
+from cli.opted_out import warn_of_opted_out
+from cli.option_groups import AUDIT, GroupedCommand
+from cli.options import Integer, file_path
+from cli.output import (
+    as_json,
+    done,
+    is_quiet,
+    next_step,
+    note,
+    on_registry,
+    print_json,
+    print_table,
+    progress,
+    short,
+    size,
+)
 from cli.places import composed_place
 from cli.score_tables import domain_files
 from cli.session import Session, pass_session
 
 if TYPE_CHECKING:
     from registry.doctor import Diagnosis, Finding
+
 
 _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
 
@@ -107,3 +123,118 @@ def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
 
 def _severity(finding: Finding) -> str:
     return click.style(finding.severity.ljust(7), fg=_COLOURS.get(finding.severity))
+
+
+@click.command(cls=GroupedCommand, examples=("reg reproduce moe/", "reg reproduce moe/ --out again/"))
+@click.argument("folder", metavar="FOLDER", type=composed_place)
+@click.option("--out", type=file_path, metavar="DIR", help="Keep the new composition in this folder; absent or empty.")
+@as_json
+@pass_session
+@click.pass_context
+def reproduce(context: click.Context, session: Session, folder: Path, out: Path | None, as_json: bool) -> None:
+    """Compose FOLDER again from its own composition.json and compare every byte; exit 1 if one differs.
+
+    Its members must be registered here, by name and content digest, and not opted out.
+    """
+    with session.registry() as registry:
+        result = registry.reproduce(folder, out)
+    refs = [version.ref for version in result.versions]
+    if as_json:
+        print_json(
+            {
+                "folder": result.folder,
+                "digest": result.digest,
+                "versions": refs,
+                "same": result.is_same,
+                "files": result.files,
+                "bytes": result.nbytes,
+                "out": result.out,
+            }
+        )
+    else:
+        for file in result.differing:
+            click.echo(f"{file.state}: {file.name}" + ("" if file.at is None else f", from byte {file.at:,} on"))
+        for file in result.files:
+            if file.state == "pushed":
+                done(None, f"note: {file.name} is the same except for the additions of reg push")
+        number, wrong = len(result.files), len(result.differing)
+        files = "file" if number == 1 else "files"
+        verdict = (
+            f"not reproduced: {wrong} of {number} {files} differ from"
+            if wrong
+            else f"reproduced: {number} {files} equal"
+        )
+        done(None, f"{verdict} the composition of {', '.join(refs)} ({size(result.nbytes)})  {short(result.digest)}")
+    if not result.is_same:
+        note(
+            f"next: reg reproduce {folder} --out DIR keeps the new composition; "
+            f"if {folder} was changed or copied in part, copy it again"
+        )
+        context.exit(1)
+    next_step(evaluating([folder], [version.name for version in result.versions]))
+
+
+@click.command(
+    cls=GroupedCommand,
+    headings=AUDIT,
+    examples=("reg audit-extraction checkpoints/base moe/ --data law.jsonl",),
+)
+@click.argument("folders", metavar="FOLDER…", type=composed_place, nargs=-1, required=True)
+@click.option(
+    "--data",
+    multiple=True,
+    required=True,
+    type=file_path,
+    metavar="FILE",
+    help="Text to look for, such as an expert's training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",
+)
+@click.option("--documents", type=Integer(1), metavar="N", default=100, show_default=True, help="Documents to try.")
+@click.option(
+    "--prefix", type=Integer(1), metavar="N", default=32, show_default=True, help="Tokens that the model is given."
+)
+@click.option(
+    "--continued", type=Integer(1), metavar="N", default=256, show_default=True, help="Tokens that it continues by."
+)
+@click.option(
+    "--top-k", type=Integer(1), metavar="N", default=50, show_default=True, help="Sample among so many tokens."
+)
+@click.option(
+    "--samples", type=Integer(1), metavar="N", default=10, show_default=True, help="Continuations of a document."
+)
+@click.option(
+    "--threshold",
+    type=float,
+    metavar="X",
+    default=0.9,
+    show_default=True,
+    help="Least similarity of an extracted document.",
+)
+@click.option(
+    "--seed", type=Integer(0), metavar="N", default=0, show_default=True, help="Seed of documents and samples."
+)
+@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@as_json
+@pass_session
+def audit_extraction(
+    session: Session, /, folders: tuple[Path, ...], data: tuple[Path, ...], as_json: bool, **settings: Any
+) -> None:
+    """Print the share of documents that models continue nearly word for word from their first tokens.
+
+    Each FOLDER is a model: a base model, a composition, an expert. A document is extracted if the best of its samples
+    has a normalised Levenshtein similarity of at least --threshold, on tokens (FlexOlmo §5.3). No text is printed.
+    Figures of a composition made here are stored with it: reg show DIGEST.
+    """
+    from registry import ExtractionSettings
+
+    with session.registry(create=True) as registry:
+        warn_of_opted_out(registry, folders)
+        found = registry.audit_extraction(folders, data, ExtractionSettings(**settings))
+    if as_json:
+        print_json([one.document() for one in found])
+        return
+    rows = [
+        (one.label, f"{one.extracted} of {len(one.similarity)}", f"{one.rate:.1%}", f"{one.mean:.3f}",
+         f"{max(one.similarity):.3f}")
+        for one in found
+    ]  # fmt: skip
+    print_table(("model", "extracted", "rate", "mean similarity", "largest"), rows)

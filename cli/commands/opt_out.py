@@ -1,4 +1,4 @@
-"""reg opt-out."""
+"""Commands that withdraw experts: opt-out, receipt verify."""
 
 import sys
 from collections.abc import Mapping
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.option_groups import GroupedCommand
+from cli.option_groups import CommandGroup, GroupedCommand
 from cli.options import file_path
-from cli.output import as_json, count, done, is_quiet, next_step, print_json, reg_line, short, size
+from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, reg_line, short, size
+from cli.places import composed_place
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from registry.opt_out.withdraw import OptOut
     from store.catalog import VersionRecord
+
 
 _LEAST_SHARE = 0.01
 """Smallest share of the tokens that is listed."""
@@ -197,3 +199,55 @@ def _heirs(shares: Mapping[str, float]) -> str:
     named = sorted(shares.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {share:.0%}" for name, share in named if share >= _LEAST_SHARE)
     return f"      composed again without it, its tokens would go to {text} (predicted from counts of tokens)"
+
+
+@click.group(cls=CommandGroup)
+def receipt() -> None:
+    """Check the receipt of an opt-out: reg receipt verify FILE."""
+
+
+@receipt.command(
+    cls=GroupedCommand,
+    examples=("reg receipt verify math-receipt.json", "reg receipt verify math-receipt.json --folder moe/"),
+)
+@click.argument("file", metavar="FILE", type=file_path)
+@click.option(
+    "--folder",
+    "folders",
+    multiple=True,
+    type=composed_place,
+    metavar="DIR",
+    help="A composed folder that must be intact and free of withdrawn versions (repeatable).",
+)
+@as_json
+@pass_session
+@click.pass_context
+def verify(context: click.Context, session: Session, file: Path, folders: tuple[Path, ...], as_json: bool) -> None:
+    """Compare a receipt with the registry; exit 1 if anything differs.
+
+    The versions must still be withdrawn, and purged if the receipt says so; deleted arrays must be absent; the log must
+    contain the event that the receipt names; and every recomposition must have the digest in the receipt.
+    """
+    with session.registry() as registry:
+        check = registry.verify_receipt(file, folders)
+    checked = check.receipt
+    if as_json:
+        findings = {"problems": check.problems, "remedies": check.remedies, "notes": check.notes}
+        print_json({"receipt": checked.document(), **findings})
+    else:
+        for problem in check.problems:
+            click.echo(f"problem: {problem}")
+        for line in check.notes:
+            done(None, f"note: {line}")
+        refs = ", ".join(version.ref for version in checked.versions)
+        verdict = count(len(check.problems), "problem") if check.problems else "receipt confirmed"
+        affected = f"{count(len(checked.compositions), 'composition')} affected"
+        done(
+            None,
+            f"{verdict}: {refs} withdrawn, {count(len(checked.arrays), 'array')} deleted, {affected}, "
+            f"{count(len(folders), 'folder')} checked",
+        )
+    if check.problems:
+        for remedy in check.remedies:
+            note(f"next: {remedy}")
+        context.exit(1)

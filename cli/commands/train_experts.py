@@ -1,0 +1,388 @@
+"""Commands that train experts from a base model: train-expert, train-soup, train-simoe."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+
+from cli.next_steps import after_registration, composing
+from cli.option_groups import TRAINING, GroupedCommand
+from cli.options import Choice, Integer, advanced, annotations, file_path
+from cli.output import as_json, done, next_step, note, print_json, short
+from cli.session import Session, pass_session
+from cli.trained_output import amount
+from cli.training_options import training_options, weight_products
+from cli.version_output import version_document
+from cli.worker import trained_as_worker
+from registry.composition.trained.trained_parts import trained_tokens
+from registry.destination.fresh import fresh
+from registry.io.display import few
+
+
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=(
+        "reg train-expert law --base base --data law.jsonl",
+        "reg train-expert law --base base --data law.jsonl --mlp lora:8 --out law/",
+    ),
+)
+@click.argument("name")
+@click.option(
+    "--base",
+    required=True,
+    metavar="BASE",
+    help="The model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.",
+)
+@click.option(
+    "--data",
+    multiple=True,
+    required=True,
+    type=file_path,
+    metavar="FILE",
+    help="Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable). Statistics are collected on it too.",
+)
+@click.option(
+    "--trunk",
+    type=Choice(["frozen", "free"]),
+    default="frozen",
+    show_default=True,
+    metavar="TRUNK",
+    help="frozen: only the MLPs train, and all experts of one base model share the rest to the byte; free: all weights "
+    "train.",
+)
+@click.option(
+    "--mlp",
+    default="full",
+    show_default=True,
+    metavar="full|lora:R",
+    help="Train the MLPs in full, or a low-rank change of rank R, which is added to them at the end.",
+)
+@advanced(
+    "--coordinate",
+    is_flag=True,
+    help="Train the MLPs beside the frozen ones of BASE, with a router row of their own in every layer (FlexOlmo): for "
+    "--router anchored.",
+)
+@advanced(
+    "--router-bias",
+    is_flag=True,
+    help="With --coordinate: a bias trains beside each row. A mixture with one carries a modelling file.",
+)
+@advanced(
+    "--public-data",
+    multiple=True,
+    type=file_path,
+    metavar="FILE",
+    help="Public text, with --coordinate: the router rows begin as the differences of the embeddings of both texts; "
+    "without, at 0 (repeatable).",
+)
+@training_options()
+@weight_products()
+@click.option("--keep-calibration", is_flag=True, help="Store the calibration tokens too.")
+@click.option("--out", type=file_path, metavar="DIR", help="Write the checkpoint to DIR, and register nothing.")
+@annotations
+@as_json
+@pass_session
+def train_expert(
+    session: Session,
+    /,
+    name: str,
+    base: str,
+    data: tuple[Path, ...],
+    public_data: tuple[Path, ...],
+    out: Path | None,
+    keep_calibration: bool,
+    tags: dict[str, str],
+    license_id: str | None,
+    alias: str | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Train expert NAME from a base model, and register it with its statistics.
+
+    If interrupted, repeat the command to resume. The version stores how it was trained, and its loss curve.
+    """
+    from registry import ExpertTraining
+    from registry.training.processes import leading
+
+    if trained_as_worker():
+        return
+    with leading(), session.registry(create=True) as registry:
+        trained = registry.train_expert(
+            name,
+            base,
+            data,
+            ExpertTraining(**settings),
+            public_data=public_data,
+            out=out,
+            tags=tags,
+            license=license_id,
+            alias=alias,
+            keep_calibration=keep_calibration,
+        )
+    losses, registered = trained.losses, trained.registration
+    if as_json:
+        print_json(
+            {
+                "version": None if registered is None else version_document(registered.version),
+                "out": trained.out,
+                "training": trained.document,
+                "loss": [losses.before, losses.after],
+                "tokens": trained.tokens,
+                "trained_tokens": trained_tokens(trained.document["training"]),
+            }
+        )
+        return
+    used = amount(trained.document["training"], settings["tokens"])
+    loss = f"  loss on {trained.tokens:,} held-out tokens: {losses.before:.4f} before, {losses.after:.4f} after"
+    if registered is None:
+        done(str(trained.out), f"trained {name} in {used}, into {trained.out}", loss)
+    else:
+        version = registered.version
+        verb = "registered" if registered.added else "already registered as"
+        done(version.ref, f"trained {name} in {used}; {verb} {version.ref}  {short(version.digest)}", loss)
+    spoiled = losses.after >= losses.before
+    if spoiled:
+        note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
+    if registered is None:
+        next_step(["add-expert", name, str(trained.out)])
+    elif spoiled:
+        next_step(["opt-out", registered.version.ref])
+    else:
+        next_step(after_registration(registered.version.name, registered.relations, registered.overlaps))
+
+
+def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, list[Path]]:
+    """Return domain → files; a file without a domain's name is a domain of its own, which it names."""
+    files: dict[str, list[Path]] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals:
+            name, path = Path(text).name.split(".")[0], text
+        if not (name and path):
+            raise click.BadParameter(f"{text!r} is not of the form FILE or NAME=FILE")
+        if not equals and name in files:
+            raise click.BadParameter(f"two files would be the domain {name!r}: name them: NAME={path}")
+        files.setdefault(name, []).append(Path(path))
+    return files
+
+
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=(
+        "reg train-soup mix --base base --domains a.jsonl --domains b.jsonl --experts 8",
+        "reg train-soup mix --base base --domains text.jsonl --clusters 16 --experts 8",
+    ),
+)
+@click.argument("name")
+@click.option(
+    "--base",
+    required=True,
+    metavar="BASE",
+    help="The base model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.",
+)
+@click.option(
+    "--domains",
+    multiple=True,
+    required=True,
+    metavar="[NAME=]FILE",
+    callback=_files,
+    help="Text of a domain: .txt, .jsonl, .jsonl.gz, .parquet (repeatable, two domains or more). Without a NAME it is "
+    "the file's own up to its first dot; files of one NAME are one domain.",
+)
+@click.option(
+    "--clusters",
+    type=Integer(2),
+    metavar="K",
+    help="Make the domains from all documents of all files together, by k-means: cluster-1, the largest, to cluster-K. "
+    "[default: domains are files]",
+)
+@click.option("--experts", type=Integer(1), required=True, metavar="N", help="Number of experts.")
+@advanced(
+    "--support",
+    type=Integer(1),
+    metavar="N",
+    help="Number of domains in the mixture of a step. [default: 4, or all of fewer]",
+)
+@click.option(
+    "--rank",
+    type=Integer(1),
+    metavar="R",
+    help="Give each expert's matrices the rank R. Without, training holds N + 1 copies of the weights, each with a "
+    "gradient and two moments; with it, one copy and the factors. [default: experts in full]",
+)
+@advanced("--hidden", type=Integer(1), metavar="N", default=64, show_default=True, help="Hidden units of the router.")
+@training_options()
+@weight_products(fsdp=False)
+@annotations
+@as_json
+@pass_session
+def train_soup(
+    session: Session,
+    /,
+    name: str,
+    base: str,
+    domains: dict[str, list[Path]],
+    tags: dict[str, str],
+    license_id: str | None,
+    alias: str | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Train a soup: shared weights and experts that reg instantiate combines into one model for any mix of domains.
+
+    Shared weights are registered as base model NAME, the experts as NAME-1 to NAME-N. If interrupted, repeat the
+    command to resume. A domain cannot be taken out again: all weights are trained on all domains.
+    """
+    from registry import SoupTraining
+
+    with session.registry(create=True) as registry:
+        trained = registry.train_soup(
+            name, base, domains, SoupTraining(**settings), tags=tags, license=license_id, alias=alias
+        )
+    losses, shared, training = trained.losses, trained.shared.version, trained.document["training"]
+    if as_json:
+        print_json(
+            {
+                "shared": version_document(shared),
+                "experts": [version_document(expert.version) for expert in trained.experts],
+                "training": trained.document,
+                "loss": [losses.before, losses.after],
+                "tokens": trained.tokens,
+                "trained_tokens": trained_tokens(training),
+            }
+        )
+        return
+    refs = [expert.version.ref for expert in trained.experts]
+    listed = refs[0] if len(refs) == 1 else f"{refs[0]} to {refs[-1]}"
+    done(
+        shared.ref,
+        f"trained {name} in {amount(training, settings['tokens'])}; registered {shared.ref}  {short(shared.digest)}",
+        f"  experts {listed}; domains {few(training['domains'])}",
+        f"  loss on {trained.tokens:,} held-out tokens, each domain's own model: {losses.before:.4f} before, "
+        f"{losses.after:.4f} after",
+    )
+    if losses.after >= losses.before:
+        note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
+    next_step(["instantiate", name, "--weights", f"{training['domains'][0]}=1", "--out", fresh("model/")])
+
+
+@click.command(
+    cls=GroupedCommand,
+    headings=TRAINING,
+    examples=("reg train-simoe found --base base --data text.jsonl --experts 4",),
+)
+@click.argument("name")
+@click.option("--base", required=True, metavar="BASE", help="The registered base model to begin from, NAME[@V].")
+@click.option(
+    "--data",
+    type=file_path,
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable); no domains are named.",
+)
+@click.option("--experts", type=Integer(1), metavar="N", default=8, show_default=True, help="Number of experts.")
+@click.option(
+    "--sparsity",
+    type=float,
+    metavar="TAU",
+    default=0.75,
+    show_default=True,
+    help="Least share of zeros in the experts' masks, from 0 to below 1.",
+)
+@advanced(
+    "--overlap",
+    type=float,
+    metavar="BETA",
+    help="Weight of the masks' mean overlap in the loss. [default: 0.1, or 0 with one expert]",
+)
+@click.option(
+    "--prompt-tokens",
+    type=Integer(1),
+    metavar="N",
+    default=32,
+    show_default=True,
+    help="First tokens of a window, which the router sees; the loss counts those after them.",
+)
+@advanced(
+    "--gate-lr",
+    type=float,
+    metavar="X",
+    default=0.1,
+    show_default=True,
+    help="The highest learning rate of the masks' gates and of the router.",
+)
+@advanced(
+    "--dual-lr",
+    type=float,
+    metavar="X",
+    default=0.1,
+    show_default=True,
+    help="Size of a step of the multiplier that enforces the sparsity.",
+)
+@training_options(decays="Weight decay of the shared weights, towards the base model.")
+@weight_products(fsdp=False)
+@annotations
+@as_json
+@pass_session
+def train_simoe(
+    session: Session,
+    /,
+    name: str,
+    base: str,
+    data: tuple[Path, ...],
+    tags: dict[str, str],
+    license_id: str | None,
+    alias: str | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Train sparse interpolated experts: shared weights, a mask of their rows for each expert, and a router.
+
+    Experts are found in the text, not named. They are registered as NAME-1 to NAME-N, each a dense model; reg compose
+    --to simoe puts any of them together as they were trained. Training holds the base model, and as many weights again
+    as its linear layers have, these with a gradient and two moments. If interrupted, repeat the command to resume. No
+    expert's text can be taken out of the others: the shared weights are trained by all.
+    """
+    from registry import SimoeTraining
+
+    with session.registry() as registry:
+        trained = registry.train_simoe(
+            name, base, data, SimoeTraining(**settings), tags=tags, license=license_id, alias=alias
+        )
+    losses, document, masks = trained.losses, trained.document, trained.document["masks"]
+    count, matrix = len(masks["overlap"]), masks["overlap"]
+    pairs = [matrix[one][other] for one in range(count) for other in range(one)]
+    overlap = fmean(pairs) if pairs else 0.0
+    if as_json:
+        print_json(
+            {
+                "experts": [version_document(expert.version) for expert in trained.experts],
+                "training": document,
+                "loss": [losses.before, losses.after],
+                "tokens": trained.tokens,
+                "trained_tokens": trained_tokens(document["training"]),
+                "sparsity": masks["sparsity"],
+                "closed": masks["closed"],
+                "overlap": overlap,
+            }
+        )
+        return
+    refs = [expert.version.ref for expert in trained.experts]
+    listed = refs[0] if len(refs) == 1 else f"{refs[0]} to {refs[-1]}"
+    closed = f", after closing {masks['closed']:,} gates" if masks["closed"] else ""
+    done(
+        refs[0],
+        f"trained {name} in {amount(document['training'], settings['tokens'])}; registered {listed}",
+        f"  masks: {masks['sparsity']:.1%} zeros{closed}; mean overlap {overlap:.2f}",
+        f"  loss on {trained.tokens:,} held-out tokens after the prompt: {losses.before:.4f} before, "
+        f"{losses.after:.4f} after",
+    )
+    if losses.after >= losses.before:
+        note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
+    next_step(composing(refs, "--to", "simoe"))
