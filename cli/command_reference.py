@@ -45,9 +45,8 @@ def reference() -> str:
 
 def schemas() -> str:
     """Return the fields of every command's --json output, as Markdown."""
-    from cli.json_schema.commands import ERROR, SCHEMAS
-    from cli.json_schema.fields import table
-    from cli.json_schema.objects import SHOWN_COMPOSITION
+    from cli.json_schema.commands import ERROR, SCHEMAS, SHOWN_COMPOSITION
+    from cli.json_schema.notation import table
 
     parts = [f"## Errors\n\n{table(ERROR)}"]
     for _, own in commands():
