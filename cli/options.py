@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Kinds of options, and what parses their values."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cli.places import local_path
-from registry.families.sites import SITES
 from registry.names.suggest import suggest
-from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
-
-if TYPE_CHECKING:
-    from registry import PassSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -61,6 +56,50 @@ def advanced(*names: str, **settings: Any) -> Callable[[Command], Command]:
     return click.option(*names, cls=Option, advanced=True, **settings)
 
 
+def whole(
+    name: str, text: str, default: int | None = None, *, least: int = 1, metavar: str = "N", **settings: Any
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option of a whole number, of at least `least`, with `text` as its help."""
+    return _valued(name, Integer(least), metavar, text, default, settings)
+
+
+def real(
+    name: str, text: str, default: float | None = None, *, metavar: str = "X", **settings: Any
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option of a number, with `text` as its help."""
+    return _valued(name, float, metavar, text, default, settings)
+
+
+def words(
+    name: str, choices: Sequence[str], text: str, default: str | None = None, *, metavar: str = "", **settings: Any
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option of one of some words, with `text` as its help."""
+    return _valued(name, Choice(choices), metavar or name.removeprefix("--").upper(), text, default, settings)
+
+
+def _valued(
+    name: str, kind: Any, metavar: str, text: str, default: object, settings: dict[str, Any]
+) -> Callable[[Command], Command]:
+    shown = {} if default is None else {"default": default, "show_default": True}
+    return click.option(name, cls=Option, type=kind, metavar=metavar, help=text, **shown, **settings)
+
+
+def files(name: str, text: str, **settings: Any) -> Callable[[Command], Command]:
+    """Return a decorator that adds a repeatable option of a file, with `text` as its help."""
+    return click.option(name, cls=Option, multiple=True, type=file_path, metavar="FILE", help=text, **settings)
+
+
+def options(*added: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Return a decorator that adds several options, in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(added):
+            command = option(command)
+        return command
+
+    return add
+
+
 class Size(_Bytes):
     """A size of memory in bytes, such as `6GiB` or `500MB`."""
 
@@ -84,171 +123,8 @@ _UNITS = {"": 1, "b": 1} | {
 
 _SIZE = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?) ?({'|'.join(_UNITS)})", re.IGNORECASE)
 
-DTYPES = Choice(["bfloat16", "float16", "float32"])
-PASS_DTYPES = Choice(["auto", "bfloat16", "float16", "float32"])
 file_path = local_path
-
-
-def checkpoint(command: Command) -> Command:
-    """Add the argument CKPT."""
-    return click.argument("checkpoint", metavar="CKPT")(command)
-
-
-def adapter_base(command: Command) -> Command:
-    """Add --base."""
-    return click.option(
-        "--base",
-        metavar="BASE",
-        help="The base model of an adapter CKPT: a registered NAME[@V], a folder or hf://ORG/NAME. "
-        "[default: from the adapter's configuration]",
-    )(command)
-
-
-def allow_unrelated(command: Command) -> Command:
-    """Add --allow-unrelated."""
-    return advanced(
-        "--allow-unrelated",
-        is_flag=True,
-        help="Accept CKPT even if it is unrelated to all registered models of the same shape.",
-    )(command)
-
-
-def tokenizer_of(command: Command) -> Command:
-    """Add --tokenizer-of."""
-    return advanced(
-        "--tokenizer-of",
-        metavar="NAME[@V]",
-        help="Number the added tokens of CKPT as this version does, where both gave one number to two tokens.",
-    )(command)
-
-
-def remote_code(command: Command) -> Command:
-    """Add --remote-code."""
-    return advanced(
-        "--remote-code",
-        is_flag=True,
-        help="Accept CKPT even if no native host supports it: its compositions then need --remote-code too.",
-    )(command)
-
-
-def annotations(command: Command) -> Command:
-    """Add --tag, --license and --alias."""
-    for option in (
-        click.option("--alias", metavar="ALIAS", help="Point this alias at the version: NAME@ALIAS."),
-        click.option(
-            "--license",
-            "license_id",
-            metavar="ID",
-            help="The checkpoint's license, an identifier of the Hub such as apache-2.0. It is part of the content: "
-            "the same checkpoint under another license is another version.",
-        ),
-        advanced(
-            "--tag",
-            "tags",
-            multiple=True,
-            metavar="K=V",
-            help="A tag for searching (repeatable).",
-            callback=unique_pairs("K=V"),
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def calibration(command: Command) -> Command:
-    """Add --data and the settings of the forward pass."""
-    data = click.option(
-        "--data",
-        multiple=True,
-        type=file_path,
-        metavar="FILE",
-        help="Calibration text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",
-    )
-    return data(pass_options(command))
-
-
-def pass_options(command: Command) -> Command:
-    """Add the settings of the forward pass."""
-    for option in (
-        advanced(
-            "--dtype",
-            type=PASS_DTYPES,
-            metavar="DTYPE",
-            default="auto",
-            show_default=True,
-            help="The dtype of the computation: bfloat16, float16, float32, or auto: the checkpoint's own where the "
-            "device computes it fast, else float32.",
-        ),
-        advanced(
-            "--max-memory",
-            type=Size(),
-            metavar="SIZE",
-            help="Memory that the pass may take, such as 6GiB. A model that does not fit is read layer by layer, with "
-            "the same result. [default: the free memory]",
-        ),
-        advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
-        click.option(
-            "--batch-size",
-            type=Integer(1),
-            metavar="N",
-            default=16,
-            show_default=True,
-            help="Windows per batch.",
-        ),
-        click.option(
-            "--seq-len",
-            type=Integer(2),
-            metavar="N",
-            default=DEFAULT_SEQ_LEN,
-            show_default=True,
-            help="Tokens per window.",
-        ),
-        advanced(
-            "--document-tokens",
-            type=Integer(2),
-            metavar="N",
-            help="Take only the first N tokens of each document, a window each; without, windows anywhere in the text.",
-        ),
-        click.option(
-            "--tokens",
-            type=Integer(1),
-            metavar="N",
-            default=DEFAULT_TOKENS,
-            show_default=True,
-            help="Total calibration tokens.",
-        ),
-        click.option(
-            "--sites",
-            type=Choice(list(SITES)),
-            metavar="SITES",
-            default="all",
-            show_default=True,
-            help="all; or router: only the statistics of ridge routers, without those that --trunk regmean needs; or "
-            "counts: only how often each token occurs, without a forward pass.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def hub_target(command: Command) -> Command:
-    """Add the argument REPO and the options of a push."""
-    for option in (
-        click.option("--force", is_flag=True, help="Replace the content of an earlier push, in a new commit."),
-        click.option("--create-pr", is_flag=True, help="Propose the commit as a pull request."),
-        click.option("--private", is_flag=True, help="Create a private repository; an existing public one is refused."),
-        click.option("--revision", metavar="BRANCH", help="The branch, created if it does not exist. [default: main]"),
-        click.argument("repo", metavar="REPO"),
-    ):
-        command = option(command)
-    return command
-
-
-def pass_settings(**settings: Any) -> "PassSettings":
-    """Return the settings of the forward pass, as parsed by `calibration`."""
-    from registry import PassSettings
-
-    return PassSettings(**settings)
+device = advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 
 
 def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:

@@ -11,7 +11,7 @@ import click
 from cli.next_steps import evaluating
 from cli.opted_out import warn_of_opted_out
 from cli.option_groups import AUDIT, GroupedCommand
-from cli.options import Integer, file_path
+from cli.options import device, file_path, files, real, whole
 from cli.output import (
     as_json,
     done,
@@ -26,8 +26,8 @@ from cli.output import (
     size,
 )
 from cli.places import composed_place
-from cli.score_tables import domain_files
 from cli.session import Session, pass_session
+from cli.shared_options import domain_files
 
 if TYPE_CHECKING:
     from registry.doctor import Diagnosis, Finding
@@ -55,7 +55,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
 )
 @click.option("--quick", is_flag=True, help="Read files and weights, and run nothing.")
 @click.option("--every-check", is_flag=True, help="Print a line for each check that was skipped too.")
-@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@device
 @as_json
 @pass_session
 @click.pass_context
@@ -180,39 +180,19 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
     examples=("reg audit-extraction checkpoints/base moe/ --data law.jsonl",),
 )
 @click.argument("folders", metavar="FOLDER…", type=composed_place, nargs=-1, required=True)
-@click.option(
+@files(
     "--data",
-    multiple=True,
+    "Text to look for, such as an expert's training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",
     required=True,
-    type=file_path,
-    metavar="FILE",
-    help="Text to look for, such as an expert's training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",
 )
-@click.option("--documents", type=Integer(1), metavar="N", default=100, show_default=True, help="Documents to try.")
-@click.option(
-    "--prefix", type=Integer(1), metavar="N", default=32, show_default=True, help="Tokens that the model is given."
-)
-@click.option(
-    "--continued", type=Integer(1), metavar="N", default=256, show_default=True, help="Tokens that it continues by."
-)
-@click.option(
-    "--top-k", type=Integer(1), metavar="N", default=50, show_default=True, help="Sample among so many tokens."
-)
-@click.option(
-    "--samples", type=Integer(1), metavar="N", default=10, show_default=True, help="Continuations of a document."
-)
-@click.option(
-    "--threshold",
-    type=float,
-    metavar="X",
-    default=0.9,
-    show_default=True,
-    help="Least similarity of an extracted document.",
-)
-@click.option(
-    "--seed", type=Integer(0), metavar="N", default=0, show_default=True, help="Seed of documents and samples."
-)
-@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@whole("--documents", "Documents to try.", 100)
+@whole("--prefix", "Tokens that the model is given.", 32)
+@whole("--continued", "Tokens that it continues by.", 256)
+@whole("--top-k", "Sample among so many tokens.", 50)
+@whole("--samples", "Continuations of a document.", 10)
+@real("--threshold", "Least similarity of an extracted document.", 0.9)
+@whole("--seed", "Seed of documents and samples.", 0, least=0)
+@device
 @as_json
 @pass_session
 def audit_extraction(

@@ -10,12 +10,13 @@ from cli.cluster import cluster_options, connected
 from cli.next_steps import composing, composing_as_typed, reporting
 from cli.opted_out import warn_of_opted_out
 from cli.option_groups import EVALUATION, GroupedCommand
-from cli.options import Integer, advanced, file_path, pairs, split
+from cli.options import advanced, file_path, pairs, split, whole
 from cli.output import next_step, print_json
 from cli.places import composed_place
 from cli.recipe import asked, check_members, recipe_options
-from cli.score_tables import Table, figure, forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
+from cli.score_tables import Table, figure, print_csv, print_tables, ranking_of, tables_of, wide_table
 from cli.session import Session, pass_session
+from cli.shared_options import forms, scoring
 from registry.calibration.corpus import check_files
 from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.composition.recipe.recipe_fields import FIELDS
@@ -74,7 +75,7 @@ def _value(name: str, text: str) -> Any:
     ),
 )
 @click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=composed_place)
-@test_text
+@scoring(required=True)
 @click.option(
     "--baselines", is_flag=True, help="Add rows for the base model, the experts, and a model of their averaged weights."
 )
@@ -120,11 +121,10 @@ def _value(name: str, text: str) -> Any:
     metavar="NAME[@V]",
     help="The base model of --methods and --sweep. [default: the only one registered]",
 )
-@advanced(
+@whole(
     "--seeds",
-    type=Integer(1),
-    metavar="N",
-    help="Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
+    "Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
+    advanced=True,
 )
 @advanced(
     "--active-experts",
@@ -239,7 +239,7 @@ def evaluate(
     metavar="A,B@2,…",
     help="The experts in the order in which they join; each needs --data under its name.",
 )
-@test_text
+@scoring(required=True)
 @recipe_options("to", "routing", "routing_tokens", "mixing", "lead", "dtype", "device")
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
 @forms

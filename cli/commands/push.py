@@ -8,10 +8,10 @@ import click
 
 from cli.next_steps import loading
 from cli.option_groups import GroupedCommand
-from cli.options import hub_target
 from cli.output import announce, as_json, done, next_step, print_json, short, size
 from cli.places import composed_place
 from cli.session import Session, pass_session
+from cli.shared_options import hub_target
 
 if TYPE_CHECKING:
     from registry.hub.target import Pushed

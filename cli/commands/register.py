@@ -9,20 +9,20 @@ from cli.cluster import cluster_options, connected
 from cli.errors import CliError
 from cli.next_steps import after_registration
 from cli.option_groups import STATISTICS, GroupedCommand, typed_words
-from cli.options import (
+from cli.options import file_path
+from cli.output import as_json, count, done, next_step, print_json, print_line, print_table, progress, reg_line, short
+from cli.session import Session, pass_session
+from cli.shared_options import (
     adapter_base,
     allow_unrelated,
     annotations,
     calibration,
     checkpoint,
-    file_path,
     pass_options,
     pass_settings,
     remote_code,
     tokenizer_of,
 )
-from cli.output import as_json, count, done, next_step, print_json, print_line, print_table, progress, reg_line, short
-from cli.session import Session, pass_session
 from cli.version_output import overlap_documents, overlap_lines, print_registration, relation_documents, relation_lines
 from registry import registration
 from registry.calibration.corpus import check_files

@@ -12,12 +12,12 @@ import click
 from cli.next_steps import composing_as_typed, evaluating, reporting
 from cli.opted_out import warn_of_folder, warn_of_opted_out
 from cli.option_groups import EVALUATION, GroupedCommand
-from cli.options import Integer, file_path
+from cli.options import Integer, device, file_path
 from cli.output import allows_colour, as_json, done, is_quiet, next_step, note, print_json, print_line, print_table
 from cli.places import composed_place, composed_text
 from cli.recipe import asked, experts_option, recipe_options
-from cli.score_tables import maybe_test_text
 from cli.session import Session, pass_session
+from cli.shared_options import scoring
 from registry.errors import InvalidInputError
 from registry.io.files import is_folder
 from registry.runtime.routed_folder import check_routed
@@ -41,7 +41,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
 @click.option("--every-layer", is_flag=True, help="Show each layer, one after the other.")
 @click.option("--weights", is_flag=True, help="Print a table of every expert's weight at each token.")
-@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@device
 @as_json
 @pass_session
 def route(
@@ -222,7 +222,7 @@ def _print(prediction: "Preview") -> None:
     examples=("reg report moe/ --out report.html", "reg report moe/ --data code=code.test.jsonl --out report.html"),
 )
 @click.argument("composition", metavar="FOLDER|DIGEST", type=composed_text)
-@maybe_test_text
+@scoring(required=False)
 @click.option("--out", type=file_path, metavar="FILE", help="The page to write; optional with --json.")
 @click.option("--force", is_flag=True, help="Replace --out.")
 @as_json

@@ -9,13 +9,12 @@ import click
 
 from cli.next_steps import after_registration, composing
 from cli.option_groups import TRAINING, GroupedCommand
-from cli.options import Choice, Integer, advanced, annotations, file_path
+from cli.options import advanced, file_path, files, real, whole, words
 from cli.output import as_json, done, next_step, note, print_json, short
 from cli.session import Session, pass_session
-from cli.trained_output import amount
-from cli.training_options import training_options, weight_products
+from cli.shared_options import annotations
+from cli.training import amount, trained_as_worker, training_options, weight_products
 from cli.version_output import version_document
-from cli.worker import trained_as_worker
 from registry.composition.trained.trained_parts import trained_tokens
 from registry.destination.fresh import fresh
 from registry.io.display import few
@@ -36,22 +35,17 @@ from registry.io.display import few
     metavar="BASE",
     help="The model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.",
 )
-@click.option(
+@files(
     "--data",
-    multiple=True,
+    "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable). Statistics are collected on it too.",
     required=True,
-    type=file_path,
-    metavar="FILE",
-    help="Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable). Statistics are collected on it too.",
 )
-@click.option(
+@words(
     "--trunk",
-    type=Choice(["frozen", "free"]),
-    default="frozen",
-    show_default=True,
-    metavar="TRUNK",
-    help="frozen: only the MLPs train, and all experts of one base model share the rest to the byte; free: all weights "
-    "train.",
+    ["frozen", "free"],
+    "frozen: only the MLPs train, and all experts of one base model share the rest to the byte; free: all "
+    "weights train.",
+    "frozen",
 )
 @click.option(
     "--mlp",
@@ -71,13 +65,11 @@ from registry.io.display import few
     is_flag=True,
     help="With --coordinate: a bias trains beside each row. A mixture with one carries a modelling file.",
 )
-@advanced(
+@files(
     "--public-data",
-    multiple=True,
-    type=file_path,
-    metavar="FILE",
-    help="Public text, with --coordinate: the router rows begin as the differences of the embeddings of both texts; "
+    "Public text, with --coordinate: the router rows begin as the differences of the embeddings of both texts; "
     "without, at 0 (repeatable).",
+    advanced=True,
 )
 @training_options()
 @weight_products()
@@ -194,28 +186,22 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     help="Text of a domain: .txt, .jsonl, .jsonl.gz, .parquet (repeatable, two domains or more). Without a NAME it is "
     "the file's own up to its first dot; files of one NAME are one domain.",
 )
-@click.option(
+@whole(
     "--clusters",
-    type=Integer(2),
+    "Make the domains from all documents of all files together, by k-means: cluster-1, the largest, to "
+    "cluster-K. [default: domains are files]",
+    least=2,
     metavar="K",
-    help="Make the domains from all documents of all files together, by k-means: cluster-1, the largest, to cluster-K. "
-    "[default: domains are files]",
 )
-@click.option("--experts", type=Integer(1), required=True, metavar="N", help="Number of experts.")
-@advanced(
-    "--support",
-    type=Integer(1),
-    metavar="N",
-    help="Number of domains in the mixture of a step. [default: 4, or all of fewer]",
-)
-@click.option(
+@whole("--experts", "Number of experts.", required=True)
+@whole("--support", "Number of domains in the mixture of a step. [default: 4, or all of fewer]", advanced=True)
+@whole(
     "--rank",
-    type=Integer(1),
-    metavar="R",
-    help="Give each expert's matrices the rank R. Without, training holds N + 1 copies of the weights, each with a "
+    "Give each expert's matrices the rank R. Without, training holds N + 1 copies of the weights, each with a "
     "gradient and two moments; with it, one copy and the factors. [default: experts in full]",
+    metavar="R",
 )
-@advanced("--hidden", type=Integer(1), metavar="N", default=64, show_default=True, help="Hidden units of the router.")
+@whole("--hidden", "Hidden units of the router.", 64, advanced=True)
 @training_options()
 @weight_products(fsdp=False)
 @annotations
@@ -278,53 +264,18 @@ def train_soup(
 )
 @click.argument("name")
 @click.option("--base", required=True, metavar="BASE", help="The registered base model to begin from, NAME[@V].")
-@click.option(
-    "--data",
-    type=file_path,
-    multiple=True,
-    required=True,
-    metavar="FILE",
-    help="Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable); no domains are named.",
-)
-@click.option("--experts", type=Integer(1), metavar="N", default=8, show_default=True, help="Number of experts.")
-@click.option(
-    "--sparsity",
-    type=float,
-    metavar="TAU",
-    default=0.75,
-    show_default=True,
-    help="Least share of zeros in the experts' masks, from 0 to below 1.",
-)
-@advanced(
+@files("--data", "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable); no domains are named.", required=True)
+@whole("--experts", "Number of experts.", 8)
+@real("--sparsity", "Least share of zeros in the experts' masks, from 0 to below 1.", 0.75, metavar="TAU")
+@real(
     "--overlap",
-    type=float,
+    "Weight of the masks' mean overlap in the loss. [default: 0.1, or 0 with one expert]",
     metavar="BETA",
-    help="Weight of the masks' mean overlap in the loss. [default: 0.1, or 0 with one expert]",
+    advanced=True,
 )
-@click.option(
-    "--prompt-tokens",
-    type=Integer(1),
-    metavar="N",
-    default=32,
-    show_default=True,
-    help="First tokens of a window, which the router sees; the loss counts those after them.",
-)
-@advanced(
-    "--gate-lr",
-    type=float,
-    metavar="X",
-    default=0.1,
-    show_default=True,
-    help="The highest learning rate of the masks' gates and of the router.",
-)
-@advanced(
-    "--dual-lr",
-    type=float,
-    metavar="X",
-    default=0.1,
-    show_default=True,
-    help="Size of a step of the multiplier that enforces the sparsity.",
-)
+@whole("--prompt-tokens", "First tokens of a window, which the router sees; the loss counts those after them.", 32)
+@real("--gate-lr", "The highest learning rate of the masks' gates and of the router.", 0.1, advanced=True)
+@real("--dual-lr", "Size of a step of the multiplier that enforces the sparsity.", 0.1, advanced=True)
 @training_options(decays="Weight decay of the shared weights, towards the base model.")
 @weight_products(fsdp=False)
 @annotations

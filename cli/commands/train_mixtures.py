@@ -6,14 +6,24 @@ from typing import Any
 import click
 
 from cli.option_groups import TRAINING, GroupedCommand
-from cli.options import DTYPES, Choice, Integer, advanced, file_path, split
+from cli.options import device, file_path, options, real, split, whole, words
 from cli.output import as_json, done, next_step, print_json, print_table
 from cli.places import composed_place
 from cli.session import Session, pass_session
-from cli.trained_output import print_trained
-from cli.training_options import mixture_text, training_options, weight_products
-from cli.worker import trained_as_worker
+from cli.training import print_trained, trained_as_worker, training_options, weight_products
 from registry.destination.fresh import fresh
+
+_data_and_out = options(
+    click.option(
+        "--data",
+        multiple=True,
+        required=True,
+        metavar="FILE|NAME",
+        help="Training text: .txt, .jsonl, .jsonl.gz, .parquet; or a member registered with --keep-calibration "
+        "(repeatable; each provides the same number of windows).",
+    ),
+    click.option("--out", type=file_path, required=True, metavar="DIR", help="The folder to write."),
+)
 
 
 @click.command(
@@ -25,15 +35,16 @@ from registry.destination.fresh import fresh
     ),
 )
 @click.argument("folder", metavar="FOLDER", type=file_path)
-@click.option(
+@words(
     "--train",
-    type=Choice(["routers", "mlps", "all", "projectors"]),
-    required=True,
+    ["routers", "mlps", "all", "projectors"],
+    "routers: the routers alone (DUME+), as reg train-router does; mlps: the experts' MLPs and the routers; "
+    "all: every weight (BTX); projectors: those of members of several architectures, and their router "
+    "(MergeME).",
     metavar="PART",
-    help="routers: the routers alone (DUME+), as reg train-router does; mlps: the experts' MLPs and the routers; all: "
-    "every weight (BTX); projectors: those of members of several architectures, and their router (MergeME).",
+    required=True,
 )
-@mixture_text
+@_data_and_out
 @training_options(
     lr="3e-4; routers: 0.002",
     warmup="a twentieth of all steps; routers: a tenth",
@@ -75,7 +86,7 @@ def train(
     examples=("reg train-router moe/ --data code --data math --out trained/",),
 )
 @click.argument("folder", metavar="FOLDER", type=composed_place)
-@mixture_text
+@_data_and_out
 @training_options(
     by_tokens=False,
     lr=0.002,
@@ -84,28 +95,20 @@ def train(
     decays="Weight decay towards the initial routers.",
     balance=0.0,
 )
-@advanced(
+@whole(
     "--top-k-train",
-    type=Integer(2),
-    metavar="N",
-    help="Number of experts per token that training compares. [default: 2, or the folder's top-k if that is more]",
+    "Number of experts per token that training compares. [default: 2, or the folder's top-k if that is more]",
+    least=2,
+    advanced=True,
 )
-@advanced(
-    "--temperature",
-    type=float,
-    metavar="X",
-    default=1.0,
-    show_default=True,
-    help="Divisor of the router logits in this comparison.",
-)
-@advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
-@advanced(
+@real("--temperature", "Divisor of the router logits in this comparison.", 1.0, advanced=True)
+@device
+@words(
     "--dtype",
-    type=DTYPES,
-    metavar="DTYPE",
-    default="float32",
-    show_default=True,
-    help="The dtype of the computation: bfloat16, float16 or float32.",
+    ["bfloat16", "float16", "float32"],
+    "The dtype of the computation: bfloat16, float16 or float32.",
+    "float32",
+    advanced=True,
 )
 @click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
 @as_json
@@ -142,10 +145,8 @@ _SCORE = (
 @click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The experts, in any order.")
 @click.option("--base", metavar="NAME[@V]", help="The base model. [default: the only one registered]")
 @click.option("--out", required=True, type=file_path, metavar="DIR", help="The folder to write; it appears whole.")
-@click.option(
-    "--documents", type=Integer(1), metavar="N", default=500, show_default=True, help="Documents for each expert."
-)
-@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@whole("--documents", "Documents for each expert.", 500)
+@device
 @as_json
 @pass_session
 def proxy(

@@ -9,7 +9,7 @@ import click
 from cli.commands.compositions import show_composition
 from cli.next_steps import after_registration, evaluating
 from cli.option_groups import GroupedCommand
-from cli.options import Choice, Integer, file_path, unique_pairs
+from cli.options import Integer, file_path, unique_pairs, whole, words
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
 from cli.session import Session, pass_session
 from cli.version_output import (
@@ -35,7 +35,7 @@ SCREENFUL = 50
     cls=GroupedCommand,
     examples=("reg list", "reg list --kind expert --tag language=en", "reg list --all --limit 20"),
 )
-@click.option("--kind", type=Choice(["expert", "base"]), metavar="KIND", help="Only one kind: expert or base.")
+@words("--kind", ["expert", "base"], "Only one kind: expert or base.")
 @click.option(
     "--tag",
     "tags",
@@ -51,7 +51,7 @@ SCREENFUL = 50
     metavar="N",
     help=f"Maximum number of versions. [default: {SCREENFUL}; with --json or --quiet all]",
 )
-@click.option("--offset", type=Integer(0), metavar="N", default=0, show_default=True, help="Skip the first N versions.")
+@whole("--offset", "Skip the first N versions.", 0, least=0)
 @as_json
 @pass_session
 def list_(

@@ -1,0 +1,165 @@
+"""Options that several commands share, but for those of a recipe, of a training and of a cluster."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cli.options import Size, advanced, device, files, options, pairs, unique_pairs, whole, words
+from cli.output import JSON_HELP, once_for_all, quiet_option
+from registry.families.sites import SITES
+from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
+
+if TYPE_CHECKING:
+    from registry import PassSettings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+checkpoint = click.argument("checkpoint", metavar="CKPT")
+adapter_base = click.option(
+    "--base",
+    metavar="BASE",
+    help="The base model of an adapter CKPT: a registered NAME[@V], a folder or hf://ORG/NAME. "
+    "[default: from the adapter's configuration]",
+)
+allow_unrelated = advanced(
+    "--allow-unrelated",
+    is_flag=True,
+    help="Accept CKPT even if it is unrelated to all registered models of the same shape.",
+)
+tokenizer_of = advanced(
+    "--tokenizer-of",
+    metavar="NAME[@V]",
+    help="Number the added tokens of CKPT as this version does, where both gave one number to two tokens.",
+)
+remote_code = advanced(
+    "--remote-code",
+    is_flag=True,
+    help="Accept CKPT even if no native host supports it: its compositions then need --remote-code too.",
+)
+annotations = options(
+    advanced("--tag", "tags", multiple=True, metavar="K=V", callback=unique_pairs("K=V"),
+             help="A tag for searching (repeatable)."),
+    click.option(
+        "--license",
+        "license_id",
+        metavar="ID",
+        help="The checkpoint's license, an identifier of the Hub such as apache-2.0. It is part of the content: "
+        "the same checkpoint under another license is another version.",
+    ),
+    click.option("--alias", metavar="ALIAS", help="Point this alias at the version: NAME@ALIAS."),
+)  # fmt: skip
+"""--tag, --license and --alias of a new version."""
+
+pass_options = options(
+    words(
+        "--sites",
+        list(SITES),
+        "all; or router: only the statistics of ridge routers, without those that --trunk regmean needs; or counts: "
+        "only how often each token occurs, without a forward pass.",
+        "all",
+    ),
+    whole("--tokens", "Total calibration tokens.", DEFAULT_TOKENS),
+    whole(
+        "--document-tokens",
+        "Take only the first N tokens of each document, a window each; without, windows anywhere in the text.",
+        least=2,
+        advanced=True,
+    ),
+    whole("--seq-len", "Tokens per window.", DEFAULT_SEQ_LEN, least=2),
+    whole("--batch-size", "Windows per batch.", 16),
+    device,
+    advanced(
+        "--max-memory",
+        type=Size(),
+        metavar="SIZE",
+        help="Memory that the pass may take, such as 6GiB. A model that does not fit is read layer by layer, with "
+        "the same result. [default: the free memory]",
+    ),
+    words(
+        "--dtype",
+        _DTYPES,
+        "The dtype of the computation: bfloat16, float16, float32, or auto: the checkpoint's own where the device "
+        "computes it fast, else float32.",
+        "auto",
+        advanced=True,
+    ),
+)
+"""The settings of the forward pass that collects statistics."""
+
+calibration = options(
+    files("--data", "Calibration text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable)."), pass_options
+)
+"""--data and the settings of the forward pass."""
+
+hub_target = options(
+    click.argument("repo", metavar="REPO"),
+    click.option("--revision", metavar="BRANCH", help="The branch, created if it does not exist. [default: main]"),
+    click.option("--private", is_flag=True, help="Create a private repository; an existing public one is refused."),
+    click.option("--create-pr", is_flag=True, help="Propose the commit as a pull request."),
+    click.option("--force", is_flag=True, help="Replace the content of an earlier push, in a new commit."),
+)
+"""The argument REPO and the options of a push."""
+
+
+def pass_settings(**settings: Any) -> "PassSettings":
+    """Return the settings of the forward pass, as parsed by `pass_options`."""
+    from registry import PassSettings
+
+    return PassSettings(**settings)
+
+
+def domain_files(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Path]]:
+    """Return domain → files of `--data DOMAIN=FILE`."""
+    found: dict[str, list[Path]] = {}
+    for domain, file in pairs(texts, "DOMAIN=FILE"):
+        found.setdefault(domain, []).append(Path(file))
+    return found
+
+
+def scoring(*, required: bool) -> Callable[[Command], Command]:
+    """Return a decorator that adds --data DOMAIN=FILE, and the options of scoring."""
+    return options(
+        click.option(
+            "--data",
+            multiple=True,
+            required=required,
+            metavar="DOMAIN=FILE",
+            help="Test text of a domain, which has the name of its expert if there is one (repeatable).",
+            callback=domain_files,
+        ),
+        whole("--windows", "Windows per domain.", 48),
+        whole("--seq-len", "Tokens per window.", 256, least=2),
+        whole("--batch-size", "Windows per batch.", 16, advanced=True),
+        device,
+        words(
+            "--dtype",
+            _DTYPES,
+            "The dtype of the computation: bfloat16, float16, float32, or auto: the weights' own where the device "
+            "computes it fast, else float32.",
+            "auto",
+            advanced=True,
+        ),
+    )
+
+
+def _alone(context: click.Context, option: click.Parameter, chosen: bool) -> bool:
+    if chosen and (other := context.meta.setdefault(__name__, option.opts[-1])) != option.opts[-1]:
+        raise click.UsageError(f"{other} and {option.opts[-1]} exclude one another.")
+    return chosen
+
+
+def _json_alone(context: click.Context, option: click.Parameter, given: bool) -> bool:
+    return _alone(context, option, once_for_all(context, option, given))
+
+
+forms = options(
+    quiet_option,
+    click.option("--json", "as_json", is_flag=True, callback=_json_alone, help=JSON_HELP),
+    click.option("--markdown", "as_markdown", is_flag=True, callback=_alone, help="Print Markdown tables."),
+    click.option("--csv", "as_csv", is_flag=True, callback=_alone, help="Print CSV, all scores in one table."),
+)
+"""--json, --markdown and --csv, which exclude one another, and --quiet."""
