@@ -12,11 +12,7 @@ _LARGEST = ("torch", "transformers")
 """Libraries whose import takes seconds."""
 _CATALOG = ("sqlalchemy",)
 """The library of the catalog, whose import takes a few tenths of a second."""
-_QUIET = {
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    "HF_HUB_VERBOSITY": "error",
-}
+_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_VERBOSITY": "error"}
 """Environment variables of the libraries, where the user has not set them."""
 _LOGGERS = ("accelerate", "huggingface_hub", "peft", "torch", "transformers")
 

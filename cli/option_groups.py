@@ -1,6 +1,6 @@
 """Help of a command: options grouped by what they belong to where there are many, and examples."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -182,6 +182,13 @@ class GroupedCommand(click.Command):
         if self.examples and _OUTPUT not in ctx.meta:
             with formatter.section("Examples"):
                 formatter.write("".join(f"  {line}\n" for line in self.examples))
+
+
+def command(
+    *examples: str, name: str | None = None, headings: Headings = RECIPE
+) -> Callable[[Callable[..., Any]], GroupedCommand]:
+    """Return a decorator that makes a command of a function, with lines to type as `examples`."""
+    return click.command(name, cls=GroupedCommand, examples=examples, headings=headings)
 
 
 def _show_all(ctx: click.Context, _option: click.Parameter, given: bool) -> None:

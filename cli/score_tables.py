@@ -52,13 +52,7 @@ class _Echo:
 
 def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     """Return tables of perplexities with token counts, and of scores, routing and cost if available."""
-    return [
-        *_perplexity(rows, domains),
-        *_score(rows, domains),
-        *_accuracy(rows, domains),
-        *_load(rows),
-        *_cost(rows),
-    ]
+    return [*_perplexity(rows, domains), *_score(rows, domains), *_accuracy(rows, domains), *_load(rows), *_cost(rows)]
 
 
 def shown_name(name: str) -> str:

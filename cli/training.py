@@ -106,6 +106,30 @@ def amount(training: Mapping[str, Any], tokens: int | None) -> str:
     return f"{count(training['steps'], 'step')} on {count(used, 'token')}{different}"
 
 
+def result_document(document: Mapping[str, Any], before: float, after: float, tokens: int) -> dict[str, Any]:
+    """Return the fields of JSON that the results of all trainings have.
+
+    Args:
+        document: the training's own, as of `trained_tokens`.
+        before: mean loss on held-out tokens before the training, in nats.
+        after: the same after it.
+        tokens: number of held-out tokens.
+    """
+    return {"loss": [before, after], "tokens": tokens, "trained_tokens": trained_tokens(document)}
+
+
+def loss_line(before: float, after: float, tokens: int, where: str = "") -> str:
+    """Return the loss on held-out tokens before and after a training, in words; `where` says more of the tokens."""
+    return f"  loss on {tokens:,} held-out tokens{where}: {before:.4f} before, {after:.4f} after"
+
+
+def note_of_loss(before: float, after: float, keep: str = "") -> bool:
+    """Return True if the loss did not improve, and remark on it; `keep` is what to do other than to train again."""
+    if after >= before:
+        note(f"  the loss did not improve: {keep}train on more data, longer, or with a smaller --lr")
+    return after >= before
+
+
 def print_trained(
     trained: Trained, what: str, folder: Path, out: Path, as_json: bool, *, tokens: int | None = None
 ) -> None:
@@ -123,21 +147,16 @@ def print_trained(
     if as_json:
         print_json(
             trained.document
-            | {
-                "digest": trained.digest,
-                "loss": [trained.before, trained.after],
-                "tokens": trained.tokens,
-                "trained_tokens": trained_tokens(training),
-                "out": out,
-            }
+            | {"digest": trained.digest}
+            | result_document(training, trained.before, trained.after, trained.tokens)
+            | {"out": out}
         )
         return
     done(
         trained.digest,
         f"trained {what} of {folder} into {out}  {short(trained.digest)}",
         f"  {amount(training, tokens)}",
-        f"  loss on {trained.tokens:,} held-out tokens: {trained.before:.4f} before, {trained.after:.4f} after",
+        loss_line(trained.before, trained.after, trained.tokens),
     )
-    if trained.after >= trained.before:
-        note(f"  the loss did not improve: keep {folder}, or train on more data, longer, or with a smaller --lr")
+    note_of_loss(trained.before, trained.after, f"keep {folder}, or ")
     next_step(evaluating([folder, out], [member["name"] for member in trained.document.get("members", ())]))

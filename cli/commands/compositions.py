@@ -9,7 +9,7 @@ import click
 
 from cli.next_steps import reporting
 from cli.opted_out import warn_of_opted_out
-from cli.option_groups import GroupedCommand
+from cli.option_groups import command
 from cli.output import as_json, count, next_step, note, print_json, print_line, print_table, short
 from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.session import Session, pass_session
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from store.catalog import CompositionRecord, EvaluationRecord
 
 
-@click.command(cls=GroupedCommand, examples=("reg compositions", "reg compositions math"))
+@command("reg compositions", "reg compositions math")
 @click.argument("ref", required=False, metavar="[NAME[@V]|DIGEST]")
 @as_json
 @pass_session

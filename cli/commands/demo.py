@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.option_groups import GroupedCommand
+from cli.option_groups import command
 from cli.options import file_path
 from cli.output import as_json, count, done, print_json, progress, short
 from cli.score_tables import print_tables, tables_of
@@ -21,14 +21,9 @@ _MIXED = (
 """A text that switches from code to math."""
 
 
-@click.command(cls=GroupedCommand, examples=("reg demo", "reg demo --out demo --force"))
+@command("reg demo", "reg demo --out demo --force")
 @click.option(
-    "--out",
-    type=file_path,
-    metavar="DIR",
-    default=Path("demo"),
-    show_default=True,
-    help="The folder to write to.",
+    "--out", type=file_path, metavar="DIR", default=Path("demo"), show_default=True, help="The folder to write to."
 )
 @click.option(
     "--force",

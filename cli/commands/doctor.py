@@ -10,7 +10,7 @@ import click
 
 from cli.next_steps import evaluating
 from cli.opted_out import warn_of_opted_out
-from cli.option_groups import AUDIT, GroupedCommand
+from cli.option_groups import AUDIT, command
 from cli.options import device, file_path, files, real, whole
 from cli.output import (
     as_json,
@@ -36,13 +36,10 @@ if TYPE_CHECKING:
 _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=(
-        "reg doctor moe/",
-        "reg doctor moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
-        "reg doctor checkpoints/math --quick",
-    ),
+@command(
+    "reg doctor moe/",
+    "reg doctor moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
+    "reg doctor checkpoints/math --quick",
 )
 @click.argument("folder", metavar="FOLDER", type=composed_place)
 @click.option(
@@ -125,7 +122,7 @@ def _severity(finding: Finding) -> str:
     return click.style(finding.severity.ljust(7), fg=_COLOURS.get(finding.severity))
 
 
-@click.command(cls=GroupedCommand, examples=("reg reproduce moe/", "reg reproduce moe/ --out again/"))
+@command("reg reproduce moe/", "reg reproduce moe/ --out again/")
 @click.argument("folder", metavar="FOLDER", type=composed_place)
 @click.option("--out", type=file_path, metavar="DIR", help="Keep the new composition in this folder; absent or empty.")
 @as_json
@@ -140,17 +137,8 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
         result = registry.reproduce(folder, out)
     refs = [version.ref for version in result.versions]
     if as_json:
-        print_json(
-            {
-                "folder": result.folder,
-                "digest": result.digest,
-                "versions": refs,
-                "same": result.is_same,
-                "files": result.files,
-                "bytes": result.nbytes,
-                "out": result.out,
-            }
-        )
+        document = {"folder": result.folder, "digest": result.digest, "versions": refs, "same": result.is_same}
+        print_json(document | {"files": result.files, "bytes": result.nbytes, "out": result.out})
     else:
         for file in result.differing:
             click.echo(f"{file.state}: {file.name}" + ("" if file.at is None else f", from byte {file.at:,} on"))
@@ -174,11 +162,7 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
     next_step(evaluating([folder], [version.name for version in result.versions]))
 
 
-@click.command(
-    cls=GroupedCommand,
-    headings=AUDIT,
-    examples=("reg audit-extraction checkpoints/base moe/ --data law.jsonl",),
-)
+@command("reg audit-extraction checkpoints/base moe/ --data law.jsonl", headings=AUDIT)
 @click.argument("folders", metavar="FOLDER…", type=composed_place, nargs=-1, required=True)
 @files(
     "--data",

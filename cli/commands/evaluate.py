@@ -9,7 +9,7 @@ import click
 from cli.cluster import cluster_options, connected
 from cli.next_steps import composing, composing_as_typed, reporting
 from cli.opted_out import warn_of_opted_out
-from cli.option_groups import EVALUATION, GroupedCommand
+from cli.option_groups import EVALUATION, command
 from cli.options import advanced, file_path, pairs, split, whole
 from cli.output import next_step, print_json
 from cli.places import composed_place
@@ -65,14 +65,11 @@ def _value(name: str, text: str) -> Any:
     return _SWITCHED.get(text.lower(), text) if kind is FieldKind.SWITCH else text
 
 
-@click.command(
-    cls=GroupedCommand,
+@command(
+    "reg evaluate moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
+    "reg evaluate moe/ --data code=code.test.jsonl --baselines --oracle",
+    "reg evaluate --experts code,math --sweep top_k=1,2 --data code=code.test.jsonl",
     headings=EVALUATION,
-    examples=(
-        "reg evaluate moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
-        "reg evaluate moe/ --data code=code.test.jsonl --baselines --oracle",
-        "reg evaluate --experts code,math --sweep top_k=1,2 --data code=code.test.jsonl",
-    ),
 )
 @click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=composed_place)
 @scoring(required=True)
@@ -85,9 +82,7 @@ def _value(name: str, text: str) -> Any:
     help="Add a row for every mixture with each domain's tokens sent to its own expert: the upper bound.",
 )
 @advanced(
-    "--speed",
-    is_flag=True,
-    help="Add every mixture's time per token, relative to a dense expert measured alternately.",
+    "--speed", is_flag=True, help="Add every mixture's time per token, relative to a dense expert measured alternately."
 )
 @click.option(
     "--experts",
@@ -117,9 +112,7 @@ def _value(name: str, text: str) -> Any:
     "[default: the default recipe]",
 )
 @click.option(
-    "--base",
-    metavar="NAME[@V]",
-    help="The base model of --methods and --sweep. [default: the only one registered]",
+    "--base", metavar="NAME[@V]", help="The base model of --methods and --sweep. [default: the only one registered]"
 )
 @whole(
     "--seeds",
@@ -228,10 +221,7 @@ def evaluate(
         next_step(composing(refs, *(["--base", base] if base else [])))
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=("reg continual --schedule code,math --data code=c.jsonl --data math=m.jsonl",),
-)
+@command("reg continual --schedule code,math --data code=c.jsonl --data math=m.jsonl")
 @click.option(
     "--schedule",
     multiple=True,
@@ -310,10 +300,7 @@ def _lists(form: str) -> Callable[[click.Context, click.Parameter, tuple[str, ..
     return read
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=("reg scores --task math=gsm8k --accuracy math=math.json --accuracy moe=moe.json",),
-)
+@command("reg scores --task math=gsm8k --accuracy math=math.json --accuracy moe=moe.json")
 @click.option(
     "--accuracy",
     "files",

@@ -8,7 +8,7 @@ import click
 from cli.commands.compose import plan_document
 from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import evaluating
-from cli.option_groups import INSTANTIATION, GroupedCommand
+from cli.option_groups import INSTANTIATION, command
 from cli.options import files, split, unique_pairs
 from cli.output import as_json, done, next_step, print_json, short
 from cli.places import output_place
@@ -25,14 +25,11 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
     return weights or None
 
 
-@click.command(
-    cls=GroupedCommand,
+@command(
+    "reg instantiate mix --weights code=3,math=1 --out mostly-code/",
+    "reg instantiate mix --like math.jsonl --out like-math/",
+    "reg instantiate mix --fit math.jsonl --out fitted/",
     headings=INSTANTIATION,
-    examples=(
-        "reg instantiate mix --weights code=3,math=1 --out mostly-code/",
-        "reg instantiate mix --like math.jsonl --out like-math/",
-        "reg instantiate mix --fit math.jsonl --out fitted/",
-    ),
 )
 @click.argument("soup")
 @click.option(

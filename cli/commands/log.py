@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.option_groups import GroupedCommand
+from cli.option_groups import command
 from cli.options import whole
 from cli.output import as_json, count, next_step, print_json, print_table, short, size
 from cli.session import Session, pass_session
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from store.catalog import EventRecord
 
 
-@click.command(cls=GroupedCommand, examples=("reg log --limit 5", "reg log math"))
+@command("reg log --limit 5", "reg log math")
 @click.argument("subject", required=False, metavar="[NAME[@V]|DIGEST]")
 @whole("--limit", "Maximum number of lines.", 50)
 @as_json

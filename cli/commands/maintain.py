@@ -4,12 +4,12 @@ import shlex
 
 import click
 
-from cli.option_groups import CommandGroup, GroupedCommand
+from cli.option_groups import CommandGroup, GroupedCommand, command
 from cli.output import announce, as_json, count, done, next_step, note, print_json, progress, short, size
 from cli.session import Session, pass_session
 
 
-@click.command(cls=GroupedCommand, examples=("reg verify",))
+@command("reg verify")
 @as_json
 @pass_session
 @click.pass_context
@@ -40,7 +40,7 @@ def verify(context: click.Context, session: Session, as_json: bool) -> None:
         context.exit(1)
 
 
-@click.command(cls=GroupedCommand, examples=("reg gc --dry-run", "reg gc"))
+@command("reg gc --dry-run", "reg gc")
 @click.option("--dry-run", is_flag=True, help="Only list what would be deleted, with its size.")
 @as_json
 @pass_session
@@ -54,22 +54,10 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
     with session.registry() as registry:
         garbage = registry.gc(dry_run=dry_run)
     if as_json:
-        print_json(
-            {
-                "digests": garbage.digests,
-                "bytes": garbage.nbytes,
-                "passes": garbage.passes,
-                "pass_bytes": garbage.pass_bytes,
-                "merged": garbage.merged,
-                "merged_bytes": garbage.merged_bytes,
-                "work": garbage.work,
-                "work_bytes": garbage.work_bytes,
-                "cached": garbage.cached,
-                "cached_bytes": garbage.cached_bytes,
-                "pieces": [{"name": piece.name, "bytes": piece.nbytes} for piece in garbage.pieces],
-                "dry_run": dry_run,
-            }
-        )
+        counts = {name: value for name, value in vars(garbage).items() if isinstance(value, int) and name != "nbytes"}
+        pieces = [{"name": piece.name, "bytes": piece.nbytes} for piece in garbage.pieces]
+        document = {"digests": garbage.digests, "bytes": garbage.nbytes, **counts, "pieces": pieces}
+        print_json(document | {"dry_run": dry_run})
         return
     verb = "would delete" if dry_run else "deleted"
     lines = [f"{verb} {count(len(garbage.digests), 'array')} ({size(garbage.nbytes)})"]
@@ -183,9 +171,7 @@ def upgrade(session: Session, as_json: bool) -> None:
 
 
 @db.command(
-    "copy",
-    cls=GroupedCommand,
-    examples=("reg db copy sqlite:////srv/reg/catalog.sqlite postgresql://me@db/reg",),
+    "copy", cls=GroupedCommand, examples=("reg db copy sqlite:////srv/reg/catalog.sqlite postgresql://me@db/reg",)
 )
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.option_groups import CommandGroup, GroupedCommand
+from cli.option_groups import CommandGroup, GroupedCommand, command
 from cli.options import file_path
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, reg_line, short, size
 from cli.places import composed_place
@@ -19,18 +19,15 @@ if TYPE_CHECKING:
     from store.catalog import VersionRecord
 
 
+_OF_VERSION = ("ref", "digest", "withdrawn_at", "purged_at")
+_OF_OPT_OUT = ("withdrew", "deleted", "compositions", "heirs", "trained_together", "pushes", "purged",
+               "deleted_arrays", "deleted_bytes", "shared_arrays", "cleared")  # fmt: skip
+"""Attributes that --json prints, in its order."""
 _LEAST_SHARE = 0.01
 """Smallest share of the tokens that is listed."""
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=(
-        "reg opt-out math",
-        "reg opt-out math@1 --purge --yes",
-        "reg opt-out math --purge --receipt math-receipt.json",
-    ),
-)
+@command("reg opt-out math", "reg opt-out math@1 --purge --yes", "reg opt-out math --purge --receipt math-receipt.json")
 @click.argument("ref", metavar="NAME[@V]")
 @click.option(
     "--purge",
@@ -66,34 +63,10 @@ def opt_out(
             _confirm(f"{question}?", ref, purge, receipt)
         did = would if dry_run else registry.opt_out(ref, purge=purge, receipt=receipt)
     if as_json:
-        print_json(
-            {
-                "dry_run": dry_run,
-                "versions": [
-                    {
-                        "ref": version.ref,
-                        "digest": version.digest,
-                        "withdrawn_at": version.withdrawn_at,
-                        "purged_at": version.purged_at,
-                    }
-                    for version in did.versions
-                ],
-                "withdrew": did.withdrew,
-                "deleted": did.deleted,
-                "compositions": did.compositions,
-                "heirs": did.heirs,
-                "trained_together": did.trained_together,
-                "pushes": did.pushes,
-                "purged": did.purged,
-                "deleted_arrays": did.deleted_arrays,
-                "deleted_bytes": did.deleted_bytes,
-                "shared_arrays": did.shared_arrays,
-                "cleared": did.cleared,
-                "remains": [*did.remains, *did.old_versions],
-                "beyond": did.beyond,
-                "receipt": receipt,
-            }
-        )
+        versions = [{name: getattr(version, name) for name in _OF_VERSION} for version in did.versions]
+        document = {"dry_run": dry_run, "versions": versions, **{name: getattr(did, name) for name in _OF_OPT_OUT}}
+        remains = [*did.remains, *did.old_versions]
+        print_json(document | {"remains": remains, "beyond": did.beyond, "receipt": receipt})
     elif not dry_run:
         _print(did, receipt)
 

@@ -8,7 +8,7 @@ import click
 from cli.cluster import cluster_options, connected
 from cli.errors import CliError
 from cli.next_steps import after_registration
-from cli.option_groups import STATISTICS, GroupedCommand, typed_words
+from cli.option_groups import STATISTICS, command, typed_words
 from cli.options import file_path
 from cli.output import as_json, count, done, next_step, print_json, print_line, print_table, progress, reg_line, short
 from cli.session import Session, pass_session
@@ -31,14 +31,11 @@ from registry.families.sites import COUNTS, TOKEN_COUNTS
 from registry.io.model_folder import check_place
 
 
-@click.command(
-    cls=GroupedCommand,
+@command(
+    "reg add-expert math checkpoints/math --data math.jsonl",
+    "reg add-expert math hf://ORG/math-expert",
+    "reg add-expert poems adapters/poems --base base --data poems.jsonl",
     headings=STATISTICS,
-    examples=(
-        "reg add-expert math checkpoints/math --data math.jsonl",
-        "reg add-expert math hf://ORG/math-expert",
-        "reg add-expert poems adapters/poems --base base --data poems.jsonl",
-    ),
 )
 @click.argument("name")
 @checkpoint
@@ -100,10 +97,8 @@ def add_expert(
     print_registration(registration, as_json, carried=not data and not own)
 
 
-@click.command(
-    cls=GroupedCommand,
-    headings=STATISTICS,
-    examples=("reg add-experts experts.yaml", "OMP_NUM_THREADS=1 reg add-experts experts.yaml --ray local"),
+@command(
+    "reg add-experts experts.yaml", "OMP_NUM_THREADS=1 reg add-experts experts.yaml --ray local", headings=STATISTICS
 )
 @click.argument("file", type=file_path, metavar="FILE")
 @pass_options
@@ -154,10 +149,7 @@ def add_experts(
     next_step(after_registration(last.version.name, last.relations, last.overlaps))
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=("reg add-base base checkpoints/base --license apache-2.0", "reg add-base base hf://ORG/NAME@REVISION"),
-)
+@command("reg add-base base checkpoints/base --license apache-2.0", "reg add-base base hf://ORG/NAME@REVISION")
 @click.argument("name")
 @checkpoint
 @annotations
@@ -185,11 +177,7 @@ def add_base(
     print_registration(registration, as_json)
 
 
-@click.command(
-    cls=GroupedCommand,
-    headings=STATISTICS,
-    examples=("reg check checkpoints/math", "reg check checkpoints/math --data math.jsonl"),
-)
+@command("reg check checkpoints/math", "reg check checkpoints/math --data math.jsonl", headings=STATISTICS)
 @checkpoint
 @calibration
 @adapter_base
@@ -255,11 +243,7 @@ def check(
         next_step(["add-expert", "NAME", *typed_words(click.get_current_context())])
 
 
-@click.command(
-    cls=GroupedCommand,
-    headings=STATISTICS,
-    examples=("reg collect checkpoints/math --data math.jsonl --out checkpoints/math",),
-)
+@command("reg collect checkpoints/math --data math.jsonl --out checkpoints/math", headings=STATISTICS)
 @checkpoint
 @calibration
 @cluster_options

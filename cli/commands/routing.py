@@ -11,7 +11,7 @@ import click
 
 from cli.next_steps import composing_as_typed, evaluating, reporting
 from cli.opted_out import warn_of_folder, warn_of_opted_out
-from cli.option_groups import EVALUATION, GroupedCommand
+from cli.option_groups import EVALUATION, command
 from cli.options import Integer, device, file_path
 from cli.output import allows_colour, as_json, done, is_quiet, next_step, note, print_json, print_line, print_table
 from cli.places import composed_place, composed_text
@@ -32,10 +32,7 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", 
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=('reg route moe/ "def add(a, b): return a + b"', "reg route moe/ - --every-layer < text.txt"),
-)
+@command('reg route moe/ "def add(a, b): return a + b"', "reg route moe/ - --every-layer < text.txt")
 @click.argument("folder", metavar="FOLDER", type=composed_place)
 @click.argument("text", metavar="TEXT")
 @click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
@@ -140,10 +137,7 @@ _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating
             "remote_code")  # fmt: skip
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=("reg preview --experts code,math", "reg preview --experts code,math,law --router ridge"),
-)
+@command("reg preview --experts code,math", "reg preview --experts code,math,law --router ridge")
 @experts_option
 @recipe_options(*_WITHOUT)
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
@@ -216,10 +210,10 @@ def _print(prediction: "Preview") -> None:
         note(text)
 
 
-@click.command(
-    cls=GroupedCommand,
+@command(
+    "reg report moe/ --out report.html",
+    "reg report moe/ --data code=code.test.jsonl --out report.html",
     headings=EVALUATION,
-    examples=("reg report moe/ --out report.html", "reg report moe/ --data code=code.test.jsonl --out report.html"),
 )
 @click.argument("composition", metavar="FOLDER|DIGEST", type=composed_text)
 @scoring(required=False)

@@ -6,7 +6,7 @@ import click
 
 from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
 from cli.main import COMPLETING
-from cli.option_groups import GroupedCommand
+from cli.option_groups import command
 from cli.options import Choice
 from cli.output import as_json, print_json, print_table
 from cli.session import Session, pass_session
@@ -16,7 +16,7 @@ from registry.errors import NotFoundError
 from registry.names.suggest import suggest
 
 
-@click.command(cls=GroupedCommand, examples=("reg config", "reg --home team/registry config"))
+@command("reg config", "reg --home team/registry config")
 @as_json
 @pass_session
 def config(session: Session, as_json: bool) -> None:
@@ -37,10 +37,7 @@ def config(session: Session, as_json: bool) -> None:
     print_table(("package", "version"), list(installed.items()))
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=("source <(reg completion bash)", "reg completion fish > ~/.config/fish/completions/reg.fish"),
-)
+@command("source <(reg completion bash)", "reg completion fish > ~/.config/fish/completions/reg.fish")
 @click.argument("shell", type=Choice(SHELLS), metavar="SHELL")
 @as_json
 @click.pass_context
@@ -61,7 +58,7 @@ RECIPE = "recipe"
 """Printed as a schema though it is not a command."""
 
 
-@click.command(cls=GroupedCommand, examples=("reg schema list", "reg schema receipt verify", "reg schema recipe"))
+@command("reg schema list", "reg schema receipt verify", "reg schema recipe")
 @click.argument("words", metavar="[COMMAND]", nargs=-1)
 @as_json
 def schema(words: tuple[str, ...], as_json: bool) -> None:

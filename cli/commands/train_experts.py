@@ -3,30 +3,40 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.next_steps import after_registration, composing
-from cli.option_groups import TRAINING, GroupedCommand
+from cli.option_groups import TRAINING, command
 from cli.options import advanced, file_path, files, real, whole, words
-from cli.output import as_json, done, next_step, note, print_json, short
+from cli.output import as_json, done, next_step, print_json, short
 from cli.session import Session, pass_session
 from cli.shared_options import annotations
-from cli.training import amount, trained_as_worker, training_options, weight_products
+from cli.training import (
+    amount,
+    loss_line,
+    note_of_loss,
+    result_document,
+    trained_as_worker,
+    training_options,
+    weight_products,
+)
 from cli.version_output import version_document
-from registry.composition.trained.trained_parts import trained_tokens
 from registry.destination.fresh import fresh
 from registry.io.display import few
 
+if TYPE_CHECKING:
+    from registry.simoe.train_simoe import TrainedSimoe
+    from registry.soup.train_soup import TrainedSoup
 
-@click.command(
-    cls=GroupedCommand,
+    from registry.training.expert.train_expert import TrainedExpert  # with torch
+
+
+@command(
+    "reg train-expert law --base base --data law.jsonl",
+    "reg train-expert law --base base --data law.jsonl --mlp lora:8 --out law/",
     headings=TRAINING,
-    examples=(
-        "reg train-expert law --base base --data law.jsonl",
-        "reg train-expert law --base base --data law.jsonl --mlp lora:8 --out law/",
-    ),
 )
 @click.argument("name")
 @click.option(
@@ -117,28 +127,18 @@ def train_expert(
         )
     losses, registered = trained.losses, trained.registration
     if as_json:
-        print_json(
-            {
-                "version": None if registered is None else version_document(registered.version),
-                "out": trained.out,
-                "training": trained.document,
-                "loss": [losses.before, losses.after],
-                "tokens": trained.tokens,
-                "trained_tokens": trained_tokens(trained.document["training"]),
-            }
-        )
+        version = None if registered is None else version_document(registered.version)
+        print_json({"version": version, "out": trained.out, **_result(trained)})
         return
     used = amount(trained.document["training"], settings["tokens"])
-    loss = f"  loss on {trained.tokens:,} held-out tokens: {losses.before:.4f} before, {losses.after:.4f} after"
+    loss = loss_line(losses.before, losses.after, trained.tokens)
     if registered is None:
         done(str(trained.out), f"trained {name} in {used}, into {trained.out}", loss)
     else:
-        version = registered.version
+        ref, digest = registered.version.ref, short(registered.version.digest)
         verb = "registered" if registered.added else "already registered as"
-        done(version.ref, f"trained {name} in {used}; {verb} {version.ref}  {short(version.digest)}", loss)
-    spoiled = losses.after >= losses.before
-    if spoiled:
-        note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
+        done(ref, f"trained {name} in {used}; {verb} {ref}  {digest}", loss)
+    spoiled = note_of_loss(losses.before, losses.after)
     if registered is None:
         next_step(["add-expert", name, str(trained.out)])
     elif spoiled:
@@ -162,13 +162,10 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     return files
 
 
-@click.command(
-    cls=GroupedCommand,
+@command(
+    "reg train-soup mix --base base --domains a.jsonl --domains b.jsonl --experts 8",
+    "reg train-soup mix --base base --domains text.jsonl --clusters 16 --experts 8",
     headings=TRAINING,
-    examples=(
-        "reg train-soup mix --base base --domains a.jsonl --domains b.jsonl --experts 8",
-        "reg train-soup mix --base base --domains text.jsonl --clusters 16 --experts 8",
-    ),
 )
 @click.argument("name")
 @click.option(
@@ -232,36 +229,21 @@ def train_soup(
         )
     losses, shared, training = trained.losses, trained.shared.version, trained.document["training"]
     if as_json:
-        print_json(
-            {
-                "shared": version_document(shared),
-                "experts": [version_document(expert.version) for expert in trained.experts],
-                "training": trained.document,
-                "loss": [losses.before, losses.after],
-                "tokens": trained.tokens,
-                "trained_tokens": trained_tokens(training),
-            }
-        )
+        experts = [version_document(expert.version) for expert in trained.experts]
+        print_json({"shared": version_document(shared), "experts": experts, **_result(trained)})
         return
-    refs = [expert.version.ref for expert in trained.experts]
-    listed = refs[0] if len(refs) == 1 else f"{refs[0]} to {refs[-1]}"
+    listed = _first_to_last([expert.version.ref for expert in trained.experts])
     done(
         shared.ref,
         f"trained {name} in {amount(training, settings['tokens'])}; registered {shared.ref}  {short(shared.digest)}",
         f"  experts {listed}; domains {few(training['domains'])}",
-        f"  loss on {trained.tokens:,} held-out tokens, each domain's own model: {losses.before:.4f} before, "
-        f"{losses.after:.4f} after",
+        loss_line(losses.before, losses.after, trained.tokens, ", each domain's own model"),
     )
-    if losses.after >= losses.before:
-        note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
+    note_of_loss(losses.before, losses.after)
     next_step(["instantiate", name, "--weights", f"{training['domains'][0]}=1", "--out", fresh("model/")])
 
 
-@click.command(
-    cls=GroupedCommand,
-    headings=TRAINING,
-    examples=("reg train-simoe found --base base --data text.jsonl --experts 4",),
-)
+@command("reg train-simoe found --base base --data text.jsonl --experts 4", headings=TRAINING)
 @click.argument("name")
 @click.option("--base", required=True, metavar="BASE", help="The registered base model to begin from, NAME[@V].")
 @files("--data", "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable); no domains are named.", required=True)
@@ -311,29 +293,27 @@ def train_simoe(
     pairs = [matrix[one][other] for one in range(count) for other in range(one)]
     overlap = fmean(pairs) if pairs else 0.0
     if as_json:
-        print_json(
-            {
-                "experts": [version_document(expert.version) for expert in trained.experts],
-                "training": document,
-                "loss": [losses.before, losses.after],
-                "tokens": trained.tokens,
-                "trained_tokens": trained_tokens(document["training"]),
-                "sparsity": masks["sparsity"],
-                "closed": masks["closed"],
-                "overlap": overlap,
-            }
-        )
+        experts = [version_document(expert.version) for expert in trained.experts]
+        found = {"sparsity": masks["sparsity"], "closed": masks["closed"], "overlap": overlap}
+        print_json({"experts": experts, **_result(trained), **found})
         return
     refs = [expert.version.ref for expert in trained.experts]
-    listed = refs[0] if len(refs) == 1 else f"{refs[0]} to {refs[-1]}"
     closed = f", after closing {masks['closed']:,} gates" if masks["closed"] else ""
     done(
         refs[0],
-        f"trained {name} in {amount(document['training'], settings['tokens'])}; registered {listed}",
+        f"trained {name} in {amount(document['training'], settings['tokens'])}; registered {_first_to_last(refs)}",
         f"  masks: {masks['sparsity']:.1%} zeros{closed}; mean overlap {overlap:.2f}",
-        f"  loss on {trained.tokens:,} held-out tokens after the prompt: {losses.before:.4f} before, "
-        f"{losses.after:.4f} after",
+        loss_line(losses.before, losses.after, trained.tokens, " after the prompt"),
     )
-    if losses.after >= losses.before:
-        note("  the loss did not improve: train on more data, longer, or with a smaller --lr")
+    note_of_loss(losses.before, losses.after)
     next_step(composing(refs, "--to", "simoe"))
+
+
+def _result(trained: "TrainedExpert | TrainedSoup | TrainedSimoe") -> dict[str, Any]:
+    losses, document = trained.losses, trained.document
+    own = result_document(document["training"], losses.before, losses.after, trained.tokens)
+    return {"training": document, **own}
+
+
+def _first_to_last(refs: Sequence[str]) -> str:
+    return refs[0] if len(refs) == 1 else f"{refs[0]} to {refs[-1]}"

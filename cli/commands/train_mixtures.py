@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from cli.option_groups import TRAINING, GroupedCommand
+from cli.option_groups import TRAINING, command
 from cli.options import device, file_path, options, real, split, whole, words
 from cli.output import as_json, done, next_step, print_json, print_table
 from cli.places import composed_place
@@ -26,13 +26,10 @@ _data_and_out = options(
 )
 
 
-@click.command(
-    cls=GroupedCommand,
+@command(
+    "reg train moe/ --train all --data code --data math --out trained/",
+    "reg train moe/ --train routers --data text.jsonl --out trained/",
     headings=TRAINING,
-    examples=(
-        "reg train moe/ --train all --data code --data math --out trained/",
-        "reg train moe/ --train routers --data text.jsonl --out trained/",
-    ),
 )
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @words(
@@ -56,14 +53,7 @@ _data_and_out = options(
 @as_json
 @pass_session
 def train(
-    session: Session,
-    /,
-    folder: Path,
-    data: tuple[str, ...],
-    out: Path,
-    force: bool,
-    as_json: bool,
-    **settings: Any,
+    session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, as_json: bool, **settings: Any
 ) -> None:
     """Train weights of a composed FOLDER on the language-model loss.
 
@@ -80,11 +70,7 @@ def train(
     print_trained(trained, settings["train"], folder, out, as_json, tokens=settings["tokens"])
 
 
-@click.command(
-    cls=GroupedCommand,
-    headings=TRAINING,
-    examples=("reg train-router moe/ --data code --data math --out trained/",),
-)
+@command("reg train-router moe/ --data code --data math --out trained/", headings=TRAINING)
 @click.argument("folder", metavar="FOLDER", type=composed_place)
 @_data_and_out
 @training_options(
@@ -114,14 +100,7 @@ def train(
 @as_json
 @pass_session
 def train_router(
-    session: Session,
-    /,
-    folder: Path,
-    data: tuple[str, ...],
-    out: Path,
-    force: bool,
-    as_json: bool,
-    **settings: Any,
+    session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, as_json: bool, **settings: Any
 ) -> None:
     """Train only the routers of a composed FOLDER on the language-model loss.
 
@@ -140,7 +119,7 @@ _SCORE = (
 )
 
 
-@click.command(cls=GroupedCommand, examples=("reg proxy public.jsonl --experts law,math --base base --out proxy/",))
+@command("reg proxy public.jsonl --experts law,math --base base --out proxy/")
 @click.argument("files", metavar="FILE…", type=file_path, nargs=-1, required=True)
 @click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The experts, in any order.")
 @click.option("--base", metavar="NAME[@V]", help="The base model. [default: the only one registered]")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.option_groups import GroupedCommand
+from cli.option_groups import command
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
 from registry.errors import StorageError
@@ -25,7 +25,7 @@ _NEEDED = ("starlette", "uvicorn", "jinja2", "vl_convert")
 DEFAULT_PORT = 8321
 
 
-@click.command(cls=GroupedCommand, examples=("reg ui --open", "reg ui --port 0"))
+@command("reg ui --open", "reg ui --port 0")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),

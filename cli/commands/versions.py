@@ -8,17 +8,11 @@ import click
 
 from cli.commands.compositions import show_composition
 from cli.next_steps import after_registration, evaluating
-from cli.option_groups import GroupedCommand
+from cli.option_groups import command
 from cli.options import Integer, file_path, unique_pairs, whole, words
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
 from cli.session import Session, pass_session
-from cli.version_output import (
-    members_and_base,
-    relation_documents,
-    relation_lines,
-    shown_parameters,
-    version_document,
-)
+from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
 from registry.checkpoint.router_rows import ROUTER_FILE
 from registry.names.reference import Reference
 
@@ -30,11 +24,7 @@ SCREENFUL = 50
 """Default maximum number of lines."""
 
 
-@click.command(
-    "list",
-    cls=GroupedCommand,
-    examples=("reg list", "reg list --kind expert --tag language=en", "reg list --all --limit 20"),
-)
+@command("reg list", "reg list --kind expert --tag language=en", "reg list --all --limit 20", name="list")
 @words("--kind", ["expert", "base"], "Only one kind: expert or base.")
 @click.option(
     "--tag",
@@ -129,7 +119,7 @@ def _print(versions: "Sequence[VersionRecord]") -> None:
     )
 
 
-@click.command(cls=GroupedCommand, examples=("reg show math", "reg show math@1", "reg show 93072823"))
+@command("reg show math", "reg show math@1", "reg show 93072823")
 @click.argument("ref", metavar="NAME[@V]|DIGEST")
 @as_json
 @pass_session
@@ -216,7 +206,7 @@ def _simoe_line(simoe: Mapping[str, Any]) -> str:
     return f"{own}; shared weights {simoe['delta'][:12]}, trained together by all: reg compose --to simoe"
 
 
-@click.command(cls=GroupedCommand, examples=("reg alias math@1 stable", "reg alias math stable --delete"))
+@command("reg alias math@1 stable", "reg alias math stable --delete")
 @click.argument("ref", metavar="NAME[@V]")
 @click.argument("alias")
 @click.option("--delete", is_flag=True, help="Delete NAME@ALIAS instead.")
@@ -242,7 +232,7 @@ def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -
         next_step(["show", f"{name}@{alias}"])
 
 
-@click.command(cls=GroupedCommand, examples=("reg export math --out math/", "reg export math@1 --out math-1/"))
+@command("reg export math --out math/", "reg export math@1 --out math-1/")
 @click.argument("ref", metavar="NAME[@V]")
 @click.option("--out", type=file_path, metavar="DIR", required=True, help="The folder to write; absent or empty.")
 @as_json
