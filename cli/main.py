@@ -10,60 +10,13 @@ from typing import Any
 
 import click
 
+from cli.command_names import ALIASES, BY_WORD, COMMANDS, SYNONYMS, write_jobs
 from cli.errors import CliError, translate_errors
-from cli.first_word import show_first_word
-from cli.help_jobs import ALIASES, BY_WORD, write_jobs
-from cli.large_libraries import announce_catalog, announce_imports, silence_libraries
+from cli.loading import announce_catalog, announce_imports, show_until_output, silence_libraries
 from cli.output import allows_colour, note, output_options
 from cli.session import Session, accept_place, place_options
 from cli.summaries import SUMMARIES
-from cli.synonyms import SYNONYMS
 from registry.names.suggest import closest, did_you_mean
-
-COMMANDS = {
-    "add-expert": "register.add_expert",
-    "add-experts": "register.add_experts",
-    "add-base": "register.add_base",
-    "check": "register.check",
-    "collect": "register.collect",
-    "compose": "compose.compose",
-    "instantiate": "instantiate.instantiate",
-    "preview": "routing.preview",
-    "train-expert": "train_experts.train_expert",
-    "train-soup": "train_experts.train_soup",
-    "train-simoe": "train_experts.train_simoe",
-    "proxy": "train_mixtures.proxy",
-    "train": "train_mixtures.train",
-    "train-router": "train_mixtures.train_router",
-    "evaluate": "evaluate.evaluate",
-    "scores": "evaluate.scores",
-    "report": "routing.report",
-    "route": "routing.route",
-    "audit-extraction": "doctor.audit_extraction",
-    "doctor": "doctor.doctor",
-    "continual": "evaluate.continual",
-    "opt-out": "opt_out.opt_out",
-    "receipt": "opt_out.receipt",
-    "list": "versions.list_",
-    "show": "versions.show",
-    "compositions": "compositions.compositions",
-    "log": "log.log",
-    "alias": "versions.alias",
-    "export": "versions.export",
-    "push": "push.push",
-    "push-expert": "push.push_expert",
-    "reproduce": "doctor.reproduce",
-    "verify": "maintain.verify",
-    "gc": "maintain.gc",
-    "ui": "ui.ui",
-    "arrays": "maintain.arrays",
-    "db": "maintain.db",
-    "config": "setup.config",
-    "completion": "setup.completion",
-    "schema": "setup.schema",
-    "demo": "demo.demo",
-}
-"""Command → its module in `cli.commands` and its function."""
 
 COMPLETING = "_REG_COMPLETE"
 """Environment variable that the scripts of `reg completion` set."""
@@ -135,7 +88,7 @@ class _Group(click.Group):
             if not ctx.meta[_AS_JSON]:
                 ctx.call_on_close(announce_imports(note))
             if not ctx.meta[_SILENT]:
-                ctx.call_on_close(announce_catalog(lambda text: ctx.call_on_close(show_first_word(text))))
+                ctx.call_on_close(announce_catalog(lambda text: ctx.call_on_close(show_until_output(text))))
             return super().invoke(ctx)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
+from cli.command_names import BY_WORD
 from cli.errors import CliError
-from cli.help_jobs import BY_WORD
 from cli.options import Option
 from cli.output import reg_line
 from cli.places import bring_copies

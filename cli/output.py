@@ -85,7 +85,7 @@ def note(text: str) -> None:
 
 
 def announce(text: str) -> None:
-    """Print on stderr what a command begins with, where no terminal shows a first word and a bar; unless --quiet."""
+    """Print on stderr what a command begins with, where no terminal shows other messages and a bar; unless --quiet."""
     if not sys.stderr.isatty():
         note(f"{text} …")
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.next_steps import reporting
-from cli.opted_out import warn_of_opted_out
 from cli.option_groups import command
 from cli.output import as_json, count, next_step, note, print_json, print_line, print_table, short
 from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.session import Session, pass_session
-from cli.version_output import members_and_base
+from cli.version_output import members_and_base, warn_of_opted_out
 from registry.composition.recipe.recipe_fields import ENSEMBLE, FROM_ROWS, HETERO, SIMOE
 from registry.composition.trained.trained_parts import trained_part, trained_tokens
 from registry.errors import RegError

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.next_steps import evaluating
-from cli.opted_out import warn_of_opted_out
 from cli.option_groups import AUDIT, command
 from cli.options import device, file_path, files, real, whole
 from cli.output import (
@@ -28,6 +27,7 @@ from cli.output import (
 from cli.places import composed_place
 from cli.session import Session, pass_session
 from cli.shared_options import domain_files
+from cli.version_output import warn_of_opted_out
 
 if TYPE_CHECKING:
     from registry.doctor import Diagnosis, Finding

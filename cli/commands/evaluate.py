@@ -8,7 +8,6 @@ import click
 
 from cli.cluster import cluster_options, connected
 from cli.next_steps import composing, composing_as_typed, reporting
-from cli.opted_out import warn_of_opted_out
 from cli.option_groups import EVALUATION, command
 from cli.options import advanced, file_path, pairs, split, whole
 from cli.output import next_step, print_json
@@ -17,6 +16,7 @@ from cli.recipe import asked, check_members, recipe_options
 from cli.score_tables import Table, figure, print_csv, print_tables, ranking_of, tables_of, wide_table
 from cli.session import Session, pass_session
 from cli.shared_options import forms, scoring
+from cli.version_output import warn_of_opted_out
 from registry.calibration.corpus import check_files
 from registry.composition.recipe.recipe_field_type import FieldKind
 from registry.composition.recipe.recipe_fields import FIELDS

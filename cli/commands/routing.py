@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.next_steps import composing_as_typed, evaluating, reporting
-from cli.opted_out import warn_of_folder, warn_of_opted_out
 from cli.option_groups import EVALUATION, command
 from cli.options import Integer, device, file_path
 from cli.output import allows_colour, as_json, done, is_quiet, next_step, note, print_json, print_line, print_table
@@ -18,6 +17,7 @@ from cli.places import composed_place, composed_text
 from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 from cli.shared_options import scoring
+from cli.version_output import warn_of_folder, warn_of_opted_out
 from registry.errors import InvalidInputError
 from registry.io.files import is_folder
 from registry.runtime.routed_folder import check_routed
