@@ -1,4 +1,4 @@
-"""Proves: a line is on stderr before a large library is imported, none with --quiet or --json, and none of the libraries' own."""
+"""Proves: a line is on stderr before a large library is imported, none with --quiet or --json; libraries are silent."""
 
 import json
 import os
