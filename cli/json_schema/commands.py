@@ -174,11 +174,7 @@ reg report | object | The content of a report; parts without data are null or em
     * training
   audits | list of object | Those that are stored, the latest first.
     text | text | The label of its text.
-    documents | whole number | Documents that were tried.
-    extracted | whole number | Documents that it continued nearly word for word.
-    rate | number | Their share, from 0 to 1.
-    similarity | number | Mean over documents of the best continuation's similarity, from 0 to 1.
-    most | number | The largest of them.
+    * extraction
     prefix | whole number | Tokens that it was given.
     continued | whole number | Tokens that it continued by.
     at | text | The time, ISO 8601, UTC.
@@ -191,12 +187,7 @@ reg report | object | The content of a report; parts without data are null or em
   notes | list of text | Missing parts, with reasons.
   training | object or null | The latest training of the composition by reg train.
     name | text | What was trained.
-    steps | whole number | Number of steps.
-    tokens | whole number | Tokens of all its steps, padding included.
-    before | number | Loss on held-out text before the training, in nats per token.
-    after | number | The same after the training.
-    at | list of number | The middle of the steps that each number of `loss` is the mean of.
-    loss | list of number | Loss curve, at most 200 numbers.
+    * training
   from_base | whole number or null | The number of members, where they are copies of a base model.
   mask_overlap | list of list of text or number | Of a SIMoE: expert, expert, overlap of their masks, from 0 to 1.
   mask_joins | list of object | Of a SIMoE: average linkage over 1 - overlap, the most alike first; the last one has
@@ -216,23 +207,8 @@ reg route | object | A text and the routing of its tokens.
     expert | text | The expert with the most weight over all layers.
 reg audit-extraction | list of object | A model, and how much of the text it gave away.
   folder | text | The model's folder.
-  documents | whole number | Documents that were tried.
-  extracted | whole number | Documents that it continued nearly word for word.
-  rate | number | Their share, from 0 to 1.
-  similarity | number | Mean over documents of the best continuation's similarity, from 0 to 1.
-  most | number | The largest of them.
-reg doctor | object | What was found in a model folder.
-  folder | text | The folder.
-  healthy | true or false | True if there is no error; there may be warnings.
-  verdict | text | The diagnosis in one sentence.
-  findings | list of object | Errors first, then warnings, what is in order, and what was skipped.
-    check | text | The check.
-    cost | `headers`, `weights`, `forward` | What the check reads.
-    severity | `ok`, `warning`, `error`, `skipped` | How bad it is; `skipped` if the check was not done.
-    message | text | A sentence; of a skipped check, the reason.
-    next | text or null | What to do.
-  perplexity | by domain: number | A perplexity.
-  next | text or null | The one command to type now, or what to do.
+  * extraction
+reg doctor | diagnosis | What was found in a model folder.
 reg continual | object | The results of a schedule.
   schedule | list of text | The experts, in the order in which they joined.
   perplexity | list of list of number | After each step, one per domain so far.
@@ -334,22 +310,8 @@ reg export | object | An exported version.
   ref | text | The reference of a version: NAME@NUMBER.
   digest | digest | Its digest.
   out | text | The folder.
-reg push | object | The result of a push.
-  repo_id | text | ORG/NAME.
-  revision | text | The branch, or the pull request: refs/pr/N.
-  endpoint | text | The Hub.
-  commit | text | The commit with the files.
-  url | text | The page of the repository, branch or pull request.
-  added | true or false | False if the repository was already up to date.
-  nbytes | whole number | The size of all files.
-reg push-expert | object | The result of a push.
-  repo_id | text | ORG/NAME.
-  revision | text | The branch, or the pull request: refs/pr/N.
-  endpoint | text | The Hub.
-  commit | text | The commit with the files.
-  url | text | The page of the repository, branch or pull request.
-  added | true or false | False if the repository was already up to date.
-  nbytes | whole number | The size of all files.
+reg push | pushed | The result of a push.
+reg push-expert | pushed | The result of a push.
 reg reproduce | object | The comparison of a folder with its recomposition.
   folder | text | The folder.
   digest | digest | The digest of the recomposition.

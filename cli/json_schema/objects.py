@@ -150,6 +150,12 @@ training | object | The training of a model, in a report.
   after | number | The same after the training.
   at | list of number | The middle of the steps that each number of `loss` is the mean of.
   loss | list of number | Loss curve, at most 200 numbers.
+extraction | object | The figures of an audit of extraction.
+  documents | whole number | Documents that were tried.
+  extracted | whole number | Documents that it continued nearly word for word.
+  rate | number | Their share, from 0 to 1.
+  similarity | number | Mean over documents of the best continuation's similarity, from 0 to 1.
+  most | number | The largest of them.
 """
 )
 """Name → schema."""
