@@ -1,39 +1,32 @@
 """The Ray cluster that --ray names."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import advanced
+from cli.options import advanced, options
 
 if TYPE_CHECKING:
     from registry.distributed import Cluster
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def ray_option(command: Command) -> Command:
-    """Add --ray."""
-    return advanced(
-        "--ray",
-        metavar="ADDRESS",
-        help="Run parts of the work as tasks of a Ray cluster: local for the processors of this machine, auto for the "
-        "cluster of this node, or HOST:PORT. The result is the same, bit for bit.",
-    )(command)
-
-
-def cluster_options(command: Command) -> Command:
-    """Add --ray and --num-gpus."""
-    gpus = advanced(
+ray_option = advanced(
+    "--ray",
+    metavar="ADDRESS",
+    help="Run parts of the work as tasks of a Ray cluster: local for the processors of this machine, auto for the "
+    "cluster of this node, or HOST:PORT. The result is the same, bit for bit.",
+)
+cluster_options = options(
+    ray_option,
+    advanced(
         "--num-gpus",
         type=click.FloatRange(min=0),
         metavar="N",
         help="With --ray: GPUs that each task takes; 0.5 lets two tasks share one. [default: 0: tasks compute on the "
         "processor]",
-    )
-    return ray_option(gpus(command))
+    ),
+)
 
 
 @contextmanager

@@ -227,11 +227,8 @@ def _check_lists(command: click.Command, words: Sequence[str]) -> None:
             listed = ",".join(part.strip() for text in parts for part in text.split(",") if part.strip())
             again = [*words[:index], option, listed, *words[last + 1 :]]
             message = f"{option}: separate by commas, without spaces: {option} {listed}"
-            raise CliError(message, reg_line([*_words_of(command), *again]), "UsageError", 2)
-
-
-def _words_of(command: click.Command) -> list[str]:
-    return [] if command.name is None else [command.name]
+            named = [] if command.name is None else [command.name]
+            raise CliError(message, reg_line([*named, *again]), "UsageError", 2)
 
 
 def typed_words(

@@ -106,16 +106,16 @@ def amount(training: Mapping[str, Any], tokens: int | None) -> str:
     return f"{count(training['steps'], 'step')} on {count(used, 'token')}{different}"
 
 
-def result_document(document: Mapping[str, Any], before: float, after: float, tokens: int) -> dict[str, Any]:
+def result_document(training: Mapping[str, Any], before: float, after: float, tokens: int) -> dict[str, Any]:
     """Return the fields of JSON that the results of all trainings have.
 
     Args:
-        document: the training's own, as of `trained_tokens`.
+        training: its document, as of `trained_tokens`.
         before: mean loss on held-out tokens before the training, in nats.
         after: the same after it.
         tokens: number of held-out tokens.
     """
-    return {"loss": [before, after], "tokens": tokens, "trained_tokens": trained_tokens(document)}
+    return {"loss": [before, after], "tokens": tokens, "trained_tokens": trained_tokens(training)}
 
 
 def loss_line(before: float, after: float, tokens: int, where: str = "") -> str:

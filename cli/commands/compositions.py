@@ -1,7 +1,7 @@
 """Output of recorded compositions: reg compositions, and reg show with a digest."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ class Source:
     public: bool
     bias: float | None
     trained_bias: tuple[float, ...] | None
-    bias_after_training: tuple[float, ...] | None = None
+    bias_after_training: tuple[float, ...] | None
 
 
 def show_composition(registry: "Registry", composition: "CompositionRecord", as_json: bool) -> None:
@@ -95,10 +95,7 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
     warn_of_opted_out(registry, [composition.digest[:12]])
     evaluations, audits = registry.evaluations(composition), registry.audits(composition)
     after = _biases_after_training(registry, composition)
-    sources = [
-        replace(_source(registry, composition.document, ref), bias_after_training=after.get(ref.partition("@")[0]))
-        for ref in composition.members
-    ]
+    sources = [_source(registry, composition.document, ref, after) for ref in composition.members]
     if as_json:
         print_json(
             vars(composition)
@@ -141,21 +138,23 @@ def show_composition(registry: "Registry", composition: "CompositionRecord", as_
     next_step(reporting(short(composition.digest)))
 
 
-def _source(registry: "Registry", document: Mapping[str, Any], ref: str) -> Source:
+def _source(
+    registry: "Registry", document: Mapping[str, Any], ref: str, after: Mapping[str, tuple[float, ...]]
+) -> Source:
     """Return a version that a composition was made from; rows that cannot be read are remarked on."""
     version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
     at = {"active": None, "withdrawn": version.withdrawn_at, "purged": version.purged_at}[version.state]
-    recipe = document["recipe"]
-    if recipe.get("router") not in FROM_ROWS or version.name not in {one["name"] for one in document["members"]}:
-        return Source(ref, version.state, at, False, None, None)
-    public, trained = version.kind == "base", None
-    if not public and version.state != "purged":
+    recipe, trained = document["recipe"], None
+    takes_part = recipe.get("router") in FROM_ROWS and version.name in {one["name"] for one in document["members"]}
+    public = takes_part and version.kind == "base"
+    if takes_part and not public and version.state != "purged":
         try:
             rows = registry.member(version).router_rows
             trained = None if rows is None or rows.bias is None else tuple(map(float, rows.bias))
         except RegError as error:
             note(f"the trained bias of {ref} is not shown: {error.message}")
-    return Source(ref, version.state, at, public, recipe.get("bias", {}).get(version.name) or None, trained)
+    bias = recipe.get("bias", {}).get(version.name) if takes_part else None
+    return Source(ref, version.state, at, public, bias or None, trained, after.get(version.name))
 
 
 def _biases_after_training(registry: "Registry", composition: "CompositionRecord") -> dict[str, tuple[float, ...]]:

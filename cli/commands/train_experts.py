@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -25,12 +25,6 @@ from cli.training import (
 from cli.version_output import version_document
 from registry.destination.fresh import fresh
 from registry.io.display import few
-
-if TYPE_CHECKING:
-    from registry.simoe.train_simoe import TrainedSimoe
-    from registry.soup.train_soup import TrainedSoup
-
-    from registry.training.expert.train_expert import TrainedExpert  # with torch
 
 
 @command(
@@ -127,8 +121,9 @@ def train_expert(
         )
     losses, registered = trained.losses, trained.registration
     if as_json:
+        result = result_document(trained.document["training"], losses.before, losses.after, trained.tokens)
         version = None if registered is None else version_document(registered.version)
-        print_json({"version": version, "out": trained.out, **_result(trained)})
+        print_json({"version": version, "out": trained.out, "training": trained.document, **result})
         return
     used = amount(trained.document["training"], settings["tokens"])
     loss = loss_line(losses.before, losses.after, trained.tokens)
@@ -229,8 +224,9 @@ def train_soup(
         )
     losses, shared, training = trained.losses, trained.shared.version, trained.document["training"]
     if as_json:
+        result = result_document(trained.document["training"], losses.before, losses.after, trained.tokens)
         experts = [version_document(expert.version) for expert in trained.experts]
-        print_json({"shared": version_document(shared), "experts": experts, **_result(trained)})
+        print_json({"shared": version_document(shared), "experts": experts, "training": trained.document, **result})
         return
     listed = _first_to_last([expert.version.ref for expert in trained.experts])
     done(
@@ -293,9 +289,10 @@ def train_simoe(
     pairs = [matrix[one][other] for one in range(count) for other in range(one)]
     overlap = fmean(pairs) if pairs else 0.0
     if as_json:
+        result = result_document(trained.document["training"], losses.before, losses.after, trained.tokens)
         experts = [version_document(expert.version) for expert in trained.experts]
         found = {"sparsity": masks["sparsity"], "closed": masks["closed"], "overlap": overlap}
-        print_json({"experts": experts, **_result(trained), **found})
+        print_json({"experts": experts, "training": trained.document, **result, **found})
         return
     refs = [expert.version.ref for expert in trained.experts]
     closed = f", after closing {masks['closed']:,} gates" if masks["closed"] else ""
@@ -307,12 +304,6 @@ def train_simoe(
     )
     note_of_loss(losses.before, losses.after)
     next_step(composing(refs, "--to", "simoe"))
-
-
-def _result(trained: "TrainedExpert | TrainedSoup | TrainedSimoe") -> dict[str, Any]:
-    losses, document = trained.losses, trained.document
-    own = result_document(document["training"], losses.before, losses.after, trained.tokens)
-    return {"training": document, **own}
 
 
 def _first_to_last(refs: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
 """JSON Schemas of every command's output with --json. A command without one fails the tests."""
 
-from cli.json_schema.notation import Schema, read_schemas, whole_schema
+from cli.json_schema.notation import Schema, read_schemas
 from cli.json_schema.objects import OBJECTS
 
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _FOUND = read_schemas(
     """\
 reg add-expert | object | A registered version.
@@ -405,7 +406,5 @@ SCHEMAS = {name: schema for name, schema in _FOUND.items() if name.startswith("r
 
 def schema_of(command: str) -> Schema:
     """Return the schema of a command's output with --json, for example of `reg list`."""
-    schema = SCHEMAS[command]
-    if command == "reg show":
-        return whole_schema(command, {"anyOf": [schema, SHOWN_COMPOSITION]})
-    return whole_schema(command, schema)
+    schema = {"anyOf": [SCHEMAS[command], SHOWN_COMPOSITION]} if command == "reg show" else SCHEMAS[command]
+    return {"$schema": _DIALECT, "title": command, **schema}

@@ -16,7 +16,6 @@ from typing import Any
 
 Schema = dict[str, Any]
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ABSENT = "; may be absent"
 _KINDS: dict[str, Schema] = {
     "text": {"type": "string"},
@@ -77,11 +76,6 @@ def _add_fields(schema: Schema, fields: Schema) -> None:
     inner, _ = _within(schema, "")
     inner["properties"] = inner.get("properties", {}) | fields["properties"]
     inner["required"] = inner.get("required", []) + fields["required"]
-
-
-def whole_schema(title: str, schema: Schema) -> Schema:
-    """Return a complete schema with dialect and title."""
-    return {"$schema": _DIALECT, "title": title, **schema}
 
 
 def rows(schema: Schema, path: str = "") -> Iterator[tuple[str, str, str]]:
