@@ -14,7 +14,7 @@ from cli.command_names import ALIASES, BY_WORD, COMMANDS, SYNONYMS, write_jobs
 from cli.errors import CliError, translate_errors
 from cli.loading import announce_catalog, announce_imports, show_until_output, silence_libraries
 from cli.output import allows_colour, note, output_options
-from cli.session import Session, accept_place, place_options
+from cli.session import Session, accept_registry_options, registry_options
 from cli.summaries import SUMMARIES
 from registry.names.suggest import closest, did_you_mean
 
@@ -49,7 +49,7 @@ class _Group(click.Group):
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             module, function = COMMANDS[cmd_name].split(".")
             added = getattr(importlib.import_module(f"cli.commands.{module}"), function)
-            accept_place(added)
+            accept_registry_options(added)
             self.add_command(added, cmd_name)
         command = super().get_command(ctx, cmd_name)
         if command is not None and ctx.resilient_parsing:  # a shell completes
@@ -117,7 +117,7 @@ def _unknown(word: str) -> CliError:
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@place_options
+@registry_options
 @output_options
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context

@@ -7,9 +7,8 @@ import click
 
 from cli.command_names import BY_WORD
 from cli.errors import CliError
-from cli.options import Option
+from cli.options import Option, bring_copies
 from cli.output import reg_line
-from cli.places import bring_copies
 from registry.composition.recipe.recipe_field_type import RecipeField
 from registry.composition.recipe.recipe_fields import DENSE, ENSEMBLE, FIELDS, HETERO, MOE, TRUNK_OPTIONS
 from registry.names.suggest import suggest

@@ -1,13 +1,17 @@
-"""Kinds of options, and what parses their values."""
+"""Kinds of options and of their values, with what parses these."""
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.places import local_path
+from cli.output import COPIES, progress
 from registry.names.suggest import suggest
+from store.bucket import url_of
+from store.errors import InvalidInputError
+from store.object_store import is_url
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -21,8 +25,9 @@ class Integer(click.IntRange):
 if TYPE_CHECKING:
     _Words = click.Choice[str]
     _Bytes = click.ParamType[int]
+    _Path = click.Path[Any]
 else:
-    _Words, _Bytes = click.Choice, click.ParamType  # older versions are not generic
+    _Words, _Bytes, _Path = click.Choice, click.ParamType, click.Path  # older versions are not generic
 
 
 class Choice(_Words):
@@ -123,7 +128,52 @@ _UNITS = {"": 1, "b": 1} | {
 
 _SIZE = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?) ?({'|'.join(_UNITS)})", re.IGNORECASE)
 
-file_path = local_path
+
+class LocalPath(_Path):
+    """A path; a URL is refused, where it would become a folder named `s3:`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if is_url(value):
+            self.fail(
+                f"{value!r} is a URL, and this takes a path; compositions go to a bucket: reg compose --out URL",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
+class Destination(_Path):
+    """The path of a folder, or the URL of a prefix in a bucket as a text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or the URL in its recorded form."""
+        if not is_url(value):
+            return super().convert(value, param, ctx)
+        try:
+            return url_of(value)
+        except InvalidInputError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
+
+class InBucket(str):
+    """The URL of a composed folder, of which the command gets a local copy (`bring_copies`)."""
+
+
+class ComposedPath(_Path):
+    """The path of a model folder, or the URL of a composed one in a bucket."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or the URL as `InBucket`."""
+        if not is_url(value):
+            return super().convert(value, param, ctx)
+        return InBucket(destination.convert(value, param, ctx))
+
+
+file_path = LocalPath(path_type=Path)
+destination = Destination(path_type=Path)
+composed_path = ComposedPath(path_type=Path)
+composed_text = ComposedPath()  # which may be a digest too
 device = advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 
 
@@ -159,3 +209,27 @@ def pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
 def split(texts: Sequence[str]) -> list[str]:
     """Return the parts of comma-separated lists, in order."""
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+def bring_copies(ctx: click.Context) -> None:
+    """Replace the URLs among a command's parameters by paths of local copies, which are deleted when it ends.
+
+    Raises:
+        RegError: there is no composed folder, or it cannot be read.
+    """
+    for name, value in ctx.params.items():
+        if isinstance(value, InBucket):
+            ctx.params[name] = _copy(ctx, value)
+        elif isinstance(value, tuple) and any(isinstance(one, InBucket) for one in value):
+            ctx.params[name] = tuple(_copy(ctx, one) if isinstance(one, InBucket) else one for one in value)
+
+
+def _copy(ctx: click.Context, url: InBucket) -> Path:
+    from cli.session import Session
+    from registry.destination.fetch import fetched
+    from registry.home import Home
+
+    session = ctx.ensure_object(Session)
+    path = ctx.with_resource(fetched(url, Home.locate(session.home, session.database), progress()))
+    ctx.meta.setdefault(COPIES, {})[str(path)] = str(url)
+    return path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
 
-from cli.session import PLACES, place
+from cli.session import REGISTRY_OPTIONS, option_value
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -122,7 +122,7 @@ class Registered(_Text):
         from registry.names.resolve import ALL_STATES
         from registry.registry import Registry
 
-        home, database, arrays = (place(ctx.meta, name) for name in PLACES)
+        home, database, arrays = (option_value(ctx.meta, name) for name in REGISTRY_OPTIONS)
         revision, head = revisions(home, database, arrays)
         if revision != head:
             return []

@@ -16,6 +16,7 @@ from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, un
 from cli.next_steps import composing_as_typed, evaluating, loading
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, advanced, file_path
+from cli.options import destination as output_place
 from cli.output import (
     as_json,
     done,
@@ -29,7 +30,6 @@ from cli.output import (
     short,
     size,
 )
-from cli.places import output_place
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from registry import composition

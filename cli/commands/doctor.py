@@ -10,7 +10,7 @@ import click
 
 from cli.next_steps import evaluating
 from cli.option_groups import AUDIT, command
-from cli.options import device, file_path, files, real, whole
+from cli.options import composed_path, device, file_path, files, real, whole
 from cli.output import (
     as_json,
     done,
@@ -24,7 +24,6 @@ from cli.output import (
     short,
     size,
 )
-from cli.places import composed_place
 from cli.session import Session, pass_session
 from cli.shared_options import domain_files
 from cli.version_output import warn_of_opted_out
@@ -41,7 +40,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
     "reg doctor moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
     "reg doctor checkpoints/math --quick",
 )
-@click.argument("folder", metavar="FOLDER", type=composed_place)
+@click.argument("folder", metavar="FOLDER", type=composed_path)
 @click.option(
     "--data",
     multiple=True,
@@ -123,7 +122,7 @@ def _severity(finding: Finding) -> str:
 
 
 @command("reg reproduce moe/", "reg reproduce moe/ --out again/")
-@click.argument("folder", metavar="FOLDER", type=composed_place)
+@click.argument("folder", metavar="FOLDER", type=composed_path)
 @click.option("--out", type=file_path, metavar="DIR", help="Keep the new composition in this folder; absent or empty.")
 @as_json
 @pass_session
@@ -163,7 +162,7 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
 
 
 @command("reg audit-extraction checkpoints/base moe/ --data law.jsonl", headings=AUDIT)
-@click.argument("folders", metavar="FOLDER…", type=composed_place, nargs=-1, required=True)
+@click.argument("folders", metavar="FOLDER…", type=composed_path, nargs=-1, required=True)
 @files(
     "--data",
     "Text to look for, such as an expert's training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",

@@ -9,9 +9,8 @@ import click
 from cli.cluster import cluster_options, connected
 from cli.next_steps import composing, composing_as_typed, reporting
 from cli.option_groups import EVALUATION, command
-from cli.options import advanced, file_path, pairs, split, whole
+from cli.options import advanced, composed_path, file_path, pairs, split, whole
 from cli.output import next_step, print_json
-from cli.places import composed_place
 from cli.recipe import asked, check_members, recipe_options
 from cli.score_tables import Table, figure, print_csv, print_tables, ranking_of, tables_of, wide_table
 from cli.session import Session, pass_session
@@ -71,7 +70,7 @@ def _value(name: str, text: str) -> Any:
     "reg evaluate --experts code,math --sweep top_k=1,2 --data code=code.test.jsonl",
     headings=EVALUATION,
 )
-@click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=composed_place)
+@click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=composed_path)
 @scoring(required=True)
 @click.option(
     "--baselines", is_flag=True, help="Add rows for the base model, the experts, and a model of their averaged weights."

@@ -9,9 +9,8 @@ from cli.commands.compose import plan_document
 from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import evaluating
 from cli.option_groups import INSTANTIATION, command
-from cli.options import files, split, unique_pairs
+from cli.options import destination, files, split, unique_pairs
 from cli.output import as_json, done, next_step, print_json, short
-from cli.places import output_place
 from cli.session import Session, pass_session
 
 
@@ -33,7 +32,7 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
 )
 @click.argument("soup")
 @click.option(
-    "--out", required=True, type=output_place, metavar="DIR|URL", help="The folder to write, or a prefix of a bucket."
+    "--out", required=True, type=destination, metavar="DIR|URL", help="The folder to write, or a prefix of a bucket."
 )
 @click.option(
     "--weights", multiple=True, metavar="A=X,…", callback=_weights, help="Weights of the domains; others have 0."

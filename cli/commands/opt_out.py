@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import CommandGroup, GroupedCommand, command
-from cli.options import file_path
+from cli.options import composed_path, file_path
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, reg_line, short, size
-from cli.places import composed_place
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
 
@@ -188,7 +187,7 @@ def receipt() -> None:
     "--folder",
     "folders",
     multiple=True,
-    type=composed_place,
+    type=composed_path,
     metavar="DIR",
     help="A composed folder that must be intact and free of withdrawn versions (repeatable).",
 )

@@ -8,8 +8,8 @@ import click
 
 from cli.next_steps import loading
 from cli.option_groups import command
+from cli.options import composed_path
 from cli.output import announce, as_json, done, next_step, print_json, short, size
-from cli.places import composed_place
 from cli.session import Session, pass_session
 from cli.shared_options import hub_target
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @command("reg push moe/ ORG/code-math --license apache-2.0", "reg push moe/ ORG/code-math --private --revision v1")
-@click.argument("folder", metavar="FOLDER", type=composed_place)
+@click.argument("folder", metavar="FOLDER", type=composed_path)
 @hub_target
 @click.option(
     "--license",

@@ -11,9 +11,8 @@ import click
 
 from cli.next_steps import composing_as_typed, evaluating, reporting
 from cli.option_groups import EVALUATION, command
-from cli.options import Integer, device, file_path
+from cli.options import Integer, composed_path, composed_text, device, file_path
 from cli.output import allows_colour, as_json, done, is_quiet, next_step, note, print_json, print_line, print_table
-from cli.places import composed_place, composed_text
 from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
 from cli.shared_options import scoring
@@ -33,7 +32,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @command('reg route moe/ "def add(a, b): return a + b"', "reg route moe/ - --every-layer < text.txt")
-@click.argument("folder", metavar="FOLDER", type=composed_place)
+@click.argument("folder", metavar="FOLDER", type=composed_path)
 @click.argument("text", metavar="TEXT")
 @click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
 @click.option("--every-layer", is_flag=True, help="Show each layer, one after the other.")

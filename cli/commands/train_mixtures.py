@@ -6,9 +6,8 @@ from typing import Any
 import click
 
 from cli.option_groups import TRAINING, command
-from cli.options import device, file_path, options, real, split, whole, words
+from cli.options import composed_path, device, file_path, options, real, split, whole, words
 from cli.output import as_json, done, next_step, print_json, print_table
-from cli.places import composed_place
 from cli.session import Session, pass_session
 from cli.training import print_trained, trained_as_worker, training_options, weight_products
 from registry.destination.fresh import fresh
@@ -71,7 +70,7 @@ def train(
 
 
 @command("reg train-router moe/ --data code --data math --out trained/", headings=TRAINING)
-@click.argument("folder", metavar="FOLDER", type=composed_place)
+@click.argument("folder", metavar="FOLDER", type=composed_path)
 @_data_and_out
 @training_options(
     by_tokens=False,
