@@ -89,6 +89,11 @@ def _valued(
     return click.option(name, cls=Option, type=kind, metavar=metavar, help=text, **shown, **settings)
 
 
+def flag(name: str, text: str, *parameter: str, advanced: bool = False) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option without a value, with `text` as its help; it may name the parameter."""
+    return click.option(name, *parameter, cls=Option, is_flag=True, help=text, advanced=advanced)
+
+
 def files(name: str, text: str, **settings: Any) -> Callable[[Command], Command]:
     """Return a decorator that adds a repeatable option of a file, with `text` as its help."""
     return click.option(name, cls=Option, multiple=True, type=file_path, metavar="FILE", help=text, **settings)

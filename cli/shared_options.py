@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.options import Size, advanced, device, files, options, pairs, unique_pairs, whole, words
+from cli.options import Size, advanced, device, files, flag, options, pairs, unique_pairs, whole, words
 from cli.output import JSON_HELP, once_for_all, quiet_option
 from registry.families.sites import SITES
 from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
@@ -25,20 +25,20 @@ adapter_base = click.option(
     help="The base model of an adapter CKPT: a registered NAME[@V], a folder or hf://ORG/NAME. "
     "[default: from the adapter's configuration]",
 )
-allow_unrelated = advanced(
+allow_unrelated = flag(
     "--allow-unrelated",
-    is_flag=True,
-    help="Accept CKPT even if it is unrelated to all registered models of the same shape.",
+    "Accept CKPT even if it is unrelated to all registered models of the same shape.",
+    advanced=True,
 )
 tokenizer_of = advanced(
     "--tokenizer-of",
     metavar="NAME[@V]",
     help="Number the added tokens of CKPT as this version does, where both gave one number to two tokens.",
 )
-remote_code = advanced(
+remote_code = flag(
     "--remote-code",
-    is_flag=True,
-    help="Accept CKPT even if no native host supports it: its compositions then need --remote-code too.",
+    "Accept CKPT even if no native host supports it: its compositions then need --remote-code too.",
+    advanced=True,
 )
 annotations = options(
     advanced("--tag", "tags", multiple=True, metavar="K=V", callback=unique_pairs("K=V"),
@@ -98,9 +98,9 @@ calibration = options(
 hub_target = options(
     click.argument("repo", metavar="REPO"),
     click.option("--revision", metavar="BRANCH", help="The branch, created if it does not exist. [default: main]"),
-    click.option("--private", is_flag=True, help="Create a private repository; an existing public one is refused."),
-    click.option("--create-pr", is_flag=True, help="Propose the commit as a pull request."),
-    click.option("--force", is_flag=True, help="Replace the content of an earlier push, in a new commit."),
+    flag("--private", "Create a private repository; an existing public one is refused."),
+    flag("--create-pr", "Propose the commit as a pull request."),
+    flag("--force", "Replace the content of an earlier push, in a new commit."),
 )
 """The argument REPO and the options of a push."""
 

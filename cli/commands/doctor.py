@@ -10,7 +10,7 @@ import click
 
 from cli.next_steps import evaluating
 from cli.option_groups import AUDIT, command
-from cli.options import composed_path, device, file_path, files, real, whole
+from cli.options import composed_path, device, file_path, files, flag, real, whole
 from cli.output import (
     as_json,
     done,
@@ -49,8 +49,8 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
     help="Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
     "sampled; else a few built-in passages]",
 )
-@click.option("--quick", is_flag=True, help="Read files and weights, and run nothing.")
-@click.option("--every-check", is_flag=True, help="Print a line for each check that was skipped too.")
+@flag("--quick", "Read files and weights, and run nothing.")
+@flag("--every-check", "Print a line for each check that was skipped too.")
 @device
 @as_json
 @pass_session

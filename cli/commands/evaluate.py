@@ -9,7 +9,7 @@ import click
 from cli.cluster import cluster_options, connected
 from cli.next_steps import composing, composing_as_typed, reporting
 from cli.option_groups import EVALUATION, command
-from cli.options import advanced, composed_path, file_path, pairs, split, whole
+from cli.options import advanced, composed_path, file_path, flag, pairs, split, whole
 from cli.output import next_step, print_json
 from cli.recipe import asked, check_members, recipe_options
 from cli.score_tables import Table, figure, print_csv, print_tables, ranking_of, tables_of, wide_table
@@ -72,17 +72,9 @@ def _value(name: str, text: str) -> Any:
 )
 @click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=composed_path)
 @scoring(required=True)
-@click.option(
-    "--baselines", is_flag=True, help="Add rows for the base model, the experts, and a model of their averaged weights."
-)
-@click.option(
-    "--oracle",
-    is_flag=True,
-    help="Add a row for every mixture with each domain's tokens sent to its own expert: the upper bound.",
-)
-@advanced(
-    "--speed", is_flag=True, help="Add every mixture's time per token, relative to a dense expert measured alternately."
-)
+@flag("--baselines", "Add rows for the base model, the experts, and a model of their averaged weights.")
+@flag("--oracle", "Add a row for every mixture with each domain's tokens sent to its own expert: the upper bound.")
+@flag("--speed", "Add every mixture's time per token, relative to a dense expert measured alternately.", advanced=True)
 @click.option(
     "--experts",
     multiple=True,

@@ -9,7 +9,7 @@ from cli.commands.compose import plan_document
 from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import evaluating
 from cli.option_groups import INSTANTIATION, command
-from cli.options import destination, files, split, unique_pairs
+from cli.options import destination, files, flag, split, unique_pairs
 from cli.output import as_json, done, next_step, print_json, short
 from cli.session import Session, pass_session
 
@@ -39,7 +39,7 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
 )
 @files("--like", "Weigh the domains by how many documents of FILE are nearest to each (repeatable).")
 @fit_options("Fit the coefficients of the experts to the text of FILE by gradient, without domain weights")
-@click.option("--force", is_flag=True, help="Replace DIR if it is an earlier composition.")
+@flag("--force", "Replace DIR if it is an earlier composition.")
 @as_json
 @pass_session
 @click.pass_context

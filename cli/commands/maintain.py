@@ -5,6 +5,7 @@ import shlex
 import click
 
 from cli.option_groups import CommandGroup, GroupedCommand, command
+from cli.options import flag
 from cli.output import announce, as_json, count, done, next_step, note, print_json, progress, short, size
 from cli.session import Session, pass_session
 
@@ -41,7 +42,7 @@ def verify(context: click.Context, session: Session, as_json: bool) -> None:
 
 
 @command("reg gc --dry-run", "reg gc")
-@click.option("--dry-run", is_flag=True, help="Only list what would be deleted, with its size.")
+@flag("--dry-run", "Only list what would be deleted, with its size.")
 @as_json
 @pass_session
 def gc(session: Session, dry_run: bool, as_json: bool) -> None:

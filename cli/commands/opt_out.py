@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import CommandGroup, GroupedCommand, command
-from cli.options import composed_path, file_path
+from cli.options import composed_path, file_path, flag
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, reg_line, short, size
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
@@ -28,16 +28,12 @@ _LEAST_SHARE = 0.01
 
 @command("reg opt-out math", "reg opt-out math@1 --purge --yes", "reg opt-out math --purge --receipt math-receipt.json")
 @click.argument("ref", metavar="NAME[@V]")
-@click.option(
-    "--purge",
-    is_flag=True,
-    help="Delete everything except name, digests and times; arrays that another version uses stay.",
-)
+@flag("--purge", "Delete everything except name, digests and times; arrays that another version uses stay.")
 @click.option(
     "--receipt", type=file_path, metavar="FILE", help="Write a receipt to a new file; reg receipt verify checks it."
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be withdrawn, deleted and left, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@flag("--dry-run", "Print what would be withdrawn, deleted and left, and change nothing.")
+@flag("--yes", "Do not ask.")
 @as_json
 @pass_session
 def opt_out(

@@ -8,7 +8,7 @@ import click
 
 from cli.next_steps import loading
 from cli.option_groups import command
-from cli.options import composed_path
+from cli.options import composed_path, flag
 from cli.output import announce, as_json, done, next_step, print_json, short, size
 from cli.session import Session, pass_session
 from cli.shared_options import hub_target
@@ -58,11 +58,7 @@ def print_pushed(pushed: "Pushed") -> None:
 @command("reg push-expert math ORG/math-expert")
 @click.argument("ref", metavar="NAME[@V]")
 @hub_target
-@click.option(
-    "--calibration",
-    is_flag=True,
-    help="Push kept calibration tokens too; tokens that the expert generated itself are always pushed.",
-)
+@flag("--calibration", "Push kept calibration tokens too; tokens that the expert generated itself are always pushed.")
 @as_json
 @pass_session
 def push_expert(session: Session, /, ref: str, repo: str, calibration: bool, as_json: bool, **target: Any) -> None:

@@ -9,7 +9,7 @@ from cli.cluster import cluster_options, connected
 from cli.errors import CliError
 from cli.next_steps import after_registration
 from cli.option_groups import STATISTICS, command, typed_words
-from cli.options import file_path
+from cli.options import file_path, flag
 from cli.output import as_json, count, done, next_step, print_json, print_line, print_table, progress, reg_line, short
 from cli.session import Session, pass_session
 from cli.shared_options import (
@@ -43,7 +43,7 @@ from registry.io.model_folder import check_place
 @cluster_options
 @annotations
 @adapter_base
-@click.option("--keep-calibration", is_flag=True, help="Store the calibration tokens too.")
+@flag("--keep-calibration", "Store the calibration tokens too.")
 @allow_unrelated
 @remote_code
 @tokenizer_of
@@ -249,7 +249,7 @@ def check(
 @cluster_options
 @adapter_base
 @click.option("--out", type=file_path, metavar="DIR", required=True, help="Folder for statistics.safetensors.")
-@click.option("--keep-calibration", is_flag=True, help="Write the calibration tokens to the file too.")
+@flag("--keep-calibration", "Write the calibration tokens to the file too.")
 @as_json
 def collect(
     checkpoint: str,

@@ -11,7 +11,7 @@ import click
 
 from cli.next_steps import composing_as_typed, evaluating, reporting
 from cli.option_groups import EVALUATION, command
-from cli.options import Integer, composed_path, composed_text, device, file_path
+from cli.options import Integer, composed_path, composed_text, device, file_path, flag
 from cli.output import allows_colour, as_json, done, is_quiet, next_step, note, print_json, print_line, print_table
 from cli.recipe import asked, experts_option, recipe_options
 from cli.session import Session, pass_session
@@ -35,8 +35,8 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @click.argument("text", metavar="TEXT")
 @click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
-@click.option("--every-layer", is_flag=True, help="Show each layer, one after the other.")
-@click.option("--weights", is_flag=True, help="Print a table of every expert's weight at each token.")
+@flag("--every-layer", "Show each layer, one after the other.")
+@flag("--weights", "Print a table of every expert's weight at each token.")
 @device
 @as_json
 @pass_session
@@ -217,7 +217,7 @@ def _print(prediction: "Preview") -> None:
 @click.argument("composition", metavar="FOLDER|DIGEST", type=composed_text)
 @scoring(required=False)
 @click.option("--out", type=file_path, metavar="FILE", help="The page to write; optional with --json.")
-@click.option("--force", is_flag=True, help="Replace --out.")
+@flag("--force", "Replace --out.")
 @as_json
 @pass_session
 def report(

@@ -9,7 +9,7 @@ import click
 
 from cli.next_steps import after_registration, composing
 from cli.option_groups import TRAINING, command
-from cli.options import advanced, file_path, files, real, whole, words
+from cli.options import file_path, files, flag, real, whole, words
 from cli.output import as_json, done, next_step, print_json, short
 from cli.session import Session, pass_session
 from cli.shared_options import annotations
@@ -58,16 +58,16 @@ from registry.io.display import few
     metavar="full|lora:R",
     help="Train the MLPs in full, or a low-rank change of rank R, which is added to them at the end.",
 )
-@advanced(
+@flag(
     "--coordinate",
-    is_flag=True,
-    help="Train the MLPs beside the frozen ones of BASE, with a router row of their own in every layer (FlexOlmo): for "
-    "--router anchored.",
+    "Train the MLPs beside the frozen ones of BASE, with a router row of their own in every layer (FlexOlmo): "
+    "for --router anchored.",
+    advanced=True,
 )
-@advanced(
+@flag(
     "--router-bias",
-    is_flag=True,
-    help="With --coordinate: a bias trains beside each row. A mixture with one carries a modelling file.",
+    "With --coordinate: a bias trains beside each row. A mixture with one carries a modelling file.",
+    advanced=True,
 )
 @files(
     "--public-data",
@@ -77,7 +77,7 @@ from registry.io.display import few
 )
 @training_options()
 @weight_products()
-@click.option("--keep-calibration", is_flag=True, help="Store the calibration tokens too.")
+@flag("--keep-calibration", "Store the calibration tokens too.")
 @click.option("--out", type=file_path, metavar="DIR", help="Write the checkpoint to DIR, and register nothing.")
 @annotations
 @as_json

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cli.option_groups import TRAINING, command
-from cli.options import composed_path, device, file_path, options, real, split, whole, words
+from cli.options import composed_path, device, file_path, flag, options, real, split, whole, words
 from cli.output import as_json, done, next_step, print_json, print_table
 from cli.session import Session, pass_session
 from cli.training import print_trained, trained_as_worker, training_options, weight_products
@@ -48,7 +48,7 @@ _data_and_out = options(
     balance="0.01; routers: 0",
 )
 @weight_products("float32 for routers alone")
-@click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
+@flag("--force", "Replace --out if it is an earlier composition.")
 @as_json
 @pass_session
 def train(
@@ -95,7 +95,7 @@ def train(
     "float32",
     advanced=True,
 )
-@click.option("--force", is_flag=True, help="Replace --out if it is an earlier composition.")
+@flag("--force", "Replace --out if it is an earlier composition.")
 @as_json
 @pass_session
 def train_router(

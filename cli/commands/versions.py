@@ -9,7 +9,7 @@ import click
 from cli.commands.compositions import show_composition
 from cli.next_steps import after_registration, evaluating
 from cli.option_groups import command
-from cli.options import Integer, file_path, unique_pairs, whole, words
+from cli.options import Integer, file_path, flag, unique_pairs, whole, words
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
@@ -34,7 +34,7 @@ SCREENFUL = 50
     help="Only versions with this tag (repeatable).",
     callback=unique_pairs("K=V"),
 )
-@click.option("--all", "everything", is_flag=True, help="Include opted-out versions.")
+@flag("--all", "Include opted-out versions.", "everything")
 @click.option(
     "--limit",
     type=Integer(1),
@@ -209,7 +209,7 @@ def _simoe_line(simoe: Mapping[str, Any]) -> str:
 @command("reg alias math@1 stable", "reg alias math stable --delete")
 @click.argument("ref", metavar="NAME[@V]")
 @click.argument("alias")
-@click.option("--delete", is_flag=True, help="Delete NAME@ALIAS instead.")
+@flag("--delete", "Delete NAME@ALIAS instead.")
 @as_json
 @pass_session
 def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -> None:
