@@ -61,21 +61,21 @@ def advanced(*names: str, **settings: Any) -> Callable[[Command], Command]:
     return click.option(*names, cls=Option, advanced=True, **settings)
 
 
-def whole(
+def integer(
     name: str, text: str, default: int | None = None, *, least: int = 1, metavar: str = "N", **settings: Any
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds an option of a whole number, of at least `least`, with `text` as its help."""
     return _valued(name, Integer(least), metavar, text, default, settings)
 
 
-def real(
+def number(
     name: str, text: str, default: float | None = None, *, metavar: str = "X", **settings: Any
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds an option of a number, with `text` as its help."""
     return _valued(name, float, metavar, text, default, settings)
 
 
-def words(
+def choice(
     name: str, choices: Sequence[str], text: str, default: str | None = None, *, metavar: str = "", **settings: Any
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds an option of one of some words, with `text` as its help."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.options import Size, advanced, device, files, flag, options, pairs, unique_pairs, whole, words
+from cli.options import Size, advanced, choice, device, files, flag, integer, options, pairs, unique_pairs
 from cli.output import JSON_HELP, once_for_all, quiet_option
 from registry.families.sites import SITES
 from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
@@ -55,22 +55,22 @@ annotations = options(
 """--tag, --license and --alias of a new version."""
 
 pass_options = options(
-    words(
+    choice(
         "--sites",
         list(SITES),
         "all; or router: only the statistics of ridge routers, without those that --trunk regmean needs; or counts: "
         "only how often each token occurs, without a forward pass.",
         "all",
     ),
-    whole("--tokens", "Total calibration tokens.", DEFAULT_TOKENS),
-    whole(
+    integer("--tokens", "Total calibration tokens.", DEFAULT_TOKENS),
+    integer(
         "--document-tokens",
         "Take only the first N tokens of each document, a window each; without, windows anywhere in the text.",
         least=2,
         advanced=True,
     ),
-    whole("--seq-len", "Tokens per window.", DEFAULT_SEQ_LEN, least=2),
-    whole("--batch-size", "Windows per batch.", 16),
+    integer("--seq-len", "Tokens per window.", DEFAULT_SEQ_LEN, least=2),
+    integer("--batch-size", "Windows per batch.", 16),
     device,
     advanced(
         "--max-memory",
@@ -79,7 +79,7 @@ pass_options = options(
         help="Memory that the pass may take, such as 6GiB. A model that does not fit is read layer by layer, with "
         "the same result. [default: the free memory]",
     ),
-    words(
+    choice(
         "--dtype",
         _DTYPES,
         "The dtype of the computation: bfloat16, float16, float32, or auto: the checkpoint's own where the device "
@@ -131,11 +131,11 @@ def scoring(*, required: bool) -> Callable[[Command], Command]:
             help="Test text of a domain, which has the name of its expert if there is one (repeatable).",
             callback=domain_files,
         ),
-        whole("--windows", "Windows per domain.", 48),
-        whole("--seq-len", "Tokens per window.", 256, least=2),
-        whole("--batch-size", "Windows per batch.", 16, advanced=True),
+        integer("--windows", "Windows per domain.", 48),
+        integer("--seq-len", "Tokens per window.", 256, least=2),
+        integer("--batch-size", "Windows per batch.", 16, advanced=True),
         device,
-        words(
+        choice(
             "--dtype",
             _DTYPES,
             "The dtype of the computation: bfloat16, float16, float32, or auto: the weights' own where the device "

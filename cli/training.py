@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cli.next_steps import evaluating
-from cli.options import advanced, options, real, whole, words
+from cli.options import advanced, choice, integer, number, options
 from cli.output import count, done, next_step, note, print_json, short
 from registry.composition.trained.trained_parts import trained_tokens
 from registry.training.processes import is_worker
@@ -41,25 +41,28 @@ def training_options(
         decays: help of --weight-decay.
         balance: default of --balance; None for a command without it.
     """
-    tokens, steps = whole("--tokens", "Training tokens in total.", 409_600), whole("--steps", "Number of batches.", 200)
+    tokens, steps = (
+        integer("--tokens", "Training tokens in total.", 409_600),
+        integer("--steps", "Number of batches.", 200),
+    )
     balancing = [] if balance is None else [_rate("--balance", balance, "Weight of the load-balance loss (BTX).", True)]
     return options(
         tokens if by_tokens else steps,
-        whole("--seq-len", "Tokens per window.", 256, least=2),
-        whole("--batch-size", "Windows per batch.", 8),
-        *([whole("--accumulate", "Batches per step of AdamW.", 1, advanced=True)] if by_tokens else []),
+        integer("--seq-len", "Tokens per window.", 256, least=2),
+        integer("--batch-size", "Windows per batch.", 8),
+        *([integer("--accumulate", "Batches per step of AdamW.", 1, advanced=True)] if by_tokens else []),
         _rate("--lr", lr, "The highest learning rate of AdamW.", False),
-        whole("--warmup", f"Steps of linear warm-up. [default: {warmup}]", least=0, advanced=True),
+        integer("--warmup", f"Steps of linear warm-up. [default: {warmup}]", least=0, advanced=True),
         _rate("--weight-decay", weight_decay, decays, True),
         *balancing,
-        whole("--seed", "Seed of windows and their order.", 0, least=0, advanced=True),
+        integer("--seed", "Seed of windows and their order.", 0, least=0, advanced=True),
     )
 
 
 def _rate(name: str, default: float | str, text: str, is_advanced: bool) -> Callable[[Command], Command]:
     if isinstance(default, str):
-        return real(name, f"{text} [default: {default}]", advanced=is_advanced)
-    return real(name, text, default, advanced=is_advanced)
+        return number(name, f"{text} [default: {default}]", advanced=is_advanced)
+    return number(name, text, default, advanced=is_advanced)
 
 
 def weight_products(routers: str = "", *, fsdp: bool = True) -> Callable[[Command], Command]:
@@ -74,7 +77,7 @@ def weight_products(routers: str = "", *, fsdp: bool = True) -> Callable[[Comman
     sharding = "Shard weights, gradients and moments over the processes that torchrun started."
     return options(
         advanced("--device", metavar="DEVICE", help="cpu or cuda. [default: the GPU if there is one]"),
-        words("--dtype", ["auto", "bfloat16", "float32"], help_, "auto", advanced=True),
+        choice("--dtype", ["auto", "bfloat16", "float32"], help_, "auto", advanced=True),
         *([advanced("--fsdp", is_flag=True, help=sharding)] if fsdp else []),
     )
 

@@ -10,7 +10,7 @@ import click
 
 from cli.next_steps import evaluating
 from cli.option_groups import AUDIT, command
-from cli.options import composed_path, device, file_path, files, flag, real, whole
+from cli.options import composed_path, device, file_path, files, flag, integer, number
 from cli.output import (
     as_json,
     done,
@@ -168,13 +168,13 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
     "Text to look for, such as an expert's training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",
     required=True,
 )
-@whole("--documents", "Documents to try.", 100)
-@whole("--prefix", "Tokens that the model is given.", 32)
-@whole("--continued", "Tokens that it continues by.", 256)
-@whole("--top-k", "Sample among so many tokens.", 50)
-@whole("--samples", "Continuations of a document.", 10)
-@real("--threshold", "Least similarity of an extracted document.", 0.9)
-@whole("--seed", "Seed of documents and samples.", 0, least=0)
+@integer("--documents", "Documents to try.", 100)
+@integer("--prefix", "Tokens that the model is given.", 32)
+@integer("--continued", "Tokens that it continues by.", 256)
+@integer("--top-k", "Sample among so many tokens.", 50)
+@integer("--samples", "Continuations of a document.", 10)
+@number("--threshold", "Least similarity of an extracted document.", 0.9)
+@integer("--seed", "Seed of documents and samples.", 0, least=0)
 @device
 @as_json
 @pass_session

@@ -9,7 +9,7 @@ import click
 from cli.cluster import cluster_options, connected
 from cli.next_steps import composing, composing_as_typed, reporting
 from cli.option_groups import EVALUATION, command
-from cli.options import advanced, composed_path, file_path, flag, pairs, split, whole
+from cli.options import advanced, composed_path, file_path, flag, integer, pairs, split
 from cli.output import next_step, print_json
 from cli.recipe import asked, check_members, recipe_options
 from cli.score_tables import Table, figure, print_csv, print_tables, ranking_of, tables_of, wide_table
@@ -105,7 +105,7 @@ def _value(name: str, text: str) -> Any:
 @click.option(
     "--base", metavar="NAME[@V]", help="The base model of --methods and --sweep. [default: the only one registered]"
 )
-@whole(
+@integer(
     "--seeds",
     "Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
     advanced=True,

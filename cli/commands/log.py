@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.option_groups import command
-from cli.options import whole
+from cli.options import integer
 from cli.output import as_json, count, next_step, print_json, print_table, short, size
 from cli.session import Session, pass_session
 from registry.io.display import printable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @command("reg log --limit 5", "reg log math")
 @click.argument("subject", required=False, metavar="[NAME[@V]|DIGEST]")
-@whole("--limit", "Maximum number of lines.", 50)
+@integer("--limit", "Maximum number of lines.", 50)
 @as_json
 @pass_session
 def log(session: Session, subject: str | None, limit: int, as_json: bool) -> None:

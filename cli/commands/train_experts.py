@@ -9,7 +9,7 @@ import click
 
 from cli.next_steps import after_registration, composing
 from cli.option_groups import TRAINING, command
-from cli.options import file_path, files, flag, real, whole, words
+from cli.options import choice, file_path, files, flag, integer, number
 from cli.output import as_json, done, next_step, print_json, short
 from cli.session import Session, pass_session
 from cli.shared_options import annotations
@@ -44,7 +44,7 @@ from registry.io.display import few
     "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable). Statistics are collected on it too.",
     required=True,
 )
-@words(
+@choice(
     "--trunk",
     ["frozen", "free"],
     "frozen: only the MLPs train, and all experts of one base model share the rest to the byte; free: all "
@@ -178,22 +178,22 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     help="Text of a domain: .txt, .jsonl, .jsonl.gz, .parquet (repeatable, two domains or more). Without a NAME it is "
     "the file's own up to its first dot; files of one NAME are one domain.",
 )
-@whole(
+@integer(
     "--clusters",
     "Make the domains from all documents of all files together, by k-means: cluster-1, the largest, to "
     "cluster-K. [default: domains are files]",
     least=2,
     metavar="K",
 )
-@whole("--experts", "Number of experts.", required=True)
-@whole("--support", "Number of domains in the mixture of a step. [default: 4, or all of fewer]", advanced=True)
-@whole(
+@integer("--experts", "Number of experts.", required=True)
+@integer("--support", "Number of domains in the mixture of a step. [default: 4, or all of fewer]", advanced=True)
+@integer(
     "--rank",
     "Give each expert's matrices the rank R. Without, training holds N + 1 copies of the weights, each with a "
     "gradient and two moments; with it, one copy and the factors. [default: experts in full]",
     metavar="R",
 )
-@whole("--hidden", "Hidden units of the router.", 64, advanced=True)
+@integer("--hidden", "Hidden units of the router.", 64, advanced=True)
 @training_options()
 @weight_products(fsdp=False)
 @annotations
@@ -243,17 +243,17 @@ def train_soup(
 @click.argument("name")
 @click.option("--base", required=True, metavar="BASE", help="The registered base model to begin from, NAME[@V].")
 @files("--data", "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable); no domains are named.", required=True)
-@whole("--experts", "Number of experts.", 8)
-@real("--sparsity", "Least share of zeros in the experts' masks, from 0 to below 1.", 0.75, metavar="TAU")
-@real(
+@integer("--experts", "Number of experts.", 8)
+@number("--sparsity", "Least share of zeros in the experts' masks, from 0 to below 1.", 0.75, metavar="TAU")
+@number(
     "--overlap",
     "Weight of the masks' mean overlap in the loss. [default: 0.1, or 0 with one expert]",
     metavar="BETA",
     advanced=True,
 )
-@whole("--prompt-tokens", "First tokens of a window, which the router sees; the loss counts those after them.", 32)
-@real("--gate-lr", "The highest learning rate of the masks' gates and of the router.", 0.1, advanced=True)
-@real("--dual-lr", "Size of a step of the multiplier that enforces the sparsity.", 0.1, advanced=True)
+@integer("--prompt-tokens", "First tokens of a window, which the router sees; the loss counts those after them.", 32)
+@number("--gate-lr", "The highest learning rate of the masks' gates and of the router.", 0.1, advanced=True)
+@number("--dual-lr", "Size of a step of the multiplier that enforces the sparsity.", 0.1, advanced=True)
 @training_options(decays="Weight decay of the shared weights, towards the base model.")
 @weight_products(fsdp=False)
 @annotations

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cli.option_groups import TRAINING, command
-from cli.options import composed_path, device, file_path, flag, options, real, split, whole, words
+from cli.options import choice, composed_path, device, file_path, flag, integer, number, options, split
 from cli.output import as_json, done, next_step, print_json, print_table
 from cli.session import Session, pass_session
 from cli.training import print_trained, trained_as_worker, training_options, weight_products
@@ -31,7 +31,7 @@ _data_and_out = options(
     headings=TRAINING,
 )
 @click.argument("folder", metavar="FOLDER", type=file_path)
-@words(
+@choice(
     "--train",
     ["routers", "mlps", "all", "projectors"],
     "routers: the routers alone (DUME+), as reg train-router does; mlps: the experts' MLPs and the routers; "
@@ -80,15 +80,15 @@ def train(
     decays="Weight decay towards the initial routers.",
     balance=0.0,
 )
-@whole(
+@integer(
     "--top-k-train",
     "Number of experts per token that training compares. [default: 2, or the folder's top-k if that is more]",
     least=2,
     advanced=True,
 )
-@real("--temperature", "Divisor of the router logits in this comparison.", 1.0, advanced=True)
+@number("--temperature", "Divisor of the router logits in this comparison.", 1.0, advanced=True)
 @device
-@words(
+@choice(
     "--dtype",
     ["bfloat16", "float16", "float32"],
     "The dtype of the computation: bfloat16, float16 or float32.",
@@ -123,7 +123,7 @@ _SCORE = (
 @click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The experts, in any order.")
 @click.option("--base", metavar="NAME[@V]", help="The base model. [default: the only one registered]")
 @click.option("--out", required=True, type=file_path, metavar="DIR", help="The folder to write; it appears whole.")
-@whole("--documents", "Documents for each expert.", 500)
+@integer("--documents", "Documents for each expert.", 500)
 @device
 @as_json
 @pass_session

@@ -9,7 +9,7 @@ import click
 from cli.commands.compositions import show_composition
 from cli.next_steps import after_registration, evaluating
 from cli.option_groups import command
-from cli.options import Integer, file_path, flag, unique_pairs, whole, words
+from cli.options import choice, file_path, flag, integer, unique_pairs
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
@@ -25,7 +25,7 @@ SCREENFUL = 50
 
 
 @command("reg list", "reg list --kind expert --tag language=en", "reg list --all --limit 20", name="list")
-@words("--kind", ["expert", "base"], "Only one kind: expert or base.")
+@choice("--kind", ["expert", "base"], "Only one kind: expert or base.")
 @click.option(
     "--tag",
     "tags",
@@ -35,13 +35,8 @@ SCREENFUL = 50
     callback=unique_pairs("K=V"),
 )
 @flag("--all", "Include opted-out versions.", "everything")
-@click.option(
-    "--limit",
-    type=Integer(1),
-    metavar="N",
-    help=f"Maximum number of versions. [default: {SCREENFUL}; with --json or --quiet all]",
-)
-@whole("--offset", "Skip the first N versions.", 0, least=0)
+@integer("--limit", f"Maximum number of versions. [default: {SCREENFUL}; with --json or --quiet all]")
+@integer("--offset", "Skip the first N versions.", 0, least=0)
 @as_json
 @pass_session
 def list_(
