@@ -14,6 +14,7 @@ from store.errors import InvalidInputError
 from store.object_store import is_url
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
 
 
 class Integer(click.IntRange):
@@ -191,6 +192,20 @@ def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, tuple[s
             if key in values:
                 raise click.BadParameter(f"{key!r} is given twice, as {values[key]!r} and as {value!r}")
             values[key] = value
+        return values
+
+    return read
+
+
+def lists(
+    form: str, kind: Callable[[str], Value]
+) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, list[Value]]]:
+    """Return a callback that parses `key=value` texts into key → values, each made by `kind`."""
+
+    def read(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Value]]:
+        values: dict[str, list[Value]] = {}
+        for key, value in pairs(texts, form):
+            values.setdefault(key, []).append(kind(value))
         return values
 
     return read

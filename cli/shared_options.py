@@ -1,18 +1,20 @@
-"""Options that several commands share, but for those of a recipe, of a training and of a cluster."""
+"""Options that several commands share, but for those of a recipe and of a training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.options import Size, advanced, choice, device, files, flag, integer, options, pairs, unique_pairs
+from cli.options import Size, advanced, choice, device, files, flag, integer, lists, options, unique_pairs
 from cli.output import JSON_HELP, once_for_all, quiet_option
 from registry.families.sites import SITES
 from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from registry import PassSettings
+    from registry.distributed import Cluster
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -104,20 +106,29 @@ hub_target = options(
 )
 """The argument REPO and the options of a push."""
 
+ray_option = advanced(
+    "--ray",
+    metavar="ADDRESS",
+    help="Run parts of the work as tasks of a Ray cluster: local for the processors of this machine, auto for the "
+    "cluster of this node, or HOST:PORT. The result is the same, bit for bit.",
+)
+cluster_options = options(
+    ray_option,
+    advanced(
+        "--num-gpus",
+        type=click.FloatRange(min=0),
+        metavar="N",
+        help="With --ray: GPUs that each task takes; 0.5 lets two tasks share one. [default: 0: tasks compute on the "
+        "processor]",
+    ),
+)
+
 
 def pass_settings(**settings: Any) -> "PassSettings":
     """Return the settings of the forward pass, as parsed by `pass_options`."""
     from registry import PassSettings
 
     return PassSettings(**settings)
-
-
-def domain_files(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Path]]:
-    """Return domain → files of `--data DOMAIN=FILE`."""
-    found: dict[str, list[Path]] = {}
-    for domain, file in pairs(texts, "DOMAIN=FILE"):
-        found.setdefault(domain, []).append(Path(file))
-    return found
 
 
 def scoring(*, required: bool) -> Callable[[Command], Command]:
@@ -129,7 +140,7 @@ def scoring(*, required: bool) -> Callable[[Command], Command]:
             required=required,
             metavar="DOMAIN=FILE",
             help="Test text of a domain, which has the name of its expert if there is one (repeatable).",
-            callback=domain_files,
+            callback=lists("DOMAIN=FILE", Path),
         ),
         integer("--windows", "Windows per domain.", 48),
         integer("--seq-len", "Tokens per window.", 256, least=2),
@@ -163,3 +174,22 @@ forms = options(
     click.option("--csv", "as_csv", is_flag=True, callback=_alone, help="Print CSV, all scores in one table."),
 )
 """--json, --markdown and --csv, which exclude one another, and --quiet."""
+
+
+@contextmanager
+def connected(ray: str | None, num_gpus: float | None = None) -> "Iterator[Cluster | None]":
+    """Connect to the cluster that the options name; None without --ray.
+
+    Raises:
+        click.UsageError: --num-gpus stands alone.
+        ClusterError: there is no cluster.
+    """
+    if ray is None:
+        if num_gpus is not None:
+            raise click.UsageError("--num-gpus goes with --ray.")
+        yield None
+        return
+    from registry.distributed import connect
+
+    with connect(ray, gpus=num_gpus or 0.0) as cluster:
+        yield cluster

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.cluster import connected, ray_option
 from cli.commands.doctor import print_diagnosis
 from cli.commands.push import print_pushed
 from cli.errors import INTERRUPTED, CliError
@@ -32,6 +31,7 @@ from cli.output import (
 )
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
+from cli.shared_options import connected, ray_option
 from registry import composition
 from registry.calibration.corpus import check_files
 from registry.composition import recipe as recipes

@@ -10,7 +10,7 @@ import click
 
 from cli.next_steps import evaluating
 from cli.option_groups import AUDIT, command
-from cli.options import composed_path, device, file_path, files, flag, integer, number
+from cli.options import composed_path, device, file_path, files, flag, integer, lists, number
 from cli.output import (
     as_json,
     done,
@@ -25,7 +25,6 @@ from cli.output import (
     size,
 )
 from cli.session import Session, pass_session
-from cli.shared_options import domain_files
 from cli.version_output import warn_of_opted_out
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
     "--data",
     multiple=True,
     metavar="DOMAIN=FILE",
-    callback=domain_files,
+    callback=lists("DOMAIN=FILE", Path),
     help="Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
     "sampled; else a few built-in passages]",
 )

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from cli.cluster import cluster_options, connected
 from cli.next_steps import composing, composing_as_typed, reporting
 from cli.option_groups import EVALUATION, command
-from cli.options import advanced, composed_path, file_path, flag, integer, pairs, split
+from cli.options import advanced, composed_path, file_path, flag, integer, lists, pairs, split
 from cli.output import next_step, print_json
 from cli.recipe import asked, check_members, recipe_options
 from cli.score_tables import Table, figure, print_csv, print_tables, ranking_of, tables_of, wide_table
 from cli.session import Session, pass_session
-from cli.shared_options import forms, scoring
+from cli.shared_options import cluster_options, connected, forms, scoring
 from cli.version_output import warn_of_opted_out
 from registry.calibration.corpus import check_files
 from registry.composition.recipe.recipe_field_type import FieldKind
@@ -279,18 +278,6 @@ def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:
     return Table(("score after", *result.schedule, "mean", "forgetting", "backward transfer"), lines)
 
 
-def _lists(form: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, list[str]]]:
-    """Return a callback that parses `key=value` texts into key → values."""
-
-    def read(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[str]]:
-        values: dict[str, list[str]] = {}
-        for key, value in pairs(texts, form):
-            values.setdefault(key, []).append(value)
-        return values
-
-    return read
-
-
 @command("reg scores --task math=gsm8k --accuracy math=math.json --accuracy moe=moe.json")
 @click.option(
     "--accuracy",
@@ -299,7 +286,7 @@ def _lists(form: str) -> Callable[[click.Context, click.Parameter, tuple[str, ..
     required=True,
     metavar="NAME=FILE",
     help="A model and its results_*.json of lm_eval (repeatable). A domain's own expert has the domain's name.",
-    callback=_lists("NAME=FILE"),
+    callback=lists("NAME=FILE", str),
 )
 @click.option(
     "--task",
@@ -308,7 +295,7 @@ def _lists(form: str) -> Callable[[click.Context, click.Parameter, tuple[str, ..
     required=True,
     metavar="DOMAIN=TASK[:METRIC]",
     help="A task of a domain (repeatable), with its metric if the files have several: math=gsm8k:exact_match.",
-    callback=_lists("DOMAIN=TASK[:METRIC]"),
+    callback=lists("DOMAIN=TASK[:METRIC]", str),
 )
 @forms
 def scores(

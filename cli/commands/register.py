@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from cli.cluster import cluster_options, connected
 from cli.errors import CliError
 from cli.next_steps import after_registration
 from cli.option_groups import STATISTICS, command, typed_words
@@ -18,6 +17,8 @@ from cli.shared_options import (
     annotations,
     calibration,
     checkpoint,
+    cluster_options,
+    connected,
     pass_options,
     pass_settings,
     remote_code,
