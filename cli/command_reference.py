@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from cli.command_names import COMMANDS
 from cli.option_groups import GroupedCommand, grouped
 
 PAGES = ("docs/cli.md", "docs/json.md")
@@ -45,9 +46,8 @@ def reference() -> str:
 
 def schemas() -> str:
     """Return the fields of every command's --json output, as Markdown."""
-    from cli.json_schema.commands import ERROR, SCHEMAS
-    from cli.json_schema.fields import table
-    from cli.json_schema.objects import SHOWN_COMPOSITION
+    from cli.json_schema.commands import ERROR, SCHEMAS, SHOWN_COMPOSITION
+    from cli.json_schema.notation import table
 
     parts = [f"## Errors\n\n{table(ERROR)}"]
     for _, own in commands():
@@ -63,7 +63,7 @@ PARTS: dict[str, Callable[[], str]] = {"commands": summary, "CLI reference": ref
 
 def summaries() -> str:
     """Return the text of the module `cli.summaries`."""
-    from cli.main import COMMANDS, main
+    from cli.main import main
 
     context = click.Context(main, info_name="reg")
     lines = ['"""First sentence of each command\'s help; written by `make reference`."""', "", "SUMMARIES = {"]
@@ -102,7 +102,7 @@ def written(page: str) -> str:
 
 def commands() -> Iterator[tuple[click.Command, click.Context]]:
     """Yield every command that is not a group, with its context, in the order of `COMMANDS`."""
-    from cli.main import COMMANDS, main
+    from cli.main import main
 
     yield from _commands(main, click.Context(main, info_name="reg"), COMMANDS)
 

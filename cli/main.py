@@ -10,60 +10,13 @@ from typing import Any
 
 import click
 
+from cli.command_names import ALIASES, BY_WORD, COMMANDS, SYNONYMS, write_jobs
 from cli.errors import CliError, translate_errors
-from cli.first_word import show_first_word
-from cli.help_jobs import ALIASES, BY_WORD, write_jobs
-from cli.large_libraries import announce_catalog, announce_imports, silence_libraries
+from cli.loading import announce_catalog, announce_imports, show_until_output, silence_libraries
 from cli.output import allows_colour, note, output_options
-from cli.session import Session, accept_place, place_options
+from cli.session import Session, accept_registry_options, registry_options
 from cli.summaries import SUMMARIES
-from cli.synonyms import SYNONYMS
 from registry.names.suggest import closest, did_you_mean
-
-COMMANDS = {
-    "add-expert": "add_expert",
-    "add-experts": "add_experts",
-    "add-base": "add_base",
-    "check": "check",
-    "collect": "collect",
-    "compose": "compose",
-    "instantiate": "instantiate",
-    "preview": "preview",
-    "train-expert": "train_expert",
-    "train-soup": "train_soup",
-    "train-simoe": "train_simoe",
-    "proxy": "proxy",
-    "train": "train",
-    "train-router": "train_router",
-    "evaluate": "evaluate",
-    "scores": "scores",
-    "report": "report",
-    "route": "route",
-    "audit-extraction": "audit_extraction",
-    "doctor": "doctor",
-    "continual": "continual",
-    "opt-out": "opt_out",
-    "receipt": "receipt",
-    "list": "list_",
-    "show": "show",
-    "compositions": "compositions",
-    "log": "log",
-    "alias": "alias",
-    "export": "export",
-    "push": "push",
-    "push-expert": "push_expert",
-    "reproduce": "reproduce",
-    "verify": "verify",
-    "gc": "gc",
-    "ui": "ui",
-    "arrays": "arrays",
-    "db": "db",
-    "config": "config",
-    "completion": "completion",
-    "schema": "schema",
-    "demo": "demo",
-}
-"""Command → its function, in the module of that name (without the trailing `_`, which avoids a built-in name)."""
 
 COMPLETING = "_REG_COMPLETE"
 """Environment variable that the scripts of `reg completion` set."""
@@ -94,9 +47,9 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            function = COMMANDS[cmd_name]
-            added = getattr(importlib.import_module(f"cli.commands.{function.rstrip('_')}"), function)
-            accept_place(added)
+            module, function = COMMANDS[cmd_name].split(".")
+            added = getattr(importlib.import_module(f"cli.commands.{module}"), function)
+            accept_registry_options(added)
             self.add_command(added, cmd_name)
         command = super().get_command(ctx, cmd_name)
         if command is not None and ctx.resilient_parsing:  # a shell completes
@@ -135,7 +88,7 @@ class _Group(click.Group):
             if not ctx.meta[_AS_JSON]:
                 ctx.call_on_close(announce_imports(note))
             if not ctx.meta[_SILENT]:
-                ctx.call_on_close(announce_catalog(lambda text: ctx.call_on_close(show_first_word(text))))
+                ctx.call_on_close(announce_catalog(lambda text: ctx.call_on_close(show_until_output(text))))
             return super().invoke(ctx)
 
 
@@ -164,7 +117,7 @@ def _unknown(word: str) -> CliError:
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@place_options
+@registry_options
 @output_options
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context

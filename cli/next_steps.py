@@ -26,10 +26,7 @@ def composing(experts: Iterable[str], *options: str) -> list[str]:
 
 
 def composing_as_typed(
-    context: click.Context,
-    *options: str,
-    without: Collection[str] = (),
-    renamed: Mapping[str, str] | None = None,
+    context: click.Context, *options: str, without: Collection[str] = (), renamed: Mapping[str, str] | None = None
 ) -> list[str]:
     """Return the words that compose what a command with a recipe was about, with the options that it was given.
 

@@ -1,15 +1,14 @@
 """Help of a command: options grouped by what they belong to where there are many, and examples."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
+from cli.command_names import BY_WORD
 from cli.errors import CliError
-from cli.help_jobs import BY_WORD
-from cli.options import Option
+from cli.options import Option, bring_copies
 from cli.output import reg_line
-from cli.places import bring_copies
 from registry.composition.found import OUTPUTS
 from registry.composition.recipe.fields import FIELDS
 from registry.composition.recipe.option import Option as Field
@@ -185,6 +184,13 @@ class GroupedCommand(click.Command):
                 formatter.write("".join(f"  {line}\n" for line in self.examples))
 
 
+def command(
+    *examples: str, name: str | None = None, headings: Headings = RECIPE
+) -> Callable[[Callable[..., Any]], GroupedCommand]:
+    """Return a decorator that makes a command of a function, with lines to type as `examples`."""
+    return click.command(name, cls=GroupedCommand, examples=examples, headings=headings)
+
+
 def _show_all(ctx: click.Context, _option: click.Parameter, given: bool) -> None:
     if given and not ctx.resilient_parsing:
         ctx.meta[_EVERY] = True
@@ -221,11 +227,8 @@ def _check_lists(command: click.Command, words: Sequence[str]) -> None:
             listed = ",".join(part.strip() for text in parts for part in text.split(",") if part.strip())
             again = [*words[:index], option, listed, *words[last + 1 :]]
             message = f"{option}: separate by commas, without spaces: {option} {listed}"
-            raise CliError(message, reg_line([*_words_of(command), *again]), "UsageError", 2)
-
-
-def _words_of(command: click.Command) -> list[str]:
-    return [] if command.name is None else [command.name]
+            named = [] if command.name is None else [command.name]
+            raise CliError(message, reg_line([*named, *again]), "UsageError", 2)
 
 
 def typed_words(

@@ -1,20 +1,20 @@
-"""Options that several commands share."""
+"""Kinds of options and of their values, with what parses these."""
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.places import local_path
-from registry.families.sites import SITES
+from cli.output import COPIES, progress
 from registry.names.suggest import suggest
-from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
-
-if TYPE_CHECKING:
-    from registry import PassSettings
+from store.bucket import url_of
+from store.errors import InvalidInputError
+from store.object_store import is_url
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
 
 
 class Integer(click.IntRange):
@@ -26,8 +26,9 @@ class Integer(click.IntRange):
 if TYPE_CHECKING:
     _Words = click.Choice[str]
     _Bytes = click.ParamType[int]
+    _Path = click.Path[Any]
 else:
-    _Words, _Bytes = click.Choice, click.ParamType  # older versions are not generic
+    _Words, _Bytes, _Path = click.Choice, click.ParamType, click.Path  # older versions are not generic
 
 
 class Choice(_Words):
@@ -61,6 +62,55 @@ def advanced(*names: str, **settings: Any) -> Callable[[Command], Command]:
     return click.option(*names, cls=Option, advanced=True, **settings)
 
 
+def integer(
+    name: str, text: str, default: int | None = None, *, least: int = 1, metavar: str = "N", **settings: Any
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option of a whole number, of at least `least`, with `text` as its help."""
+    return _valued(name, Integer(least), metavar, text, default, settings)
+
+
+def number(
+    name: str, text: str, default: float | None = None, *, metavar: str = "X", **settings: Any
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option of a number, with `text` as its help."""
+    return _valued(name, float, metavar, text, default, settings)
+
+
+def choice(
+    name: str, choices: Sequence[str], text: str, default: str | None = None, *, metavar: str = "", **settings: Any
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option of one of some words, with `text` as its help."""
+    return _valued(name, Choice(choices), metavar or name.removeprefix("--").upper(), text, default, settings)
+
+
+def _valued(
+    name: str, kind: Any, metavar: str, text: str, default: object, settings: dict[str, Any]
+) -> Callable[[Command], Command]:
+    shown = {} if default is None else {"default": default, "show_default": True}
+    return click.option(name, cls=Option, type=kind, metavar=metavar, help=text, **shown, **settings)
+
+
+def flag(name: str, text: str, *parameter: str, advanced: bool = False) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option without a value, with `text` as its help; it may name the parameter."""
+    return click.option(name, *parameter, cls=Option, is_flag=True, help=text, advanced=advanced)
+
+
+def files(name: str, text: str, **settings: Any) -> Callable[[Command], Command]:
+    """Return a decorator that adds a repeatable option of a file, with `text` as its help."""
+    return click.option(name, cls=Option, multiple=True, type=file_path, metavar="FILE", help=text, **settings)
+
+
+def options(*added: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Return a decorator that adds several options, in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(added):
+            command = option(command)
+        return command
+
+    return add
+
+
 class Size(_Bytes):
     """A size of memory in bytes, such as `6GiB` or `500MB`."""
 
@@ -84,171 +134,53 @@ _UNITS = {"": 1, "b": 1} | {
 
 _SIZE = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?) ?({'|'.join(_UNITS)})", re.IGNORECASE)
 
-DTYPES = Choice(["bfloat16", "float16", "float32"])
-PASS_DTYPES = Choice(["auto", "bfloat16", "float16", "float32"])
-file_path = local_path
+
+class LocalPath(_Path):
+    """A path; a URL is refused, where it would become a folder named `s3:`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if is_url(value):
+            self.fail(
+                f"{value!r} is a URL, and this takes a path; compositions go to a bucket: reg compose --out URL",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
 
 
-def checkpoint(command: Command) -> Command:
-    """Add the argument CKPT."""
-    return click.argument("checkpoint", metavar="CKPT")(command)
+class Destination(_Path):
+    """The path of a folder, or the URL of a prefix in a bucket as a text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or the URL in its recorded form."""
+        if not is_url(value):
+            return super().convert(value, param, ctx)
+        try:
+            return url_of(value)
+        except InvalidInputError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
 
 
-def adapter_base(command: Command) -> Command:
-    """Add --base."""
-    return click.option(
-        "--base",
-        metavar="BASE",
-        help="The base model of an adapter CKPT: a registered NAME[@V], a folder or hf://ORG/NAME. "
-        "[default: from the adapter's configuration]",
-    )(command)
+class InBucket(str):
+    """The URL of a composed folder, of which the command gets a local copy (`bring_copies`)."""
 
 
-def allow_unrelated(command: Command) -> Command:
-    """Add --allow-unrelated."""
-    return advanced(
-        "--allow-unrelated",
-        is_flag=True,
-        help="Accept CKPT even if it is unrelated to all registered models of the same shape.",
-    )(command)
+class ComposedPath(_Path):
+    """The path of a model folder, or the URL of a composed one in a bucket."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or the URL as `InBucket`."""
+        if not is_url(value):
+            return super().convert(value, param, ctx)
+        return InBucket(destination.convert(value, param, ctx))
 
 
-def tokenizer_of(command: Command) -> Command:
-    """Add --tokenizer-of."""
-    return advanced(
-        "--tokenizer-of",
-        metavar="NAME[@V]",
-        help="Number the added tokens of CKPT as this version does, where both gave one number to two tokens.",
-    )(command)
-
-
-def remote_code(command: Command) -> Command:
-    """Add --remote-code."""
-    return advanced(
-        "--remote-code",
-        is_flag=True,
-        help="Accept CKPT even if no native host supports it: its compositions then need --remote-code too.",
-    )(command)
-
-
-def annotations(command: Command) -> Command:
-    """Add --tag, --license and --alias."""
-    for option in (
-        click.option("--alias", metavar="ALIAS", help="Point this alias at the version: NAME@ALIAS."),
-        click.option(
-            "--license",
-            "license_id",
-            metavar="ID",
-            help="The checkpoint's license, an identifier of the Hub such as apache-2.0. It is part of the content: "
-            "the same checkpoint under another license is another version.",
-        ),
-        advanced(
-            "--tag",
-            "tags",
-            multiple=True,
-            metavar="K=V",
-            help="A tag for searching (repeatable).",
-            callback=unique_pairs("K=V"),
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def calibration(command: Command) -> Command:
-    """Add --data and the settings of the forward pass."""
-    data = click.option(
-        "--data",
-        multiple=True,
-        type=file_path,
-        metavar="FILE",
-        help="Calibration text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",
-    )
-    return data(pass_options(command))
-
-
-def pass_options(command: Command) -> Command:
-    """Add the settings of the forward pass."""
-    for option in (
-        advanced(
-            "--dtype",
-            type=PASS_DTYPES,
-            metavar="DTYPE",
-            default="auto",
-            show_default=True,
-            help="The dtype of the computation: bfloat16, float16, float32, or auto: the checkpoint's own where the "
-            "device computes it fast, else float32.",
-        ),
-        advanced(
-            "--max-memory",
-            type=Size(),
-            metavar="SIZE",
-            help="Memory that the pass may take, such as 6GiB. A model that does not fit is read layer by layer, with "
-            "the same result. [default: the free memory]",
-        ),
-        advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
-        click.option(
-            "--batch-size",
-            type=Integer(1),
-            metavar="N",
-            default=16,
-            show_default=True,
-            help="Windows per batch.",
-        ),
-        click.option(
-            "--seq-len",
-            type=Integer(2),
-            metavar="N",
-            default=DEFAULT_SEQ_LEN,
-            show_default=True,
-            help="Tokens per window.",
-        ),
-        advanced(
-            "--document-tokens",
-            type=Integer(2),
-            metavar="N",
-            help="Take only the first N tokens of each document, a window each; without, windows anywhere in the text.",
-        ),
-        click.option(
-            "--tokens",
-            type=Integer(1),
-            metavar="N",
-            default=DEFAULT_TOKENS,
-            show_default=True,
-            help="Total calibration tokens.",
-        ),
-        click.option(
-            "--sites",
-            type=Choice(list(SITES)),
-            metavar="SITES",
-            default="all",
-            show_default=True,
-            help="all; or router: only the statistics of ridge routers, without those that --trunk regmean needs; or "
-            "counts: only how often each token occurs, without a forward pass.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def hub_target(command: Command) -> Command:
-    """Add the argument REPO and the options of a push."""
-    for option in (
-        click.option("--force", is_flag=True, help="Replace the content of an earlier push, in a new commit."),
-        click.option("--create-pr", is_flag=True, help="Propose the commit as a pull request."),
-        click.option("--private", is_flag=True, help="Create a private repository; an existing public one is refused."),
-        click.option("--revision", metavar="BRANCH", help="The branch, created if it does not exist. [default: main]"),
-        click.argument("repo", metavar="REPO"),
-    ):
-        command = option(command)
-    return command
-
-
-def pass_settings(**settings: Any) -> "PassSettings":
-    """Return the settings of the forward pass, as parsed by `calibration`."""
-    from registry import PassSettings
-
-    return PassSettings(**settings)
+file_path = LocalPath(path_type=Path)
+destination = Destination(path_type=Path)
+composed_path = ComposedPath(path_type=Path)
+composed_text = ComposedPath()  # which may be a digest too
+device = advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
 
 
 def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:
@@ -260,6 +192,20 @@ def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, tuple[s
             if key in values:
                 raise click.BadParameter(f"{key!r} is given twice, as {values[key]!r} and as {value!r}")
             values[key] = value
+        return values
+
+    return read
+
+
+def lists(
+    form: str, kind: Callable[[str], Value]
+) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, list[Value]]]:
+    """Return a callback that parses `key=value` texts into key → values, each made by `kind`."""
+
+    def read(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Value]]:
+        values: dict[str, list[Value]] = {}
+        for key, value in pairs(texts, form):
+            values.setdefault(key, []).append(kind(value))
         return values
 
     return read
@@ -283,3 +229,27 @@ def pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
 def split(texts: Sequence[str]) -> list[str]:
     """Return the parts of comma-separated lists, in order."""
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+def bring_copies(ctx: click.Context) -> None:
+    """Replace the URLs among a command's parameters by paths of local copies, which are deleted when it ends.
+
+    Raises:
+        RegError: there is no composed folder, or it cannot be read.
+    """
+    for name, value in ctx.params.items():
+        if isinstance(value, InBucket):
+            ctx.params[name] = _copy(ctx, value)
+        elif isinstance(value, tuple) and any(isinstance(one, InBucket) for one in value):
+            ctx.params[name] = tuple(_copy(ctx, one) if isinstance(one, InBucket) else one for one in value)
+
+
+def _copy(ctx: click.Context, url: InBucket) -> Path:
+    from cli.session import Session
+    from registry.destination.fetch import fetched
+    from registry.home import Home
+
+    session = ctx.ensure_object(Session)
+    path = ctx.with_resource(fetched(url, Home.locate(session.home, session.database), progress()))
+    ctx.meta.setdefault(COPIES, {})[str(path)] = str(url)
+    return path

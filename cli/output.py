@@ -85,7 +85,7 @@ def note(text: str) -> None:
 
 
 def announce(text: str) -> None:
-    """Print on stderr what a command begins with, where no terminal shows a first word and a bar; unless --quiet."""
+    """Print on stderr what a command begins with, where no terminal shows other messages and a bar; unless --quiet."""
     if not sys.stderr.isatty():
         note(f"{text} …")
 
@@ -124,26 +124,26 @@ def reg_line(words: Sequence[str]) -> str:
     """Return a command line of reg, quoted for a shell, with --home, --database and --arrays as they were given."""
     context = click.get_current_context(silent=True)
     copies = {} if context is None else context.meta.get(COPIES, {})
-    return shlex.join(("reg", *_typed_places(words), *(copies.get(word, word) for word in words)))
+    return shlex.join(("reg", *_typed_options(words), *(copies.get(word, word) for word in words)))
 
 
 def on_registry(line: str) -> str:
     """Return a line with --home, --database and --arrays as they were given in the command of reg that it holds."""
     before, found, command = line.partition("reg ")
-    places = shlex.join(_typed_places(command.split()))
-    return f"{before}{found}{places} {command}" if found and places else line
+    options = shlex.join(_typed_options(command.split()))
+    return f"{before}{found}{options} {command}" if found and options else line
 
 
-def _typed_places(words: Sequence[str]) -> list[str]:
+def _typed_options(words: Sequence[str]) -> list[str]:
     """Return --home, --database and --arrays as they were given, but for those that a command has already."""
     context = click.get_current_context(silent=True)
     session = None if context is None else context.find_root().obj
-    places: list[str] = []
+    options: list[str] = []
     for name in ("home", "database", "arrays"):
         if session is not None and name in session.typed and f"--{name}" not in words:
             value = str(getattr(session, name))
-            places += [f"--{name}", _SECRET.sub(r"\1\2***", value) if name == "database" else value]
-    return places
+            options += [f"--{name}", _SECRET.sub(r"\1\2***", value) if name == "database" else value]
+    return options
 
 
 @contextmanager

@@ -1,19 +1,15 @@
-"""Options for test text, and tables of scores as text, Markdown or CSV."""
+"""Tables of scores as text, Markdown or CSV."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from cli.options import PASS_DTYPES, Integer, advanced, pairs
-from cli.output import JSON_HELP, once_for_all, print_table, quiet_option
+from cli.output import print_table
 
 if TYPE_CHECKING:
     from registry.evaluation import Row
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 INTERVAL = "95% interval"
 """Heading of the column of intervals."""
@@ -27,82 +23,6 @@ class Table(NamedTuple):
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-
-def domain_files(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Path]]:
-    """Return domain → files of `--data DOMAIN=FILE`."""
-    files: dict[str, list[Path]] = {}
-    for domain, file in pairs(texts, "DOMAIN=FILE"):
-        files.setdefault(domain, []).append(Path(file))
-    return files
-
-
-def test_text(command: Command) -> Command:
-    """Add a required --data, and the options of scoring."""
-    return _scored(command, required=True)
-
-
-def maybe_test_text(command: Command) -> Command:
-    """Add an optional --data, and the options of scoring."""
-    return _scored(command, required=False)
-
-
-def _scored(command: Command, *, required: bool) -> Command:
-    for option in (
-        advanced(
-            "--dtype",
-            type=PASS_DTYPES,
-            metavar="DTYPE",
-            default="auto",
-            show_default=True,
-            help="The dtype of the computation: bfloat16, float16, float32, or auto: the weights' own where the device "
-            "computes it fast, else float32.",
-        ),
-        advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]"),
-        advanced(
-            "--batch-size", type=Integer(1), metavar="N", default=16, show_default=True, help="Windows per batch."
-        ),
-        click.option(
-            "--seq-len", type=Integer(2), metavar="N", default=256, show_default=True, help="Tokens per window."
-        ),
-        click.option(
-            "--windows", type=Integer(1), metavar="N", default=48, show_default=True, help="Windows per domain."
-        ),
-        click.option(
-            "--data",
-            multiple=True,
-            required=required,
-            metavar="DOMAIN=FILE",
-            help="Test text of a domain, which has the name of its expert if there is one (repeatable).",
-            callback=domain_files,
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-test_text.__test__ = False  # type: ignore[attr-defined]  # pytest must not collect it as a test
-
-
-def _alone(context: click.Context, option: click.Parameter, chosen: bool) -> bool:
-    if chosen and (other := context.meta.setdefault(__name__, option.opts[-1])) != option.opts[-1]:
-        raise click.UsageError(f"{other} and {option.opts[-1]} exclude one another.")
-    return chosen
-
-
-def _json_alone(context: click.Context, option: click.Parameter, given: bool) -> bool:
-    return _alone(context, option, once_for_all(context, option, given))
-
-
-def forms(command: Command) -> Command:
-    """Add --json, --markdown and --csv, which exclude one another, and --quiet."""
-    for option in (
-        click.option("--csv", "as_csv", is_flag=True, callback=_alone, help="Print CSV, all scores in one table."),
-        click.option("--markdown", "as_markdown", is_flag=True, callback=_alone, help="Print Markdown tables."),
-        click.option("--json", "as_json", is_flag=True, callback=_json_alone, help=JSON_HELP),
-    ):
-        command = option(command)
-    return quiet_option(command)
 
 
 def print_tables(tables: Sequence[Table], *, as_markdown: bool = False) -> None:
@@ -132,13 +52,7 @@ class _Echo:
 
 def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     """Return tables of perplexities with token counts, and of scores, routing and cost if available."""
-    return [
-        *_perplexity(rows, domains),
-        *_score(rows, domains),
-        *_accuracy(rows, domains),
-        *_load(rows),
-        *_cost(rows),
-    ]
+    return [*_perplexity(rows, domains), *_score(rows, domains), *_accuracy(rows, domains), *_load(rows), *_cost(rows)]
 
 
 def shown_name(name: str) -> str:

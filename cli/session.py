@@ -20,7 +20,7 @@ else:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-PLACES = ("home", "database", "arrays")
+REGISTRY_OPTIONS = ("home", "database", "arrays")
 """The options, in the order of the help."""
 
 
@@ -37,23 +37,23 @@ class Session:
     @property
     def home(self) -> Path | None:
         """The registry's folder, if one is named."""
-        home = place(self._meta, "home")
+        home = option_value(self._meta, "home")
         return None if home is None else Path(home)
 
     @property
     def database(self) -> str | None:
         """The URL of the catalog, if one is named."""
-        return place(self._meta, "database")
+        return option_value(self._meta, "database")
 
     @property
     def arrays(self) -> str | None:
         """The folder or URL of the arrays, if one is named."""
-        return place(self._meta, "arrays")
+        return option_value(self._meta, "arrays")
 
     @property
     def typed(self) -> frozenset[str]:
         """Names of the options that are on the command line, not in the environment."""
-        return frozenset(name for name in PLACES if _key(name, typed=True) in self._meta)
+        return frozenset(name for name in REGISTRY_OPTIONS if _key(name, typed=True) in self._meta)
 
     @contextmanager
     def registry(self, *, create: bool = False, cluster: "Cluster | None" = None) -> Iterator["Registry"]:
@@ -66,15 +66,15 @@ class Session:
         from registry import Registry
 
         made: Literal["when written to", False] = "when written to" if create else False
-        places: dict[str, Any] = {"database": self.database, "arrays": self.arrays, "cluster": cluster}
-        with Registry(self.home, create=made, progress=progress(), **places) as registry:
+        located: dict[str, Any] = {"database": self.database, "arrays": self.arrays, "cluster": cluster}
+        with Registry(self.home, create=made, progress=progress(), **located) as registry:
             yield registry
 
 
 pass_session = click.make_pass_decorator(Session)
 
 
-def place(meta: MutableMapping[str, Any], name: str) -> str | None:
+def option_value(meta: MutableMapping[str, Any], name: str) -> str | None:
     """Return the value of --home, --database or --arrays: that of the command line, else that of the environment."""
     found: str | None = meta.get(_key(name, typed=True), meta.get(_key(name, typed=False)))
     return found
@@ -122,15 +122,16 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 _SHARED: dict[str, Any] = {"multiple": True, "expose_value": False, "callback": _keep, "type": _Whole()}
 
 
-def place_options(group: Command) -> Command:
+def registry_options(group: Command) -> Command:
     """Add --home, --database and --arrays to the group."""
-    for name in reversed(PLACES):
+    for name in reversed(REGISTRY_OPTIONS):
         group = click.option(f"--{name}", envvar=f"REG_{name.upper()}", **_SETTINGS[name], **_SHARED)(group)
     return group
 
 
-def accept_place(command: click.Command) -> None:
+def accept_registry_options(command: click.Command) -> None:
     """Let these options stand after a command too, or a command of its own; its help does not repeat them."""
-    command.params += [click.Option([f"--{name}"], hidden=True, **_SETTINGS[name], **_SHARED) for name in PLACES]
+    for name in REGISTRY_OPTIONS:
+        command.params.append(click.Option([f"--{name}"], hidden=True, **_SETTINGS[name], **_SHARED))
     for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
-        accept_place(subcommand)
+        accept_registry_options(subcommand)

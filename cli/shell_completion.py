@@ -4,14 +4,14 @@ Completion must be quick and silent: torch is not imported, and a missing regist
 """
 
 import os
-from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
 
-from cli.session import PLACES, place
+from cli.session import REGISTRY_OPTIONS, option_value
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -78,6 +78,7 @@ else:
     _Text = click.ParamType  # older versions are not generic
 
 
+@dataclass(eq=False)
 class Registered(_Text):
     """The name of a registered version: plain text that the shell can complete.
 
@@ -89,78 +90,50 @@ class Registered(_Text):
     """
 
     name = "text"
-
-    def __init__(
-        self,
-        kind: Literal["expert", "base"] | None = None,
-        *,
-        many: bool = False,
-        everything: bool = False,
-        folders: bool = False,
-    ) -> None:
-        self.kind = kind
-        self.many = many
-        self.everything = everything
-        self.folders = folders
+    kind: Literal["expert", "base"] | None = None
+    _: KW_ONLY
+    many: bool = False
+    everything: bool = False
+    folders: bool = False
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the text unchanged: resolving it later gives better error messages."""
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return names or, after `@`, the versions and aliases of a name."""
+        """Return names or, after `@`, the versions and aliases of a name; nothing is created."""
         before, comma, last = incomplete.rpartition(",") if self.many else ("", "", incomplete)
         taken = {word.partition("@")[0] for word in before.split(",")} - {""}
-        refs = [] if self.folders and last.startswith((".", "/", "~")) else self._references(ctx, last, taken)
+        refs: list[str] = []
+        if not (self.folders and last.startswith((".", "/", "~"))):
+            with suppress(Exception):
+                refs = [ref for ref in self._references(ctx, last) if ref not in taken and ref.startswith(last)]
         if not refs and self.folders:
             return [CompletionItem(incomplete, type="dir")]
-        return [CompletionItem(before + comma + ref) for ref in refs if ref.startswith(last)]
+        return [CompletionItem(before + comma + ref) for ref in refs]
 
-    def _references(self, ctx: click.Context, last: str, taken: Collection[str]) -> list[str]:
-        home, database, arrays = (place(ctx.meta, name) for name in PLACES)
-        with suppress(Exception):
-            refs = references(home, database, arrays, last, self.kind, everything=self.everything)
-            return [ref for ref in refs if ref not in taken]
-        return []
+    def _references(self, ctx: click.Context, text: str) -> list[str]:
+        """Return all names or, for `NAME@…`, its versions and aliases.
 
+        Raises:
+            RegError: the registry does not exist or cannot be read.
+        """
+        from registry.maintenance.catalog_schema import revisions
+        from registry.names.resolve import ALL_STATES
+        from registry.registry import Registry
 
-def references(
-    home: str | None,
-    database: str | None,
-    arrays: str | None,
-    text: str,
-    kind: Literal["expert", "base"] | None = None,
-    *,
-    everything: bool = False,
-) -> list[str]:
-    """Return the names that begin with `text` or, for `NAME@…`, its versions and aliases; nothing is created.
-
-    Args:
-        home: the home, as in `Registry`.
-        database: the database, as in `Registry`.
-        arrays: the arrays, as in `Registry`.
-        text: the typed text.
-        kind: only experts, or only base models.
-        everything: include opted-out versions.
-
-    Raises:
-        RegError: the registry does not exist or cannot be read.
-    """
-    from registry.maintenance.catalog_schema import revisions
-    from registry.names.resolve import ALL_STATES
-    from registry.registry import Registry
-
-    revision, head = revisions(home, database, arrays)
-    if revision != head:
-        return []
-    states = ALL_STATES if everything else ("active",)
-    name, at, _ = text.partition("@")
-    with Registry(home, database=database, arrays=arrays, create=False) as registry:
-        if not at:
-            return [known for known in registry.catalog.names(kind=kind, states=states) if known.startswith(text)]
-        own = registry.catalog.versions(name, kind=kind, states=states)
-    selectors = [str(version.number) for version in own] + [alias for version in own for alias in version.aliases]
-    return [f"{name}@{selector}" for selector in selectors if f"{name}@{selector}".startswith(text)]
+        home, database, arrays = (option_value(ctx.meta, name) for name in REGISTRY_OPTIONS)
+        revision, head = revisions(home, database, arrays)
+        if revision != head:
+            return []
+        states = ALL_STATES if self.everything else ("active",)
+        name, at, _ = text.partition("@")
+        with Registry(home, database=database, arrays=arrays, create=False) as registry:
+            if not at:
+                return [*registry.catalog.names(kind=self.kind, states=states)]
+            own = registry.catalog.versions(name, kind=self.kind, states=states)
+        selectors = [str(version.number) for version in own] + [alias for version in own for alias in version.aliases]
+        return [f"{name}@{selector}" for selector in selectors]
 
 
 _BY_METAVAR = {

@@ -33,7 +33,8 @@ def layout(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | No
         return [_lines(table, _widths(table))]
     width = max(width, 3 * LEAST)
     if len(header) > 2:
-        table = _only(table, [column for column in range(len(header)) if not column or _has_content(table, column)])
+        filled = [column for column in range(len(header)) if not column or any(row[column] for row in table[1:])]
+        table = _only(table, filled)
     if _length(_widths(table)) <= width:
         return [_lines(table, _widths(table))]
     if len(table[0]) == 2 and not _has_numbers(table, 1):
@@ -56,10 +57,6 @@ def _on_one_line(cell: str) -> str:
 
 def _only(table: Sequence[Sequence[str]], columns: Sequence[int]) -> list[list[str]]:
     return [[row[column] for column in columns] for row in table]
-
-
-def _has_content(table: Sequence[Sequence[str]], column: int) -> bool:
-    return any(row[column] for row in table[1:])
 
 
 def _has_numbers(table: Sequence[Sequence[str]], column: int) -> bool:

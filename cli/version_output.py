@@ -1,19 +1,26 @@
-"""Output of versions, registrations, relations and overlaps."""
+"""Output of versions, registrations, relations and overlaps; warnings of opted-out members."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.next_steps import after_registration
-from cli.output import done, next_step, print_json, short
+from cli.output import done, is_quiet, next_step, note, print_json, short
+from cli.session import Session
+from registry.errors import RegError
 from registry.families.sites import TOKEN_COUNTS
+from registry.io.model_folder import MARKER
 
 if TYPE_CHECKING:
+    from registry import Registry
     from registry.registration.expert_overlap import ExpertOverlap
     from registry.registration.lineage import Relation
     from registry.registration.register import Registration
     from store.catalog import CompositionRecord, VersionRecord
 
 
+_DIGEST = re.compile(r"[0-9a-f]{6,64}")
 _SHOWN = 4
 """Maximum number of versions in a line."""
 
@@ -120,3 +127,38 @@ def overlap_lines(overlaps: "Sequence[ExpertOverlap]") -> list[str]:
         for o in overlaps
         if o.is_indistinct
     ]
+
+
+def warn_of_opted_out(registry: "Registry", compositions: Iterable[Path | str]) -> None:
+    """Print a line on stderr for each folder, or digest, with members that were opted out since.
+
+    What cannot be looked up is not warned of: the command itself refuses what it cannot use.
+    """
+    for composition in () if is_quiet() else compositions:
+        if not (_is_composed(Path(composition)) or _DIGEST.fullmatch(str(composition))):
+            continue  # before anything heavy is imported: the command refuses a wrong name at once
+        try:
+            versions = registry.opted_out(composition)
+        except RegError:
+            continue
+        if versions:
+            members = " and ".join(f"{version.ref}, opted out {str(version.withdrawn_at)[:10]}" for version in versions)
+            note(f"warning: {composition} contains {members}: compose the others without it, and delete the folder")
+
+
+def warn_of_folder(session: Session, folder: Path) -> None:
+    """Print the same for a command that needs no registry, if there is one that knows the folder."""
+    if is_quiet() or not _is_composed(folder):
+        return
+    try:
+        with session.registry() as registry:
+            warn_of_opted_out(registry, [folder])
+    except RegError:  # no registry, or none that can be opened
+        return
+
+
+def _is_composed(path: Path) -> bool:
+    try:
+        return (path / MARKER).is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False

@@ -14,7 +14,7 @@ from benchmarks.first_output import CALLS
 from benchmarks.papers.page import page as papers_page
 from benchmarks.training_growth import Growth, Point
 from benchmarks.training_growth import page as training_page
-from cli.main import COMMANDS
+from cli.command_names import COMMANDS
 from tests.running import ROOT
 
 FOLDER = ROOT / "benchmarks"

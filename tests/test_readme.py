@@ -14,8 +14,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cli.command_names import COMMANDS
 from cli.command_reference import PAGES, SUMMARIES, marks, summaries, written
-from cli.main import COMMANDS, main
+from cli.main import main
 from cli.summaries import SUMMARIES as WRITTEN
 from registry import Registry
 from registry.io.model_folder import MARKER

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.cluster import connected, ray_option
 from cli.commands.doctor import print_diagnosis
 from cli.commands.push import print_pushed
 from cli.errors import INTERRUPTED, CliError
@@ -15,6 +14,7 @@ from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, un
 from cli.next_steps import composing_as_typed, evaluating, loading
 from cli.option_groups import GroupedCommand
 from cli.options import Integer, advanced, file_path
+from cli.options import destination as output_place
 from cli.output import (
     as_json,
     done,
@@ -28,9 +28,9 @@ from cli.output import (
     short,
     size,
 )
-from cli.places import output_place
 from cli.recipe import asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
+from cli.shared_options import connected, ray_option
 from registry import composition
 from registry.calibration.corpus import check_files
 from registry.composition.found import ROUTERS

@@ -1,16 +1,28 @@
-"""reg compositions."""
+"""Output of recorded compositions: reg compositions, and reg show with a digest."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.option_groups import GroupedCommand
-from cli.output import as_json, next_step, print_json, print_table, short
+from cli.next_steps import reporting
+from cli.option_groups import command
+from cli.output import as_json, count, next_step, note, print_json, print_line, print_table, short
+from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.session import Session, pass_session
-from cli.version_output import members_and_base
+from cli.version_output import members_and_base, warn_of_opted_out
+from registry.composition.found import OUTPUTS, ROUTERS
+from registry.composition.trained.trained_parts import trained_part, trained_tokens
+from registry.errors import RegError
+
+if TYPE_CHECKING:
+    from registry import Registry
+    from store.catalog import CompositionRecord, EvaluationRecord
 
 
-@click.command(cls=GroupedCommand, examples=("reg compositions", "reg compositions math"))
+@command("reg compositions", "reg compositions math")
 @click.argument("ref", required=False, metavar="[NAME[@V]|DIGEST]")
 @as_json
 @pass_session
@@ -53,3 +65,207 @@ def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
     }
     router = ", ".join(text for text, holds in labels.items() if text and holds)
     return (method if to == "moe" else ", ".join(filter(None, (to, method)))), router, str(recipe.get("top_k", ""))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A version that a composition was made from.
+
+    Attributes:
+        ref: the version.
+        state: active, withdrawn or purged.
+        opted_out_at: when it was withdrawn or purged; None for an active one.
+        public: it is the public expert, beside which the others were trained.
+        bias: what was asked to be added to its logits; None without a bias, or where its routers are solved.
+        trained_bias: what was trained beside its router rows, by layer; None where nothing was, or it was purged.
+        bias_after_training: what the training of the composition made of both, by layer; None where it changed none.
+    """
+
+    ref: str
+    state: str
+    opted_out_at: str | None
+    public: bool
+    bias: float | None
+    trained_bias: tuple[float, ...] | None
+    bias_after_training: tuple[float, ...] | None
+
+
+def show_composition(registry: "Registry", composition: "CompositionRecord", as_json: bool) -> None:
+    """Print a composition: members, recipe, folders, evaluations and audits."""
+    warn_of_opted_out(registry, [composition.digest[:12]])
+    evaluations, audits = registry.evaluations(composition), registry.audits(composition)
+    after = _biases_after_training(registry, composition)
+    sources = [_source(registry, composition.document, ref, after) for ref in composition.members]
+    if as_json:
+        print_json(
+            vars(composition)
+            | {"made_from": sources, "evaluations": _documents(evaluations), "audits": _documents(audits)}
+        )
+        return
+    members, base = members_and_base(composition)
+    rows = [("made", composition.created_at), ("host", composition.document["host"]), ("members", members)]
+    rows += [("base", base)] if base else []
+    if earlier := [ref for ref in composition.members if ref not in composition.current]:
+        rows += [("earlier folders", f"made from {', '.join(earlier)}, of the same content")]
+    rows += [("public expert", source.ref) for source in sources if source.public]
+    rows += [
+        ("opted out", f"{source.ref}, {source.state} {source.opted_out_at}")
+        for source in sources
+        if source.opted_out_at is not None
+    ]
+    recipe = composition.document["recipe"]
+    by_member = ("bias",) if _is_trained(recipe) else ()
+    before = ", before the training" if "training" in composition.document else ""
+    rows += [
+        (key, f"{_text(value)}{before if key == 'router' else ''}")
+        for key, value in recipe.items()
+        if key not in by_member
+    ]
+    rows += [(f"bias of {source.ref}", text) for source in sources if (text := _bias(source, composition.document))]
+    rows += _training(composition.document)
+    rows += [("folder", folder) for folder in composition.folders]
+    print_table(("composition", short(composition.digest)), rows)
+    for evaluation in evaluations:
+        click.echo()
+        of_members = recipe["to"] in OUTPUTS and not OUTPUTS[recipe["to"]].is_combined
+        _print_evaluation(evaluation.evaluated_at, evaluation.document, of_ensemble=of_members)
+    if audits:
+        click.echo()
+        print_table(
+            ("extraction audit", "extracted", "rate", "mean similarity", "largest", "prefix", "continued", "date"),
+            [(*_audit_row(audit.document), audit.evaluated_at[:10]) for audit in audits],
+        )
+    next_step(reporting(short(composition.digest)))
+
+
+def _is_trained(recipe: Mapping[str, Any]) -> bool:
+    """Tell whether the routers of a recipe's document were trained with the experts."""
+    router = ROUTERS.get(recipe.get("router") or "")
+    return router is not None and router.is_trained
+
+
+def _source(
+    registry: "Registry", document: Mapping[str, Any], ref: str, after: Mapping[str, tuple[float, ...]]
+) -> Source:
+    """Return a version that a composition was made from; rows that cannot be read are remarked on."""
+    version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
+    at = {"active": None, "withdrawn": version.withdrawn_at, "purged": version.purged_at}[version.state]
+    recipe, trained = document["recipe"], None
+    takes_part = _is_trained(recipe) and version.name in {one["name"] for one in document["members"]}
+    public = takes_part and version.kind == "base"
+    if takes_part and not public and version.state != "purged":
+        try:
+            rows = registry.member(version).router_rows
+            trained = None if rows is None or rows.bias is None else tuple(map(float, rows.bias))
+        except RegError as error:
+            note(f"the trained bias of {ref} is not shown: {error.message}")
+    bias = recipe.get("bias", {}).get(version.name) if takes_part else None
+    return Source(ref, version.state, at, public, bias or None, trained, after.get(version.name))
+
+
+def _biases_after_training(registry: "Registry", composition: "CompositionRecord") -> dict[str, tuple[float, ...]]:
+    """Return expert → its biases after the training of a composition; those that cannot be read are remarked on."""
+    try:
+        return registry.trained_biases(composition)
+    except RegError as error:
+        note(f"the biases after its training are not shown: {error.message}")
+        return {}
+
+
+def _bias(source: Source, document: Mapping[str, Any]) -> str:
+    """Return what is added to the logits of an expert, in words; empty where nothing is."""
+    parts = [f"{source.bias:g} as asked for"] if source.bias else []
+    if source.trained_bias and any(source.trained_bias):
+        parts.append(f"{_span(source.trained_bias)}, trained beside its rows")
+    if source.bias_after_training:
+        own = _span(source.bias_after_training)
+        return f"{own}, trained with the composition" + (f"; before that {', and '.join(parts)}" if parts else "")
+    parts += ["before the training of the composition"] if parts and "training" in document else []
+    return "; ".join(parts)
+
+
+def _span(biases: Sequence[float]) -> str:
+    return f"{min(biases):.4g} to {max(biases):.4g} by layer"
+
+
+def _documents(records: "Sequence[EvaluationRecord]") -> list[dict[str, Any]]:
+    return [{"asked": each.asked, "evaluated_at": each.evaluated_at, **each.document} for each in records]
+
+
+def _audit_row(document: Mapping[str, Any]) -> tuple[str, ...]:
+    data, found, settings = document["data"], document["extraction"], document["settings"]
+    return (
+        data["label"],
+        f"{found['extracted']} of {data['documents']}",
+        f"{found['rate']:.1%}",
+        f"{found['similarity']:.3f}",
+        f"{found['most']:.3f}",
+        str(settings["prefix"]),
+        str(settings["continued"]),
+    )
+
+
+def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of a trained composition: parent, amount, and losses where they are stored."""
+    training = document.get("training")
+    if training is None:
+        return []
+    rows = [
+        ("parent", document["parent"]),
+        (
+            "trained",
+            f"{trained_part(training)}, {count(training['steps'], 'step')}, {trained_tokens(training):,} tokens",
+        ),
+    ]
+    if curve := training.get("loss"):
+        held_out = training["held_out"]
+        rows.append(("loss", f"{curve[0]:.4f} first, {curve[-1]:.4f} last"))
+        rows.append(("held-out loss", f"{held_out['before']:.4f} before, {held_out['after']:.4f} after"))
+    return rows
+
+
+def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool) -> None:
+    """Print one evaluation: a line for each domain, and one for the mean if there is one."""
+    figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
+    rows = []
+    for domain, text in document["data"].items():
+        accuracy = figures["overall_accuracy"].get(domain)
+        rows.append(
+            [
+                domain,
+                figure(figures["perplexity"][domain]),
+                figure(figures["score"].get(domain)),
+                interval(figures.get("interval", {}).get(domain)),
+                figure(oracle.get("score", {}).get(domain)),
+                "" if accuracy is None else f"{accuracy:.1%}",
+                f"{text['tokens']:,} of {text['label']}",
+            ]
+        )
+    averages = [figures["average"], oracle.get("average")]
+    if any(each is not None for each in averages):
+        own, best = map(figure, averages)
+        rows.append(["mean", "", own, interval(figures.get("average_interval")), best, "", ""])
+    header = ["evaluation", "perplexity", "score", INTERVAL, "oracle", "routing accuracy", "tokens"]
+    left_out = {"oracle"} if not oracle else set()
+    left_out |= {INTERVAL} if not figures.get("interval") else set()
+    shown = [column not in left_out for column in header]
+    header, *rows = [list(compress(row, shown)) for row in (header, *rows)]
+    setting = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
+    print_line(f"evaluated {at[:19]}: {setting}")
+    print_tables([Table(header, rows)])
+    if active := [row for row in document.get("active_experts", ()) if row["average"] is not None]:
+        scores = ", ".join(f"{row['experts_per_token']}: {figure(row['average'])}" for row in active)
+        print_line(f"mean score by experts per token  {scores}")
+    if figures["overall_load"]:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in figures["overall_load"].items())
+        print_line(f"load  {shares}")
+    for domain, weights in figures.get("weights", {}).items() if of_ensemble else ():
+        print_line(f"mean weights on {domain}  {', '.join(f'{name} {one:.1%}' for name, (one,) in weights.items())}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.option_groups import GroupedCommand
-from cli.options import file_path
+from cli.option_groups import command
+from cli.options import file_path, flag
 from cli.output import as_json, count, done, print_json, progress, short
 from cli.score_tables import print_tables, tables_of
 from registry.demo.demo_folder import check_demo_folder
@@ -21,20 +21,11 @@ _MIXED = (
 """A text that switches from code to math."""
 
 
-@click.command(cls=GroupedCommand, examples=("reg demo", "reg demo --out demo --force"))
+@command("reg demo", "reg demo --out demo --force")
 @click.option(
-    "--out",
-    type=file_path,
-    metavar="DIR",
-    default=Path("demo"),
-    show_default=True,
-    help="The folder to write to.",
+    "--out", type=file_path, metavar="DIR", default=Path("demo"), show_default=True, help="The folder to write to."
 )
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Make a demo again in the folder of an earlier one, with its registry; other files there stay.",
-)
+@flag("--force", "Make a demo again in the folder of an earlier one, with its registry; other files there stay.")
 @as_json
 def demo(out: Path, force: bool, as_json: bool) -> None:
     """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about two minutes.

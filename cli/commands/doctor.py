@@ -1,45 +1,56 @@
-"""reg doctor."""
+"""Commands that examine model folders: doctor, reproduce, audit-extraction."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.option_groups import GroupedCommand
-from cli.output import as_json, is_quiet, next_step, note, on_registry, print_json, progress
-from cli.places import composed_place
-from cli.score_tables import domain_files
+from cli.next_steps import evaluating
+from cli.option_groups import AUDIT, command
+from cli.options import composed_path, device, file_path, files, flag, integer, lists, number
+from cli.output import (
+    as_json,
+    done,
+    is_quiet,
+    next_step,
+    note,
+    on_registry,
+    print_json,
+    print_table,
+    progress,
+    short,
+    size,
+)
 from cli.session import Session, pass_session
+from cli.version_output import warn_of_opted_out
 
 if TYPE_CHECKING:
     from registry.doctor import Diagnosis, Finding
 
+
 _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=(
-        "reg doctor moe/",
-        "reg doctor moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
-        "reg doctor checkpoints/math --quick",
-    ),
+@command(
+    "reg doctor moe/",
+    "reg doctor moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
+    "reg doctor checkpoints/math --quick",
 )
-@click.argument("folder", metavar="FOLDER", type=composed_place)
+@click.argument("folder", metavar="FOLDER", type=composed_path)
 @click.option(
     "--data",
     multiple=True,
     metavar="DOMAIN=FILE",
-    callback=domain_files,
+    callback=lists("DOMAIN=FILE", Path),
     help="Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
     "sampled; else a few built-in passages]",
 )
-@click.option("--quick", is_flag=True, help="Read files and weights, and run nothing.")
-@click.option("--every-check", is_flag=True, help="Print a line for each check that was skipped too.")
-@click.option("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+@flag("--quick", "Read files and weights, and run nothing.")
+@flag("--every-check", "Print a line for each check that was skipped too.")
+@device
 @as_json
 @pass_session
 @click.pass_context
@@ -107,3 +118,85 @@ def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
 
 def _severity(finding: Finding) -> str:
     return click.style(finding.severity.ljust(7), fg=_COLOURS.get(finding.severity))
+
+
+@command("reg reproduce moe/", "reg reproduce moe/ --out again/")
+@click.argument("folder", metavar="FOLDER", type=composed_path)
+@click.option("--out", type=file_path, metavar="DIR", help="Keep the new composition in this folder; absent or empty.")
+@as_json
+@pass_session
+@click.pass_context
+def reproduce(context: click.Context, session: Session, folder: Path, out: Path | None, as_json: bool) -> None:
+    """Compose FOLDER again from its own composition.json and compare every byte; exit 1 if one differs.
+
+    Its members must be registered here, by name and content digest, and not opted out.
+    """
+    with session.registry() as registry:
+        result = registry.reproduce(folder, out)
+    refs = [version.ref for version in result.versions]
+    if as_json:
+        document = {"folder": result.folder, "digest": result.digest, "versions": refs, "same": result.is_same}
+        print_json(document | {"files": result.files, "bytes": result.nbytes, "out": result.out})
+    else:
+        for file in result.differing:
+            click.echo(f"{file.state}: {file.name}" + ("" if file.at is None else f", from byte {file.at:,} on"))
+        for file in result.files:
+            if file.state == "pushed":
+                done(None, f"note: {file.name} is the same except for the additions of reg push")
+        number, wrong = len(result.files), len(result.differing)
+        files = "file" if number == 1 else "files"
+        verdict = (
+            f"not reproduced: {wrong} of {number} {files} differ from"
+            if wrong
+            else f"reproduced: {number} {files} equal"
+        )
+        done(None, f"{verdict} the composition of {', '.join(refs)} ({size(result.nbytes)})  {short(result.digest)}")
+    if not result.is_same:
+        note(
+            f"next: reg reproduce {folder} --out DIR keeps the new composition; "
+            f"if {folder} was changed or copied in part, copy it again"
+        )
+        context.exit(1)
+    next_step(evaluating([folder], [version.name for version in result.versions]))
+
+
+@command("reg audit-extraction checkpoints/base moe/ --data law.jsonl", headings=AUDIT)
+@click.argument("folders", metavar="FOLDER…", type=composed_path, nargs=-1, required=True)
+@files(
+    "--data",
+    "Text to look for, such as an expert's training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).",
+    required=True,
+)
+@integer("--documents", "Documents to try.", 100)
+@integer("--prefix", "Tokens that the model is given.", 32)
+@integer("--continued", "Tokens that it continues by.", 256)
+@integer("--top-k", "Sample among so many tokens.", 50)
+@integer("--samples", "Continuations of a document.", 10)
+@number("--threshold", "Least similarity of an extracted document.", 0.9)
+@integer("--seed", "Seed of documents and samples.", 0, least=0)
+@device
+@as_json
+@pass_session
+def audit_extraction(
+    session: Session, /, folders: tuple[Path, ...], data: tuple[Path, ...], as_json: bool, **settings: Any
+) -> None:
+    """Print the share of documents that models continue nearly word for word from their first tokens.
+
+    Each FOLDER is a model: a base model, a composition, an expert. A document is extracted if the best of its samples
+    has a normalised Levenshtein similarity of at least --threshold, on tokens (FlexOlmo §5.3). No text is printed.
+    Figures of a composition made here are stored with it: reg show DIGEST.
+    """
+    from registry import ExtractionSettings
+
+    with session.registry(create=True) as registry:
+        warn_of_opted_out(registry, folders)
+        found = registry.audit_extraction(folders, data, ExtractionSettings(**settings))
+    if as_json:
+        print_json([one.document() for one in found])
+        return
+    rows = [
+        (one.label, f"{one.extracted} of {len(one.similarity)}", f"{one.rate:.1%}", f"{one.mean:.3f}",
+         f"{max(one.similarity):.3f}")
+        for one in found
+    ]  # fmt: skip
+    print_table(("model", "extracted", "rate", "mean similarity", "largest"), rows)

@@ -1,24 +1,30 @@
-"""reg evaluate."""
+"""Commands that score: evaluate, continual, scores."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from cli.cluster import cluster_options, connected
-from cli.next_steps import composing, reporting
-from cli.opted_out import warn_of_opted_out
-from cli.option_groups import EVALUATION, GroupedCommand
-from cli.options import Integer, advanced, file_path, pairs, split
+from cli.next_steps import composing, composing_as_typed, reporting
+from cli.option_groups import EVALUATION, command
+from cli.options import advanced, composed_path, file_path, flag, integer, lists, pairs, split
 from cli.output import next_step, print_json
-from cli.places import composed_place
-from cli.recipe import asked, check_members
-from cli.score_tables import forms, print_csv, print_tables, ranking_of, tables_of, test_text, wide_table
+from cli.recipe import asked, check_members, recipe_options
+from cli.score_tables import Table, figure, print_csv, print_tables, ranking_of, tables_of, wide_table
 from cli.session import Session, pass_session
+from cli.shared_options import cluster_options, connected, forms, scoring
+from cli.version_output import warn_of_opted_out
+from registry.calibration.corpus import check_files
 from registry.composition.recipe.fields import FIELDS
 from registry.composition.recipe.option import OptionKind
 from registry.evaluation.methods import named_methods
+from registry.io.display import printable
 from registry.io.model_folder import MARKER
+
+if TYPE_CHECKING:
+    from registry.evaluation import AccuracyRow, Continual
+
 
 _SWITCHED = {"true": True, "yes": True, "false": False, "no": False}
 
@@ -57,30 +63,17 @@ def _value(name: str, text: str) -> Any:
     return _SWITCHED.get(text.lower(), text) if kind is OptionKind.SWITCH else text
 
 
-@click.command(
-    cls=GroupedCommand,
+@command(
+    "reg evaluate moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
+    "reg evaluate moe/ --data code=code.test.jsonl --baselines --oracle",
+    "reg evaluate --experts code,math --sweep top_k=1,2 --data code=code.test.jsonl",
     headings=EVALUATION,
-    examples=(
-        "reg evaluate moe/ --data code=code.test.jsonl --data math=math.test.jsonl",
-        "reg evaluate moe/ --data code=code.test.jsonl --baselines --oracle",
-        "reg evaluate --experts code,math --sweep top_k=1,2 --data code=code.test.jsonl",
-    ),
 )
-@click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=composed_place)
-@test_text
-@click.option(
-    "--baselines", is_flag=True, help="Add rows for the base model, the experts, and a model of their averaged weights."
-)
-@click.option(
-    "--oracle",
-    is_flag=True,
-    help="Add a row for every mixture with each domain's tokens sent to its own expert: the upper bound.",
-)
-@advanced(
-    "--speed",
-    is_flag=True,
-    help="Add every mixture's time per token, relative to a dense expert measured alternately.",
-)
+@click.argument("folders", metavar="[FOLDER…]", nargs=-1, type=composed_path)
+@scoring(required=True)
+@flag("--baselines", "Add rows for the base model, the experts, and a model of their averaged weights.")
+@flag("--oracle", "Add a row for every mixture with each domain's tokens sent to its own expert: the upper bound.")
+@flag("--speed", "Add every mixture's time per token, relative to a dense expert measured alternately.", advanced=True)
 @click.option(
     "--experts",
     multiple=True,
@@ -109,15 +102,12 @@ def _value(name: str, text: str) -> Any:
     "[default: the default recipe]",
 )
 @click.option(
-    "--base",
-    metavar="NAME[@V]",
-    help="The base model of --methods and --sweep. [default: the only one registered]",
+    "--base", metavar="NAME[@V]", help="The base model of --methods and --sweep. [default: the only one registered]"
 )
-@advanced(
+@integer(
     "--seeds",
-    type=Integer(1),
-    metavar="N",
-    help="Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
+    "Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
+    advanced=True,
 )
 @advanced(
     "--active-experts",
@@ -219,3 +209,151 @@ def evaluate(
         next_step(reporting(composed[0]))
     elif refs and not (as_csv or as_markdown):
         next_step(composing(refs, *(["--base", base] if base else [])))
+
+
+@command("reg continual --schedule code,math --data code=c.jsonl --data math=m.jsonl")
+@click.option(
+    "--schedule",
+    multiple=True,
+    required=True,
+    metavar="A,B@2,…",
+    help="The experts in the order in which they join; each needs --data under its name.",
+)
+@scoring(required=True)
+@recipe_options("to", "routing", "routing_tokens", "mixing", "lead", "dtype", "device")
+@click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
+@forms
+@pass_session
+@click.pass_context
+def continual(
+    context: click.Context,
+    session: Session,
+    /,
+    schedule: tuple[str, ...],
+    data: dict[str, list[Path]],
+    as_json: bool,
+    as_markdown: bool,
+    as_csv: bool,
+    base: str | None,
+    windows: int,
+    seq_len: int,
+    batch_size: int,
+    device: str | None,
+    dtype: str,
+    **settings: Any,
+) -> None:
+    """Print the score of each domain after each expert joins, with forgetting and backward transfer.
+
+    After each step the experts so far are composed, scored on their domains, and the composition is deleted. Scores are
+    normalised: 100 is the domain's own expert. Forgetting: a domain's best earlier score minus its last, averaged over
+    the earlier domains (Chaudhry et al. 2018). Backward transfer: a domain's last score minus its score when it joined
+    (Lopez-Paz & Ranzato 2017).
+    """
+    check_files(data)
+    wanted = asked(context, session, schedule, base, settings)
+    from registry import TestSettings
+
+    tested = TestSettings(windows, seq_len, batch_size, device, dtype)
+    with session.registry() as registry:
+        result = registry.continual(wanted.experts, data, tested, wanted.mixture, base=wanted.base)
+    if as_json:
+        print_json(result.document())
+    elif as_csv:
+        print_csv(_table(result, lambda value: "" if value is None else str(value)))
+    else:
+        print_tables([_table(result, figure)], as_markdown=as_markdown)
+    if not (as_csv or as_markdown):
+        without = ("data", "windows", "seq_len", "batch_size", "device", "dtype")
+        next_step(composing_as_typed(context, without=without, renamed={"schedule": "--experts"}))
+
+
+def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:
+    """Return one line per step: the scores of the domains so far, their mean, forgetting and backward transfer."""
+    lines = []
+    for step, name in enumerate(result.schedule, start=1):
+        so_far = result.until(step)
+        scores = [*so_far.score[-1], *[None] * (len(result.schedule) - step)]
+        figures = (so_far.average, so_far.forgetting, so_far.backward_transfer)
+        lines.append([name, *map(cell, (*scores, *figures))])
+    return Table(("score after", *result.schedule, "mean", "forgetting", "backward transfer"), lines)
+
+
+@command("reg scores --task math=gsm8k --accuracy math=math.json --accuracy moe=moe.json")
+@click.option(
+    "--accuracy",
+    "files",
+    multiple=True,
+    required=True,
+    metavar="NAME=FILE",
+    help="A model and its results_*.json of lm_eval (repeatable). A domain's own expert has the domain's name.",
+    callback=lists("NAME=FILE", str),
+)
+@click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    required=True,
+    metavar="DOMAIN=TASK[:METRIC]",
+    help="A task of a domain (repeatable), with its metric if the files have several: math=gsm8k:exact_match.",
+    callback=lists("DOMAIN=TASK[:METRIC]", str),
+)
+@forms
+def scores(
+    files: dict[str, list[str]], tasks: dict[str, list[str]], as_json: bool, as_markdown: bool, as_csv: bool
+) -> None:
+    """Print normalised accuracies from result files of lm_eval: 100 is each domain's own expert.
+
+    The score of a model in a task is 100 · (its accuracy) / (accuracy of the domain's own expert), the form of the
+    DUME paper's Table 3; that of a domain is the mean over its tasks, and the average the mean over domains. It reads
+    files only: no registry, no model, and no lm_eval.
+    """
+    from registry.evaluation import accuracy_scores
+
+    rows = accuracy_scores(files, tasks)
+    if as_json:
+        print_json([row.document() for row in rows])
+    elif as_csv:
+        print_csv(_wide(rows))
+    else:
+        print_tables(_tables(rows), as_markdown=as_markdown)
+
+
+def _columns(rows: "Sequence[AccuracyRow]") -> list[tuple[str, str]]:
+    return [(domain, task) for domain, tasks in rows[0].metric.items() for task in tasks]
+
+
+def _tables(rows: "Sequence[AccuracyRow]") -> list[Table]:
+    columns = _columns(rows)
+    accuracies = [
+        [row.name, *(_share(row.accuracy.get(domain, {}).get(task)) for domain, task in columns)] for row in rows
+    ]
+    domains = list(rows[0].metric)
+    scored = [[row.name, *(figure(row.score.get(domain)) for domain in domains), figure(row.average)] for row in rows]
+    titles = (printable(f"{domain}: {task} ({rows[0].metric[domain][task]})") for domain, task in columns)
+    return [Table(("accuracy", *titles), accuracies), Table(("normalised score", *domains, "mean"), scored)]
+
+
+def _wide(rows: "Sequence[AccuracyRow]") -> Table:
+    columns, domains = _columns(rows), list(rows[0].metric)
+    header = ["model", *(f"accuracy {domain} {task}" for domain, task in columns)]
+    header += [*(f"score {domain}" for domain in domains), "score mean"]
+    return Table(
+        header,
+        [
+            [
+                row.name,
+                *(_exact(row.accuracy.get(domain, {}).get(task)) for domain, task in columns),
+                *(_exact(row.score.get(domain)) for domain in domains),
+                _exact(row.average),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _exact(value: float | None) -> str:
+    return "" if value is None else str(value)

@@ -8,10 +8,9 @@ import click
 from cli.commands.compose import plan_document
 from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import evaluating
-from cli.option_groups import INSTANTIATION, GroupedCommand
-from cli.options import file_path, split, unique_pairs
+from cli.option_groups import INSTANTIATION, command
+from cli.options import destination, files, flag, split, unique_pairs
 from cli.output import as_json, done, next_step, print_json, short
-from cli.places import output_place
 from cli.session import Session, pass_session
 
 
@@ -25,31 +24,22 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
     return weights or None
 
 
-@click.command(
-    cls=GroupedCommand,
+@command(
+    "reg instantiate mix --weights code=3,math=1 --out mostly-code/",
+    "reg instantiate mix --like math.jsonl --out like-math/",
+    "reg instantiate mix --fit math.jsonl --out fitted/",
     headings=INSTANTIATION,
-    examples=(
-        "reg instantiate mix --weights code=3,math=1 --out mostly-code/",
-        "reg instantiate mix --like math.jsonl --out like-math/",
-        "reg instantiate mix --fit math.jsonl --out fitted/",
-    ),
 )
 @click.argument("soup")
 @click.option(
-    "--out", required=True, type=output_place, metavar="DIR|URL", help="The folder to write, or a prefix of a bucket."
+    "--out", required=True, type=destination, metavar="DIR|URL", help="The folder to write, or a prefix of a bucket."
 )
 @click.option(
     "--weights", multiple=True, metavar="A=X,…", callback=_weights, help="Weights of the domains; others have 0."
 )
-@click.option(
-    "--like",
-    multiple=True,
-    type=file_path,
-    metavar="FILE",
-    help="Weigh the domains by how many documents of FILE are nearest to each (repeatable).",
-)
+@files("--like", "Weigh the domains by how many documents of FILE are nearest to each (repeatable).")
 @fit_options("Fit the coefficients of the experts to the text of FILE by gradient, without domain weights")
-@click.option("--force", is_flag=True, help="Replace DIR if it is an earlier composition.")
+@flag("--force", "Replace DIR if it is an earlier composition.")
 @as_json
 @pass_session
 @click.pass_context

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.option_groups import GroupedCommand
-from cli.options import Integer
+from cli.option_groups import command
+from cli.options import integer
 from cli.output import as_json, count, next_step, print_json, print_table, short, size
 from cli.session import Session, pass_session
 from registry.io.display import printable
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from store.catalog import EventRecord
 
 
-@click.command(cls=GroupedCommand, examples=("reg log --limit 5", "reg log math"))
+@command("reg log --limit 5", "reg log math")
 @click.argument("subject", required=False, metavar="[NAME[@V]|DIGEST]")
-@click.option("--limit", type=Integer(1), metavar="N", default=50, show_default=True, help="Maximum number of lines.")
+@integer("--limit", "Maximum number of lines.", 50)
 @as_json
 @pass_session
 def log(session: Session, subject: str | None, limit: int, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""reg opt-out."""
+"""Commands that withdraw experts: opt-out, receipt verify."""
 
 import sys
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.option_groups import GroupedCommand
-from cli.options import file_path
-from cli.output import as_json, count, done, is_quiet, next_step, print_json, reg_line, short, size
+from cli.option_groups import CommandGroup, GroupedCommand, command
+from cli.options import composed_path, file_path, flag
+from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, reg_line, short, size
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
 
@@ -17,29 +17,23 @@ if TYPE_CHECKING:
     from registry.opt_out.withdraw import OptOut
     from store.catalog import VersionRecord
 
+
+_OF_VERSION = ("ref", "digest", "withdrawn_at", "purged_at")
+_OF_OPT_OUT = ("withdrew", "deleted", "compositions", "heirs", "trained_together", "pushes", "purged",
+               "deleted_arrays", "deleted_bytes", "shared_arrays", "cleared")  # fmt: skip
+"""Attributes that --json prints, in its order."""
 _LEAST_SHARE = 0.01
 """Smallest share of the tokens that is listed."""
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=(
-        "reg opt-out math",
-        "reg opt-out math@1 --purge --yes",
-        "reg opt-out math --purge --receipt math-receipt.json",
-    ),
-)
+@command("reg opt-out math", "reg opt-out math@1 --purge --yes", "reg opt-out math --purge --receipt math-receipt.json")
 @click.argument("ref", metavar="NAME[@V]")
-@click.option(
-    "--purge",
-    is_flag=True,
-    help="Delete everything except name, digests and times; arrays that another version uses stay.",
-)
+@flag("--purge", "Delete everything except name, digests and times; arrays that another version uses stay.")
 @click.option(
     "--receipt", type=file_path, metavar="FILE", help="Write a receipt to a new file; reg receipt verify checks it."
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be withdrawn, deleted and left, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@flag("--dry-run", "Print what would be withdrawn, deleted and left, and change nothing.")
+@flag("--yes", "Do not ask.")
 @as_json
 @pass_session
 def opt_out(
@@ -64,34 +58,10 @@ def opt_out(
             _confirm(f"{question}?", ref, purge, receipt)
         did = would if dry_run else registry.opt_out(ref, purge=purge, receipt=receipt)
     if as_json:
-        print_json(
-            {
-                "dry_run": dry_run,
-                "versions": [
-                    {
-                        "ref": version.ref,
-                        "digest": version.digest,
-                        "withdrawn_at": version.withdrawn_at,
-                        "purged_at": version.purged_at,
-                    }
-                    for version in did.versions
-                ],
-                "withdrew": did.withdrew,
-                "deleted": did.deleted,
-                "compositions": did.compositions,
-                "heirs": did.heirs,
-                "trained_together": did.trained_together,
-                "pushes": did.pushes,
-                "purged": did.purged,
-                "deleted_arrays": did.deleted_arrays,
-                "deleted_bytes": did.deleted_bytes,
-                "shared_arrays": did.shared_arrays,
-                "cleared": did.cleared,
-                "remains": [*did.remains, *did.old_versions],
-                "beyond": did.beyond,
-                "receipt": receipt,
-            }
-        )
+        versions = [{name: getattr(version, name) for name in _OF_VERSION} for version in did.versions]
+        document = {"dry_run": dry_run, "versions": versions, **{name: getattr(did, name) for name in _OF_OPT_OUT}}
+        remains = [*did.remains, *did.old_versions]
+        print_json(document | {"remains": remains, "beyond": did.beyond, "receipt": receipt})
     elif not dry_run:
         _print(did, receipt)
 
@@ -197,3 +167,55 @@ def _heirs(shares: Mapping[str, float]) -> str:
     named = sorted(shares.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {share:.0%}" for name, share in named if share >= _LEAST_SHARE)
     return f"      composed again without it, its tokens would go to {text} (predicted from counts of tokens)"
+
+
+@click.group(cls=CommandGroup)
+def receipt() -> None:
+    """Check the receipt of an opt-out: reg receipt verify FILE."""
+
+
+@receipt.command(
+    cls=GroupedCommand,
+    examples=("reg receipt verify math-receipt.json", "reg receipt verify math-receipt.json --folder moe/"),
+)
+@click.argument("file", metavar="FILE", type=file_path)
+@click.option(
+    "--folder",
+    "folders",
+    multiple=True,
+    type=composed_path,
+    metavar="DIR",
+    help="A composed folder that must be intact and free of withdrawn versions (repeatable).",
+)
+@as_json
+@pass_session
+@click.pass_context
+def verify(context: click.Context, session: Session, file: Path, folders: tuple[Path, ...], as_json: bool) -> None:
+    """Compare a receipt with the registry; exit 1 if anything differs.
+
+    The versions must still be withdrawn, and purged if the receipt says so; deleted arrays must be absent; the log must
+    contain the event that the receipt names; and every recomposition must have the digest in the receipt.
+    """
+    with session.registry() as registry:
+        check = registry.verify_receipt(file, folders)
+    checked = check.receipt
+    if as_json:
+        findings = {"problems": check.problems, "remedies": check.remedies, "notes": check.notes}
+        print_json({"receipt": checked.document(), **findings})
+    else:
+        for problem in check.problems:
+            click.echo(f"problem: {problem}")
+        for line in check.notes:
+            done(None, f"note: {line}")
+        refs = ", ".join(version.ref for version in checked.versions)
+        verdict = count(len(check.problems), "problem") if check.problems else "receipt confirmed"
+        affected = f"{count(len(checked.compositions), 'composition')} affected"
+        done(
+            None,
+            f"{verdict}: {refs} withdrawn, {count(len(checked.arrays), 'array')} deleted, {affected}, "
+            f"{count(len(folders), 'folder')} checked",
+        )
+    if check.problems:
+        for remedy in check.remedies:
+            note(f"next: {remedy}")
+        context.exit(1)

@@ -1,29 +1,24 @@
-"""reg push."""
+"""Commands that push to the Hub: push, push-expert."""
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.next_steps import loading
-from cli.option_groups import GroupedCommand
-from cli.options import hub_target
+from cli.option_groups import command
+from cli.options import composed_path, flag
 from cli.output import announce, as_json, done, next_step, print_json, short, size
-from cli.places import composed_place
 from cli.session import Session, pass_session
+from cli.shared_options import hub_target
 
 if TYPE_CHECKING:
     from registry.hub.target import Pushed
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=(
-        "reg push moe/ ORG/code-math --license apache-2.0",
-        "reg push moe/ ORG/code-math --private --revision v1",
-    ),
-)
-@click.argument("folder", metavar="FOLDER", type=composed_place)
+@command("reg push moe/ ORG/code-math --license apache-2.0", "reg push moe/ ORG/code-math --private --revision v1")
+@click.argument("folder", metavar="FOLDER", type=composed_path)
 @hub_target
 @click.option(
     "--license",
@@ -33,17 +28,7 @@ if TYPE_CHECKING:
 )
 @as_json
 @pass_session
-def push(
-    session: Session,
-    folder: Path,
-    repo: str,
-    revision: str | None,
-    private: bool,
-    create_pr: bool,
-    force: bool,
-    license_id: str | None,
-    as_json: bool,
-) -> None:
+def push(session: Session, /, folder: Path, repo: str, license_id: str | None, as_json: bool, **target: Any) -> None:
     """Push a composed FOLDER to REPO, ORG/NAME on the Hub, in one commit, and verify the upload.
 
     FOLDER must be unchanged since it was composed. Scores, languages and the members' locations on the Hub are added to
@@ -51,11 +36,11 @@ def push(
     """
     from registry.hub.target import Target
 
-    target = Target.parse(repo, revision=revision, private=private, create_pr=create_pr, force=force)
+    repository = Target.parse(repo, **target)
     if folder.is_dir():
         announce(f"checking {folder} before the push")
     with session.registry() as registry:
-        pushed = registry.push(folder, target, license=license_id)
+        pushed = registry.push(folder, repository, license=license_id)
     if as_json:
         print_json(pushed)
         return
@@ -68,3 +53,30 @@ def print_pushed(pushed: "Pushed") -> None:
     action = "pushed to" if pushed.added else "already up to date:"
     end = f"{pushed.revision}, commit {short(pushed.commit)}, {size(pushed.nbytes)} verified"
     done(pushed.commit, f"{action} {pushed.url}  {end}")
+
+
+@command("reg push-expert math ORG/math-expert")
+@click.argument("ref", metavar="NAME[@V]")
+@hub_target
+@flag("--calibration", "Push kept calibration tokens too; tokens that the expert generated itself are always pushed.")
+@as_json
+@pass_session
+def push_expert(session: Session, /, ref: str, repo: str, calibration: bool, as_json: bool, **target: Any) -> None:
+    """Push a registered expert with its statistics to REPO, ORG/NAME on the Hub.
+
+    Elsewhere, reg add-expert NAME hf://ORG/NAME then registers it without data and without a forward pass, under the
+    same digest. The whole checkpoint is pushed, so that it loads with transformers as well.
+    """
+    from registry.hub.target import Target
+
+    repository = Target.parse(repo, **target)
+    announce(f"reading {ref} for the push")
+    with session.registry() as registry:
+        pushed = registry.push_expert(ref, repository, calibration=calibration)
+    if as_json:
+        print_json(pushed)
+        return
+    print_pushed(pushed)
+    at = "" if pushed.revision == "main" else f"@{pushed.revision}"
+    registering = shlex.join(["reg", "add-expert", ref.partition("@")[0], f"hf://{pushed.repo_id}{at}"])
+    next_step(f"elsewhere: {registering}")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.option_groups import GroupedCommand
+from cli.option_groups import command
+from cli.options import flag
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
 from registry.errors import StorageError
@@ -25,7 +26,7 @@ _NEEDED = ("starlette", "uvicorn", "jinja2", "vl_convert")
 DEFAULT_PORT = 8321
 
 
-@click.command(cls=GroupedCommand, examples=("reg ui --open", "reg ui --port 0"))
+@command("reg ui --open", "reg ui --port 0")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -34,12 +35,11 @@ DEFAULT_PORT = 8321
     show_default=True,
     help="The port; 0 for any free one.",
 )
-@click.option("--open", "open_browser", is_flag=True, help="Open the pages in the browser.")
-@click.option(
+@flag("--open", "Open the pages in the browser.", "open_browser")
+@flag(
     "--write",
+    "Compose from the pages too, in the browser that opens the printed address, which holds a secret.",
     "may_write",
-    is_flag=True,
-    help="Compose from the pages too, in the browser that opens the printed address, which holds a secret.",
 )
 @as_json
 @pass_session

@@ -11,9 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cli.command_names import ALIASES, COMMANDS, JOBS
 from cli.command_reference import commands
-from cli.help_jobs import ALIASES, JOBS
-from cli.main import COMMANDS, main
+from cli.main import main
 from cli.option_groups import COMMON, FEW, MOST, RECIPE, GroupedCommand, grouped
 from cli.summaries import SUMMARIES
 from registry.composition.recipe.fields import FIELDS

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from cli.command_reference import commands
 from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
-from cli.json_schema.fields import rows
+from cli.json_schema.notation import read_schemas, rows
 from cli.output import print_json
 from registry import Registry
 from registry.demo import DemoResult
@@ -150,6 +150,24 @@ def test_every_field_has_a_meaning_and_what_does_not_fit_is_refused() -> None:
         assert all(says for _, _, says in rows(schema)), name
     with pytest.raises(jsonschema.ValidationError):
         validate([{"ref": "a@1"}], schema_of("reg list"))
+
+
+def test_schemas_are_read_from_lines() -> None:
+    found = read_schemas("""\
+a | object | An object.
+  b | `x`, `y` or null | A word,
+      or none.
+c | list of object | More.
+  * a
+  d | by key: list of a; may be absent | Others.
+""")
+    word = {"type": ["string", "null"], "enum": ["x", "y", None], "description": "A word, or none."}
+    own = {"type": "object", "properties": {"b": word}, "required": ["b"], "description": "An object."}
+    others = {"type": "object", "title": "key", "additionalProperties": {"type": "array", "items": own}}
+    item = own | {"properties": {"b": word, "d": others | {"description": "Others."}}}
+    del item["description"]
+    assert found == {"a": own, "c": {"type": "array", "items": item, "description": "More."}}
+    assert [*rows(found["c"]["items"])][1] == ("d", "by key: list of object; may be absent", "Others.")
 
 
 def test_errors_are_json_too(reg: Reg, filled: Registry) -> None:

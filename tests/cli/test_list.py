@@ -78,7 +78,7 @@ def test_tokens_are_those_of_an_expert_s_own_text(home: Path) -> None:
 
 
 def test_a_screenful_is_the_default_of_the_table_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.commands.list.SCREENFUL", 2)
+    monkeypatch.setattr("cli.commands.versions.SCREENFUL", 2)
     assert listed(home) == (["base@1", "code@1"], "4 more: reg list --offset 2\n")
     assert len(listed(home, "--json")[0]) == VERSIONS - 1
     page, told = listed(home, "--json", "--limit", "2")

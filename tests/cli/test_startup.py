@@ -13,7 +13,7 @@ from subprocess import PIPE, STDOUT
 
 import pytest
 
-from cli.main import COMMANDS
+from cli.command_names import COMMANDS
 from registry import Recipe, Registry
 from tests.cli.conftest import Reg
 from tests.conftest import Zoo, files_of

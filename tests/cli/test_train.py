@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands.train import train
-from cli.commands.train_expert import train_expert
-from cli.commands.train_router import train_router
+from cli.commands.train_experts import train_expert
+from cli.commands.train_mixtures import train, train_router
 from registry import Recipe, Registry
 from tests.cli.conftest import TINY, Reg
 from tests.conftest import Zoo, files_of

@@ -9,9 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cli.help_jobs import ALIASES
-from cli.main import COMMANDS, main
-from cli.synonyms import SYNONYMS
+from cli.command_names import ALIASES, COMMANDS, SYNONYMS
+from cli.main import main
 
 VOICE: dict[str, tuple[list[str], str, str]] = {
     "argument": (["export", "--out", "x"], "NAME[@V] is missing", "reg export --help"),

@@ -63,7 +63,7 @@ def test_letters_without_colours_and_layers_on_request(moe: Path, monkeypatch: p
     assert run(moe, "def return", "--layer", "0", "--layer", "1").stdout == printed
     assert "there is no layer 2 in" in run(moe, "def", "--layer", "2", code=1).stderr
     assert "exclude one another" in run(moe, "def", "--layer", "0", "--every-layer", code=2).stderr
-    monkeypatch.setattr("cli.commands.route.sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("cli.commands.routing.sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in run(moe, "def return").stdout
 

@@ -1,4 +1,4 @@
-"""Large libraries: a word before one is imported, which takes time, and silence of what they say themselves."""
+"""Messages while large libraries are imported, which takes time, and silence of what they say themselves."""
 
 import os
 import sys
@@ -12,11 +12,7 @@ _LARGEST = ("torch", "transformers")
 """Libraries whose import takes seconds."""
 _CATALOG = ("sqlalchemy",)
 """The library of the catalog, whose import takes a few tenths of a second."""
-_QUIET = {
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    "HF_HUB_VERBOSITY": "error",
-}
+_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_VERBOSITY": "error"}
 """Environment variables of the libraries, where the user has not set them."""
 _LOGGERS = ("accelerate", "huggingface_hub", "peft", "torch", "transformers")
 
@@ -71,3 +67,45 @@ def _silence_loggers() -> None:
     if not os.environ.get(DEBUG_VARIABLE):
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
+
+
+_ERASE = "\r\x1b[K"
+
+
+class _Watched:
+    """A text stream that calls a function before anything is written to it."""
+
+    def __init__(self, stream: Any, before: Callable[[], None]) -> None:
+        self._stream, self._before = stream, before
+
+    def write(self, text: str) -> int:
+        """Write a text, as the stream does."""
+        self._before()
+        written: int = self._stream.write(text)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def show_until_output(text: str) -> Callable[[], None]:
+    """Show a text on stderr, if it is a terminal, until something is written to stdout or stderr.
+
+    Returns:
+        what erases it, for the end of a command that prints nothing.
+    """
+    out, err = sys.stdout, sys.stderr
+    if not err.isatty() or os.environ.get("TERM") == "dumb":
+        return lambda: None
+
+    def erase() -> None:
+        if sys.stderr is watched:
+            sys.stdout, sys.stderr = out, err
+            err.write(_ERASE)
+            err.flush()
+
+    watched: Any = _Watched(err, erase)
+    sys.stdout, sys.stderr = _Watched(out, erase), watched
+    err.write(text)
+    err.flush()
+    return erase

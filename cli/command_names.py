@@ -1,0 +1,121 @@
+"""Names of the commands: their functions, the jobs they are for, shorter names, and words of other programs."""
+
+from collections.abc import Mapping, Sequence
+
+import click
+
+COMMANDS = {
+    "add-expert": "register.add_expert",
+    "add-experts": "register.add_experts",
+    "add-base": "register.add_base",
+    "check": "register.check",
+    "collect": "register.collect",
+    "compose": "compose.compose",
+    "instantiate": "instantiate.instantiate",
+    "preview": "routing.preview",
+    "train-expert": "train_experts.train_expert",
+    "train-soup": "train_experts.train_soup",
+    "train-simoe": "train_experts.train_simoe",
+    "proxy": "train_mixtures.proxy",
+    "train": "train_mixtures.train",
+    "train-router": "train_mixtures.train_router",
+    "evaluate": "evaluate.evaluate",
+    "scores": "evaluate.scores",
+    "report": "routing.report",
+    "route": "routing.route",
+    "audit-extraction": "doctor.audit_extraction",
+    "doctor": "doctor.doctor",
+    "continual": "evaluate.continual",
+    "opt-out": "opt_out.opt_out",
+    "receipt": "opt_out.receipt",
+    "list": "versions.list_",
+    "show": "versions.show",
+    "compositions": "compositions.compositions",
+    "log": "log.log",
+    "alias": "versions.alias",
+    "export": "versions.export",
+    "push": "push.push",
+    "push-expert": "push.push_expert",
+    "reproduce": "doctor.reproduce",
+    "verify": "maintain.verify",
+    "gc": "maintain.gc",
+    "ui": "ui.ui",
+    "arrays": "maintain.arrays",
+    "db": "maintain.db",
+    "config": "setup.config",
+    "completion": "setup.completion",
+    "schema": "setup.schema",
+    "demo": "demo.demo",
+}
+"""Command → its module in `cli.commands` and its function."""
+
+JOBS: dict[str, tuple[str, ...]] = {
+    "Start": ("demo", "config", "completion"),
+    "Register": ("add-expert", "add-experts", "add-base", "check", "collect", "alias"),
+    "Train": ("train-expert", "train", "train-router", "proxy", "train-soup", "train-simoe"),
+    "Compose": ("compose", "instantiate", "preview", "reproduce"),
+    "Look": (
+        "list",
+        "show",
+        "compositions",
+        "log",
+        "ui",
+        "evaluate",
+        "report",
+        "route",
+        "doctor",
+        "scores",
+        "continual",
+        "audit-extraction",
+    ),
+    "Share": ("push", "push-expert", "export"),
+    "Withdraw": ("opt-out", "receipt"),
+    "Maintain": ("verify", "gc", "arrays", "db", "schema"),
+}
+"""Job → commands, in the order of the help; every command stands in one of them."""
+
+ALIASES = {"ls": "list", "rm": "opt-out", "add": "add-expert"}
+"""Shorter name → command."""
+
+_MEANINGS = {
+    ("opt-out", "gc"): "delete",
+    ("opt-out",): "remove del drop forget unlearn unregister withdraw uninstall purge erase",
+    ("gc",): "clean cleanup prune",
+    ("add-expert", "add-base"): "register import load pull download fetch clone install",
+    ("compose",): "merge combine mix fuse build make blend join",
+    ("list",): "ll experts models status search find",
+    ("show",): "info describe inspect cat get view details",
+    ("log",): "history events",
+    ("push", "push-expert"): "upload publish share deploy",
+    ("export",): "save extract dump write",
+    ("ui",): "serve server web gui dashboard browse open",
+    ("demo",): "tutorial tour quickstart example start",
+    ("add-base", "demo"): "init new create setup",
+    ("evaluate",): "eval benchmark bench test perplexity measure",
+    ("preview",): "predict simulate",
+    ("route",): "trace explain",
+    ("train-expert", "train"): "finetune fine-tune learn tune",
+    ("db",): "migrate upgrade migration",
+    ("config",): "settings env version configure",
+    ("alias",): "tag rename name",
+    ("verify",): "fsck validate integrity audit",
+}
+
+SYNONYMS = {word: commands for commands, words in _MEANINGS.items() for word in words.split()}
+"""Word → commands, the likeliest first."""
+
+BY_WORD = f"{__name__}.by_word"
+"""Key of the remark that `help` stands before the command."""
+
+
+def names_of(command: str) -> str:
+    """Return the names of a command, as the help shows them: `list, ls`."""
+    return ", ".join([command, *(short for short, own in ALIASES.items() if own == command)])
+
+
+def write_jobs(formatter: click.HelpFormatter, summaries: Mapping[str, str], known: Sequence[str]) -> None:
+    """Write the `known` commands by job, each with its whole summary."""
+    width = max(len(names_of(name)) for name in known)
+    for job, names in JOBS.items():
+        with formatter.section(job):
+            formatter.write_dl([(names_of(name).ljust(width), summaries[name]) for name in names if name in known])

@@ -1,0 +1,201 @@
+"""Commands that maintain a registry: verify, gc, arrays copy, db."""
+
+import shlex
+
+import click
+
+from cli.option_groups import CommandGroup, GroupedCommand, command
+from cli.options import flag
+from cli.output import announce, as_json, count, done, next_step, note, print_json, progress, short, size
+from cli.session import Session, pass_session
+
+
+@command("reg verify")
+@as_json
+@pass_session
+@click.pass_context
+def verify(context: click.Context, session: Session, as_json: bool) -> None:
+    """Hash all registered content again and verify the log; exit 1 if anything is damaged."""
+    announce("hashing all registered content")
+    with session.registry() as registry:
+        result = registry.verify()
+    if as_json:
+        print_json(result)
+    else:
+        for problem in result.problems:
+            click.echo(f"problem: {problem}")
+        verdict = count(len(result.problems), "problem") if result.problems else "intact"
+        checked = f"{count(result.versions, 'version')}, {count(result.arrays, 'array')}, {size(result.nbytes)} hashed"
+        done(None, f"{verdict}: {checked}", f"{count(result.events, 'event')}, the last of digest {result.head}")
+        if result.orphans:
+            belong = "belongs" if result.orphans == 1 else "belong"
+            why = f"{belong} to no version (left by an interrupted command, harmless)"
+            done(None, f"{count(result.orphans, 'array')} {why}: reg gc deletes leftovers")
+            if not result.problems:
+                next_step(["gc", "--dry-run"])
+    if result.problems:
+        note(
+            "next: to repair an array, add its expert again from the checkpoint: reg add-expert NAME CKPT; "
+            "to repair the catalog, restore a backup"
+        )
+        context.exit(1)
+
+
+@command("reg gc --dry-run", "reg gc")
+@flag("--dry-run", "Only list what would be deleted, with its size.")
+@as_json
+@pass_session
+def gc(session: Session, dry_run: bool, as_json: bool) -> None:
+    """Delete arrays that nothing uses, leftovers of interrupted commands, and cached files.
+
+    A pass that runs in another process continues, but can no longer be resumed after an interruption. Merged adapters
+    and temporary models of compositions without an owner are deleted when they are a day old.
+    """
+    announce("looking for what nothing uses")
+    with session.registry() as registry:
+        garbage = registry.gc(dry_run=dry_run)
+    if as_json:
+        counts = {name: value for name, value in vars(garbage).items() if isinstance(value, int) and name != "nbytes"}
+        pieces = [{"name": piece.name, "bytes": piece.nbytes} for piece in garbage.pieces]
+        document = {"digests": garbage.digests, "bytes": garbage.nbytes, **counts, "pieces": pieces}
+        print_json(document | {"dry_run": dry_run})
+        return
+    verb = "would delete" if dry_run else "deleted"
+    lines = [f"{verb} {count(len(garbage.digests), 'array')} ({size(garbage.nbytes)})"]
+    arrays = len(garbage.digests)
+    lines += [f"  {short(piece.name)}  {size(piece.nbytes)}" for piece in garbage.pieces[:arrays]]
+    for number, noun, plural, nbytes in (
+        (garbage.passes, "running or interrupted pass", "running or interrupted passes", garbage.pass_bytes),
+        (garbage.merged, "merged adapter", "merged adapters", garbage.merged_bytes),
+        (garbage.work, "temporary model of an interrupted composition", "temporary models of interrupted compositions",
+         garbage.work_bytes),
+        (garbage.cached, "cached file", "cached files", garbage.cached_bytes),
+    ):  # fmt: skip
+        if number:
+            lines.append(f"{verb} {count(number, noun, plural)} ({size(nbytes)})")
+    if dry_run:  # the list is the result, which --quiet must not hide
+        for line in (*lines, *(f"  {piece.name}  {size(piece.nbytes)}" for piece in garbage.pieces[arrays:])):
+            click.echo(line)
+        next_step(["gc"])
+    else:
+        done(None, *lines)
+
+
+@click.group(cls=CommandGroup)
+def arrays() -> None:
+    """Copy the arrays of a registry between folders and buckets: reg arrays copy FROM TO."""
+
+
+@arrays.command(
+    "copy",
+    cls=GroupedCommand,
+    examples=(
+        "reg arrays copy ~/.local/share/reg/arrays s3://bucket/team",
+        "reg arrays copy s3://bucket/team /data/arrays",
+    ),
+)
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@as_json
+@click.pass_context
+@pass_session
+def arrays_copy(session: Session, context: click.Context, source: str, target: str, as_json: bool) -> None:
+    """Copy all arrays from one folder or bucket (s3://, gs://, az://) to another, and check them at both ends.
+
+    An interrupted copy goes on when it is repeated: arrays that are there and intact are not written again. FROM keeps
+    its arrays. Afterwards name TO with --arrays or REG_ARRAYS. Exit 1 if an array of FROM is damaged.
+    """
+    from registry.maintenance.array_copy import copy_arrays
+
+    result = copy_arrays(source, target, home=session.home, database=session.database, progress=progress())
+    if as_json:
+        print_json(result)
+    else:
+        for problem in result.problems:
+            click.echo(f"problem: {problem}")
+        there = f"; {count(result.kept, 'array')} were there" if result.kept else ""
+        done(result.target, f"copied {count(result.copied, 'array')} ({size(result.nbytes)}) to {result.target}{there}")
+        if not result.problems:
+            next_step(["--arrays", result.target, "verify"])
+            note(f"or name them for all commands: export REG_ARRAYS={result.target}")
+    if result.problems:
+        note("next: reg verify names what uses these arrays; reg gc deletes what nothing uses")
+        context.exit(1)
+
+
+@click.group(cls=CommandGroup)
+def db() -> None:
+    """Show or upgrade the schema of the catalog, or copy it: reg db current, reg db upgrade, reg db copy."""
+
+
+@db.command(cls=GroupedCommand, examples=("reg db current",))
+@as_json
+@pass_session
+def current(session: Session, as_json: bool) -> None:
+    """Print the catalog's revision and the revision that this program works with."""
+    from registry.maintenance.catalog_schema import revisions
+
+    revision, head = revisions(session.home, session.database, session.arrays)
+    if as_json:
+        print_json({"current": revision, "head": head})
+    else:
+        click.echo(f"{revision or 'no catalog yet'} (this program works with {head})")
+        if revision != head:
+            next_step(["db", "upgrade"])
+
+
+@db.command(cls=GroupedCommand, examples=("reg db upgrade",))
+@as_json
+@pass_session
+def upgrade(session: Session, as_json: bool) -> None:
+    """Upgrade the catalog to the revision that this program works with; create it if it does not exist.
+
+    The upgrade is atomic; if interrupted, repeat it. An older SQLite catalog is first copied to a file beside it, named
+    after its revision and the time; to go back, restore that file. Do not keep it longer than needed: opting out with
+    --purge deletes such copies. Other databases are not backed up: for PostgreSQL run pg_dump before.
+    """
+    from registry.maintenance.catalog_schema import upgrade as upgrade_catalog
+
+    upgraded = upgrade_catalog(session.home, session.database, session.arrays)
+    if as_json:
+        print_json(upgraded)
+        return
+    changed = upgraded.before != upgraded.after
+    lines = [f"the catalog is at {upgraded.after}" + (f" (was at {upgraded.before or 'nothing'})" if changed else "")]
+    if upgraded.backup is not None:
+        lines.append(f"  backup: {upgraded.backup}")
+    elif changed and upgraded.before is not None:
+        lines.append("  no backup was made: only catalogs in SQLite files are copied. Of this one, from now on:")
+        lines.append("  pg_dump --format=custom --file=catalog.dump DATABASE")
+    done(upgraded.after, *lines)
+    next_step(["verify"])
+
+
+@db.command(
+    "copy", cls=GroupedCommand, examples=("reg db copy sqlite:////srv/reg/catalog.sqlite postgresql://me@db/reg",)
+)
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@as_json
+@pass_session
+def db_copy(session: Session, source: str, target: str, as_json: bool) -> None:
+    """Copy the catalog in the database FROM to the empty database TO; both are URLs.
+
+    The copy is one transaction: every row, the same registry's id, the same log. Rows and log are compared before it is
+    committed. Nobody can write to FROM meanwhile. Afterwards use one of the two alone: each takes the arrays that only
+    the other knows for garbage.
+    """
+    from registry.maintenance.catalog_schema import copy as copy_catalog
+
+    copied = copy_catalog(source, target, session.home)
+    if as_json:
+        print_json(copied)
+        return
+    rows = count(sum(copied.rows.values()), "row")
+    done(
+        copied.target,
+        f"copied {rows} and {count(copied.events, 'event')} to {copied.target}",
+        "  use this one from now on, and keep the other as a backup only: two catalogs with the same arrays would each",
+        "  delete what only the other knows",
+    )
+    next_step(f"export REG_DATABASE={shlex.quote(copied.target)}; reg verify")

@@ -1,0 +1,264 @@
+"""Commands on the routing of a composition: route, preview, report."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.next_steps import composing_as_typed, evaluating, reporting
+from cli.option_groups import EVALUATION, command
+from cli.options import Integer, composed_path, composed_text, device, file_path, flag
+from cli.output import allows_colour, as_json, done, is_quiet, next_step, note, print_json, print_line, print_table
+from cli.recipe import asked, experts_option, recipe_options
+from cli.session import Session, pass_session
+from cli.shared_options import scoring
+from cli.version_output import warn_of_folder, warn_of_opted_out
+from registry.errors import InvalidInputError
+from registry.io.files import is_folder
+from registry.runtime.routed_folder import check_routed
+
+if TYPE_CHECKING:
+    from registry.composition.route import Routed
+    from registry.methods.moe.preview import Preview
+
+
+_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green",
+            "bright_magenta", "bright_blue", "bright_red")  # fmt: skip
+_MARKS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@command('reg route moe/ "def add(a, b): return a + b"', "reg route moe/ - --every-layer < text.txt")
+@click.argument("folder", metavar="FOLDER", type=composed_path)
+@click.argument("text", metavar="TEXT")
+@click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
+@flag("--every-layer", "Show each layer, one after the other.")
+@flag("--weights", "Print a table of every expert's weight at each token.")
+@device
+@as_json
+@pass_session
+def route(
+    session: Session,
+    folder: Path,
+    text: str,
+    layers: tuple[int, ...],
+    every_layer: bool,
+    weights: bool,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Print a text with each token in the colour of the expert that handles it in a composed FOLDER.
+
+    Without --layer, this is the expert with the most routing weight over all layers. TEXT may be - for standard input.
+    An ensemble or a SIMoE counts as one layer: its members' weights at a token are those that predict the next one.
+    Without colours (no terminal, or NO_COLOR is set), each run of tokens is preceded by its expert's letter. --json has
+    every layer's experts and weights. Where all layers agree on every token, as they do with --router context, this is
+    noted, and --every-layer shows one of them.
+    """
+    if every_layer and layers:
+        raise click.UsageError("--layer and --every-layer exclude one another.")
+    if is_folder(text) and not is_folder(str(folder)):
+        raise InvalidInputError("the folder comes before the text", f"reg route {shlex.join((text, str(folder)))}")
+    check_routed(folder, layers)
+    from registry.composition.route import MOST_CHARACTERS, route
+    from registry.io.display import printable
+
+    if text == "-":
+        text = sys.stdin.read(MOST_CHARACTERS + 1)
+    warn_of_folder(session, folder)
+    routed = route(folder, text, device)
+    if as_json:
+        print_json(routed.document())
+        return
+    shown: list[int | None] = [*layers] or [None]
+    if every_layer and not routed.is_alike:
+        shown = [*range(routed.layers)]
+    for layer in shown:
+        if layer is not None and layer >= routed.layers:
+            raise InvalidInputError(
+                f"there is no layer {layer}: {routed.layers} layers route", f"choose one from 0 to {routed.layers - 1}"
+            )
+    coloured = sys.stdout.isatty() and allows_colour() is not False
+    for layer in shown:
+        if len(shown) > 1:
+            click.echo(f"layer {layer}")
+        if weights:
+            print_table(("token", *map(printable, routed.experts)), _weights(routed, layer))
+            continue
+        click.echo("".join(_lines(routed, layer, coloured)), color=coloured)
+        if not is_quiet():
+            click.echo("  ".join(_legend(routed, layer, coloured)), color=coloured)
+    if routed.is_alike:
+        note(f"all {routed.layers} layers with experts agree on the expert of each token")
+    next_step(reporting(folder))
+
+
+def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
+    from registry.io.display import printable
+
+    number = {expert: index for index, expert in enumerate(routed.experts)}
+    for expert, run in groupby(routed.tokens, key=lambda token: token.expert(layer)):
+        text = printable("".join(token.text for token in run), keep="\n\t")
+        yield click.style(text, fg=_colour(number[expert])) if coloured else f"[{_mark(number[expert])}]{text}"
+
+
+def _weights(routed: "Routed", layer: int | None) -> list[list[str]]:
+    """Return the rows of a table: a token, and each expert's weight at a layer, or the mean over layers."""
+    rows = []
+    for token in routed.tokens:
+        weights = token.total_weights if layer is None else token.weights[layer]
+        total = sum(weights.values())
+        rows.append([repr(token.text), *(f"{weights.get(expert, 0.0) / total:.1%}" for expert in routed.experts)])
+    return rows
+
+
+def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
+    from registry.io.display import printable
+
+    for index, (expert, share) in enumerate(routed.shares(layer).items()):
+        name = f"{printable(expert)} {share:.0%}"
+        yield click.style(name, fg=_colour(index)) if coloured else f"[{_mark(index)}] {name}"
+
+
+def _colour(index: int) -> str:
+    return _COLOURS[index % len(_COLOURS)]
+
+
+def _mark(index: int) -> str:
+    """Return a, b, … z, a1, b1, …"""
+    return _MARKS[index % len(_MARKS)] + (str(index // len(_MARKS)) if index >= len(_MARKS) else "")
+
+
+_WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating", "device", "dtype", "host",
+            "remote_code")  # fmt: skip
+
+
+@command("reg preview --experts code,math", "reg preview --experts code,math,law --router ridge")
+@experts_option
+@recipe_options(*_WITHOUT)
+@click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
+@as_json
+@pass_session
+@click.pass_context
+def preview(
+    context: click.Context,
+    session: Session,
+    /,
+    experts: tuple[str, ...],
+    base: str | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Predict the routing of a composition from statistics alone: no weights are read, nothing is written.
+
+    For each expert: its tokens and its weight in the routers' solve; the share of its text whose first choice is this
+    expert (routing accuracy, as in reg evaluate) and the shares of the other experts; the overlap of its text with
+    theirs; and whether it is drowned out. With --router context, all of it from counts of tokens, after 32 tokens of a
+    text, and the accuracy after 1, 2, 4, … tokens.
+    """
+    wanted = asked(context, session, experts, base, settings)
+    with session.registry() as registry:
+        prediction = registry.preview(wanted.experts, wanted.mixture, base=wanted.base)
+    if as_json:
+        print_json(prediction.document())
+        return
+    _print(prediction)
+    next_step(composing_as_typed(context))
+
+
+def _print(prediction: "Preview") -> None:
+    refs, mean, by_tokens = prediction.refs, prediction.mean_confusion, prediction.by_tokens
+    solved = [] if by_tokens else ["weight in the solve"]  # context routing solves nothing
+    print_table(
+        ("expert", "tokens", *solved, "routing accuracy", "load"),
+        [
+            (m.ref, f"{m.tokens:,}", *(f"{m.part:.1%}" for _ in solved), f"{m.accuracy:.1%}", f"{m.share:.1%}")
+            for m in prediction.members
+        ],
+    )
+    click.echo()
+    print_table(
+        ("text of ↓ goes to →", *refs),
+        [(ref, *(f"{share:.1%}" for share in row)) for ref, row in zip(refs, mean, strict=True)],
+    )
+    click.echo()
+    if by_tokens:
+        print_table(
+            ("accuracy after … tokens", *(str(length.tokens) for length in by_tokens)),
+            [(ref, *(f"{length.confusion[n][n]:.1%}" for length in by_tokens)) for n, ref in enumerate(refs)],
+        )
+    else:
+        print_table(
+            ("accuracy in layer", *map(str, prediction.layers)),
+            [(ref, *(f"{layer[n][n]:.1%}" for layer in prediction.confusion)) for n, ref in enumerate(refs)],
+        )
+    if prediction.overlap:
+        click.echo()
+        pairs = sorted(prediction.overlap.items(), key=lambda item: -item[1])
+        name = "overlap of token counts" if prediction.by_tokens else "overlap of activations"
+        print_table((name, "", ""), [(a, b, f"{share:.1%}") for (a, b), share in pairs])
+    for member in prediction.members:
+        if member.drowned:
+            print_line(f"{member.ref} is drowned out: {member.drowned}")
+    for a, b in prediction.indistinct:
+        print_line(f"{a} and {b}: routers can hardly separate their tokens, and less well than predicted here")
+    for text in prediction.notes:
+        note(text)
+
+
+@command(
+    "reg report moe/ --out report.html",
+    "reg report moe/ --data code=code.test.jsonl --out report.html",
+    headings=EVALUATION,
+)
+@click.argument("composition", metavar="FOLDER|DIGEST", type=composed_text)
+@scoring(required=False)
+@click.option("--out", type=file_path, metavar="FILE", help="The page to write; optional with --json.")
+@flag("--force", "Replace --out.")
+@as_json
+@pass_session
+def report(
+    session: Session,
+    /,
+    composition: str,
+    data: dict[str, list[Path]],
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Write a page about a composition: routing by domain, confusion, overlap, load, scores, lineage.
+
+    It is one self-contained HTML file. With --data, routing and scores are measured now, also for the base model, the
+    experts, their averaged weights and oracle routing. Otherwise they come from the stored evaluation with the most
+    domains; without one, routing is predicted from statistics.
+    """
+    if out is None and not as_json:
+        raise click.UsageError("give --out FILE, or --json")
+
+    from registry import TestSettings
+
+    if out is not None:
+        from registry.report.write_page import check_page
+
+        check_page(out, replace=force)
+    with session.registry() as registry:
+        figures = registry.report(composition, data, TestSettings(**settings))
+        warn_of_opted_out(registry, [composition])  # last: a wrong name is to be reported before torch is imported
+    if out is not None:
+        from registry.report import page
+        from registry.report.write_page import write_page
+
+        write_page(out, page(figures), replace=force)
+    if as_json:
+        print_json(figures.document())
+        return
+    done(str(out), f"wrote {out}", *(f"  {text}" for text in figures.notes))
+    folder = composition if Path(composition).is_dir() else figures.folder
+    if not figures.scores and folder is not None:
+        next_step(evaluating([folder], figures.experts))
+    else:
+        next_step(["push", composition, "ORG/NAME"] if Path(composition).is_dir() else ["show", composition])

@@ -1,0 +1,243 @@
+"""Commands on registered versions: list, show, alias, export."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from cli.commands.compositions import show_composition
+from cli.next_steps import after_registration, evaluating
+from cli.option_groups import command
+from cli.options import choice, file_path, flag, integer, unique_pairs
+from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
+from cli.session import Session, pass_session
+from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
+from registry.checkpoint.router_rows import ROUTER_FILE
+from registry.names.reference import Reference
+
+if TYPE_CHECKING:
+    from store.catalog import VersionRecord
+
+
+SCREENFUL = 50
+"""Default maximum number of lines."""
+
+
+@command("reg list", "reg list --kind expert --tag language=en", "reg list --all --limit 20", name="list")
+@choice("--kind", ["expert", "base"], "Only one kind: expert or base.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="K=V",
+    help="Only versions with this tag (repeatable).",
+    callback=unique_pairs("K=V"),
+)
+@flag("--all", "Include opted-out versions.", "everything")
+@integer("--limit", f"Maximum number of versions. [default: {SCREENFUL}; with --json or --quiet all]")
+@integer("--offset", "Skip the first N versions.", 0, least=0)
+@as_json
+@pass_session
+def list_(
+    session: Session,
+    kind: Literal["expert", "base"] | None,
+    tags: dict[str, str],
+    everything: bool,
+    limit: int | None,
+    offset: int,
+    as_json: bool,
+) -> None:
+    """List registered versions, by name and number.
+
+    With --quiet, it prints only their names, such as math@1, one a line.
+
+    Tokens are those of an expert's own calibration text. Base models have none, and experts of a soup or a SIMoE share
+    one text. If there are more versions than shown, a line on stderr gives their number and the command that shows the
+    next ones.
+    """
+    shown = limit if as_json or is_quiet() else limit or SCREENFUL
+    with session.registry() as registry:
+        home = registry.home.path
+        versions = registry.versions(kind=kind, everything=everything, tags=tags, limit=shown, offset=offset)
+        full = shown is not None and len(versions) == shown
+        total = registry.count_versions(kind=kind, everything=everything, tags=tags) if full else 0
+    if as_json:
+        print_json([version_document(version) for version in versions])
+    elif is_quiet():
+        for version in versions:
+            click.echo(version.ref)
+    else:
+        _print(versions)
+        if not versions and not offset:
+            filtered = "of that kind or with those tags " if kind or tags else ""
+            others = "" if everything else "; reg list --all shows opted-out versions"
+            note(
+                f"nothing {filtered}is registered in {home}: reg add-expert NAME CKPT registers an expert, "
+                f"--home or REG_HOME names another registry{others}"
+            )
+    if (more := total - offset - len(versions)) > 0:
+        words = ["list"]
+        words += ["--kind", kind] if kind else []
+        words += [word for key, value in tags.items() for word in ("--tag", f"{key}={value}")]
+        words += ["--all"] if everything else []
+        words += ["--limit", str(limit)] if limit else []
+        words += ["--offset", str(offset + len(versions)), *(["--json"] if as_json else [])]
+        note(f"{more:,} more: {reg_line(words)}")
+    elif versions:
+        next_step(["show", versions[0].ref])
+
+
+def _tokens(version: "VersionRecord") -> str:
+    """Return the tokens of a version's own calibration text, or a dash."""
+    if {"soup", "simoe"} & (version.content or {}).keys():
+        return "-"
+    return next((f"{one.tokens:,}" for one in version.statistics), "-")
+
+
+def _print(versions: "Sequence[VersionRecord]") -> None:
+    print_table(
+        ("version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"),
+        [
+            (
+                version.ref,
+                version.kind,
+                short(version.digest),
+                shown_parameters(version),
+                _tokens(version),
+                ",".join(version.aliases),
+                ",".join(f"{key}={value}" for key, value in version.tags.items()),
+                version.state,
+            )
+            for version in versions
+        ],
+    )
+
+
+@command("reg show math", "reg show math@1", "reg show 93072823")
+@click.argument("ref", metavar="NAME[@V]|DIGEST")
+@as_json
+@pass_session
+def show(session: Session, ref: str, as_json: bool) -> None:
+    """Show one version: its content, the data of its statistics, and compositions made from it.
+
+    DIGEST is a composition's, or its first 6 or more digits: shows its members, which of them is the public expert and
+    which were opted out since, their biases, recipe, folders, evaluations and audits, latest first.
+    """
+    with session.registry() as registry:
+        if (composition := registry.composition(ref)) is not None:
+            show_composition(registry, composition, as_json)
+            return
+        version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
+        arrays = registry.arrays_of(version)
+        compositions = registry.compositions(version.ref)
+        training = registry.training_of(version)
+        relations = registry.relations(version.ref) if version.state == "active" else ()
+    sizes: dict[str, int] = {}
+    for link in arrays:
+        sizes[link.role] = sizes.get(link.role, 0) + link.nbytes
+    if as_json:
+        print_json(
+            version_document(version)
+            | {
+                "bytes": sizes,
+                "compositions": [c.digest for c in compositions],
+                "relations": relation_documents(relations),
+                "training": training,
+            }
+        )
+        return
+    rows = [("digest", short(version.digest)), ("state", version.state), ("registered", version.created_at)]
+    rows += [("withdrawn", version.withdrawn_at)] if version.withdrawn_at else []
+    rows += [("purged", version.purged_at)] if version.purged_at else []
+    if version.content is not None:
+        architecture = version.content["architecture"]
+        shape = f"{architecture['num_hidden_layers']} layers, hidden size {architecture['hidden_size']}"
+        rows += [
+            ("family", f"{version.content['family']}, {shape}, {version.content['dtype']}"),
+            ("license", version.content["license"] or "not given"),
+        ]
+        rows += [("soup", _soup_line(version.content["soup"]))] if "soup" in version.content else []
+        rows += [("simoe", _simoe_line(version.content["simoe"]))] if "simoe" in version.content else []
+    rows += [("parameters", shown_parameters(version))]
+    rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []
+    rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
+    for s in version.statistics:
+        clipped = f", {s.saturated:,} activations were clipped at their bound" if s.saturated else ""
+        rows += [("statistics", f"{s.site}: {s.tokens:,} tokens{clipped}")]
+    calibrations = {f"{s.calibration_label}  {short(s.calibration_digest)}" for s in version.statistics}
+    rows += [("calibration", label) for label in sorted(calibrations)]
+    if training is not None:
+        rows += [("trained", f"{count(training.steps, 'step')}, {training.tokens:,} tokens")]
+        rows += [("loss", f"{training.loss[0]:.4f} first, {training.loss[-1]:.4f} last")]
+        rows += [("held-out loss", f"{training.before:.4f} before, {training.after:.4f} after")]
+    if any((link.role, link.name) == ("file", ROUTER_FILE) for link in arrays):
+        rows += [("router rows", "trained beside a public expert, for --router anchored")]
+    rows += [(f"{role} arrays", size(nbytes)) for role, nbytes in sizes.items()]
+    rows += [("weights", line) for line in relation_lines(relations)]
+    for composition in compositions:
+        members, base = members_and_base(composition)
+        rows += [("composition", f"{short(composition.digest)}  {members}" + (f"  base model {base}" if base else ""))]
+    print_table((version.kind, version.ref), rows)
+    if compositions:
+        next_step(["show", short(compositions[0].digest)])
+    elif version.state == "active":
+        is_base = version.kind == "base"
+        following = ["train-expert", "NAME", "--base", version.ref, "--data", "FILE"]
+        next_step(following if is_base else after_registration(version.name, relations))
+
+
+def _soup_line(soup: Mapping[str, Any]) -> str:
+    """Return what a version is in the soup that it was trained in."""
+    if "soup" in soup:
+        return f"expert {soup['number']} of {soup['soup'][:12]}, trained together with all of it"
+    domains = ", ".join(soup["domains"])
+    return f"shared weights of {count(soup['experts'], 'expert')}; domains {domains}: reg instantiate"
+
+
+def _simoe_line(simoe: Mapping[str, Any]) -> str:
+    """Return the part of an expert in the SIMoE that it was trained in."""
+    own = f"expert {simoe['number']} of {simoe['experts']}, router on {count(simoe['prompt_tokens'], 'prompt token')}"
+    return f"{own}; shared weights {simoe['delta'][:12]}, trained together by all: reg compose --to simoe"
+
+
+@command("reg alias math@1 stable", "reg alias math stable --delete")
+@click.argument("ref", metavar="NAME[@V]")
+@click.argument("alias")
+@flag("--delete", "Delete NAME@ALIAS instead.")
+@as_json
+@pass_session
+def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -> None:
+    """Point ALIAS at a version, so that NAME@ALIAS refers to it; an alias can be moved."""
+    name = Reference.parse(ref).name
+    with session.registry() as registry:
+        if delete:
+            registry.remove_alias(name, alias)
+            now = before = None
+        else:
+            before = registry.alias(ref, alias)
+            now = registry.resolve(f"{name}@{alias}").ref
+    if as_json:
+        print_json({"alias": f"{name}@{alias}", "version": now, "before": before})
+    elif now is None:
+        done(None, f"deleted {name}@{alias}")
+        next_step(["show", name])
+    else:
+        done(now, f"{name}@{alias} is {now}" + (f" (was {before})" if before not in (None, now) else ""))
+        next_step(["show", f"{name}@{alias}"])
+
+
+@command("reg export math --out math/", "reg export math@1 --out math-1/")
+@click.argument("ref", metavar="NAME[@V]")
+@click.option("--out", type=file_path, metavar="DIR", required=True, help="The folder to write; absent or empty.")
+@as_json
+@pass_session
+def export(session: Session, ref: str, out: Path, as_json: bool) -> None:
+    """Write a registered version as a dense model folder, with bit-identical tensors."""
+    with session.registry() as registry:
+        version = registry.export(ref, out)
+    if as_json:
+        print_json({"ref": version.ref, "digest": version.digest, "out": out})
+    else:
+        done(str(out), f"wrote {version.ref} to {out}")
+        next_step(evaluating([out], [version.name] if version.kind == "expert" else []))
