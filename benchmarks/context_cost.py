@@ -222,7 +222,7 @@ def measure_set(experts: ExpertSet, scratch: Path, rounds: int) -> dict[str, Any
     found["folder, MB"] = {
         name: sum(path.stat().st_size for path in folder.iterdir()) / 1e6 for name, folder in folders.items()
     }
-    sizes = {name: plan.translation.architecture for name, plan in mixtures.items()}
+    sizes = {name: plan.parts.architecture for name, plan in mixtures.items()}
     found["hidden size"] = {name: size.hidden_size for name, size in sizes.items()}
     found["layers"] = {name: size.num_hidden_layers for name, size in sizes.items()}
     found["parameters, M"] = {name: plan.parameters / 1e6 for name, plan in mixtures.items()}

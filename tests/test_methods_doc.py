@@ -4,16 +4,12 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from registry.methods.ensemble.recipe import ROUTINGS, TO_ENSEMBLE
-from registry.methods.simoe.recipe import TO_SIMOE
-
 from cli.commands.compose import compose
-from registry.composition import OUTPUTS
-from registry.composition.recipe.fields import FIELDS, HETERO
+from registry.composition.found import ROUTERS, TRUNKS
+from registry.composition.recipe.fields import FIELDS
 from registry.evaluation import METHODS, Continual, Row
 from registry.evaluation.methods import DENSE
-from registry.maths.router import ROUTERS
-from registry.maths.trunk import TRUNKS
+from registry.methods.ensemble.routings import ROUTINGS
 from tests.running import ROOT
 
 PAGE = ROOT / "docs" / "methods.md"
@@ -53,7 +49,7 @@ def test_methods_are_those_that_exist() -> None:
     page = tables(PAGE)
     assert names(page["Trunks"]) == list(TRUNKS)
     assert names(page["Routers"]) == list(ROUTERS)
-    assert names(page["Outputs"]) == [*OUTPUTS, TO_ENSEMBLE, HETERO, TO_SIMOE]
+    assert names(page["Outputs"]) == [*OUTPUTS]
     assert names(page["Outputs: --routing"]) == list(ROUTINGS)
     assert names(page["Rows of a table"]) == [*DENSE, *METHODS]
 

@@ -11,7 +11,7 @@ from registry import Recipe, Registry
 from registry.composition import read_recipe
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import folder_document
-from registry.composition.recipe.fields import REMOVED
+from registry.composition.recipe.fields import removed as removed_fields
 from registry.errors import InvalidInputError
 from registry.io.model_folder import MARKER, json_file
 from store.digest import json_digest
@@ -81,7 +81,7 @@ def test_earlier_compositions(
 
 @pytest.mark.parametrize("key", ["lam", "refine_trunk", "token_weight"])
 def test_recipe_files_that_ask_for_nothing_removed_are_read(tmp_path: Path, key: str) -> None:
-    file, (unasked, removed) = tmp_path / "recipe.yaml", REMOVED[key]
+    file, (unasked, removed) = tmp_path / "recipe.yaml", removed_fields()[key]
     file.write_text(f"router: ridge\n{key}: {json.dumps(unasked)}\n")
     assert read_recipe(file).recipe == Recipe(router="ridge")
     file.write_text(f"router: ridge\n{key}: {json.dumps(removed)}\n")

@@ -160,7 +160,7 @@ def test_rope_without_such_a_window_is_noted(tmp_path: Path, tokenizer: Any) -> 
         for plan, tau in zip(plans, (0, 4), strict=True):
             assert_same(chosen(load(tmp_path / str(tau)), ids), plan, ids)
     note = "its rope cannot weigh the past by a window of 4 tokens: routers read the mean of the whole text"
-    assert [plan.translation.notes for plan in plans] == [(), (note,)]
+    assert [plan.parts.notes for plan in plans] == [(), (note,)]
 
 
 @pytest.mark.check

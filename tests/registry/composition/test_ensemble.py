@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from registry.methods.ensemble.recipe import ROUTINGS, Recipe
 from transformers import DynamicCache
 
 from registry import Registry
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.io.model_folder import composed_of
 from registry.methods.ensemble.plan import Ensemble, make_ensemble
+from registry.methods.ensemble.routings import ROUTINGS
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
 from tests.conftest import Zoo, files_of
 from tests.digests import digests_of

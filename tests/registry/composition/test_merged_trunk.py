@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from registry import Recipe, Registry, TestSettings
+from registry.composition.found import TRUNKS
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation.scoring import open_model
-from registry.maths.trunk import TRUNKS
 from tests.conftest import Zoo, files_of
 from tests.models import make_model
 from tests.registry.composition.composed import add_model, files_elsewhere, json_of, tensors_of

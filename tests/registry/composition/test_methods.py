@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from registry import Recipe, Registry
+from registry.composition.found import TRUNKS
 from registry.errors import IncompatibleError
-from registry.maths.trunk import TRUNKS
 from registry.methods.moe.tensor_source import StoredSource
 from registry.runtime.layerwise import watched
 from registry.runtime.loading import load_model

@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from registry import Recipe, Registry
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.composition import passes as passes_module
 from registry.errors import CalibrationError, IncompatibleError
 from registry.families.sites import MLP_INPUT
 from registry.maths.router.ridge import ridge
 from registry.maths.statistics import Statistics
+from registry.methods.moe import passes as passes_module
 from registry.progress import silent
 from registry.runtime.gates import gates
 from registry.runtime.layerwise import watched

@@ -32,7 +32,7 @@ def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_pat
     assert plan.parameters == sum(tensor.numel() for tensor in tensors.values())
     assert plan.nbytes == sum(tensor.nbytes for tensor in tensors.values())
     experts = sum(tensor.numel() for name, tensor in tensors.items() if ".experts." in name)
-    assert plan.active_parameters == plan.parameters - experts // 3 * (3 - recipe.experts_per_token(3))
+    assert plan.active_parameters == plan.parameters - experts // 3 * (3 - recipe.top_k_of(3))
     assert plan.names == ["code", "law", "math"]
     assert plan.peak_bytes > 0
 

@@ -1,39 +1,26 @@
 """Proves: the one description of each recipe field agrees with the methods, the recipes and the rest of the program."""
 
-import dataclasses
 import itertools
+import pickle
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-from registry.composition.recipe.recipe_values import make_recipe, overlay, values_of
-from registry.methods.ensemble.recipe import ROUTINGS
 
 from registry import Recipe
-from registry.composition import OUTPUTS, recipe_schema
-from registry.composition.recipe.fields import (
-    DENSE,
-    ENSEMBLE,
-    FIELDS,
-    FROM_BASE_PASSES,
-    FROM_COUNTS,
-    FROM_OWN_PASSES,
-    HETERO,
-    MOE,
-    REMOVED,
-    SIMOE,
-    TRUNK_OPTIONS,
-    needs_base,
-    obstacle,
-    options_of,
-)
+from registry.composition import recipe_schema
+from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
+from registry.composition.recipe.fields import FIELDS, obstacle, options_of, removed
 from registry.composition.recipe.option import Option, OptionKind
+from registry.composition.recipe.recipe import overlay
+from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.composition.recipe_file import KEYS
 from registry.errors import InvalidInputError
 from registry.io.dtypes import WEIGHT_DTYPES
-from registry.maths.router import BASE, COUNTS, OWN, ROUTERS
-from registry.maths.trunk import TRUNKS
+from registry.methods.ensemble.routings import ROUTINGS
+
+MOE, DENSE, ENSEMBLE, HETERO, SIMOE = OUTPUTS
 
 NUMBERS = [one for one in FIELDS.values() if one.kind in (OptionKind.NUMBER, OptionKind.WHOLE)]
 
@@ -42,7 +29,7 @@ def test_choices_are_the_methods_that_exist_and_fields_are_described_for_people(
     assert FIELDS["trunk"].choices == tuple(TRUNKS)
     assert sorted(FIELDS["router"].choices) == sorted(ROUTERS)
     assert FIELDS["routing"].choices == tuple(ROUTINGS)
-    assert FIELDS["to"].choices == (*OUTPUTS, ENSEMBLE, HETERO, SIMOE)
+    assert FIELDS["to"].choices == ("moe", "dense", "ensemble", "hetero", "simoe")
     assert FIELDS["dtype"].choices == WEIGHT_DTYPES
     for one in FIELDS.values():
         assert bool(one.choices) == (one.kind is OptionKind.CHOICE)
@@ -52,28 +39,45 @@ def test_choices_are_the_methods_that_exist_and_fields_are_described_for_people(
         assert bool(one.label) == bool(one.note), one.name
 
 
-def test_parameters_of_methods_are_those_that_the_methods_take() -> None:
+def test_options_have_a_part_with_the_methods_that_have_them() -> None:
     for name, trunk in TRUNKS.items():
-        assert options_of(name) == trunk.options
-    of_routers = {name for router in ROUTERS.values() for name in router.options} - {"weights"}
-    for field, (name, router) in itertools.product(of_routers, ROUTERS.items()):
-        has_a_part = obstacle(FIELDS[field], {"router": name}) is None
-        assert has_a_part == (field in router.options), (field, name)
-    assert {name for name, router in ROUTERS.items() if router.features == OWN} == {*FROM_OWN_PASSES}
-    assert {name for name, router in ROUTERS.items() if router.features == BASE} == {*FROM_BASE_PASSES}
-    assert {name for name, router in ROUTERS.items() if router.features == COUNTS} == {*FROM_COUNTS}
+        assert {*options_of(name)} == {one.name for one in trunk.options if one.kind is OptionKind.NUMBER}
+    for of, methods in (("router", ROUTERS), ("trunk", TRUNKS)):
+        options = {one.name for method in methods.values() for one in method.options}
+        for field, (name, method) in itertools.product(options, methods.items()):
+            has_a_part = obstacle(FIELDS[field], {of: name}) is None
+            assert has_a_part == (field in {one.name for one in method.options}), (field, name)
 
 
-def test_recipes_have_exactly_the_fields_of_their_outputs() -> None:
-    for recipe, outputs in ((Recipe, {MOE, DENSE}), (Recipe, {ENSEMBLE}), (Recipe, {SIMOE})):
-        described = {
-            one.group or one.name for one in FIELDS.values() if outputs & {*one.outputs} and one.stands_for is None
-        }
-        # The record of a fit is made by a fit, what was removed is read from a document; nobody gives them.
-        assert ({field.name for field in dataclasses.fields(recipe)} | {"to"}) - {"fit", "removed"} == described
-    own, ensemble = ({field.name for field in dataclasses.fields(kind)} for kind in (Recipe, Recipe))
-    assert own - ensemble == {"lam", "lead"}
-    assert {one.name for one in FIELDS.values() if HETERO in one.outputs} - {"to"} <= own
+def test_attributes_of_recipes_are_the_fields_of_their_outputs() -> None:
+    for output in OUTPUTS:
+        recipe = Recipe(to=output)
+        for one in FIELDS.values():
+            if not one.group and output not in one.outputs:
+                assert getattr(recipe, one.name) in (None, {}), one.name
+        with pytest.raises(AttributeError, match="nosuch"):
+            _ = recipe.nosuch
+        with pytest.raises(AttributeError, match="does not change"):
+            recipe.dtype = "float16"
+
+
+def test_what_has_no_part_is_refused_and_replacing_drops_it() -> None:
+    for values, message in (
+        ({"to": "dense", "router": "ridge"}, "router has no part in output 'dense'"),
+        ({"lam": 0.5}, "lam has no part in router method 'context'"),
+        ({"nosuch": 1}, "a recipe has no option 'nosuch'"),
+        ({"trunk_option": {}}, "a recipe has no option 'trunk_option'"),
+        ({"alpha": 0.5}, "a recipe has no option 'alpha'"),
+        ({"to": "mo"}, "output 'mo' is not one of moe, dense, ensemble, hetero, simoe; did you mean 'moe'"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            Recipe(**values)
+    ridge = Recipe(router="ridge", lam=0.5, trunk="ties", trunk_options={"density": 0.5})
+    assert ridge.replace(router="context") == Recipe(trunk="ties", trunk_options={"density": 0.5})
+    assert ridge.replace(trunk="mean") == Recipe(router="ridge", lam=0.5, trunk="mean")
+    assert ridge.replace(to="dense") == Recipe(to="dense", trunk="ties", trunk_options={"density": 0.5})
+    assert ridge.replace(lam=None) == ridge.replace(lam=0.01)
+    assert pickle.loads(pickle.dumps(ridge)) == ridge
 
 
 def test_defaults_of_recipes_are_those_of_the_fields() -> None:
@@ -99,11 +103,11 @@ def every_choice() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("values", every_choice(), ids=str)
 def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -> None:
     try:
-        recipe = make_recipe(values)
+        recipe = Recipe.of_fields(values)
     except InvalidInputError:
         assert values["router"] == "anchored"
         return
-    assert needs_base(values) == recipe.needs_base
+    assert recipe.output.needs_base(values) == recipe.needs_base
     document = recipe.document(["a"])
     for one in FIELDS.values():
         holder = document.get(one.group, {}) if one.group else document
@@ -163,7 +167,7 @@ def test_values_of_another_kind_are_refused(name: str, value: Any, message: str)
 
 def test_files_and_their_schema_have_every_field() -> None:
     properties = recipe_schema()["properties"]
-    assert {*properties} == {*KEYS, *REMOVED}
+    assert {*properties} == {*KEYS, *removed()}
     options = {one.name for one in FIELDS.values() if one.group == TRUNK_OPTIONS}
     shorthand = {one.name for one in FIELDS.values() if one.stands_for}
     assert {*properties[TRUNK_OPTIONS]["properties"]} == options
@@ -189,16 +193,15 @@ def test_fields_that_win_drop_what_has_no_part_beside_them() -> None:
 def test_values_make_the_recipe_that_they_come_from() -> None:
     for recipe in (
         Recipe(),
-        Recipe("ties", {"density": 0.5}, weights={"a": 2.0}, top_k=1, host="mixtral"),
+        Recipe(trunk="ties", trunk_options={"density": 0.5}, weights={"a": 2.0}, top_k=1, host="mixtral"),
         Recipe(router="domain-embedding", bias={"a": 1.0}, device="cpu"),
         Recipe(to="dense", dtype="bfloat16"),
         Recipe(to="ensemble", routing="task-vector", routing_tokens=8, trunk="ties", trunk_options={"density": 0.5}),
         Recipe(to="ensemble", routing="prompt-perplexity", routing_tokens=0, mixing="logits"),
         Recipe(to="simoe", dtype="float16"),
     ):
-        assert make_recipe(values_of(recipe)) == recipe
-    made = make_recipe({"remote_code": True})
-    assert isinstance(made, Recipe)
+        assert Recipe.of_fields(recipe.fields) == recipe
+    made = Recipe.of_fields({"remote_code": True})
     assert made.host == "remote-code"
 
 

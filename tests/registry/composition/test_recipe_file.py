@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from registry.composition.recipe.recipe_values import make_recipe
 
 from registry import Recipe, Registry
 from registry.composition import RecipeFile, check_recipe_output, read_recipe, recipe_schema, write_recipe
@@ -157,7 +156,7 @@ def some_recipe(values: dict[str, Any]) -> Recipe:
         values = {name: value for name, value in values.items() if name not in contradicting}
         values = {name: value for name, value in values.items() if obstacle(FIELDS[name], values) is None}
         with suppress(InvalidInputError):
-            return make_recipe(values)
+            return Recipe.of_fields(values)
     raise AssertionError(values)
 
 

@@ -12,11 +12,11 @@ import torch
 
 from registry import PassSettings, Recipe, Registry
 from registry.checkpoint import Checkpoint
-from registry.composition import passes
 from registry.composition.plan import Plan
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.refit import RIDGE
 from registry.member import Member
+from registry.methods.moe import passes
 from registry.methods.moe.refit import KnownChoice
 from registry.runtime.gates import force_expert
 from registry.runtime.layerwise import Layers

@@ -60,7 +60,7 @@ def test_order_does_not_matter_and_padding_rows_are_rows(filled: Registry, zoo: 
     folder = grown(tmp_path / "padded", 111, "<call>", rows=64)
     filled.add_expert("padded", folder, data=[zoo.train["code"]], settings=FEW)
     plan = filled.compose(["padded", "code"], tmp_path / "moe")
-    assert plan.translation.architecture.vocab_size == 384
+    assert plan.parts.architecture.vocab_size == 384
     filled.compose(["code", "padded"], tmp_path / "again")
     assert files_of(tmp_path / "again") == files_of(tmp_path / "moe")
 

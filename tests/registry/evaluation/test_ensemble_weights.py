@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner, Result
-from registry.methods.ensemble.recipe import ROUTINGS
 from torch import Tensor
 
 from cli.main import main
@@ -20,6 +19,7 @@ from registry.composition.route import route
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
 from registry.evaluation.scoring import Tally
 from registry.io.model_folder import MARKER
+from registry.methods.ensemble.routings import ROUTINGS
 from registry.progress import silent
 from registry.report import page
 from registry.runtime.gates import RoutingRecord, expert_count, record_routing

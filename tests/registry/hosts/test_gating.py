@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from registry import MixtureTraining, Recipe, Registry, TestSettings, TrainSettings
-from registry.composition import make_recipe
 from registry.composition.route import route
 from registry.errors import InvalidInputError, UnsupportedFamilyError
 from registry.runtime.gates import force_expert, gates, record_routing
@@ -102,7 +101,7 @@ def test_hosts_that_renormalise_refuse(tmp_path: Path, case: str, shared: Shared
 )
 def test_recipes_without_such_weights_refuse(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        make_recipe({"gating": "softmax-topk", **values})
+        Recipe.of_fields({"gating": "softmax-topk", **values})
 
 
 @pytest.mark.check

@@ -88,14 +88,14 @@ def check_16_bits(composed: Callable[[str, str], Path], dtype: str, more: float 
 def ripple(plan: Plan, stream: Float[Tensor, "T H"], steady: float) -> Float[Tensor, "T"]:
     """Return by what the sum of bumps differs from 1, for ρ of each token."""
     tensor = next(one.made for one in plan.tensors if isinstance(one.made, HeadMap))
-    if plan.host.context is not None and plan.host.context.norm_after:
+    if plan.parts.host.context is not None and plan.parts.host.context.norm_after:
         return torch.ones(len(stream), dtype=torch.float64)
     act: Any = torch.nn.functional.silu
-    if plan.translation.architecture.hidden_act.startswith("gelu"):
-        approximate = "none" if plan.translation.architecture.hidden_act == "gelu" else "tanh"
+    if plan.parts.architecture.hidden_act.startswith("gelu"):
+        approximate = "none" if plan.parts.architecture.hidden_act == "gelu" else "tanh"
         act = lambda z: torch.nn.functional.gelu(z, approximate=approximate)  # noqa: E731
     size = stream.square().mean(dim=1).sqrt()
-    multiplier = float(plan.translation.architecture.options.get("residual_multiplier", 1.0))
+    multiplier = float(plan.parts.architecture.options.get("residual_multiplier", 1.0))
     bumps = [factor * multiplier * act(gate * steady / size) for gate, factor in tensor.levels]
     return torch.stack(bumps).sum(dim=0) * steady / size
 
@@ -107,7 +107,7 @@ def test_the_last_norm_sees_the_mapped_stream(variant: Variant, tmp_path: Path) 
     source, hidden = StoredSource(plan), plan.lead.architecture.hidden_size
     rank = next(one.made.rank for one in plan.tensors if isinstance(one.made, HeadMap))
     # ρ̄, the size of the embedding's mean row in the stream
-    multiplier = float(plan.translation.architecture.options.get("embedding_multiplier", 1.0))
+    multiplier = float(plan.parts.architecture.options.get("embedding_multiplier", 1.0))
     rows = mapped.model.embed_tokens.weight[:, :hidden].detach()
     steady = multiplier * float(rows.square().mean().sqrt())
     for expert in range(2):
@@ -143,7 +143,7 @@ def test_16_bits_hold_them(name: str, dtype: str, tmp_path: Path, shared: Shared
 def test_ripples_are_small(variant: Variant, tmp_path: Path) -> None:
     plan = variant.registry.plan(EXPERTS, variant.recipe(trunk="mean", router="context"))
     assert isinstance(plan, Plan)
-    most = RIPPLE[plan.translation.architecture.hidden_act]
+    most = RIPPLE[plan.parts.architecture.hidden_act]
     for size in (1.5, 3.0, 10.0, 100.0, 1000.0, 10_000.0):
         stream = torch.full((1, plan.lead.architecture.hidden_size), size, dtype=torch.float64)
         assert abs(float(ripple(plan, stream, 1.0)) - 1) < most

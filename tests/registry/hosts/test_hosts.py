@@ -224,7 +224,7 @@ def check_exactness(variant: Variant, tmp_path: Path, dtype: str, transformers4:
         return torch.equal(left, right) if tolerance == 0 else bool((left - right).abs().max() <= tolerance)
 
     plan = variant.registry.compose(["math"], tmp_path / "one", variant.recipe(dtype=dtype))
-    assert plan.host.model_type == case.host
+    assert plan.parts.host.model_type == case.host
     one, own = load(tmp_path / "one", kind), load(variant.dense["math"], kind, **case.dense)
     assert equal(run(one), run(own))
     assert tolerance or torch.equal(greedy(one), greedy(own))
@@ -283,8 +283,8 @@ def test_folder_is_what_other_tools_read_and_save_pretrained_writes(variant: Var
     plan = variant.registry.compose(["code", "math"], tmp_path / "moe", variant.recipe(top_k=2))
     config = json.loads((tmp_path / "moe" / "config.json").read_text())
     own = json.loads((variant.dense["code"] / "config.json").read_text())
-    assert config["architectures"] == [plan.host.class_name]
-    assert config["model_type"] == plan.host.model_type
+    assert config["architectures"] == [plan.parts.host.class_name]
+    assert config["model_type"] == plan.parts.host.model_type
     kept = {"hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings", "eos_token_id", "rms_norm_eps"}
     for key in kept & own.keys():
         assert config[key] == own[key], key

@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from registry.maths.router import COUNTS, ROUTERS, RouterInputs, balanced
+from registry.composition.found import ROUTERS
+from registry.composition.method import COUNTS
 from registry.maths.router.anchored import initial_row
+from registry.maths.router.balance import balanced
 from registry.maths.router.domain_embedding import domain_embedding
+from registry.maths.router.inputs import RouterInputs
 from registry.maths.router.random import random
 from registry.maths.router.ridge import ridge
 from registry.maths.statistics import Statistics
@@ -59,7 +62,7 @@ DIRECT: dict[str, Callable[[Sequence[Statistics]], Tensor]] = {
 
 @pytest.mark.parametrize("name", DIRECT)
 def test_every_method_solves_from_one_set_of_inputs(name: str) -> None:
-    assert {own for own, method in ROUTERS.items() if method.features != COUNTS} == set(DIRECT)
+    assert {own for own, method in ROUTERS.items() if method.statistics != COUNTS} == set(DIRECT)
     members = [expert(seed) for seed in (1, 2, 3)]
     before, solve = [member.matrix.clone() for member in members], ROUTERS[name].solve
     assert solve is not None

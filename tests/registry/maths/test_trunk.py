@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from registry.composition.found import TRUNKS
+from registry.composition.recipe.fields import options_of
 from registry.maths.fixed_point import exponents_for
 from registry.maths.statistics import PackedStatistics, Statistics
-from registry.maths.trunk import TRUNKS, Combination
 from registry.maths.trunk import combination as combination_module
-from registry.maths.trunk.combination import Rows
+from registry.maths.trunk.combination import Combination, Rows
 from registry.maths.trunk.dare import kept
 from registry.maths.trunk.regmean import RIDGE, products, regmean_together
 from tests.registry.maths.drawn import normal
@@ -44,7 +45,7 @@ def combination(method: str, members: Sequence[Tensor], **changes: Any) -> Combi
         base=None if base is None else blocks(base, size),
         digests=DIGESTS[: len(members)],
         input_weights=weights,
-        options=TRUNKS[method].options | changes.pop("options", {}),
+        options=options_of(method) | changes.pop("options", {}),
         **changes,
     )
 

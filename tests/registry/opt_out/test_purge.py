@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save_file
 
 from registry import Recipe, Registry
-from registry.composition import passes
 from registry.errors import ConflictError
 from registry.io.work_dirs import resumable, temporary, work_dirs_in
+from registry.methods.moe import passes
 from registry.progress import Advance
 from registry.statistics.collect import collect_to
 from registry.statistics.forward_pass import take_statistics

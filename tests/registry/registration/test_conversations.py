@@ -14,7 +14,7 @@ import torch
 
 from registry import PassSettings, Recipe, Registry
 from registry.calibration import Calibration
-from registry.composition import Plan, plan_warnings
+from registry.composition import Plan
 from registry.errors import CheckpointError
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.methods.moe.context.member_evidence import evidence_of, scores_of
@@ -93,7 +93,7 @@ def test_the_template_is_evidence_of_nobody(registry: Registry, skills: dict[str
         assert int(counts[320:].sum()) > 0  # the marks were in the text
         assert int(contents[320:].sum()) == 0
     assert evidence[320:].tolist() == [[0.0, 0.0], [0.0, 0.0]]
-    assert plan_warnings(plan) == ()
+    assert plan.output.warnings(plan) == ()
     asked = prompt(" ".join(WORDS["code"].split()[:2]))
     own = scores_of(plan, asked.ids, asked.keep, evidence)[0]
     old = replace(plan, members=tuple(as_before(member) for member in plan.members))
@@ -116,7 +116,7 @@ def test_a_version_from_before_keeps_its_bytes_and_says_what_to_do(
         patch.setattr("registry.calibration.windows.Document.contents", lambda self, _: [(0, len(self.text))])
         plan = register(registry, skills)
     assert all(not member.has_statistics(CONTENT_COUNTS) for member in plan.members)
-    warnings = plan_warnings(plan)
+    warnings = plan.output.warnings(plan)
     assert [warning.refs for warning in warnings] == [("long@1",), ("short@1",)]
     assert "short@1 is known by its chat template too: <|" in warnings[1].reason
     assert "reg add-expert short CKPT --data FILE" in warnings[1].remedy
@@ -124,7 +124,7 @@ def test_a_version_from_before_keeps_its_bytes_and_says_what_to_do(
     plan = register(registry, skills)  # the same command once more
     assert [member.version.ref for member in plan.members] == ["long@2", "short@2"]
     assert [version.ref for version in registry.versions()] == ["long@1", "long@2", "short@1", "short@2"]
-    assert plan_warnings(plan) == ()
+    assert plan.output.warnings(plan) == ()
     folder, data = skills["long"]
     assert not registry.add_expert("long", folder, data=[data], settings=replace(SETTINGS, sites="counts")).added
 

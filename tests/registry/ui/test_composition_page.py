@@ -5,7 +5,6 @@ import re
 import pytest
 
 from registry import Recipe, Registry
-from registry.composition import context_cost
 from registry.design import colour_class, expert_colours
 from registry.report.verdict import INTERVAL_MEANS
 from registry.ui.wording import compact, size
@@ -31,7 +30,7 @@ def test_a_composition_shows_recipe_members_and_scores(filled: Registry, pages: 
 
 def test_a_composition_has_its_size(filled: Registry, pages: Pages) -> None:
     plan, ridge = filled.plan(["math", "code"]), filled.plan(["math", "code"], Recipe(router="ridge"))
-    cost = context_cost(plan)
+    cost = plan.output.routing_cost(plan)
     assert cost is not None
     said = f"{compact(plan.parameters)} parameters, {compact(cost.parameters)} of them for context routing; "
     said += f"{compact(plan.active_parameters)} work on each token; {size(plan.nbytes)} on disk."

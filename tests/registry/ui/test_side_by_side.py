@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry
-from registry.composition import context_cost
 from registry.ui.beside.same_text import Measured, found_in, mean_of, readers, shared_rows, verdict
 from registry.ui.scores import Text
 from registry.ui.site import url
@@ -133,7 +132,7 @@ def test_compositions_have_their_sizes(
     zebra, mango = filled.plan(["code", "math"]), filled.plan(["code", "math", "law"], Recipe(to="ensemble"))
     for name in ("read", "sample"):
         monkeypatch.setattr(type(filled.arrays), name, refuse)
-    text, cost = sizes(), context_cost(zebra)
+    text, cost = sizes(), zebra.output.routing_cost(zebra)
     assert cost is not None
     assert f"Parameters {compact(zebra.parameters)} {compact(mango.parameters)}" in text
     assert f"of them for context routing {compact(cost.parameters)} –" in text

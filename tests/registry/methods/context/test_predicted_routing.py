@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from registry import PassSettings, Recipe, Registry
-from registry.composition import plan_warnings
 from registry.errors import InvalidInputError
 from registry.evaluation import TestSettings, test_windows
 from registry.member import Member
@@ -110,14 +109,14 @@ def test_members_of_one_text_overlap_and_few_tokens_are_drowned(filled: Registry
     """As preview says; distinct members bring no warning."""
     names, recipe = ["math", "code", "law"], Recipe(router="ridge", weights={"law": 0.01})
     for distinct in (Recipe(), Recipe(router="ridge"), Recipe(to="dense"), Recipe(to="ensemble")):
-        assert plan_warnings(filled.plan(names, distinct)) == ()
-    assert plan_warnings(filled.plan(["math"])) == ()
-    (warning,) = plan_warnings(filled.plan(names, recipe))
+        assert warnings_of(filled.plan(names, distinct)) == ()
+    assert warnings_of(filled.plan(["math"])) == ()
+    (warning,) = warnings_of(filled.plan(names, recipe))
     assert warning.refs == ("law@1",)
     assert warning.figure == filled.preview(names, recipe).members[1].part
     assert "--weights law=X" in warning.remedy
     filled.add_expert("algebra", zoo.experts["math"])  # the same text under another name
-    (warning,) = plan_warnings(filled.plan(["algebra", "math", "code"]))
+    (warning,) = warnings_of(filled.plan(["algebra", "math", "code"]))
     assert warning.refs == ("algebra@1", "math@1")
     assert warning.figure == filled.preview(["algebra", "math", "code"]).overlap[warning.refs]
     assert "leave one out" in warning.remedy
@@ -126,12 +125,12 @@ def test_members_of_one_text_overlap_and_few_tokens_are_drowned(filled: Registry
 def test_member_without_tokens_of_its_own_is_drowned(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the least share is: the figure is compared with it."""
     monkeypatch.setattr("registry.methods.moe.context.plan_warnings.LEAST_OWN", 1.1)
-    warnings = plan_warnings(filled.plan(["math", "code", "law"]))
+    warnings = warnings_of(filled.plan(["math", "code", "law"]))
     assert [warning.refs for warning in warnings] == [("code@1",), ("law@1",), ("math@1",)]
     members = filled.preview(["math", "code", "law"]).members
     assert [warning.figure for warning in warnings] == [member.accuracy for member in members]
     monkeypatch.setattr("registry.methods.moe.context.plan_warnings.MOST_WORK", 1)
-    assert plan_warnings(filled.plan(["math", "code", "law"])) == ()  # too long to predict beside a composition
+    assert warnings_of(filled.plan(["math", "code", "law"])) == ()  # too long to predict beside a composition
 
 
 @pytest.mark.check

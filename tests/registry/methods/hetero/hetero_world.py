@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from registry import PassSettings, Registry
-from registry.composition import Hetero, Recipe
+from registry.composition import Plan, Recipe
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 from tests.registry.hosts.test_hosts import load
@@ -59,11 +59,9 @@ def add_member(registry: Registry, name: str, folder: Path, zoo: Zoo) -> None:
     registry.add_expert(name, folder, **{} if name == "code" else own, allow_unrelated=True)
 
 
-def compose(registry: Registry, out: Path, names: tuple[str, ...] = NAMES, **recipe: Any) -> Hetero:
+def compose(registry: Registry, out: Path, names: tuple[str, ...] = NAMES, **recipe: Any) -> Plan:
     """Compose experts, which the first `FIRST` tokens weigh."""
-    plan = registry.compose(names, out, Recipe(to="hetero", **{"routing_tokens": FIRST, "top_k": 2} | recipe))
-    assert isinstance(plan, Hetero)
-    return plan
+    return registry.compose(names, out, Recipe(to="hetero", **{"routing_tokens": FIRST, "top_k": 2} | recipe))
 
 
 def tables(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
