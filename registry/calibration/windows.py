@@ -26,8 +26,7 @@ from jaxtyping import Int32
 from torch import Tensor
 
 from registry.calibration.calibration import Calibration
-from registry.calibration.corpus import Corpus
-from registry.calibration.rows import Document
+from registry.calibration.corpus import Corpus, Document
 from registry.errors import CalibrationError, CheckpointError, first_line, is_foreign
 
 _CHARACTERS_PER_TOKEN = 8

@@ -10,27 +10,36 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
-from registry.checkpoint.model_files import OWN_FILES, TOKENIZER_FILES, read_files
+from registry.checkpoint.model_files import (
+    INDEX,
+    OWN_FILES,
+    SINGLE,
+    TOKENIZER_FILES,
+    Stored,
+    empty_tensors,
+    read_files,
+    read_headers,
+    weight_source,
+)
 from registry.checkpoint.plain_folder import unwrapped
 from registry.checkpoint.tokenizer import token_rows
-from registry.checkpoint.weights import INDEX, SINGLE, Stored, empty_tensors, read_headers, weight_source
 from registry.errors import CheckpointError
 from registry.io.display import few, some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
-from registry.io.files import own_file, read_json
 from registry.io.model_folder import fresh_folder, json_file, write_files, write_weights
-from registry.io.safetensors_writer import Stream
-from registry.io.strict_json import json_object
+from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
+from registry.io.untrusted import json_object, own_file, read_json
 from registry.progress import Progress
 from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:
     import torch
+
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 
@@ -62,7 +71,6 @@ Parts = dict[str, str]
 """The change of one tensor: part → name of the adapter's tensor. `whole` replaces it; `head` must equal `whole`."""
 
 
-@runtime_checkable
 class DenseWeights(Protocol):
     """A dense model whose linear layers are stored as (outputs, inputs)."""
 

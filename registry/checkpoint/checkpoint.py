@@ -1,17 +1,41 @@
 """A dense model's folder, checked from config.json and headers before any weight is read."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.checkpoint.model_files import read_config, read_files
-from registry.checkpoint.weights import empty_tensors, read_headers, sample_weight, weight_files, weight_source
+from registry.checkpoint.model_files import (
+    ROUTER_FILE,
+    SIMOE_FILE,
+    SOUP_FILE,
+    SOUP_ROUTER,
+    empty_tensors,
+    read_config,
+    read_files,
+    read_headers,
+    sample_weight,
+    weight_files,
+    weight_source,
+)
+from registry.checkpoint.tokenizer import identify
+from registry.checkpoint.trained_files import (
+    check_delta,
+    open_arrays,
+    read_simoe,
+    read_soup,
+    unpack_router,
+    unpack_rows,
+)
 from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
 from registry.io.display import some
 from registry.io.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
 from registry.io.torch_blocks import to_tensor
-from store.arrays import ArraySource, Block
+from registry.progress import Progress
+from store.arrays import ArraySource, Block, digest_of
+from store.digest import json_digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,3 +196,84 @@ class Checkpoint:
     def _is_tied(self, name: str) -> bool:
         # It repeats the embedding: `plain_folder` makes a model with another head one that is not tied.
         return name == self.family.head and self.architecture.tie_word_embeddings
+
+
+HASHERS = 4
+"""Tensors that are read and hashed at once; each holds one block of rows."""
+
+
+@dataclass(frozen=True)
+class HashedCheckpoint:
+    """A checkpoint with finite weights, and its digests.
+
+    Attributes:
+        checkpoint: the checkpoint.
+        tensors: tensor name → digest of its array.
+        files: file name → content.
+        weights: digest over all tensors; statistics refer to their weights by it.
+        tokenizer: digest of the tokenizer, or None without one.
+        tokens: number of tokens in its vocabulary, or None without a tokenizer.json.
+        soup: what it is in a soup that was trained; None outside of one.
+        simoe: its part in a SIMoE that was trained; None outside of one.
+        own: its arrays there, by name, and `own_digests` their digests.
+    """
+
+    checkpoint: Checkpoint
+    tensors: dict[str, str]
+    files: dict[str, bytes]
+    weights: str
+    tokenizer: str | None
+    tokens: int | None
+    soup: dict[str, Any] | None = None
+    simoe: dict[str, Any] | None = None
+    own: dict[str, ArraySource] = field(default_factory=dict)
+    own_digests: dict[str, str] = field(default_factory=dict)
+
+
+def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpoint:
+    """Read all of a checkpoint, and return its digests.
+
+    Raises:
+        CheckpointError: weights are NaN or infinite, or a file cannot be read or is of another form.
+    """
+    import torch
+
+    files = checkpoint.files()
+    if ROUTER_FILE in files:
+        size = checkpoint.architecture.num_hidden_layers, checkpoint.architecture.hidden_size
+        unpack_rows(files[ROUTER_FILE], size, checkpoint.label)
+    soup = None if SOUP_FILE not in files else read_soup(files[SOUP_FILE], checkpoint.label)
+    if SOUP_ROUTER in files:
+        unpack_router(files[SOUP_ROUTER], soup or {}, checkpoint.architecture.hidden_size, checkpoint.label)
+    simoe = None if SIMOE_FILE not in files else read_simoe(files[SIMOE_FILE], checkpoint.label)
+    own = {} if simoe is None else _own_arrays(checkpoint)
+    tokenizer, tokens = identify(files)
+    names = (*checkpoint.trunk, *checkpoint.mlp)
+    sources = {("", name): checkpoint.source(name) for name in names} | {("own", name): own[name] for name in own}
+    tensors = {}
+    # In a forked process torch replaces its pool of threads at the first use, and threads that use it at once find none
+    # (`caffe2::pthreadpool`): so it is set up here.
+    torch.set_num_threads(torch.get_num_threads())
+    with (
+        progress("hashing", sum(source.nbytes for source in sources.values()), "B") as advance,
+        ThreadPoolExecutor(HASHERS, thread_name_prefix="hashing") as pool,
+    ):
+        futures = {name: pool.submit(digest_of, source) for name, source in sources.items()}
+        try:
+            for name, future in futures.items():
+                tensors[name] = future.result()
+                advance(sources[name].nbytes)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    weights, arrays = ({name: tensors[kind, name] for kind, name in tensors if kind == of} for of in ("", "own"))
+    if simoe is not None:
+        check_delta(simoe, arrays, checkpoint.label)
+    digest = json_digest(weights)
+    return HashedCheckpoint(checkpoint, weights, files, digest, tokenizer, tokens, soup, simoe, own, arrays)
+
+
+def _own_arrays(checkpoint: Checkpoint) -> dict[str, ArraySource]:
+    architecture = checkpoint.architecture
+    shapes = {name: checkpoint.shapes[name] for name in checkpoint.family.layer_matrices(architecture)}
+    return open_arrays(checkpoint.folder, shapes, architecture.hidden_size, checkpoint.label)

@@ -12,16 +12,20 @@ from fnmatch import fnmatchcase
 from functools import partialmethod
 from pathlib import Path
 
-from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.checkpoint.router_rows import ROUTER_FILE
-from registry.checkpoint.simoe_files import SIMOE_ARRAYS, SIMOE_FILE
-from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER
-from registry.checkpoint.weights import INDEX, SINGLE
+from registry.checkpoint.model_files import (
+    EXPERT_TRAINING,
+    INDEX,
+    ROUTER_FILE,
+    SIMOE_ARRAYS,
+    SIMOE_FILE,
+    SINGLE,
+    SOUP_FILE,
+    SOUP_ROUTER,
+)
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.io.display import some
-from registry.io.files import read_small
 from registry.io.limits import JSON_BYTES, TOKENIZER_BYTES
-from registry.io.strict_json import json_object
+from registry.io.untrusted import json_object, read_small
 
 HUB_PREFIX = "hf://"
 CONFIG, ADAPTER_CONFIG, ADAPTER = "config.json", "adapter_config.json", "adapter_model.safetensors"

@@ -8,11 +8,9 @@ from pathlib import Path
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
 from registry.checkpoint.hub_download import HubReference, fetch_repository, is_hub_reference
+from registry.checkpoint.model_files import ROUTER_FILE, SIMOE_ARRAYS, SOUP_ROUTER
 from registry.checkpoint.plain_folder import plain_folder
 from registry.checkpoint.renumbered import renumbered
-from registry.checkpoint.router_rows import ROUTER_FILE
-from registry.checkpoint.simoe_files import SIMOE_ARRAYS
-from registry.checkpoint.soup_files import SOUP_ROUTER
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.io.display import some
 from registry.io.work_dirs import temporary

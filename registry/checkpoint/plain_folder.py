@@ -19,14 +19,21 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.model_files import read_config
-from registry.checkpoint.weights import INDEX, PICKLES, Stored, read_headers, weight_files, weight_source
+from registry.checkpoint.model_files import (
+    INDEX,
+    PICKLES,
+    Stored,
+    read_config,
+    read_headers,
+    weight_files,
+    weight_source,
+)
 from registry.errors import CheckpointError, StorageError
 from registry.families import FAMILIES, Family
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
-from registry.io.files import own_file
 from registry.io.model_folder import fresh_folder, json_file, write_files, write_weights
-from registry.io.safetensors_writer import Stream
+from registry.io.safetensors_file import Stream
+from registry.io.untrusted import own_file
 from registry.io.work_dirs import temporary
 from registry.progress import Progress, remark
 from store.permissions import SPACE

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.checkpoint.checkpoint import Checkpoint
-from registry.checkpoint.model_files import read_files
+from registry.checkpoint.model_files import read_files, weight_files
 from registry.checkpoint.plain_folder import copied_folder
-from registry.checkpoint.weights import weight_files
 from registry.errors import CheckpointError
 from registry.io.limits import JSON_KEYS, TOKENIZER_VALUES
 from registry.io.model_folder import json_file
-from registry.io.safetensors_writer import Stream
-from registry.io.strict_json import json_object
+from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block, to_tensor
+from registry.io.untrusted import json_object
 from registry.progress import Progress, remark
 from store.arrays import ArraySource, Block
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from registry.errors import CheckpointError, is_foreign
 from registry.io.limits import TOKENIZER_VALUES
-from registry.io.strict_json import json_object
+from registry.io.untrusted import json_object
 from store.digest import json_digest
 
 _SETTINGS = ("padding", "truncation")

@@ -30,12 +30,12 @@ from functools import partial
 from pathlib import Path
 
 from registry.destination.destination import CONFIG, INDEX, Destination, OpenDestination, ShardWriter
-from registry.destination.uploaded_shards import UploadedShards
+from registry.destination.reuse import UploadedShards
 from registry.errors import CheckpointError, DamagedError, OutputError, StorageError
 from registry.home import Home
 from registry.io.memory import map_large_blocks, return_freed_memory
 from registry.io.model_folder import MARKER, index_file, layout
-from registry.io.safetensors_writer import Stream
+from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.tree_digest import TreeHash
 from registry.io.work_dirs import working_folder
@@ -97,7 +97,7 @@ class BucketDestination(Destination):
         found = self._check_content(replace=replace)
         writer = _Writer(self._bucket, home)
         writer.begin(found, replace=replace)
-        known = UploadedShards.of(home, self.address)
+        known = UploadedShards(home, self.address)
         with working_folder(home.work, holds) as scratch:
             opened = OpenBucket(self._bucket, writer, known, scratch)
             try:

@@ -17,11 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from registry.errors import CheckpointError, OutputError, StorageError
-from registry.io.file_lock import try_lock
-from registry.io.files import read_json
-from registry.io.safetensors_writer import Stream
-from registry.io.shard_reuse import ShardReuse
+from registry.io.disk import try_lock
+from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
+from registry.io.untrusted import read_json
 from registry.progress import Advance
 from store.arrays import flush
 
@@ -170,10 +169,7 @@ def write_weights(
     folder: Path,
     streams: Iterable[Stream],
     advance: Advance,
-    reuse: ShardReuse | None = None,
-    *,
-    workers: int = 1,
-    writer: Callable[[Sequence[Shard], Advance], list[str]] | None = None,
+    write: Callable[[Sequence[Shard], Advance], list[str]] = write_shards,
 ) -> dict[str, str]:
     """Write all tensors as safetensors, in one file or in shards with an index, and return file name → digest.
 
@@ -182,23 +178,11 @@ def write_weights(
     Args:
         folder: the folder.
         streams: the tensors.
-        advance: receives the bytes written or reused.
-        reuse: the record of the folder that this one replaces; unchanged files are linked to it.
-        workers: rendering threads (see `write_shards`).
-        writer: writes the files in place of `write_shards`, and returns the tree digest of each.
+        advance: receives the bytes written.
+        write: writes files, and returns the tree digest of each.
     """
-    shards, digests = layout(folder, streams), dict[str, str]()
-    if len(shards) == 1:  # a single file has the routers too, so it always changes
-        reuse = None
-    for shard in shards:
-        if reuse is not None and (digest := reuse.take(shard)) is not None:
-            digests[shard.path.name] = digest
-            advance(shard.nbytes)
-    fresh = [shard for shard in shards if shard.path.name not in digests]
-    written = write_shards(fresh, advance, workers=workers) if writer is None else writer(fresh, advance)
-    digests |= dict(zip((shard.path.name for shard in fresh), written, strict=True))
-    if reuse is not None:
-        reuse.note(shards, [digests[shard.path.name] for shard in shards])
+    shards = layout(folder, streams)
+    digests = dict(zip((shard.path.name for shard in shards), write(shards, advance), strict=True))
     return digests | write_files(folder, index_file(shards))
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from registry.io.safetensors_writer import Span, Stream, allocate, check_size, head, in_order, write_at
+from registry.io.safetensors_file import Span, Stream, allocate, check_size, head, in_order, write_at
 from registry.io.tree_digest import combine
 from registry.progress import Advance
 from store.arrays import RawArray, fill, new_hash, unreadable

@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
+from registry.io.disk import CHUNK, file_digest
 from registry.io.dtypes import NAMES
-from registry.io.hashing import CHUNK, file_digest
-from registry.io.safetensors_header import Entry, Header, head_bytes, not_safetensors, parse_head
+from registry.io.safetensors_file import Entry, Header, head_bytes, not_safetensors, parse_head
 from registry.progress import Advance
 from store.arrays import new_hash
 

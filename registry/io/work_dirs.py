@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 from registry.errors import StorageError
-from registry.io.file_lock import try_lock
+from registry.io.disk import try_lock
 from store.permissions import SPACE, writing
 
 _HELD, _GONE = "held", ".gone"

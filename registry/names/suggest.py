@@ -1,7 +1,8 @@
-"""Suggestions for misspelt words."""
+"""Suggestions: what a misspelt word means, and a free path for a suggested command."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
 
@@ -46,3 +47,14 @@ def suggest_path(path: Path, is_meant: "Callable[[os.DirEntry[str]], bool]") -> 
     except OSError:
         return ""
     return did_you_mean([str(path.parent / name) for name in closest(path.name, names)])
+
+
+def fresh(name: str) -> str:
+    """Return a path that does not exist yet: `moe/`, or `moe-2/` where there is one."""
+    stem, dot, ending = name.rstrip("/").partition(".")
+    slash = "/" if name.endswith("/") else ""
+    return next(
+        path + slash
+        for number in count_from(1)
+        if not Path(path := stem + ("" if number == 1 else f"-{number}") + dot + ending).exists()
+    )

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from registry.checkpoint.weights import read_headers, weight_files
+from registry.checkpoint.model_files import read_headers, weight_files
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.memory import available_memory
