@@ -15,8 +15,7 @@ from torch import Tensor
 from registry.errors import CalibrationError
 from registry.progress import Advance, Progress, remark
 
-_BLOCK = 4096
-"""Windows of a block."""
+_BLOCK = 4096  # windows
 
 
 @dataclass(frozen=True)
@@ -95,27 +94,12 @@ def is_self_sampled(label: str) -> bool:
 
 @torch.no_grad()
 def sample_from_expert(
-    model: Any,
-    *,
-    start: int | None,
-    end: list[int],
-    tokens: int,
-    seq_len: int,
-    batch_size: int,
-    progress: Progress,
+    model: Any, *, start: int | None, end: list[int], tokens: int, seq_len: int, batch_size: int, progress: Progress
 ) -> Calibration:
-    """Sample windows of up to `seq_len` tokens from `model`, `tokens` tokens in all.
+    """Sample windows of up to `seq_len` tokens from `model`, a causal language model, `tokens` tokens in all.
 
-    A window begins with the start token and ends early if the model ends its text; that end token counts.
-
-    Args:
-        model: a loaded causal language model.
-        start: the start token, without which nothing can be sampled.
-        end: the tokens that end a text.
-        tokens: number of tokens that count.
-        seq_len: tokens in a window, the start token included.
-        batch_size: windows sampled at a time.
-        progress: receives a remark that the expert samples its text, and every token sampled.
+    A window begins with the start token, without which nothing can be sampled, and ends early if the model ends its
+    text, by one of the tokens `end`, which counts. `batch_size` windows are sampled at a time.
 
     Raises:
         CalibrationError: there is no start token, or the model ends its texts too soon.

@@ -29,21 +29,18 @@ from registry.progress import Progress, remark, silent
 
 Message = Mapping[str, Any]
 
-FIELDS = (
+FIELDS = (  # of a row, that are read
     *("text", "messages", "tools", "conversations", "instruction", "input", "output", "response"),
     *("prompt", "completion"),
 )
-"""Fields of a row that are read."""
-
 SHAPES = "'text', 'messages', 'conversations', 'instruction' with 'output', or 'prompt' with 'completion'"
 
-_ROLES = {
+_ROLES = {  # speakers of ShareGPT's conversations → roles of a chat template
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "bot"), "assistant"),
     "system": "system",
     **dict.fromkeys(("tool", "function", "observation", "function_response"), "tool"),
 }
-"""Speakers of ShareGPT's conversations → roles of a chat template."""
 
 _MARK = "\ue000{}\ue001"
 """What stands for the content of a message where the template's own text is looked for: characters of no language."""
@@ -51,13 +48,7 @@ _MARK = "\ue000{}\ue001"
 
 @dataclass(frozen=True)
 class Document:
-    """A text.
-
-    Attributes:
-        text: the text.
-        messages: the conversation that a chat template made it of, with its own start token; None for other text.
-        tools: descriptions of the tools of the conversation, which the template writes.
-    """
+    """A text; if a chat template made it, with its own start token, its messages and the tools they may call too."""
 
     text: str
     messages: tuple[Message, ...] | None = None
@@ -172,11 +163,8 @@ SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 class Corpus:
     """Documents of some files; each iteration reads the files again, with one document in memory at a time.
 
-    Args:
-        paths: the files.
-        tokenizer: its chat template makes text of conversations.
-        progress: receives a remark where it has none, so that contents are joined by empty lines, or where its own
-            tokens cannot be told from those of contents.
+    The tokenizer's chat template makes text of conversations. `progress` receives a remark where it has none, so that
+    contents are joined by empty lines, or where its own tokens cannot be told from those of contents.
     """
 
     def __init__(self, paths: Sequence[Path], tokenizer: Any, progress: Progress = silent) -> None:
@@ -250,11 +238,7 @@ class Corpus:
 def check_files(
     files: Sequence[PathLike] | PathLike | Mapping[str, Sequence[PathLike] | PathLike], noun: str = "data"
 ) -> None:
-    """Check that files of text exist and have an ending that is read, without torch.
-
-    Args:
-        files: the files, or those of each domain.
-        noun: what they are called in an error.
+    """Check that files of text, or of each domain, exist and have an ending that is read; `noun` names them in errors.
 
     Raises:
         InvalidInputError: one path stands in place of a list.

@@ -12,6 +12,10 @@ from registry.names.reference import check_alias, check_license, check_name
 HUB_TAG, LANGUAGE_TAG = "hub", "language"
 """Tags of a version: its Hub repository (`ORG/NAME` or `ORG/NAME@COMMIT`), and its languages (`de` or `de,en`)."""
 
+FILE_NAME = "expert.json"
+FORMAT = 1
+_KINDS = {"format": WHOLE, "name": TEXT, "digest": DIGEST, "license": maybe(TEXT), "languages": list_of(TEXT)}
+
 
 @dataclass(frozen=True)
 class Annotations:
@@ -32,21 +36,9 @@ class Annotations:
                 raise InvalidInputError(f"tag {key} has a value that is empty, unprintable or too long", "shorten it")
 
 
-FILE_NAME = "expert.json"
-FORMAT = 1
-_KINDS = {"format": WHOLE, "name": TEXT, "digest": DIGEST, "license": maybe(TEXT), "languages": list_of(TEXT)}
-
-
 @dataclass(frozen=True)
 class ExpertManifest:
-    """Name, digest, license and languages of an expert.
-
-    Attributes:
-        name: its name in the registry that it was pushed from.
-        digest: its content digest, in any registry, if it is registered with the license given here.
-        license: its license.
-        languages: its languages.
-    """
+    """An expert: its name where it was pushed from, its license, its languages, and its digest with that license."""
 
     name: str
     digest: str
@@ -83,13 +75,9 @@ def read_manifest(folder: Path) -> ExpertManifest | None:
 
 
 def annotations_with(own: Annotations, manifest: ExpertManifest | None, checkpoint: str, folder: Path) -> Annotations:
-    """Complete a user's annotations from the checkpoint's manifest and Hub repository.
+    """Complete a user's annotations, which take precedence, from a checkpoint's manifest and Hub repository.
 
-    Args:
-        own: the user's annotations, which take precedence.
-        manifest: the manifest in the checkpoint's folder.
-        checkpoint: the checkpoint as the user named it.
-        folder: its folder on this disk.
+    `checkpoint` is the checkpoint as the user named it, and `folder` its folder on this disk.
     """
     tags: dict[str, str] = {}
     if manifest is not None and manifest.languages:

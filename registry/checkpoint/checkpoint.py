@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from registry.checkpoint import trained_files
 from registry.checkpoint.model_files import (
     ROUTER_FILE,
     SIMOE_FILE,
@@ -20,14 +21,6 @@ from registry.checkpoint.model_files import (
     weight_source,
 )
 from registry.checkpoint.tokenizer import identify
-from registry.checkpoint.trained_files import (
-    check_delta,
-    open_arrays,
-    read_simoe,
-    read_soup,
-    unpack_router,
-    unpack_rows,
-)
 from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
 from registry.io.display import some
@@ -42,6 +35,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+HASHERS = 4  # tensors that are read and hashed at once; each holds one block of rows
+
 _SUPPORTED = {SAFETENSORS[name] for name in WEIGHT_DTYPES}
 _BUFFERS = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
 """Ends of the names of buffers, which old checkpoints store beside their weights."""
@@ -51,10 +46,8 @@ class Checkpoint:
     """A dense model's folder that has every expected tensor, in a dtype and shape that can be registered.
 
     Attributes:
-        folder: its folder.
         label: its name in messages.
         config: the content of config.json.
-        family: the dense family.
         architecture: the sizes and switches.
         dtype: the dtype that most weights have.
         special_tokens: `bos_token_id`, `eos_token_id`, `pad_token_id` as configured.
@@ -67,12 +60,9 @@ class Checkpoint:
     """Empty: a folder is not a registered version (`adapter.DenseWeights`)."""
 
     def __init__(self, folder: Path, label: str | None = None, *, remote_code: bool = False) -> None:
-        """Open `folder`, reading config.json and the headers of its safetensors files.
+        """Open a local Hugging Face folder, reading config.json and the headers of its safetensors files.
 
-        Args:
-            folder: a local Hugging Face folder.
-            label: its name in messages; default its path.
-            remote_code: accept models that no native host carries.
+        With `remote_code` models are accepted that no native host carries. The label is by default the path.
 
         Raises:
             CheckpointError: the folder is not a checkpoint, or tensors are missing, unknown, or of another shape or
@@ -103,8 +93,8 @@ class Checkpoint:
                 "add --remote-code here and at reg compose: its compositions then carry a modelling file of their own",
             )
         keys = ("bos_token_id", "eos_token_id", "pad_token_id")
-        self.special_tokens: dict[str, Any] = dict(zip(keys, self.family.special_tokens, strict=True))
-        self.special_tokens |= {key: self.config[key] for key in keys if key in self.config}
+        defaults = dict(zip(keys, self.family.special_tokens, strict=True))
+        self.special_tokens: dict[str, Any] = {key: self.config.get(key, defaults[key]) for key in keys}
         self._stored = read_headers(weight_files(folder))
         self.unused: tuple[str, ...] = ()
         self._check_tensors()
@@ -167,10 +157,11 @@ class Checkpoint:
         expected = self.family.trunk_shapes(architecture) | self.family.mlp_shapes(architecture)
         if missing := [name for name in expected if name not in self._stored]:
             raise CheckpointError(
-                f"{self.label}: {some(missing)} missing from its safetensors files",
-                "save the checkpoint again, whole",
+                f"{self.label}: {some(missing)} missing from its safetensors files", "save the checkpoint again, whole"
             )
-        extra = [name for name in self._stored if name not in expected and not self._is_tied(name)]
+        # A tied head repeats the embedding: `plain_folder` makes a model with another head one that is not tied.
+        tied = self.family.head if architecture.tie_word_embeddings else None
+        extra = [name for name in self._stored if name not in expected and name != tied]
         if unknown := [name for name in extra if not name.endswith(_BUFFERS)]:
             raise CheckpointError(
                 f"{self.label}: {some(unknown)} unknown to the {self.family.model_type} family",
@@ -193,21 +184,12 @@ class Checkpoint:
                 )
         self._stored = {name: self._stored[name] for name in expected}
 
-    def _is_tied(self, name: str) -> bool:
-        # It repeats the embedding: `plain_folder` makes a model with another head one that is not tied.
-        return name == self.family.head and self.architecture.tie_word_embeddings
-
-
-HASHERS = 4
-"""Tensors that are read and hashed at once; each holds one block of rows."""
-
 
 @dataclass(frozen=True)
 class HashedCheckpoint:
     """A checkpoint with finite weights, and its digests.
 
     Attributes:
-        checkpoint: the checkpoint.
         tensors: tensor name → digest of its array.
         files: file name → content.
         weights: digest over all tensors; statistics refer to their weights by it.
@@ -238,15 +220,20 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
     """
     import torch
 
-    files = checkpoint.files()
+    files, architecture = checkpoint.files(), checkpoint.architecture
     if ROUTER_FILE in files:
-        size = checkpoint.architecture.num_hidden_layers, checkpoint.architecture.hidden_size
-        unpack_rows(files[ROUTER_FILE], size, checkpoint.label)
-    soup = None if SOUP_FILE not in files else read_soup(files[SOUP_FILE], checkpoint.label)
+        trained_files.unpack_rows(
+            files[ROUTER_FILE], (architecture.num_hidden_layers, architecture.hidden_size), checkpoint.label
+        )
+    soup = None if SOUP_FILE not in files else trained_files.read_soup(files[SOUP_FILE], checkpoint.label)
     if SOUP_ROUTER in files:
-        unpack_router(files[SOUP_ROUTER], soup or {}, checkpoint.architecture.hidden_size, checkpoint.label)
-    simoe = None if SIMOE_FILE not in files else read_simoe(files[SIMOE_FILE], checkpoint.label)
-    own = {} if simoe is None else _own_arrays(checkpoint)
+        trained_files.unpack_router(files[SOUP_ROUTER], soup or {}, architecture.hidden_size, checkpoint.label)
+    simoe = None if SIMOE_FILE not in files else trained_files.read_simoe(files[SIMOE_FILE], checkpoint.label)
+    own = {}
+    if simoe is not None:
+        matrices = checkpoint.family.layer_matrices(architecture)
+        shapes = {name: checkpoint.shapes[name] for name in matrices}
+        own = trained_files.open_arrays(checkpoint.folder, shapes, architecture.hidden_size, checkpoint.label)
     tokenizer, tokens = identify(files)
     names = (*checkpoint.trunk, *checkpoint.mlp)
     sources = {("", name): checkpoint.source(name) for name in names} | {("own", name): own[name] for name in own}
@@ -268,12 +255,6 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
             raise
     weights, arrays = ({name: tensors[kind, name] for kind, name in tensors if kind == of} for of in ("", "own"))
     if simoe is not None:
-        check_delta(simoe, arrays, checkpoint.label)
+        trained_files.check_delta(simoe, arrays, checkpoint.label)
     digest = json_digest(weights)
     return HashedCheckpoint(checkpoint, weights, files, digest, tokenizer, tokens, soup, simoe, own, arrays)
-
-
-def _own_arrays(checkpoint: Checkpoint) -> dict[str, ArraySource]:
-    architecture = checkpoint.architecture
-    shapes = {name: checkpoint.shapes[name] for name in checkpoint.family.layer_matrices(architecture)}
-    return open_arrays(checkpoint.folder, shapes, architecture.hidden_size, checkpoint.label)

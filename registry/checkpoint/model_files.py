@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+"""Names of files that run code when they are opened, and so are never read."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -94,18 +97,9 @@ def read_files(folder: Path) -> dict[str, bytes]:
                     raise CheckpointError(
                         f"{folder}: its small files have {total:,} bytes, the limit is {SMALL_BYTES:,}", GENUINE
                     )
-                if name.endswith(".json") and name not in (
-                    "config.json",
-                    "tokenizer.json",
-                ):  # those are parsed elsewhere
+                if name.endswith(".json") and name not in ("config.json", "tokenizer.json"):  # parsed elsewhere
                     json_object(data, str(path), values=TOKENIZER_VALUES)
     return files
-
-
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-"""Names of files that run code when they are opened, and so are never read."""
-
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -203,12 +197,7 @@ def sample_weight(stored: Stored, rows: "npt.NDArray[np.int64]") -> Block:
 
 
 def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
-    """Return one tensor as blocks of rows.
-
-    Args:
-        name: the tensor.
-        stored: its location; its dtype can be registered.
-        label: the checkpoint's name in messages.
+    """Return one tensor, whose dtype can be registered, as blocks of rows; `label` is the checkpoint's in messages.
 
     Raises (while it is read):
         CheckpointError: a weight is NaN or infinite, or the file cannot be read.

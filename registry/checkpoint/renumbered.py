@@ -41,12 +41,7 @@ def renumbered(
 ) -> Iterator[Path]:
     """Yield the folder of a checkpoint, or a copy whose added tokens have the numbers of another version.
 
-    Args:
-        checkpoint: the checkpoint.
-        like: the files of the other version, by name.
-        ref: the other version, for messages.
-        scratch: the folder for copies.
-        progress: receives a remark with the tokens that move, and the bytes copied.
+    That version is `ref` in messages and has the files `like`. `progress` receives a remark with the tokens that move.
 
     Raises:
         CheckpointError: one has no tokenizer.json, or tokens that were not added differ.
@@ -91,11 +86,7 @@ def _added(document: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _numbers(own: dict[str, Any], other: dict[str, Any], label: str, ref: str) -> dict[str, int] | None:
-    """Return the number of every added token of either; None if they agree as they are.
-
-    Raises:
-        CheckpointError: tokens that were not added differ.
-    """
+    """Return the number of every added token of either; None if they agree as they are (errors as `renumbered`)."""
     mine, theirs = _added(own), _added(other)
     vocabularies = [document.get("model", {}).get("vocab") for document in (own, other)]
     if vocabularies[0] != vocabularies[1]:
@@ -103,11 +94,7 @@ def _numbers(own: dict[str, Any], other: dict[str, Any], label: str, ref: str) -
             f"{label} and {ref} have different vocabularies, and only added tokens can get other numbers", _APART
         )
     taken = {number: token for token, number in theirs.items()}
-    stays = {
-        token
-        for token, number in mine.items()
-        if theirs.get(token, number) == number and taken.get(number, token) == token
-    }
+    stays = {token for token, n in mine.items() if theirs.get(token, n) == n and taken.get(n, token) == token}
     if len(stays) == len(mine) and (mine.keys() <= theirs.keys() or theirs.keys() <= mine.keys()):
         return None
     inside = vocabularies[0] if isinstance(vocabularies[0], dict) else {}
@@ -159,20 +146,15 @@ def _files(
     made = {_TOKENIZER: json_file(own | {"added_tokens": listed, "post_processor": post})}
     if "added_tokens.json" in files:
         made["added_tokens.json"] = json_file(dict(numbers))
-    if "tokenizer_config.json" in files:
-        settings = json_object(files["tokenizer_config.json"], "tokenizer_config.json")
-        decoders = [
-            json_object(given["tokenizer_config.json"], "tokenizer_config.json").get("added_tokens_decoder") or {}
-            for given in (like, files)
-            if "tokenizer_config.json" in given
-        ]
+    if (name := "tokenizer_config.json") in files:
+        both = [json_object(given[name], name) for given in (like, files) if name in given]
+        decoders = [one.get("added_tokens_decoder") or {} for one in both]
         known = {str(entry.get("content")): entry for decoder in decoders for entry in decoder.values()}
-        if settings.get("added_tokens_decoder"):
-            settings["added_tokens_decoder"] = {str(n): known[token] for token, n in numbers.items() if token in known}
-        made["tokenizer_config.json"] = json_file(settings)
-    if "generation_config.json" in files:
-        generation = json_object(files["generation_config.json"], "generation_config.json")
-        made["generation_config.json"] = json_file(_config(generation, _moves(own, numbers)))
+        if decoders[-1]:
+            both[-1]["added_tokens_decoder"] = {str(n): known[token] for token, n in numbers.items() if token in known}
+        made[name] = json_file(both[-1])
+    if (name := "generation_config.json") in files:
+        made[name] = json_file(_config(json_object(files[name], name), _moves(own, numbers)))
     return made
 
 

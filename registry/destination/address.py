@@ -21,6 +21,8 @@ from store.bucket import Bucket, url_of
 from store.object_store import is_url
 from store.permissions import writing
 
+MARKER_BYTES = 64 << 20  # the largest `composition.json` that is read from a bucket
+
 
 def destination_of(address: PathLike) -> Destination:
     """Return the destination at a path, or at a URL, which is given as a text.
@@ -38,21 +40,12 @@ def may_exist(address: str) -> bool:
     return is_url(address) or Path(address).is_dir()
 
 
-MARKER_BYTES = 64 << 20
-"""The largest `composition.json` that is read from a bucket."""
-
-
 @contextmanager
 def fetched(url: str, home: Home, progress: Progress) -> Iterator[Path]:
     """Yield a local copy of the composed folder at a URL, checked against its digests; it is deleted afterwards.
 
     The copy is below the registry's home, so that an opt-out finds it if this process dies; without a home it is in the
     system's temporary folder.
-
-    Args:
-        url: of a prefix that a composition was written to.
-        home: the registry's; it need not exist.
-        progress: reports the bytes read.
 
     Raises:
         CheckpointError: there is no composition, or an object of it is missing.
@@ -98,11 +91,7 @@ def readable(place: PathLike, home: Home, progress: Progress) -> Iterator[Path]:
 
 
 def _digests(document: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Return file name → digest of a `composition.json`, whose other content is checked where it is used.
-
-    Raises:
-        CheckpointError: it has no such list, or a name is no plain file name.
-    """
+    """Return file name → digest of a `composition.json`, whose other content is checked where it is used."""
     files = document.get("files")
     if not isinstance(files, dict) or not all(is_plain(name) for name in files):
         raise CheckpointError(f"{where} lists no files, or one in another folder", "name the prefix of a composition")
@@ -117,11 +106,7 @@ def _members(document: Mapping[str, Any]) -> set[str]:
 
 
 def _fetch(bucket: Bucket, name: str, size: int, path: Path, digest: str | None, advance: Advance) -> None:
-    """Write one object to a file, and compare its digest, if one is known.
-
-    Raises:
-        DamagedError: it has another.
-    """
+    """Write one object to a file, and compare its digest, if one is known."""
     state = TreeHash(path, size) if digest is not None and digest.startswith(PREFIX) else hashlib.sha256()
     with path.open("wb") as file:
         try:

@@ -17,6 +17,9 @@ from registry.progress import Advance
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 """The files that a reader opens first."""
 
+Render = Callable[[Sequence[Shard], Advance], list[str]]
+"""Writes files of weights, and returns the tree digest of each."""
+
 
 class ShardWriter(Protocol):
     """Writes files of weights in place of `write_shards`: in other processes."""
@@ -38,11 +41,7 @@ class OpenDestination(ABC):
     ) -> dict[str, str]:
         """Write all tensors as safetensors, in one file or in shards with an index, and return file name → digest.
 
-        Args:
-            streams: the tensors.
-            advance: receives the bytes written or reused.
-            workers: rendering threads (see `write_shards`).
-            writer: writes the files in place of `write_shards`.
+        `writer` writes the files in place of `write_shards`, which has as many rendering threads as `workers`.
         """
 
     @abstractmethod
@@ -53,17 +52,12 @@ class OpenDestination(ABC):
 class Destination(ABC):
     """Where one composition is written to: a folder, or a prefix of a bucket."""
 
-    @property
-    @abstractmethod
-    def address(self) -> str:
-        """The path or the URL, as it is recorded."""
+    address: str
+    """The absolute path or the URL, as it is recorded."""
 
     @abstractmethod
     def check(self, *, replace: bool) -> None:
-        """Check that a composition can be written there, before anything is computed.
-
-        Args:
-            replace: an earlier composition may be there.
+        """Check that a composition can be written there; with `replace` an earlier one may be there.
 
         Raises:
             OutputError: something else is there, or an earlier composition that may not be replaced.
@@ -72,13 +66,7 @@ class Destination(ABC):
 
     @abstractmethod
     def opened(
-        self,
-        home: Home,
-        *,
-        replace: bool,
-        nbytes: int,
-        holds: Collection[str],
-        reusable: Sequence[Stream] = (),
+        self, home: Home, *, replace: bool, nbytes: int, holds: Collection[str], reusable: Sequence[Stream] = ()
     ) -> AbstractContextManager[OpenDestination]:
         """Open it for writing; the composition is there when the context ends, and is not if that raises.
 
@@ -100,11 +88,7 @@ class FolderDestination(Destination):
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
-
-    @property
-    def address(self) -> str:
-        """The absolute path."""
-        return str(self._path)
+        self.address = str(self._path)
 
     def check(self, *, replace: bool) -> None:
         """Check the path (errors as `check_output`)."""
@@ -140,9 +124,7 @@ class OpenFolder(OpenDestination):
         """Write small files and return file name → SHA-256."""
         return write_files(self._path, files)
 
-    def _write_shards(
-        self, write: Callable[[Sequence[Shard], Advance], list[str]], shards: Sequence[Shard], advance: Advance
-    ) -> list[str]:
+    def _write_shards(self, write: Render, shards: Sequence[Shard], advance: Advance) -> list[str]:
         """Link the files that can be reused, write the others, and return the tree digest of each."""
         if self._reuse is None or len(shards) == 1:  # a single file has the routers too, so it always changes
             return write(shards, advance)

@@ -32,8 +32,7 @@ from registry.io.tree_digest import PREFIX
 from store.digest import json_digest
 from store.object_store import is_url
 
-TICK_NS = 20_000_000
-"""Longer than a tick of the system's clock for file times."""
+TICK_NS = 20_000_000  # longer than a tick of the system's clock for file times
 
 _NO_RECORD = (OSError, ValueError, KeyError, TypeError, RecursionError)
 

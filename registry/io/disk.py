@@ -14,12 +14,9 @@ from store.arrays import flush
 def atomic_file(path: Path, partial: str | None = None, *, durable: bool = True) -> Iterator[Path]:
     """Yield the path of a temporary file; it replaces `path` when the context ends, and is deleted if that raises.
 
-    The folder is not created: it may have been deleted meanwhile, with all its files.
-
-    Args:
-        path: the file.
-        partial: name of the temporary file, in the same folder; default that of `path` with `.partial` appended.
-        durable: flush file and folder to disk, so that a crash of the system loses neither.
+    The folder is not created: it may have been deleted meanwhile, with all its files. The temporary file is named
+    `partial`, default that of `path` with `.partial` appended. If `durable`, file and folder are flushed to disk, so
+    that a crash of the system loses neither.
 
     Raises:
         OSError: the disk is full or refuses; the file at `path` is unchanged.
@@ -41,9 +38,7 @@ def atomic_file(path: Path, partial: str | None = None, *, durable: bool = True)
 def try_lock(descriptor: int, *, required: bool = True) -> bool:
     """Lock an open file or folder without waiting, and tell whether no other process holds it.
 
-    Args:
-        descriptor: of the open file or folder.
-        required: raise where the file system has no locks; False goes without one there, and returns True.
+    The system releases the lock when the process dies. Without `required`, True also where there are no locks.
 
     Raises:
         OSError: the file system has no locks, and one is required.
@@ -58,17 +53,11 @@ def try_lock(descriptor: int, *, required: bool = True) -> bool:
     return True
 
 
-CHUNK = 2**22
-"""Bytes of one read."""
+CHUNK = 2**22  # bytes of one read
 
 
 def file_digest(path: Path, advance: Callable[[int], None] = lambda amount: None) -> str:
-    """Return the SHA-256 of a file.
-
-    Args:
-        path: the file.
-        advance: called with the number of bytes after each read.
-    """
+    """Return the SHA-256 of a file; `advance` is called with the number of bytes after each read."""
     state, room = hashlib.sha256(), memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(room):

@@ -26,8 +26,7 @@ from store.arrays import flush
 
 SHARD_BYTES = 5 * 10**9
 ONE_FILE_BYTES = 10**9
-MARKER = "composition.json"
-"""The file that marks a folder as written by this program, which never deletes any other."""
+MARKER = "composition.json"  # marks a folder as written by this program, which never deletes any other
 
 
 @contextmanager
@@ -35,7 +34,7 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
     """Yield a hidden folder to write into; it becomes `out` when the context ends, and is deleted if that raises.
 
     Args:
-        out: path of the folder; an empty folder may exist there.
+        out: an empty folder may exist there.
         replace: replace an existing composed folder; None if the command never replaces one.
         nbytes: bytes that will be written, at least; checked against the free space.
 
@@ -129,12 +128,7 @@ def _can_be_written(folder: Path) -> bool:
 
 
 def check_apart(out: Path, folder: Path, why: str) -> None:
-    """Check that neither of two folders contains the other.
-
-    Args:
-        out: the folder to write.
-        folder: a folder that must not change.
-        why: the reason, for the message.
+    """Check that a folder to write and one that must not change, for the reason `why`, do not contain one another.
 
     Raises:
         OutputError: one contains the other.
@@ -173,13 +167,8 @@ def write_weights(
 ) -> dict[str, str]:
     """Write all tensors as safetensors, in one file or in shards with an index, and return file name → digest.
 
-    The digest of a safetensors file is its tree digest (`tree_digest.py`), that of the index SHA-256.
-
-    Args:
-        folder: the folder.
-        streams: the tensors.
-        advance: receives the bytes written.
-        write: writes files, and returns the tree digest of each.
+    The digest of a safetensors file is its tree digest (`tree_digest.py`), which `write` returns, that of the index
+    SHA-256.
     """
     shards = layout(folder, streams)
     digests = dict(zip((shard.path.name for shard in shards), write(shards, advance), strict=True))
@@ -245,9 +234,6 @@ def _claimed(hidden: Path, out: Path) -> Iterator[None]:
     """Create the hidden folder if it is absent, and lock it; remove it if the context raises.
 
     The system releases the lock of a process that dies.
-
-    Raises:
-        OutputError: another process holds it.
     """
     while True:
         hidden.mkdir(exist_ok=True)

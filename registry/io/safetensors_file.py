@@ -79,11 +79,7 @@ def not_safetensors(path: Path, error: Exception) -> CheckpointError:
 
 
 def head_bytes(start: bytes | bytearray, size: int) -> int:
-    """Return the number of bytes before the tensors.
-
-    Args:
-        start: the first 8 bytes of the file.
-        size: the bytes of the file.
+    """Return the number of bytes before the tensors of a file of `size` bytes that begins with `start`, 8 bytes.
 
     Raises:
         ValueError: the file is too short, or the header too long.
@@ -97,26 +93,18 @@ def head_bytes(start: bytes | bytearray, size: int) -> int:
 
 
 def parse_head(head: bytes, size: int) -> Header:
-    """Return the header of a file whose tensors fill it exactly.
-
-    Args:
-        head: the bytes before the tensors.
-        size: the bytes of the file.
+    """Return the header of a file of `size` bytes, which its tensors fill; `head` is the bytes before the tensors.
 
     Raises:
         ValueError: the header is not of this format.
     """
     if not head.startswith(b"{", 8):
         raise ValueError("its header is not a JSON object")
-    return _header(parse_json(head[8:], values=HEADER_VALUES), len(head), size)
-
-
-def _header(document: dict[str, Any], start: int, size: int) -> Header:
+    document, end = parse_json(head[8:], values=HEADER_VALUES), len(head)
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("its metadata is not an object of texts")
-    tensors = {name: _entry(name, described, start) for name, described in document.items()}
-    end = start
+    tensors = {name: _entry(name, described, end) for name, described in document.items()}
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != end:
             raise ValueError(f"tensor {name!r} begins at byte {entry.begin:,}, but the previous one ends at {end:,}")
@@ -151,27 +139,18 @@ def _are_sizes(value: object) -> bool:
     )
 
 
-PYTORCH = {"format": "pt"}
-"""The metadata of a model's file."""
+PYTORCH = {"format": "pt"}  # the metadata of a model's file
 
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a stored array that a tensor contains unchanged.
-
-    Attributes:
-        raw: the array.
-        begin: the first byte.
-        end: the byte after the last; of whole rows, if zeros follow them.
-        padding: bytes of zeros that follow each row of the array.
-        after: bytes of zeros that follow all.
-    """
+    """Bytes of a stored array that a tensor contains unchanged, `begin` to `end`; whole rows if zeros follow them."""
 
     raw: RawArray
     begin: int
     end: int
-    padding: int = 0
-    after: int = 0
+    padding: int = 0  # bytes of zeros that follow each row of the array
+    after: int = 0  # bytes of zeros that follow all
 
     @property
     def nbytes(self) -> int:
@@ -185,9 +164,6 @@ class Stream:
     """A tensor to write, whose blocks are read or computed one by one.
 
     Attributes:
-        name: its name in the file.
-        dtype: its dtype.
-        shape: its shape.
         blocks: starts a pass over its blocks.
         spans: the same bytes as consecutive parts of stored arrays and zeros, or None if they are not stored.
         part: of the model (experts, head maps, routers, trunk); parts share no file if the model has several files.
@@ -221,12 +197,9 @@ def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
 
 
 def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH, align: int = 8) -> bytes:
-    """Return the bytes before the tensors: 8 bytes for the length of the header, the header.
+    """Return the bytes before the tensors, which are given in the order of the file.
 
-    Args:
-        streams: the tensors, in the order of the file.
-        metadata: the header's metadata.
-        align: the header ends in spaces, so that the tensors begin at a multiple of so many bytes.
+    The header ends in spaces, so that the tensors begin at a multiple of `align` bytes.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
@@ -245,13 +218,7 @@ def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH, align
 def write_shard(
     path: Path, streams: Sequence[Stream], advance: Advance = lambda amount: None, metadata: Mapping[str, str] = PYTORCH
 ) -> None:
-    """Write one safetensors file: 8 bytes for the length of the header, the header (JSON), the tensors back to back.
-
-    Args:
-        path: the file; an interruption leaves it incomplete.
-        streams: the tensors, in any order.
-        advance: receives the bytes written.
-        metadata: the header's metadata.
+    """Write one safetensors file of tensors in any order; an interruption leaves it incomplete.
 
     Raises:
         StorageError: a tensor has another size than its stream.

@@ -48,11 +48,7 @@ def to_tensor(block: Block, dtype: str) -> "torch.Tensor":
 
 
 class RowReader:
-    """Rows of a tensor that come in blocks, taken in other blocks.
-
-    Args:
-        blocks: consecutive rows of the tensor.
-    """
+    """Rows of a tensor that come in blocks, taken in other blocks."""
 
     def __init__(self, blocks: "Iterator[torch.Tensor]") -> None:
         self._blocks, self._held = blocks, next(blocks)

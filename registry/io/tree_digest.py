@@ -25,33 +25,20 @@ from registry.io.safetensors_file import Entry, Header, head_bytes, not_safetens
 from registry.progress import Advance
 from store.arrays import new_hash
 
-PREFIX = "tree-sha256:"
-"""The prefix of a tree digest written as text."""
-
-THREADS = 4
-"""Tensors that are hashed at once."""
-
+PREFIX = "tree-sha256:"  # of a tree digest written as text
+THREADS = 4  # tensors that are hashed at once
 _FORM = "expert-registry safetensors tree 1"
 _PIECE = 1 << 20
 
 
 def combine(head: bytes, tensors: Iterable[str]) -> str:
-    """Return the tree digest of a file.
-
-    Args:
-        head: the bytes before the tensors.
-        tensors: the digests of its tensors, in the order of the header.
-    """
+    """Return the tree digest of a file, of the bytes before its tensors and their digests in the header's order."""
     lines = (_FORM, hashlib.sha256(head).hexdigest(), *tensors)
     return PREFIX + hashlib.sha256("".join(f"{line}\n" for line in lines).encode("ascii")).hexdigest()
 
 
 def tree_digest(path: Path, advance: Advance = lambda amount: None) -> str:
-    """Return the tree digest of a file.
-
-    Args:
-        path: the file.
-        advance: receives the bytes read; called by one thread at a time.
+    """Return the tree digest of a file; `advance` receives the bytes read, called by one thread at a time.
 
     Raises:
         CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
@@ -60,8 +47,11 @@ def tree_digest(path: Path, advance: Advance = lambda amount: None) -> str:
     with path.open("rb", buffering=0) as file:
         number, size, lock = file.fileno(), os.fstat(file.fileno()).st_size, Lock()
         try:
-            start = _read(number, 0, min(8, size))
-            head = bytes(start + _read(number, 8, head_bytes(start, size) - 8))
+            start = bytearray(min(8, size))
+            _fill(number, 0, memoryview(start))
+            rest = bytearray(head_bytes(start, size) - 8)
+            _fill(number, 8, memoryview(rest))
+            head = bytes(start + rest)
             header = parse_head(head, size)
             advance(len(head))
 
@@ -108,12 +98,7 @@ def tree_and_sha256(path: Path, advance: Advance = lambda amount: None) -> tuple
 
 
 class TreeHash:
-    """The tree digest of a file whose bytes come in order, used as a hash of `hashlib`.
-
-    Args:
-        path: the file, for messages.
-        size: its bytes.
-    """
+    """The tree digest of a file of `size` bytes, which come in order, used as a hash of `hashlib`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._path, self._size = path, size
@@ -166,8 +151,8 @@ class TreeHash:
                 self._end = head_bytes(bytes(self._head), self._size)
         if len(self._head) == self._end and self._end > 8:
             self._header, self._at = parse_head(bytes(self._head), self._size), self._end
-            tensors = sorted(self._header.tensors.items(), key=lambda item: (item[1].begin, item[1].end), reverse=True)
-            self._left = tensors
+            tensors = self._header.tensors.items()
+            self._left = sorted(tensors, key=lambda item: (item[1].begin, item[1].end), reverse=True)
             self._next()
         return data
 
@@ -188,19 +173,8 @@ def _tensor_hash(entry: Entry) -> "hashlib._Hash":
     return new_hash(NAMES[entry.dtype], entry.shape)
 
 
-def _read(number: int, at: int, count: int) -> bytearray:
-    """Return bytes of a file (raises the errors of `_fill`)."""
-    data = bytearray(count)
-    _fill(number, at, memoryview(data))
-    return data
-
-
 def _fill(number: int, at: int, into: memoryview) -> None:
-    """Fill a buffer with bytes of a file.
-
-    Raises:
-        ValueError: the file ends early.
-    """
+    """Fill a buffer with bytes of a file."""
     while into:
         if not (count := os.preadv(number, [into], at)):
             raise ValueError("it ends early")

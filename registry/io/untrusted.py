@@ -12,6 +12,12 @@ from registry.errors import CheckpointError
 from registry.io.limits import JSON_BYTES, JSON_DEPTH, JSON_DIGITS, JSON_KEYS, JSON_VALUES
 from store.digest import canonical_json
 
+GENUINE = "name a genuine checkpoint"  # the hint of errors about files that no common program writes
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LABEL = 10_000
+_AGAIN = "copy the file again from where it was written"
+_SNAPSHOT = re.compile(r"models--[^/]+/snapshots/[0-9a-f]{40}")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -20,9 +26,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def parse_json(data: bytes, *, values: int = JSON_VALUES) -> Any:
     """Return the document in `data`: UTF-8, no key twice in one object, every number finite, text that can be written.
 
-    Args:
-        data: the file; its size has been checked.
-        values: the largest number of values.
+    The size of the data has been checked; `values` is the largest number of values.
 
     Raises:
         ValueError: the data is not such a document, is nested deeper than `JSON_DEPTH`, or has too many values or keys.
@@ -96,12 +100,6 @@ def _constant(text: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_whole, parse_float=_finite, parse_constant=_constant)
 
 
-GENUINE = "name a genuine checkpoint"
-"""The hint of errors about files that no common program writes."""
-
-_SNAPSHOT = re.compile(r"models--[^/]+/snapshots/[0-9a-f]{40}")
-
-
 def own_file(folder: Path, name: str) -> Path | None:
     """Return the path of a regular file in a checkpoint's folder, or None if it has no such file.
 
@@ -160,13 +158,6 @@ def read_json(path: Path, *, values: int = JSON_VALUES) -> dict[str, Any]:
     return json_object(read_small(path, JSON_BYTES), str(path), values=values)
 
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_MOST = 1e308
-_LARGEST = 2**53
-_LABEL = 10_000
-_AGAIN = "copy the file again from where it was written"
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of value: its description, and its test."""
@@ -176,11 +167,11 @@ class Kind:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float) and -_MOST <= value <= _MOST
+    return isinstance(value, float) and abs(value) <= 1e308
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
 
 
 def is_digest(value: object) -> bool:
@@ -221,14 +212,7 @@ def list_of(kind: Kind) -> Kind:
 def fields(
     document: object, kinds: Mapping[str, Kind], where: str, *, optional: Collection[str] = (), hint: str = _AGAIN
 ) -> dict[str, Any]:
-    """Return `document` if it is an object of these keys, each of its kind.
-
-    Args:
-        document: the content of a JSON file.
-        kinds: key → kind of its value.
-        where: the document's name in messages.
-        optional: keys that may be absent.
-        hint: the hint of errors.
+    """Return `document`, named `where` in messages, if it is an object of these keys, each of its kind.
 
     Raises:
         CheckpointError: `document` is not an object, a key is unknown or missing, or a value is of another kind.
@@ -258,8 +242,7 @@ def check_written(document: Mapping[str, Any], written: Mapping[str, Any], where
             raise CheckpointError(f"{where} has a key {key!r}, which does not belong there", _AGAIN)
         if canonical_json(document[key]) != canonical_json(written[key]):
             raise CheckpointError(
-                f"{where}: {key} is {_short(document[key])}, this program would write {_short(written[key])}",
-                _AGAIN,
+                f"{where}: {key} is {_short(document[key])}, this program would write {_short(written[key])}", _AGAIN
             )
 
 

@@ -29,13 +29,7 @@ def check_name(name: str, noun: str = "name") -> str:
 
 
 def copy_name(name: str, number: int, count: int) -> str:
-    """Return the name of one of several copies of a version, so that names sort by number: `base-01` to `base-12`.
-
-    Args:
-        name: the version's name.
-        number: of the copy, from 1.
-        count: of all copies.
-    """
+    """Return the name of copy `number` of `count`, from 1, so that names sort by number: `base-01` to `base-12`."""
     return f"{name}-{number:0{len(str(count))}d}"
 
 

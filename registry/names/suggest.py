@@ -6,18 +6,13 @@ from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
 
-_NEIGHBOURS = 10_000
-"""Most entries of a folder among which a misspelt name is looked for."""
+_NEIGHBOURS = 10_000  # most entries of a folder among which a misspelt name is looked for
 
 
 def suggest(word: str, words: Iterable[str], likeness: float = 0.6, *, most: int = 1) -> str:
-    """Return `; did you mean 'math'?` with the closest of `words`; nothing if all are below a likeness.
+    """Return `; did you mean 'math'?` with the closest of `words`, `most` of them at most; nothing without any.
 
-    Args:
-        word: the misspelt word.
-        words: those that there are.
-        likeness: the least likeness, from 0 to 1.
-        most: how many words to name at most, the closest first: `; did you mean 'math' or 'maths'?`.
+    The least likeness is from 0 to 1.
     """
     return did_you_mean(closest(word, words, likeness, most=most))
 
@@ -35,12 +30,7 @@ def did_you_mean(words: Sequence[str]) -> str:
 
 
 def suggest_path(path: Path, is_meant: "Callable[[os.DirEntry[str]], bool]") -> str:
-    """Return `; did you mean 'text/a.jsonl.gz'?` with an entry of the same folder that has nearly this name.
-
-    Args:
-        path: what is not there.
-        is_meant: tells whether an entry is of the kind that is.
-    """
+    """Return `; did you mean 'text/a.jsonl.gz'?` with an entry of the folder that is meant and has nearly this name."""
     try:
         with os.scandir(path.parent) as entries:
             names = [entry.name for entry in islice(entries, _NEIGHBOURS) if is_meant(entry)]
