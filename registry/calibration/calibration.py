@@ -132,7 +132,8 @@ def sample_from_expert(
             counter = _Counter(end, tokens - sampled, advance)
             rows = model.generate(prompt, attention_mask=torch.ones_like(prompt), streamer=counter).cpu()
             for row in rows.to(torch.int32):
-                window = row[: _length(row, end)]
+                ends = torch.isin(row[1:], torch.tensor(end, dtype=row.dtype)).nonzero()
+                window = row[: int(ends[0]) + 2] if len(ends) else row  # up to the first end token, which counts too
                 if len(window) > 1 and sampled < tokens:
                     windows.append(window[: tokens - sampled])
                     sampled += len(windows[-1])
@@ -148,12 +149,6 @@ def sample_from_expert(
         ids[index, : len(window)] = window
     lengths = torch.tensor([len(window) for window in windows], dtype=torch.int32)
     return Calibration(ids, lengths, self_sampled_label(tokens, seq_len))
-
-
-def _length(row: torch.Tensor, end: list[int]) -> int:
-    """Return how many tokens of a generated row count: all up to the first end token, which counts too."""
-    ends = torch.isin(row[1:], torch.tensor(end, dtype=row.dtype)).nonzero()
-    return len(row) if not len(ends) else int(ends[0]) + 2
 
 
 class _Counter:

@@ -100,11 +100,7 @@ class Document:
 
 
 def messages_of(row: Any) -> list[Any] | None:
-    """Return the conversation in a row; None if it has none.
-
-    Raises:
-        ValueError: its messages are not a conversation; the message says why.
-    """
+    """Return the conversation in a row; None if it has none (ValueError: its messages are not a conversation)."""
     if not isinstance(row, dict):
         return None
     if isinstance(row.get("messages"), list):
@@ -130,11 +126,7 @@ def text_of(row: Any) -> str | None:
 
 
 def content_of(message: Any) -> str:
-    """Return the text of a message, of which only text may be a part.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """Return the text of a message, of which only text may be a part (ValueError: it has none)."""
     content = message.get("content") if isinstance(message, Mapping) else None
     if isinstance(content, Sequence) and not isinstance(content, str):
         content = "\n".join(str(part["text"]) for part in content if isinstance(part, Mapping) and "text" in part)
@@ -168,11 +160,7 @@ class Corpus:
     """
 
     def __init__(self, paths: Sequence[Path], tokenizer: Any, progress: Progress = silent) -> None:
-        """Check the files.
-
-        Raises:
-            CalibrationError: a file does not exist or has another ending than `SUFFIXES`.
-        """
+        """Raise CalibrationError if a file does not exist or has another ending than `SUFFIXES`."""
         self.paths = tuple(paths)
         self._tokenizer, self._progress = tokenizer, progress
         for path in self.paths:
@@ -249,11 +237,7 @@ def check_files(
 
 
 def find_calibration(folder: Path) -> list[Path]:
-    """Return the `calibration.*` files of a checkpoint folder, the one that is read first.
-
-    Raises:
-        CheckpointError: a file is a symbolic link out of the folder.
-    """
+    """Return the `calibration.*` files of a checkpoint folder, the one that is read first (errors as `own_file`)."""
     return [path for suffix in SUFFIXES if (path := own_file(folder, f"calibration{suffix}")) is not None]
 
 

@@ -32,7 +32,7 @@ from registry.io.display import few, some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.model_folder import fresh_folder, json_file, write_files, write_weights
 from registry.io.safetensors_file import Stream
-from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
+from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
 from registry.io.untrusted import json_object, own_file, read_json
 from registry.progress import Progress
 from store.arrays import ArraySource, Block
@@ -157,11 +157,11 @@ class Adapter:
         """
         import torch
 
-        read = {part: _tensor(weight_source(name, self._stored[name], self.label)) for part, name in parts.items()}
+        read = {part: read_tensor(weight_source(name, self._stored[name], self.label)) for part, name in parts.items()}
         dtype = torch_dtype(source.dtype)
-        weight = read["whole"].to(dtype) if "whole" in read else _tensor(source)
+        weight = read["whole"].to(dtype) if "whole" in read else read_tensor(source)
         if len(weight) < source.shape[0]:  # the rows of a table of tokens after the adapter's own are the base's
-            weight = torch.cat([weight, _tensor(source)[len(weight) :]])
+            weight = torch.cat([weight, read_tensor(source)[len(weight) :]])
         if "head" in read and not torch.equal(read["head"].to(dtype), read["whole"].to(dtype)):
             raise self._untied()
         if "A" in read:
@@ -354,9 +354,3 @@ def _target(name: str) -> tuple[str, str]:
 def _module(name: str) -> str:
     """Return the module that a low-rank tensor of the adapter changes."""
     return name.removeprefix(_PREFIX).rsplit(".lora_", 1)[0]
-
-
-def _tensor(source: ArraySource) -> "torch.Tensor":
-    import torch
-
-    return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])

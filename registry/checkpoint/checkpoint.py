@@ -25,7 +25,7 @@ from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
 from registry.io.display import some
 from registry.io.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
-from registry.io.torch_blocks import to_tensor
+from registry.io.torch_blocks import read_tensor
 from registry.progress import Progress
 from store.arrays import ArraySource, Block, digest_of
 from store.digest import json_digest
@@ -124,19 +124,12 @@ class Checkpoint:
         return NAMES[self._stored[name].dtype]
 
     def source(self, name: str) -> ArraySource:
-        """Return one tensor as blocks of rows.
-
-        Raises (while it is read):
-            CheckpointError: a weight is NaN or infinite, or the file cannot be read.
-        """
+        """Return one tensor as blocks of rows (errors as `weight_source`)."""
         return weight_source(name, self._stored[name], self.label)
 
     def tensor(self, name: str) -> "torch.Tensor":
         """Return one small tensor, such as a norm's weight."""
-        import torch
-
-        source = self.source(name)
-        return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
+        return read_tensor(self.source(name))
 
     def sample(self, name: str, rows: "npt.NDArray[np.int64]") -> Block:
         """Return some rows of one tensor, in its carrier dtype; nothing else is read."""

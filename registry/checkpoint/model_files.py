@@ -49,11 +49,7 @@ OWN_FILES = (EXPERT_TRAINING, ROUTER_FILE, SOUP_FILE, SOUP_ROUTER, SIMOE_FILE)
 
 
 def check_checkpoint(checkpoint: str | os.PathLike[str]) -> None:
-    """Check that a checkpoint is a folder, or a repository of the Hub, which alone is looked up there.
-
-    Raises:
-        CheckpointError: it is neither.
-    """
+    """Raise CheckpointError unless a checkpoint is a folder, or a Hub repository, which alone is looked up there."""
     if not os.fspath(checkpoint).startswith("hf://"):
         _check_folder(Path(checkpoint))
 
@@ -104,16 +100,13 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file, from its header: `dtype` in the header's spelling, `begin` in bytes of the file.
-
-    Its `key` there is its name, unless a training program put something around that.
-    """
+    """A tensor in a file, from its header."""
 
     file: Path
-    dtype: str
+    dtype: str  # in the header's spelling
     shape: tuple[int, ...]
-    begin: int
-    key: str
+    begin: int  # in bytes of the file
+    key: str  # its name, unless a training program put something around that
 
 
 def read_headers(files: list[Path]) -> dict[str, Stored]:
@@ -181,11 +174,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def sample_weight(stored: Stored, rows: "npt.NDArray[np.int64]") -> Block:
-    """Return some rows of a tensor in its carrier dtype; nothing else is read.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
+    """Return some rows of a tensor in its carrier dtype, reading nothing else (CheckpointError: the file cannot be)."""
     import numpy as np
 
     dtype = np.dtype(CARRIERS[NAMES[stored.dtype]][0])

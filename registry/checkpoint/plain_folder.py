@@ -116,7 +116,10 @@ def copied_folder(
             for path in sorted(folder.iterdir()):
                 is_read = path.name not in others and not any(map(path.match, PICKLES))
                 if is_read and (own := own_file(folder, path.name)):
-                    _link(own.resolve(), copy / path.name)
+                    try:
+                        os.link(own.resolve(), copy / path.name)
+                    except OSError:  # the disk has no such links
+                        shutil.copyfile(own, copy / path.name)
             write_files(copy, files)
             if streams:
                 with progress("copying", nbytes, "B") as advance:
@@ -125,11 +128,7 @@ def copied_folder(
 
 
 def scratch_folder(stack: ExitStack, above: Path, holds: Collection[str] = (), *, prefix: str) -> Path:
-    """Make a folder that is deleted with the stack (arguments as `temporary`).
-
-    Raises:
-        StorageError: `above` cannot be written.
-    """
+    """Make a folder that is deleted with the stack (StorageError: `above` cannot be written)."""
     try:
         return stack.enter_context(temporary(above, holds, prefix=prefix))
     except OSError as error:
@@ -181,11 +180,3 @@ def _has_one_table(stored: Mapping[str, Stored], family: Family, label: str) -> 
     tables = ((family.head, head), (family.embedding, embedding))
     blocks = (weight_source(name, table, label).blocks() for name, table in tables)
     return all(a is not None and b is not None and a.tobytes() == b.tobytes() for a, b in zip_longest(*blocks))
-
-
-def _link(path: Path, to: Path) -> None:
-    """Make a file another name of one, or a copy where the disk has no such names."""
-    try:
-        os.link(path, to)
-    except OSError:
-        shutil.copyfile(path, to)

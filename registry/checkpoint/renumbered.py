@@ -21,7 +21,7 @@ from registry.errors import CheckpointError
 from registry.io.limits import JSON_KEYS, TOKENIZER_VALUES
 from registry.io.model_folder import json_file
 from registry.io.safetensors_file import Stream
-from registry.io.torch_blocks import to_block, to_tensor
+from registry.io.torch_blocks import read_tensor, to_block
 from registry.io.untrusted import json_object
 from registry.progress import Progress, remark
 from store.arrays import ArraySource, Block
@@ -123,7 +123,7 @@ def _table(source: ArraySource, moves: Mapping[int, int], rows: int) -> Iterator
     """Yield a table (V, H) with rows moved, those of tokens that it lacks the mean of its own; all of it at once."""
     import torch
 
-    table = torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
+    table = read_tensor(source)
     vacant = table.double().mean(dim=0).to(table.dtype)
     wide = torch.cat([table, vacant.expand(rows - len(table), -1)])
     came = {to: number for number, to in moves.items()}

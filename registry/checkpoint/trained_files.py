@@ -133,11 +133,7 @@ def pack_soup(document: dict[str, Any]) -> bytes:
 
 
 def read_soup(data: bytes, label: str) -> dict[str, Any]:
-    """Return the part of a version in a soup, from an untrusted `soup.json` of the checkpoint named `label`.
-
-    Raises:
-        CheckpointError: the file is of another form.
-    """
+    """Return the part of a version in a soup, from an untrusted `soup.json` (CheckpointError: of another form)."""
     where = f"{label}/{SOUP_FILE}"
     document = json_object(data, where)
     found = _read_document(document, _EXPERT if "soup" in document else _SHARED, where, _SOUP_HINT)
@@ -188,11 +184,7 @@ def pack_simoe(document: Mapping[str, Any]) -> bytes:
 
 
 def read_simoe(data: bytes, label: str) -> dict[str, Any]:
-    """Return the part of an expert in its SIMoE, from an untrusted `simoe.json` of the checkpoint named `label`.
-
-    Raises:
-        CheckpointError: the file is of another form.
-    """
+    """Return the part of an expert in its SIMoE, from an untrusted `simoe.json` (CheckpointError: of another form)."""
     where = f"{label}/{SIMOE_FILE}"
     found = _read_document(json_object(data, where), _SIMOE, where, _SIMOE_HINT)
     if not 1 <= found["number"] <= found["experts"] or found["prompt_tokens"] < 1:
@@ -241,11 +233,7 @@ def delta_digest(digests: Mapping[str, str]) -> str:
 
 
 def check_delta(document: Mapping[str, Any], digests: Mapping[str, str], label: str) -> None:
-    """Check that the arrays of an expert, by their digests, are those that its `simoe.json` names.
-
-    Raises:
-        CheckpointError: they are others.
-    """
+    """Raise CheckpointError unless the digests of an expert's arrays are those that its `simoe.json` names."""
     if (found := delta_digest(digests)) != document["delta"]:
         raise CheckpointError(
             f"{label}/{SIMOE_ARRAYS} has the shared weights {found[:12]}, and {SIMOE_FILE} names "

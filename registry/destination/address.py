@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +80,10 @@ def fetched(url: str, home: Home, progress: Progress) -> Iterator[Path]:
 
 
 @contextmanager
-def readable(place: PathLike, home: Home, progress: Progress) -> Iterator[Path]:
+def readable(address: PathLike, home: Home, progress: Progress) -> Iterator[Path]:
     """Yield the path of a folder, or of the local copy of one in a bucket (arguments and errors as `fetched`)."""
-    url = url_of(place)
-    if url is None:
-        yield Path(place)
-        return
-    with fetched(url, home, progress) as folder:
+    url = url_of(address)
+    with nullcontext(Path(address)) if url is None else fetched(url, home, progress) as folder:
         yield folder
 
 
@@ -100,8 +97,8 @@ def _digests(document: Mapping[str, Any], where: str) -> dict[str, str]:
 
 def _members(document: Mapping[str, Any]) -> set[str]:
     """Return the content digests that a `composition.json` names, as far as it can be read."""
-    members, base = document.get("members"), document.get("base")
-    named = [*(members if isinstance(members, list) else []), base]
+    members = document.get("members")
+    named = [*(members if isinstance(members, list) else []), document.get("base")]
     return {one["digest"] for one in named if isinstance(one, dict) and is_digest(one.get("digest"))}
 
 

@@ -51,7 +51,8 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
         for folder in absent:
             flush(folder.parent)
         with _claimed(hidden, out):
-            _recover(out)
+            if (old := _old(out)).exists():  # a crash interrupted its replacement
+                _remove(old) if out.exists() else old.rename(out)
             check_output(out, replace=replace)
             if (free := shutil.disk_usage(out.parent).free) < nbytes:
                 raise StorageError(f"{out} needs {nbytes:,} bytes, its disk has {free:,} free", hint)
@@ -71,11 +72,7 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
 
 
 def check_output(out: Path, *, replace: bool | None) -> None:
-    """Check that a folder can be written at `out` (`replace` as in `fresh_folder`).
-
-    Raises:
-        OutputError: `out` is a file, or a folder that is not empty and may not be replaced.
-    """
+    """Raise OutputError if `out` is a file, or holds something that may not be replaced (as in `fresh_folder`)."""
     if out.is_symlink():
         raise OutputError(
             f"{out} is a symbolic link, and its target is not replaced",
@@ -84,7 +81,7 @@ def check_output(out: Path, *, replace: bool | None) -> None:
     try:
         names = {path.name for path in out.iterdir()}  # read once: another process may be replacing it
     except FileNotFoundError:
-        check_place(out)
+        check_creatable(out)
         return
     except NotADirectoryError:
         what = "exists and is not a folder" if out.exists() else "would be below a file"
@@ -101,12 +98,8 @@ def check_output(out: Path, *, replace: bool | None) -> None:
         )
 
 
-def check_place(out: Path) -> None:
-    """Check that a folder that does not exist can be made.
-
-    Raises:
-        OutputError: the nearest folder above it cannot be written to.
-    """
+def check_creatable(out: Path) -> None:
+    """Raise OutputError if a folder that does not exist cannot be made."""
     above = next(folder for folder in out.absolute().parents if folder.exists())
     if not above.is_dir():
         raise OutputError(f"{above} is a file", "choose another --out")
@@ -128,21 +121,13 @@ def _can_be_written(folder: Path) -> bool:
 
 
 def check_apart(out: Path, folder: Path, why: str) -> None:
-    """Check that a folder to write and one that must not change, for the reason `why`, do not contain one another.
-
-    Raises:
-        OutputError: one contains the other.
-    """
+    """Raise OutputError if a folder to write, and one that must not change because of `why`, contain one another."""
     if out.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(out.resolve()):
         raise OutputError(f"{out} and {folder} contain one another, and {why}", "choose another --out")
 
 
 def require_composed(folder: Path) -> None:
-    """Check that a folder was composed by this program.
-
-    Raises:
-        CheckpointError: there is no such folder, or it has no `composition.json`.
-    """
+    """Raise CheckpointError unless a folder is there and was composed by this program."""
     hint = "name a composed folder: reg compose --experts … --out DIR"
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder", hint)
@@ -231,10 +216,7 @@ def _runs(streams: Iterable[Stream]) -> list[list[Stream]]:
 
 @contextmanager
 def _claimed(hidden: Path, out: Path) -> Iterator[None]:
-    """Create the hidden folder if it is absent, and lock it; remove it if the context raises.
-
-    The system releases the lock of a process that dies.
-    """
+    """Create the hidden folder if it is absent, and lock it; remove it if the context raises."""
     while True:
         hidden.mkdir(exist_ok=True)
         try:
@@ -263,13 +245,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _recover(out: Path) -> None:
-    """Complete a replacement of `out` that a crash interrupted: restore the old folder, or delete it."""
-    old = _old(out)
-    if old.exists():
-        _remove(old) if out.exists() else old.rename(out)
 
 
 def _swap(hidden: Path, out: Path) -> None:

@@ -237,11 +237,7 @@ def write_shard(
 
 
 def check_size(stream: Stream, nbytes: int) -> None:
-    """Check the size that a tensor came to.
-
-    Raises:
-        StorageError: its stream has another.
-    """
+    """Raise StorageError if a tensor came to another size than that of its stream."""
     if nbytes != stream.nbytes:
         raise StorageError(
             f"tensor {stream.name} came to {nbytes:,} bytes, {stream.nbytes:,} were expected", "reg verify"
@@ -266,22 +262,14 @@ def replace_shard(path: Path, streams: Sequence[Stream], metadata: Mapping[str, 
 
 
 def write_at(file: int, data: memoryview, at: int) -> None:
-    """Write bytes to a place in a file.
-
-    Raises:
-        OSError: the disk is full or refuses.
-    """
+    """Write bytes to a place in a file (OSError: the disk is full or refuses)."""
     while data:
         written = os.pwrite(file, data, at)
         data, at = data[written:], at + written
 
 
 def allocate(file: int, nbytes: int) -> None:
-    """Allocate the blocks of a file, if the system can: writing is several times as fast then.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Allocate the blocks of a file, if the system can: it is written several times as fast (OSError: disk full)."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:

@@ -342,11 +342,7 @@ class _Writing:
 
 
 def clone(source: int, begin: int, target: int, at: int, nbytes: int) -> None:
-    """Share blocks of an open file with another.
-
-    Raises:
-        OSError: the system or the file system cannot.
-    """
+    """Share blocks of an open file with another (OSError: the system or the file system cannot)."""
     ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, begin, nbytes, at))
 
 

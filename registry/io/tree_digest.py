@@ -72,22 +72,12 @@ def tree_digest(path: Path, advance: Advance = lambda amount: None) -> str:
 
 
 def digest_like(path: Path, known: str, advance: Advance = lambda amount: None) -> str:
-    """Return the digest of a file in the form of a known one: a tree digest, or SHA-256 of the whole file.
-
-    Raises:
-        CheckpointError: the known one is a tree digest, and the file is not a safetensors file.
-        OSError: the file cannot be read.
-    """
+    """Return a tree digest of a file, or the SHA-256 of all of it, as a known one is (errors as `tree_digest`)."""
     return tree_digest(path, advance) if known.startswith(PREFIX) else file_digest(path, advance)
 
 
 def tree_and_sha256(path: Path, advance: Advance = lambda amount: None) -> tuple[str, str]:
-    """Return the tree digest of a file and its SHA-256, reading it once.
-
-    Raises:
-        CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
-        OSError: the file cannot be read.
-    """
+    """Return the tree digest of a file and its SHA-256, reading it once (errors as `tree_digest`)."""
     with path.open("rb") as file:
         tree, whole = TreeHash(path, os.fstat(file.fileno()).st_size), hashlib.sha256()
         while data := file.read(CHUNK):
@@ -110,11 +100,7 @@ class TreeHash:
         self._at = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Add the next bytes of the file.
-
-        Raises:
-            CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
-        """
+        """Add the next bytes of the file (errors as `tree_digest`)."""
         data = memoryview(data)
         try:
             if self._header is None:
@@ -132,11 +118,7 @@ class TreeHash:
             raise not_safetensors(self._path, error) from error
 
     def hexdigest(self) -> str:
-        """Return the tree digest.
-
-        Raises:
-            CheckpointError: bytes are missing.
-        """
+        """Return the tree digest (CheckpointError: bytes are missing)."""
         if self._header is None or self._left:
             raise not_safetensors(self._path, ValueError("it ends early"))
         return combine(bytes(self._head), (self._digests[name] for name in self._header.tensors))

@@ -135,11 +135,7 @@ def is_plain(name: str) -> bool:
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes.
-
-    Raises:
-        CheckpointError: the file is larger, or a device or pipe.
-    """
+    """Return the content of a regular file of at most `limit` bytes (CheckpointError: it is none)."""
     if not path.is_file():
         raise CheckpointError(f"{path} is not a regular file", GENUINE)
     with path.open("rb") as file:
@@ -150,11 +146,7 @@ def read_small(path: Path, limit: int) -> bytes:
 
 
 def read_json(path: Path, *, values: int = JSON_VALUES) -> dict[str, Any]:
-    """Return the JSON object in a small file.
-
-    Raises:
-        CheckpointError: the file is too large, or not a JSON object.
-    """
+    """Return the JSON object in a small file (CheckpointError: it is too large, or no JSON object)."""
     return json_object(read_small(path, JSON_BYTES), str(path), values=values)
 
 
@@ -230,11 +222,7 @@ def fields(
 
 
 def check_written(document: Mapping[str, Any], written: Mapping[str, Any], where: str) -> None:
-    """Check that `document`, parsed and written again, stays the same.
-
-    Raises:
-        CheckpointError: it differs; the message has the first key in which it does.
-    """
+    """Raise CheckpointError if `document`, parsed and written again, differs; it names the first key that does."""
     for key in (*written, *document):
         if key not in document:
             raise CheckpointError(f"{where} has no key {key!r}", _AGAIN)

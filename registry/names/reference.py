@@ -34,11 +34,7 @@ def copy_name(name: str, number: int, count: int) -> str:
 
 
 def check_distinct(names: Sequence[str]) -> None:
-    """Check that no name is among the members of a composition twice.
-
-    Raises:
-        InvalidInputError: one is.
-    """
+    """Raise InvalidInputError if a name is among the members of a composition twice."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInputError(
             f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
@@ -87,11 +83,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> "Reference":
-        """Read `NAME`, `NAME@NUMBER` or `NAME@ALIAS`.
-
-        Raises:
-            InvalidInputError: the text has another form.
-        """
+        """Read `NAME`, `NAME@NUMBER` or `NAME@ALIAS` (InvalidInputError: the text has another form)."""
         name, at, selector = text.partition("@")
         check_name(name)
         if not at:
