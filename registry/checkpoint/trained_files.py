@@ -43,7 +43,7 @@ _ROWS, _BIAS, _ROWS_FORMAT = "rows", "bias", "expert-registry router rows 1"
 _ROWS_HINT = "delete it, or train the expert again: reg train-expert NAME --base B --data FILE --coordinate"
 
 _FORMAT = 1
-"""Of `soup.json` and `simoe.json`."""
+"""The format of `soup.json` and `simoe.json`."""
 
 _ROUTER_FORMAT = "expert-registry soup router 1"
 _SOUP_HINT = "delete it, or train the soup again: reg train-soup NAME --base B --domains FILE …"

@@ -50,7 +50,7 @@ class OpenDestination(ABC):
 
 
 class Destination(ABC):
-    """Where one composition is written to: a folder, or a prefix of a bucket."""
+    """The folder, or prefix of a bucket, that one composition is written to."""
 
     address: str
     """The absolute path or the URL, as it is recorded."""

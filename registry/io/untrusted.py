@@ -135,7 +135,7 @@ def is_plain(name: str) -> bool:
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes (CheckpointError: it is none)."""
+    """Return the content of a regular file of at most `limit` bytes (CheckpointError: it is larger, or a device)."""
     if not path.is_file():
         raise CheckpointError(f"{path} is not a regular file", GENUINE)
     with path.open("rb") as file:

@@ -176,7 +176,7 @@ def logged_as(catalog: Catalog, text: str) -> str:
 
 
 def check_has_alias(catalog: Catalog, name: str, alias: str) -> None:
-    """Raise NotFoundError, which lists the aliases of `name`, if this is none of them."""
+    """Raise NotFoundError, which lists the aliases that `name` has, if it lacks this one."""
     versions = versions_of(catalog, check_name(name))
     if catalog.alias_target(name, check_alias(alias)) is None:
         raise NotFoundError(_no_alias(name, alias, versions), "reg list --all, which shows the aliases there are")
