@@ -42,7 +42,7 @@ from cli.options import Size
 from registry import PassSettings, Registry
 from registry.checkpoint import Checkpoint
 from registry.families import FAMILIES
-from registry.io.safetensors_writer import Stream, head, in_order
+from registry.io.safetensors_file import Stream, head, in_order
 from registry.io.torch_blocks import to_block
 from registry.progress import Advance, silent
 from registry.runtime.upcast import load_for_pass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import typed_words
-from registry.destination.fresh import fresh
+from registry.names.suggest import fresh
 
 if TYPE_CHECKING:
     from registry.registration.expert_overlap import ExpertOverlap

@@ -246,7 +246,7 @@ def bring_copies(ctx: click.Context) -> None:
 
 def _copy(ctx: click.Context, url: InBucket) -> Path:
     from cli.session import Session
-    from registry.destination.fetch import fetched
+    from registry.destination.address import fetched
     from registry.home import Home
 
     session = ctx.ensure_object(Session)

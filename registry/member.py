@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
-from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, unpack_rows
+from registry.checkpoint.model_files import ROUTER_FILE
+from registry.checkpoint.trained_files import RouterRows, unpack_rows
 from registry.errors import ConflictError, DamagedError, IncompatibleError, RegError
 from registry.families import FAMILIES, Family, Translation
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS

@@ -200,7 +200,7 @@ def compose(
             save()  # before the examination, which may be interrupted
             diagnosis = _examined(registry, out) if check else None
             if repo is not None and (diagnosis is None or diagnosis.is_healthy):
-                from registry.destination.fetch import readable
+                from registry.destination.address import readable
 
                 with readable(out, registry.home, progress()) as folder:
                     pushed = registry.push(folder, target, license=license_id)
@@ -243,7 +243,7 @@ def _print_composed(plan: composition.Plan, out: Path | str) -> None:
 
 def _examined(registry: Registry, out: Path | str) -> Diagnosis:
     """Return the diagnosis of a folder that was just written; Ctrl-C ends the examination alone."""
-    from registry.destination.fetch import readable
+    from registry.destination.address import readable
 
     try:
         with readable(out, registry.home, progress()) as folder:

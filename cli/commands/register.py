@@ -29,7 +29,7 @@ from registry import registration
 from registry.calibration.corpus import check_files
 from registry.checkpoint.model_files import check_checkpoint
 from registry.families.sites import COUNTS, TOKEN_COUNTS
-from registry.io.model_folder import check_place
+from registry.io.model_folder import check_creatable
 
 
 @command(
@@ -270,7 +270,7 @@ def collect(
     """
     check_checkpoint(checkpoint)
     check_files(data)
-    check_place(out)
+    check_creatable(out)
     from registry.statistics.collect import collect_to
 
     with connected(ray, num_gpus) as cluster:

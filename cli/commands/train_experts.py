@@ -23,8 +23,8 @@ from cli.training import (
     weight_products,
 )
 from cli.version_output import version_document
-from registry.destination.fresh import fresh
 from registry.io.display import few
+from registry.names.suggest import fresh
 
 
 @command(

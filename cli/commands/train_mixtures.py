@@ -10,7 +10,7 @@ from cli.options import choice, composed_path, device, file_path, flag, integer,
 from cli.output import as_json, done, next_step, print_json, print_table
 from cli.session import Session, pass_session
 from cli.training import print_trained, trained_as_worker, training_options, weight_products
-from registry.destination.fresh import fresh
+from registry.names.suggest import fresh
 
 _data_and_out = options(
     click.option(

@@ -13,7 +13,7 @@ from cli.options import choice, file_path, flag, integer, unique_pairs
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
-from registry.checkpoint.router_rows import ROUTER_FILE
+from registry.checkpoint.model_files import ROUTER_FILE
 from registry.names.reference import Reference
 
 if TYPE_CHECKING:

@@ -6,13 +6,16 @@ Shapes: N windows, S tokens of a window, V vocabulary.
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
-_BLOCK = 4096
-"""Windows of a block."""
+from registry.errors import CalibrationError
+from registry.progress import Advance, Progress, remark
+
+_BLOCK = 4096  # windows
 
 
 @dataclass(frozen=True)
@@ -72,3 +75,100 @@ class Calibration:
         for first in range(0, len(self.ids), _BLOCK):
             ids, lengths = self.ids[first : first + _BLOCK], self.lengths[first : first + _BLOCK]
             yield ids, Calibration(ids, lengths, self.label).keep
+
+
+SEED = 0
+_ATTEMPTS = 64
+_OWN = "sampled by the expert itself"
+
+
+def self_sampled_label(tokens: int, seq_len: int) -> str:
+    """Return the label of self-sampled text: its settings, which with the weights determine it."""
+    return f"{_OWN} ({tokens} tokens, windows of {seq_len}, temperature 1, seed {SEED})"
+
+
+def is_self_sampled(label: str) -> bool:
+    """Tell whether a label is that of self-sampled text, which reveals no more than the weights."""
+    return label.startswith(f"{_OWN} (")
+
+
+@torch.no_grad()
+def sample_from_expert(
+    model: Any, *, start: int | None, end: list[int], tokens: int, seq_len: int, batch_size: int, progress: Progress
+) -> Calibration:
+    """Sample windows of up to `seq_len` tokens from `model`, a causal language model, `tokens` tokens in all.
+
+    A window begins with the start token, without which nothing can be sampled, and ends early if the model ends its
+    text, by one of the tokens `end`, which counts. `batch_size` windows are sampled at a time.
+
+    Raises:
+        CalibrationError: there is no start token, or the model ends its texts too soon.
+    """
+    if start is None:
+        raise CalibrationError(
+            "the checkpoint has neither a start nor an end token, so the expert cannot write calibration text itself",
+            "give --data FILE",
+        )
+    from transformers import GenerationConfig
+
+    remark(progress, "no data was given: the expert writes its own calibration text; --data FILE is faster")
+    # Replaces the checkpoint's own settings, which may penalise or truncate text.
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=seq_len - 1,
+        eos_token_id=end or None,
+        pad_token_id=start,
+        bos_token_id=start,
+    )
+    prompt = torch.full((batch_size, 1), start, device=model.device)
+    windows: list[torch.Tensor] = []
+    sampled = 0
+    with torch.random.fork_rng(enabled=True), progress("sampling", tokens, "token") as advance:
+        torch.manual_seed(SEED)
+        for _ in range(_ATTEMPTS * max(1, -(-tokens // (batch_size * seq_len)))):
+            counter = _Counter(end, tokens - sampled, advance)
+            rows = model.generate(prompt, attention_mask=torch.ones_like(prompt), streamer=counter).cpu()
+            for row in rows.to(torch.int32):
+                ends = torch.isin(row[1:], torch.tensor(end, dtype=row.dtype)).nonzero()
+                window = row[: int(ends[0]) + 2] if len(ends) else row  # up to the first end token, which counts too
+                if len(window) > 1 and sampled < tokens:
+                    windows.append(window[: tokens - sampled])
+                    sampled += len(windows[-1])
+            if sampled >= tokens:
+                break
+    if sampled < tokens:
+        raise CalibrationError(
+            f"the expert ended its texts after {sampled:,} of {tokens:,} tokens",
+            "give --data FILE, or a smaller --tokens",
+        )
+    ids = torch.full((len(windows), seq_len), start, dtype=torch.int32)
+    for index, window in enumerate(windows):
+        ids[index, : len(window)] = window
+    lengths = torch.tensor([len(window) for window in windows], dtype=torch.int32)
+    return Calibration(ids, lengths, self_sampled_label(tokens, seq_len))
+
+
+class _Counter:
+    """A streamer for `generate`: each step's tokens, one a row, advance the bar by those that count."""
+
+    def __init__(self, end: list[int], wanted: int, advance: Advance) -> None:
+        self._end, self._wanted, self._advance = torch.tensor(end, dtype=torch.long), wanted, advance
+        self._open: torch.Tensor | None = None
+
+    def put(self, tokens: torch.Tensor) -> None:
+        """Count the prompts, and on later calls a token of every row that has not ended yet."""
+        if self._open is None:
+            self._open = torch.ones(len(tokens), dtype=torch.bool)
+            counted = tokens.numel()
+        else:
+            counted = int(self._open.sum())
+            self._open &= ~torch.isin(tokens, self._end)
+        counted = min(counted, self._wanted)
+        self._wanted -= counted
+        self._advance(counted)
+
+    def end(self) -> None:
+        """Do nothing: the bar is complete."""

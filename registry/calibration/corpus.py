@@ -1,21 +1,151 @@
-"""Documents in files: `.txt` (one document), `.jsonl`, `.jsonl.gz`, `.parquet` (one document a row: `rows.py`)."""
+"""Documents in files: `.txt` (one document), `.jsonl`, `.jsonl.gz`, `.parquet` (one document a row).
+
+A row is plain text, a conversation, or of a shape that instruction data has:
+
+    {"text": …}                                            as it is
+    {"messages": [{"role": …, "content": …}, …]}           a conversation; `tools` beside it describes what it may call
+    {"conversations": [{"from": …, "value": …}, …]}        the same (ShareGPT)
+    {"instruction": …, "input": …, "output": …}            a question and its answer (Alpaca; `input` may be missing)
+    {"prompt": …, "completion": …}                         texts joined as they are, or two lists of messages (TRL)
+
+A conversation becomes text by the tokenizer's chat template. Without one, its contents are joined by empty lines.
+"""
 
 import codecs
 import gzip
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.calibration.rows import FIELDS, SHAPES, Document, content_of, messages_of, text_of
 from registry.errors import CalibrationError, first_line
-from registry.io.files import own_file
 from registry.io.limits import EXPANSION, EXPANSION_FREE, FOOTER_BYTES, ROW_BYTES, TEXT_BYTES
-from registry.io.strict_json import parse_json
+from registry.io.untrusted import own_file, parse_json
 from registry.names.reference import require_list
 from registry.names.suggest import suggest_path
 from registry.progress import Progress, remark, silent
+
+Message = Mapping[str, Any]
+
+FIELDS = (  # of a row, that are read
+    *("text", "messages", "tools", "conversations", "instruction", "input", "output", "response"),
+    *("prompt", "completion"),
+)
+SHAPES = "'text', 'messages', 'conversations', 'instruction' with 'output', or 'prompt' with 'completion'"
+
+_ROLES = {  # speakers of ShareGPT's conversations → roles of a chat template
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "bot"), "assistant"),
+    "system": "system",
+    **dict.fromkeys(("tool", "function", "observation", "function_response"), "tool"),
+}
+
+_MARK = "\ue000{}\ue001"
+"""What stands for the content of a message where the template's own text is looked for: characters of no language."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text; if a chat template made it, with its own start token, its messages and the tools they may call too."""
+
+    text: str
+    messages: tuple[Message, ...] | None = None
+    tools: Any = None
+
+    @property
+    def is_chat(self) -> bool:
+        """True if a chat template made it."""
+        return self.messages is not None
+
+    def contents(self, tokenizer: Any) -> Iterator[tuple[int, int]]:
+        """Yield where the contents of messages stand: the first character of each and the one after its last, in order.
+
+        What stands between them is the template's. It is found by rendering the conversation once more, with marks in
+        place of contents. A template whose own text depends on contents is not understood: all text then counts as
+        content.
+        """
+        assert self.messages is not None
+        marked = [{**message, "content": _MARK.format(number)} for number, message in enumerate(self.messages)]
+        pieces = list[str]()
+        try:
+            rest = str(tokenizer.apply_chat_template(marked, tools=self.tools, tokenize=False))
+            for one in marked:
+                piece, mark, rest = rest.partition(one["content"])
+                pieces += [piece] if mark else []
+        except Exception:  # templates are programs of the checkpoint's author
+            pieces = []
+        if (
+            not pieces
+            or len(pieces) < len(marked)
+            or not self.text.startswith(pieces[0])
+            or not self.text.endswith(rest)
+        ):
+            yield 0, len(self.text)
+            return
+        end = len(pieces[0])
+        for message, after in zip(self.messages, [*pieces[1:], rest], strict=True):
+            begin, end = end, self._end(end, content_of(message), after)
+            yield begin, end
+            end += len(after)
+
+    def _end(self, begin: int, content: str, after: str) -> int:
+        """Return the character after a content that begins somewhere, before the template's text `after`."""
+        for written in (content, content.strip()):
+            if self.text.startswith(written + after, begin):
+                return begin + len(written)
+        found = self.text.find(after, begin) if after else -1  # the template changed the content
+        return len(self.text) if found < 0 else found
+
+
+def messages_of(row: Any) -> list[Any] | None:
+    """Return the conversation in a row; None if it has none (ValueError: its messages are not a conversation)."""
+    if not isinstance(row, dict):
+        return None
+    if isinstance(row.get("messages"), list):
+        return list(row["messages"])
+    if isinstance(row.get("conversations"), list):
+        return [_spoken(message) for message in row["conversations"]]
+    if all(isinstance(row.get(key), list) for key in ("prompt", "completion")):
+        return [*row["prompt"], *row["completion"]]
+    answer = next((row[key] for key in ("output", "response") if isinstance(row.get(key), str)), None)
+    if isinstance(row.get("instruction"), str) and answer is not None:
+        asked = [row["instruction"], *([row["input"]] if row.get("input") else [])]
+        return [{"role": "user", "content": "\n\n".join(map(str, asked))}, {"role": "assistant", "content": answer}]
+    return None
+
+
+def text_of(row: Any) -> str | None:
+    """Return the plain text in a row; None if it has none."""
+    if isinstance(row, dict) and isinstance(row.get("text"), str):
+        return str(row["text"])
+    if isinstance(row, dict) and all(isinstance(row.get(key), str) for key in ("prompt", "completion")):
+        return f"{row['prompt']}{row['completion']}"
+    return None
+
+
+def content_of(message: Any) -> str:
+    """Return the text of a message, of which only text may be a part (ValueError: it has none)."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "\n".join(str(part["text"]) for part in content if isinstance(part, Mapping) and "text" in part)
+    if content is None and isinstance(message, Mapping) and "role" in message:
+        return ""  # of a call of a tool
+    if not isinstance(content, str):
+        raise ValueError(f"a message has no text: {str(message)[:80]}")
+    return content
+
+
+def _spoken(message: Any) -> Message:
+    """Return a message of ShareGPT's form as one of a chat template's."""
+    if isinstance(message, Mapping) and "role" in message:
+        return message
+    speaker = message.get("from") if isinstance(message, Mapping) else None
+    if speaker not in _ROLES or not isinstance(message.get("value"), str):
+        raise ValueError(f"a message has no speaker that is known, or no text: {str(message)[:80]}")
+    return {"role": _ROLES[speaker], "content": message["value"]}
+
 
 PathLike = str | os.PathLike[str]
 
@@ -25,19 +155,12 @@ SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 class Corpus:
     """Documents of some files; each iteration reads the files again, with one document in memory at a time.
 
-    Args:
-        paths: the files.
-        tokenizer: its chat template makes text of conversations.
-        progress: receives a remark where it has none, so that contents are joined by empty lines, or where its own
-            tokens cannot be told from those of contents.
+    The tokenizer's chat template makes text of conversations. `progress` receives a remark where it has none, so that
+    contents are joined by empty lines, or where its own tokens cannot be told from those of contents.
     """
 
     def __init__(self, paths: Sequence[Path], tokenizer: Any, progress: Progress = silent) -> None:
-        """Check the files.
-
-        Raises:
-            CalibrationError: a file does not exist or has another ending than `SUFFIXES`.
-        """
+        """Raise CalibrationError if a file does not exist or has another ending than `SUFFIXES`."""
         self.paths = tuple(paths)
         self._tokenizer, self._progress = tokenizer, progress
         for path in self.paths:
@@ -103,11 +226,7 @@ class Corpus:
 def check_files(
     files: Sequence[PathLike] | PathLike | Mapping[str, Sequence[PathLike] | PathLike], noun: str = "data"
 ) -> None:
-    """Check that files of text exist and have an ending that is read, without torch.
-
-    Args:
-        files: the files, or those of each domain.
-        noun: what they are called in an error.
+    """Check that files of text, or of each domain, exist and have an ending that is read; `noun` names them in errors.
 
     Raises:
         InvalidInputError: one path stands in place of a list.
@@ -118,11 +237,7 @@ def check_files(
 
 
 def find_calibration(folder: Path) -> list[Path]:
-    """Return the `calibration.*` files of a checkpoint folder, the one that is read first.
-
-    Raises:
-        CheckpointError: a file is a symbolic link out of the folder.
-    """
+    """Return the `calibration.*` files of a checkpoint folder, the one that is read first (errors as `own_file`)."""
     return [path for suffix in SUFFIXES if (path := own_file(folder, f"calibration{suffix}")) is not None]
 
 

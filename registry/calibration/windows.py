@@ -26,8 +26,7 @@ from jaxtyping import Int32
 from torch import Tensor
 
 from registry.calibration.calibration import Calibration
-from registry.calibration.corpus import Corpus
-from registry.calibration.rows import Document
+from registry.calibration.corpus import Corpus, Document
 from registry.errors import CalibrationError, CheckpointError, first_line, is_foreign
 
 _CHARACTERS_PER_TOKEN = 8
@@ -47,26 +46,18 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
     if not sizes:
         raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
     count = max(1, -(-tokens // seq_len))
-    total = sum(sizes)
+    draw, total = random.Random(seed), sum(sizes)
     if total < count * seq_len * _CHARACTERS_PER_TOKEN:
         # Perhaps too little text: tokenise it all, and use it in full if so.
         stream = _stream(corpus, tokenizer)
         if len(stream) <= count * seq_len:
             return _whole(stream, seq_len, corpus.label)
-        draw, length = random.Random(seed), len(stream) - seq_len
+        length = len(stream) - seq_len
         starts = [int((i + draw.random()) * length / count) for i in range(count)]
-        ids = torch.stack([stream[start : start + seq_len] for start in starts])  # N windows (S,) → (N, S)
-        return _calibration(ids, torch.full((count,), seq_len, dtype=torch.int32), corpus.label)
-    draw = random.Random(seed)
+        return _cut(stream, starts, seq_len, corpus.label)
     last = total - seq_len * _CHARACTERS_PER_TOKEN  # so that a window there does not run over the end
     positions = [int((i + draw.random()) * last / count) for i in range(count)]
-    # Filled window by window: lists of Python's integers take nine times the memory.
-    ids, lengths = torch.zeros((count, seq_len), dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
-    for row, window in enumerate(_windows_at(corpus, tokenizer, sizes, positions, seq_len)):
-        ids[row, : len(window)] = torch.tensor(window, dtype=torch.int32)
-        lengths[row] = len(window)
-    filled = int((lengths > 0).sum())
-    return _calibration(ids[:filled], lengths[:filled], corpus.label)
+    return _filled(_windows_at(corpus, tokenizer, sizes, positions, seq_len), count, seq_len, corpus.label)
 
 
 def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, seed: int) -> Calibration:
@@ -81,16 +72,11 @@ def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len:
     total = sum(1 for _ in corpus)
     count, draw = min(total, max(1, -(-tokens // seq_len))), random.Random(seed)
     chosen = {draw.randrange(i * total // count, (i + 1) * total // count) for i in range(count)}
-    ids, lengths = torch.zeros((count, seq_len), dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
-    filled = 0
-    for number, document in enumerate(corpus):
-        if number in chosen and (window := _piece(document, 0, seq_len, tokenizer)):
-            ids[filled, : len(window)] = torch.tensor(window, dtype=torch.int32)
-            lengths[filled] = len(window)
-            filled += 1
-    if not filled:
+    windows = (_piece(document, 0, seq_len, tokenizer) for n, document in enumerate(corpus) if n in chosen)
+    found = _filled(windows, count, seq_len, corpus.label)
+    if not len(found.ids):
         raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
-    return _calibration(ids[:filled], lengths[:filled], corpus.label)
+    return found
 
 
 def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int, seed: int = 0) -> Calibration:
@@ -108,8 +94,7 @@ def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int,
         return _whole(stream, seq_len, corpus.label)
     step = max(seq_len, (len(stream) - seq_len) // windows)
     starts = [start for i in range(windows) if (start := i * step) + seq_len <= len(stream)]
-    ids = torch.stack([stream[start : start + seq_len] for start in starts])  # N windows (S,) → (N, S)
-    return _calibration(ids, torch.full((len(starts),), seq_len, dtype=torch.int32), corpus.label)
+    return _cut(stream, starts, seq_len, corpus.label)
 
 
 def start_token(tokenizer: Any) -> int | None:
@@ -151,15 +136,15 @@ def _marked(document: Document, tokenizer: Any, begin: int = 0, end: int | None 
         ) from error
     if "offset_mapping" in coded:
         contents = list(document.contents(tokenizer))
-        places = ((first + begin, stop + begin) for first, stop in coded["offset_mapping"])
-        tokens = [t if _within(place, contents) else ~t for t, place in zip(tokens, places, strict=True)]
+        spans = ((first + begin, stop + begin) for first, stop in coded["offset_mapping"])
+        tokens = [t if _within(span, contents) else ~t for t, span in zip(tokens, spans, strict=True)]
     return tokens if start is None else [start, *tokens]
 
 
-def _within(place: tuple[int, int], contents: Sequence[tuple[int, int]]) -> bool:
+def _within(span: tuple[int, int], contents: Sequence[tuple[int, int]]) -> bool:
     """Tell whether a token has a character of one of the contents, which are in order and apart."""
-    number = bisect_right(contents, place[0], key=itemgetter(0)) - 1
-    return any(place[0] < stop and begin < place[1] for begin, stop in contents[max(number, 0) : number + 2])
+    number = bisect_right(contents, span[0], key=itemgetter(0)) - 1
+    return any(span[0] < stop and begin < span[1] for begin, stop in contents[max(number, 0) : number + 2])
 
 
 def _windows_at(
@@ -179,7 +164,7 @@ def _windows_at(
         while open_windows and len(open_windows[0]) == seq_len:
             yield open_windows.pop(0)
         offset += size
-    yield from (window for window in open_windows if window)  # text with few tokens a character may end early
+    yield from open_windows  # text with few tokens a character may end early
 
 
 def _piece(document: Document, begin: int, count: int, tokenizer: Any) -> list[int]:
@@ -205,6 +190,22 @@ def _stream(documents: Iterable[Document], tokenizer: Any) -> Int32[Tensor, "T"]
     for document in documents:
         tokens.extend(_marked(document, tokenizer))
     return torch.frombuffer(tokens, dtype=torch.int32) if tokens else torch.zeros(0, dtype=torch.int32)
+
+
+def _filled(windows: Iterable[list[int]], most: int, seq_len: int, label: str) -> Calibration:
+    """Return up to `most` windows that have tokens, without lists of them, which take nine times the memory."""
+    ids, lengths = torch.zeros((most, seq_len), dtype=torch.int32), torch.zeros(most, dtype=torch.int32)
+    filled = 0
+    for window in filter(None, windows):
+        ids[filled, : len(window)] = torch.tensor(window, dtype=torch.int32)
+        lengths[filled] = len(window)
+        filled += 1
+    return _calibration(ids[:filled], lengths[:filled], label)
+
+
+def _cut(stream: Int32[Tensor, "T"], starts: list[int], seq_len: int, label: str) -> Calibration:
+    ids = torch.stack([stream[start : start + seq_len] for start in starts])  # N windows (S,) → (N, S)
+    return _calibration(ids, torch.full((len(starts),), seq_len, dtype=torch.int32), label)
 
 
 def _whole(stream: Int32[Tensor, "T"], seq_len: int, label: str) -> Calibration:

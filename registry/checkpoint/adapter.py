@@ -10,22 +10,30 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
-from registry.checkpoint.model_files import OWN_FILES, TOKENIZER_FILES, read_files
-from registry.checkpoint.plain_folder import unwrapped
+from registry.checkpoint.model_files import (
+    INDEX,
+    OWN_FILES,
+    SINGLE,
+    TOKENIZER_FILES,
+    Stored,
+    empty_tensors,
+    read_files,
+    read_headers,
+    weight_source,
+)
+from registry.checkpoint.plain_folder import renamed_note, unwrapped
 from registry.checkpoint.tokenizer import token_rows
-from registry.checkpoint.weights import INDEX, SINGLE, Stored, empty_tensors, read_headers, weight_source
 from registry.errors import CheckpointError
 from registry.io.display import few, some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
-from registry.io.files import own_file, read_json
 from registry.io.model_folder import fresh_folder, json_file, write_files, write_weights
-from registry.io.safetensors_writer import Stream
-from registry.io.strict_json import json_object
-from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
+from registry.io.safetensors_file import Stream
+from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
+from registry.io.untrusted import json_object, own_file, read_json
 from registry.progress import Progress
 from store.arrays import ArraySource, Block
 
@@ -33,8 +41,6 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
-
-
 _PREFIX = "base_model.model."
 _NAMED = re.compile(r"\.(?:lora_[AB]|lora_magnitude_vector|lora_embedding_[AB]|modules_to_save)\.([^.]+)(\.\w+)?$")
 """Where a tensor's name has the adapter's, which PEFT takes out when it saves one: `.lora_A.default.weight`."""
@@ -42,7 +48,7 @@ _NAMED = re.compile(r"\.(?:lora_[AB]|lora_magnitude_vector|lora_embedding_[AB]|m
 _COPIES = (".modules_to_save.", ".original_module.")
 """PEFT repeats modules_to_save under these names if the vocabulary was enlarged, and does not read them again."""
 
-_PARTS = {
+_PARTS = {  # end of an adapter tensor's name → its part in the change of its module's weight
     ".lora_A.weight": "A",
     ".lora_B.weight": "B",
     ".lora_embedding_A": "embedding_A",
@@ -50,19 +56,16 @@ _PARTS = {
     ".lora_magnitude_vector": "magnitude",
     ".lora_magnitude_vector.weight": "magnitude",
 }
-"""End of an adapter tensor's name → its part in the change of its module's weight."""
 
 _EMBEDDINGS = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _VOCABULARIES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json"})
 _CARRIED = ("calibration.*", "statistics.safetensors")
 
-
 Parts = dict[str, str]
 """The change of one tensor: part → name of the adapter's tensor. `whole` replaces it; `head` must equal `whole`."""
 
 
-@runtime_checkable
 class DenseWeights(Protocol):
     """A dense model whose linear layers are stored as (outputs, inputs)."""
 
@@ -91,7 +94,6 @@ class Adapter:
     """An adapter that is merged exactly as LoRA, rsLoRA or DoRA.
 
     Attributes:
-        folder: its folder.
         label: its name in messages.
         base_name: name of the base model in the adapter's configuration, if it has one.
         revision: the base model's revision, if the configuration has one.
@@ -148,21 +150,18 @@ class Adapter:
         return shape if own[1:] == shape[1:] and own[0] < shape[0] else own  # the rows after its own stay the base's
 
     def merged(self, target: str, parts: Parts, source: ArraySource) -> Iterator[Block]:
-        """Yield a tensor of the base after merging, as one block in the base's dtype.
-
-        Args:
-            target: name of the tensor.
-            parts: its change.
-            source: the tensor before merging.
+        """Yield a tensor of the base after merging, as one block in the base's dtype; `source` is it before.
 
         Raises:
             CheckpointError: a weight is NaN or infinite, or becomes so.
         """
         import torch
 
-        read = {part: _tensor(weight_source(name, self._stored[name], self.label)) for part, name in parts.items()}
+        read = {part: read_tensor(weight_source(name, self._stored[name], self.label)) for part, name in parts.items()}
         dtype = torch_dtype(source.dtype)
-        weight = self._whole(read["whole"].to(dtype), source) if "whole" in read else _tensor(source)
+        weight = read["whole"].to(dtype) if "whole" in read else read_tensor(source)
+        if len(weight) < source.shape[0]:  # the rows of a table of tokens after the adapter's own are the base's
+            weight = torch.cat([weight, read_tensor(source)[len(weight) :]])
         if "head" in read and not torch.equal(read["head"].to(dtype), read["whole"].to(dtype)):
             raise self._untied()
         if "A" in read:
@@ -175,12 +174,6 @@ class Adapter:
                 "register an adapter from before the training diverged",
             )
         yield to_block(weight)
-
-    def _whole(self, own: "torch.Tensor", source: ArraySource) -> "torch.Tensor":
-        """Return a tensor that the adapter replaces; of a table of tokens, the rows after its own are the base's."""
-        import torch
-
-        return own if len(own) >= source.shape[0] else torch.cat([own, _tensor(source)[len(own) :]])
 
     def _change(self, weight: "torch.Tensor", read: dict[str, "torch.Tensor"], name: str, kind: str) -> "torch.Tensor":
         """Return W of shape (outputs, inputs) after its low-rank change, rounded in between where PEFT rounds."""
@@ -216,9 +209,6 @@ class Adapter:
         """Return the tensors by the names that PEFT's `save_pretrained` gives them.
 
         Training programs leave the adapter's own name in (`.lora_A.default.weight`), and wrappers of the model.
-
-        Raises:
-            CheckpointError: there are several adapters, or two tensors have one name then.
         """
         names = {key: unwrapped(key) for key in stored}
         names = {key: name[max(name.find(_PREFIX), 0) :] for key, name in names.items()}
@@ -232,20 +222,11 @@ class Adapter:
         for key, match in found.items():
             name = names[key][: match.start(1) - 1] + names[key][match.end(1) :]
             names[key] = name.replace(_COPIES[0], ".")
-        if len({*names.values()}) < len(names):
-            twice = next(name for name in names.values() if list(names.values()).count(name) > 1)
-            raise CheckpointError(
-                f"{self.label}: several tensors are {twice} without what was put around the model", SAVE
-            )
-        if changed := sorted(key for key, name in names.items() if key != name):
-            self.notes.append(
-                f"{len(changed):,} of {len(names):,} tensors have names of another form: {changed[0]} is read as "
-                f"{names[changed[0]]}"
-            )
+        self.notes += renamed_note(names, self.label, SAVE)
         return {names[key]: tensor for key, tensor in stored.items()}
 
     def _group(self) -> dict[str, Parts]:
-        """Return the change of each tensor, by its name in the model class; a head is always `lm_head.weight`."""
+        """Return the change of each tensor, by its name in the model class."""
         grouped: dict[str, Parts] = {}
         copies: list[str] = []
         for name in self._stored:
@@ -328,13 +309,7 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
     """Merge an adapter into its base and write the dense model to `out`, one tensor in memory at a time.
 
     The tokenizer and generation_config.json are the adapter's if it has them, else the base's. The calibration text and
-    the statistics in the adapter's folder are copied.
-
-    Args:
-        adapter: the adapter.
-        base: the model that it was trained on.
-        out: an absent or empty folder, written atomically.
-        progress: receives the bytes written.
+    the statistics in the adapter's folder are copied. `out` is an absent or empty folder, written atomically.
 
     Raises:
         CheckpointError: the adapter does not fit, or weights are NaN or infinite.
@@ -369,23 +344,13 @@ def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ..
 
 
 def _target(name: str) -> tuple[str, str]:
-    """Return the base tensor that an adapter's tensor changes, and its part in the change."""
-    for ending, part in _PARTS.items():
-        if name.endswith(ending):
-            return _head(f"{_module(name)}.weight"), part
-    return _head(name.removeprefix(_PREFIX).replace(".base_layer.", ".")), "whole"
+    """Return the base tensor that an adapter's tensor changes, a head as `lm_head.weight`, and its part in that."""
+    part = next((part for ending, part in _PARTS.items() if name.endswith(ending)), "whole")
+    plain = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
+    target = plain if part == "whole" else f"{_module(name)}.weight"
+    return _HEADS[0] if target in _HEADS else target, part
 
 
 def _module(name: str) -> str:
     """Return the module that a low-rank tensor of the adapter changes."""
     return name.removeprefix(_PREFIX).rsplit(".lora_", 1)[0]
-
-
-def _head(target: str) -> str:
-    return _HEADS[0] if target in _HEADS else target
-
-
-def _tensor(source: ArraySource) -> "torch.Tensor":
-    import torch
-
-    return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])

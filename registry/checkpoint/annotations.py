@@ -1,12 +1,20 @@
-"""Annotations of a version by its user: tags, license and alias."""
+"""Annotations of a version: by its user, and from `expert.json`, the manifest in an expert's Hub repository."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from registry.errors import InvalidInputError
+from registry.checkpoint.hub_download import HubReference, commit_of, is_hub_reference
+from registry.errors import CheckpointError, InvalidInputError
+from registry.io.untrusted import DIGEST, TEXT, WHOLE, fields, list_of, maybe, read_json
 from registry.names.reference import check_alias, check_license, check_name
 
 HUB_TAG, LANGUAGE_TAG = "hub", "language"
 """Tags of a version: its Hub repository (`ORG/NAME` or `ORG/NAME@COMMIT`), and its languages (`de` or `de,en`)."""
+
+FILE_NAME = "expert.json"
+FORMAT = 1
+_KINDS = {"format": WHOLE, "name": TEXT, "digest": DIGEST, "license": maybe(TEXT), "languages": list_of(TEXT)}
 
 
 @dataclass(frozen=True)
@@ -26,3 +34,56 @@ class Annotations:
             check_name(key, "tag")
             if not value or len(value) > 1000 or not value.isprintable():
                 raise InvalidInputError(f"tag {key} has a value that is empty, unprintable or too long", "shorten it")
+
+
+@dataclass(frozen=True)
+class ExpertManifest:
+    """An expert: its name where it was pushed from, its license, its languages, and its digest with that license."""
+
+    name: str
+    digest: str
+    license: str | None
+    languages: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {"format": FORMAT, **vars(self), "languages": list(self.languages)}
+
+    @classmethod
+    def from_document(cls, document: object, where: str) -> "ExpertManifest":
+        """Read a document as untrusted input.
+
+        Raises:
+            CheckpointError: it is not a manifest.
+            InvalidInputError: its name or license is not valid.
+        """
+        values = fields(document, _KINDS, where)
+        if values["format"] != FORMAT:
+            raise CheckpointError(
+                f"{where} has format {values['format']}, this program reads {FORMAT}",
+                "use the program that it was pushed with",
+            )
+        if values["license"] is not None:
+            check_license(values["license"])
+        return cls(check_name(values["name"]), values["digest"], values["license"], tuple(values["languages"]))
+
+
+def read_manifest(folder: Path) -> ExpertManifest | None:
+    """Return the manifest in a checkpoint's folder, or None without one (errors as `from_document`)."""
+    path = folder / FILE_NAME
+    return ExpertManifest.from_document(read_json(path), str(path)) if path.is_file() else None
+
+
+def annotations_with(own: Annotations, manifest: ExpertManifest | None, checkpoint: str, folder: Path) -> Annotations:
+    """Complete a user's annotations, which take precedence, from a checkpoint's manifest and Hub repository.
+
+    `checkpoint` is the checkpoint as the user named it, and `folder` its folder on this disk.
+    """
+    tags: dict[str, str] = {}
+    if manifest is not None and manifest.languages:
+        tags[LANGUAGE_TAG] = ",".join(manifest.languages)
+    if is_hub_reference(checkpoint):
+        repo_id, commit = HubReference.parse(checkpoint).repo_id, commit_of(folder)
+        tags[HUB_TAG] = f"{repo_id}@{commit}" if commit else repo_id
+    license_id = own.license if own.license is not None or manifest is None else manifest.license
+    return replace(own, tags=tags | own.tags, license=license_id)

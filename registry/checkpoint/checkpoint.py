@@ -1,22 +1,41 @@
 """A dense model's folder, checked from config.json and headers before any weight is read."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.checkpoint.model_files import read_config, read_files
-from registry.checkpoint.weights import empty_tensors, read_headers, sample_weight, weight_files, weight_source
+from registry.checkpoint import trained_files
+from registry.checkpoint.model_files import (
+    ROUTER_FILE,
+    SIMOE_FILE,
+    SOUP_FILE,
+    SOUP_ROUTER,
+    empty_tensors,
+    read_config,
+    read_files,
+    read_headers,
+    sample_weight,
+    weight_files,
+    weight_source,
+)
+from registry.checkpoint.tokenizer import identify
 from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
 from registry.io.display import some
 from registry.io.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
-from registry.io.torch_blocks import to_tensor
-from store.arrays import ArraySource, Block
+from registry.io.torch_blocks import read_tensor
+from registry.progress import Progress
+from store.arrays import ArraySource, Block, digest_of
+from store.digest import json_digest
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
+
+HASHERS = 4  # tensors that are read and hashed at once; each holds one block of rows
 
 _SUPPORTED = {SAFETENSORS[name] for name in WEIGHT_DTYPES}
 _BUFFERS = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
@@ -27,10 +46,8 @@ class Checkpoint:
     """A dense model's folder that has every expected tensor, in a dtype and shape that can be registered.
 
     Attributes:
-        folder: its folder.
         label: its name in messages.
         config: the content of config.json.
-        family: the dense family.
         architecture: the sizes and switches.
         dtype: the dtype that most weights have.
         special_tokens: `bos_token_id`, `eos_token_id`, `pad_token_id` as configured.
@@ -43,12 +60,9 @@ class Checkpoint:
     """Empty: a folder is not a registered version (`adapter.DenseWeights`)."""
 
     def __init__(self, folder: Path, label: str | None = None, *, remote_code: bool = False) -> None:
-        """Open `folder`, reading config.json and the headers of its safetensors files.
+        """Open a local Hugging Face folder, reading config.json and the headers of its safetensors files.
 
-        Args:
-            folder: a local Hugging Face folder.
-            label: its name in messages; default its path.
-            remote_code: accept models that no native host carries.
+        With `remote_code` models are accepted that no native host carries. The label is by default the path.
 
         Raises:
             CheckpointError: the folder is not a checkpoint, or tensors are missing, unknown, or of another shape or
@@ -79,8 +93,8 @@ class Checkpoint:
                 "add --remote-code here and at reg compose: its compositions then carry a modelling file of their own",
             )
         keys = ("bos_token_id", "eos_token_id", "pad_token_id")
-        self.special_tokens: dict[str, Any] = dict(zip(keys, self.family.special_tokens, strict=True))
-        self.special_tokens |= {key: self.config[key] for key in keys if key in self.config}
+        defaults = dict(zip(keys, self.family.special_tokens, strict=True))
+        self.special_tokens: dict[str, Any] = {key: self.config.get(key, defaults[key]) for key in keys}
         self._stored = read_headers(weight_files(folder))
         self.unused: tuple[str, ...] = ()
         self._check_tensors()
@@ -110,19 +124,12 @@ class Checkpoint:
         return NAMES[self._stored[name].dtype]
 
     def source(self, name: str) -> ArraySource:
-        """Return one tensor as blocks of rows.
-
-        Raises (while it is read):
-            CheckpointError: a weight is NaN or infinite, or the file cannot be read.
-        """
+        """Return one tensor as blocks of rows (errors as `weight_source`)."""
         return weight_source(name, self._stored[name], self.label)
 
     def tensor(self, name: str) -> "torch.Tensor":
         """Return one small tensor, such as a norm's weight."""
-        import torch
-
-        source = self.source(name)
-        return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
+        return read_tensor(self.source(name))
 
     def sample(self, name: str, rows: "npt.NDArray[np.int64]") -> Block:
         """Return some rows of one tensor, in its carrier dtype; nothing else is read."""
@@ -143,10 +150,11 @@ class Checkpoint:
         expected = self.family.trunk_shapes(architecture) | self.family.mlp_shapes(architecture)
         if missing := [name for name in expected if name not in self._stored]:
             raise CheckpointError(
-                f"{self.label}: {some(missing)} missing from its safetensors files",
-                "save the checkpoint again, whole",
+                f"{self.label}: {some(missing)} missing from its safetensors files", "save the checkpoint again, whole"
             )
-        extra = [name for name in self._stored if name not in expected and not self._is_tied(name)]
+        # A tied head repeats the embedding: `plain_folder` makes a model with another head one that is not tied.
+        tied = self.family.head if architecture.tie_word_embeddings else None
+        extra = [name for name in self._stored if name not in expected and name != tied]
         if unknown := [name for name in extra if not name.endswith(_BUFFERS)]:
             raise CheckpointError(
                 f"{self.label}: {some(unknown)} unknown to the {self.family.model_type} family",
@@ -169,6 +177,77 @@ class Checkpoint:
                 )
         self._stored = {name: self._stored[name] for name in expected}
 
-    def _is_tied(self, name: str) -> bool:
-        # It repeats the embedding: `plain_folder` makes a model with another head one that is not tied.
-        return name == self.family.head and self.architecture.tie_word_embeddings
+
+@dataclass(frozen=True)
+class HashedCheckpoint:
+    """A checkpoint with finite weights, and its digests.
+
+    Attributes:
+        tensors: tensor name → digest of its array.
+        files: file name → content.
+        weights: digest over all tensors; statistics refer to their weights by it.
+        tokenizer: digest of the tokenizer, or None without one.
+        tokens: number of tokens in its vocabulary, or None without a tokenizer.json.
+        soup: what it is in a soup that was trained; None outside of one.
+        simoe: its part in a SIMoE that was trained; None outside of one.
+        own: its arrays there, by name, and `own_digests` their digests.
+    """
+
+    checkpoint: Checkpoint
+    tensors: dict[str, str]
+    files: dict[str, bytes]
+    weights: str
+    tokenizer: str | None
+    tokens: int | None
+    soup: dict[str, Any] | None = None
+    simoe: dict[str, Any] | None = None
+    own: dict[str, ArraySource] = field(default_factory=dict)
+    own_digests: dict[str, str] = field(default_factory=dict)
+
+
+def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpoint:
+    """Read all of a checkpoint, and return its digests.
+
+    Raises:
+        CheckpointError: weights are NaN or infinite, or a file cannot be read or is of another form.
+    """
+    import torch
+
+    files, architecture = checkpoint.files(), checkpoint.architecture
+    if ROUTER_FILE in files:
+        trained_files.unpack_rows(
+            files[ROUTER_FILE], (architecture.num_hidden_layers, architecture.hidden_size), checkpoint.label
+        )
+    soup = None if SOUP_FILE not in files else trained_files.read_soup(files[SOUP_FILE], checkpoint.label)
+    if SOUP_ROUTER in files:
+        trained_files.unpack_router(files[SOUP_ROUTER], soup or {}, architecture.hidden_size, checkpoint.label)
+    simoe = None if SIMOE_FILE not in files else trained_files.read_simoe(files[SIMOE_FILE], checkpoint.label)
+    own = {}
+    if simoe is not None:
+        matrices = checkpoint.family.layer_matrices(architecture)
+        shapes = {name: checkpoint.shapes[name] for name in matrices}
+        own = trained_files.open_arrays(checkpoint.folder, shapes, architecture.hidden_size, checkpoint.label)
+    tokenizer, tokens = identify(files)
+    names = (*checkpoint.trunk, *checkpoint.mlp)
+    sources = {("", name): checkpoint.source(name) for name in names} | {("own", name): own[name] for name in own}
+    tensors = {}
+    # In a forked process torch replaces its pool of threads at the first use, and threads that use it at once find none
+    # (`caffe2::pthreadpool`): so it is set up here.
+    torch.set_num_threads(torch.get_num_threads())
+    with (
+        progress("hashing", sum(source.nbytes for source in sources.values()), "B") as advance,
+        ThreadPoolExecutor(HASHERS, thread_name_prefix="hashing") as pool,
+    ):
+        futures = {name: pool.submit(digest_of, source) for name, source in sources.items()}
+        try:
+            for name, future in futures.items():
+                tensors[name] = future.result()
+                advance(sources[name].nbytes)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    weights, arrays = ({name: tensors[kind, name] for kind, name in tensors if kind == of} for of in ("", "own"))
+    if simoe is not None:
+        trained_files.check_delta(simoe, arrays, checkpoint.label)
+    digest = json_digest(weights)
+    return HashedCheckpoint(checkpoint, weights, files, digest, tokenizer, tokens, soup, simoe, own, arrays)

@@ -12,24 +12,18 @@ from fnmatch import fnmatchcase
 from functools import partialmethod
 from pathlib import Path
 
-from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.checkpoint.router_rows import ROUTER_FILE
-from registry.checkpoint.simoe_files import SIMOE_ARRAYS, SIMOE_FILE
-from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER
-from registry.checkpoint.weights import INDEX, SINGLE
+from registry.checkpoint.model_files import COPIED_FILES, INDEX, OWN_FILES, SIMOE_ARRAYS, SINGLE
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.io.display import some
-from registry.io.files import read_small
 from registry.io.limits import JSON_BYTES, TOKENIZER_BYTES
-from registry.io.strict_json import json_object
+from registry.io.untrusted import json_object, read_small
 
 HUB_PREFIX = "hf://"
 CONFIG, ADAPTER_CONFIG, ADAPTER = "config.json", "adapter_config.json", "adapter_model.safetensors"
 SMALL_FILES = (
-    *(CONFIG, ADAPTER_CONFIG, INDEX, "generation_config.json", "statistics.safetensors", "expert.json"),
-    *(EXPERT_TRAINING, ROUTER_FILE, SOUP_FILE, SOUP_ROUTER, SIMOE_FILE),
-    *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "chat_template.json"),
+    *(CONFIG, ADAPTER_CONFIG, INDEX, "statistics.safetensors", "expert.json", "tokenizer*.json"),
+    *COPIED_FILES,
+    *OWN_FILES,
     *("calibration.txt", "calibration.jsonl", "calibration.jsonl.gz", "calibration.parquet"),
 )
 """Patterns of the files that are fetched before the weights."""
@@ -71,11 +65,7 @@ class HubReference:
 
     @classmethod
     def parse(cls, text: str) -> "HubReference":
-        """Parse `hf://ORG/NAME` or `hf://NAME`, either with `@REVISION`.
-
-        Raises:
-            InvalidInputError: the text is malformed.
-        """
+        """Parse `hf://ORG/NAME` or `hf://NAME`, either with `@REVISION`."""
         repo_id, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
         return cls(repo_id, revision if at else None)
 
@@ -126,9 +116,7 @@ def _download(reference: HubReference) -> Path:
         return Path(snapshot_download(reference.repo_id, revision=revision, allow_patterns=patterns, tqdm_class=bar))
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT
-    info = HfApi().model_info(
-        reference.repo_id, revision=reference.revision, timeout=timeout, files_metadata=True
-    )  # with sizes
+    info = HfApi().model_info(reference.repo_id, revision=reference.revision, timeout=timeout, files_metadata=True)
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
     names = set(sizes)
     _check(reference, names, [INDEX if INDEX in names else SINGLE])  # before anything is fetched
@@ -155,11 +143,7 @@ def _cached(reference: HubReference) -> Path:
 
 
 def _whole(reference: HubReference, folder: Path, hint: str) -> Path:
-    """Return `folder` if it holds a complete model or adapter, and every small file known to be in the repository.
-
-    Raises:
-        NotFoundError: a file is missing.
-    """
+    """Return `folder` if it holds a complete model or adapter, and every small file known to be in the repository."""
     names = {path.name for path in folder.iterdir() if path.is_file()}
     missing = _missing(names, _weights(reference, folder))
     with suppress(ImportError):  # older versions of huggingface_hub keep no list of a repository's files
@@ -181,11 +165,7 @@ def _small(names: Set[str]) -> list[str]:
 
 
 def _weights(reference: HubReference, folder: Path) -> list[str]:
-    """Return the names of a model's weight files: those in the index in `folder`, else the single file.
-
-    Raises:
-        CheckpointError: the index is damaged, or lists other files than safetensors files in the same folder.
-    """
+    """Return the names of a model's weight files: those in the index in `folder`, else the single file."""
     if not (folder / INDEX).is_file():
         return [SINGLE]
     listed = json_object(read_small(folder / INDEX, JSON_BYTES), f"{reference}/{INDEX}").get("weight_map")
@@ -203,11 +183,7 @@ def _missing(names: Set[str], weights: list[str]) -> list[str]:
 
 
 def _check(reference: HubReference, names: Set[str], weights: list[str]) -> None:
-    """Check that a repository's files include a complete model or a complete adapter.
-
-    Raises:
-        CheckpointError: they do not.
-    """
+    """Check that a repository's files include a complete model or a complete adapter."""
     if not (missing := _missing(names, weights)):
         return
     if not {CONFIG, ADAPTER_CONFIG} & names:

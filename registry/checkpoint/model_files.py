@@ -1,18 +1,29 @@
-"""Small files of a checkpoint, read as untrusted input."""
+"""Files of a checkpoint's folder, read as untrusted input: the small ones, and weights block by block."""
 
+import math
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from registry.checkpoint.router_rows import ROUTER_FILE
-from registry.checkpoint.simoe_files import SIMOE_FILE
-from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER
 from registry.errors import CheckpointError
-from registry.io.files import GENUINE, own_file, read_json, read_small
+from registry.io.display import some
+from registry.io.dtypes import NAMES
 from registry.io.limits import JSON_BYTES, SMALL_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
-from registry.io.strict_json import json_object
+from registry.io.safetensors_file import read_header
+from registry.io.torch_blocks import to_block
+from registry.io.untrusted import GENUINE, is_plain, json_object, own_file, read_json, read_small
 from registry.names.suggest import suggest_path
+from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+"""Names of files that run code when they are opened, and so are never read."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -29,16 +40,16 @@ COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
 
 EXPERT_TRAINING = "expert_training.json"
 """The file in which an expert that was trained here says how."""
+ROUTER_FILE = "expert_router.safetensors"
+SOUP_FILE, SOUP_ROUTER = "soup.json", "soup_router.safetensors"
+SIMOE_FILE, SIMOE_ARRAYS = "simoe.json", "simoe.safetensors"
+"""Files of an expert that was trained with others (`trained_files.py`)."""
 OWN_FILES = (EXPERT_TRAINING, ROUTER_FILE, SOUP_FILE, SOUP_ROUTER, SIMOE_FILE)
 """Files of a version that no composition, and no expert that begins from it, takes over."""
 
 
 def check_checkpoint(checkpoint: str | os.PathLike[str]) -> None:
-    """Check that a checkpoint is a folder, or a repository of the Hub, which alone is looked up there.
-
-    Raises:
-        CheckpointError: it is neither.
-    """
+    """Raise CheckpointError unless a checkpoint is a folder, or a Hub repository, which alone is looked up there."""
     if not os.fspath(checkpoint).startswith("hf://"):
         _check_folder(Path(checkpoint))
 
@@ -82,9 +93,123 @@ def read_files(folder: Path) -> dict[str, bytes]:
                     raise CheckpointError(
                         f"{folder}: its small files have {total:,} bytes, the limit is {SMALL_BYTES:,}", GENUINE
                     )
-                if name.endswith(".json") and name not in (
-                    "config.json",
-                    "tokenizer.json",
-                ):  # those are parsed elsewhere
+                if name.endswith(".json") and name not in ("config.json", "tokenizer.json"):  # parsed elsewhere
                     json_object(data, str(path), values=TOKENIZER_VALUES)
     return files
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file, from its header."""
+
+    file: Path
+    dtype: str  # in the header's spelling
+    shape: tuple[int, ...]
+    begin: int  # in bytes of the file
+    key: str  # its name, unless a training program put something around that
+
+
+def read_headers(files: list[Path]) -> dict[str, Stored]:
+    """Return the location of every tensor in some safetensors files, by tensor name.
+
+    Raises:
+        CheckpointError: a file is not a safetensors file, or a tensor is in two of them.
+    """
+    tensors: dict[str, Stored] = {}
+    for path in files:
+        for name, entry in read_header(path).tensors.items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"tensor {name} is in {tensors[name].file.name} and in {path}", "save the checkpoint again, whole"
+                )
+            tensors[name] = Stored(path, entry.dtype, entry.shape, entry.begin, name)
+    return tensors
+
+
+def empty_tensors(label: str, names: Sequence[str]) -> CheckpointError:
+    """Return the error of tensors without values, which DeepSpeed leaves where one process holds a part of each."""
+    return CheckpointError(
+        f"{label}: {some(list(names))} empty: it was saved under DeepSpeed ZeRO-3 without gathering its weights",
+        "save it with stage3_gather_16bit_weights_on_model_save, or run the zero_to_fp32.py beside its checkpoint",
+    )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a checkpoint folder.
+
+    Raises:
+        CheckpointError: the folder has no weights, files are missing, or the weights are in pickle files.
+    """
+    if (index := own_file(folder, INDEX)) is not None:
+        listed = read_json(index).get("weight_map")
+        names = sorted(set(map(str, listed.values()))) if isinstance(listed, dict) else []
+        if outside := [name for name in names if not is_plain(name)]:
+            raise CheckpointError(
+                f"{index} names files outside the folder: {outside[0][:200]!r}", "use a genuine checkpoint"
+            )
+        if not names:
+            raise CheckpointError(f"{index} lists no weights", "copy the file again")
+        paths = {name: own_file(folder, name) for name in names}
+        if SINGLE not in names and own_file(folder, SINGLE) is not None:
+            raise CheckpointError(
+                f"{folder} has two sets of weights: {SINGLE}, which transformers reads, and those that {INDEX} lists",
+                "delete the one that is not the model's",
+            )
+        if absent := [name for name, path in paths.items() if path is None]:
+            them = "it" if len(absent) == 1 else "them"
+            raise CheckpointError(
+                f"{folder}: {some(absent)} missing, though {index.name} lists {them}", f"copy {them} again"
+            )
+        return [path for path in paths.values() if path is not None]
+    if (single := own_file(folder, SINGLE)) is not None:
+        return [single]
+    if any(path for pattern in PICKLES for path in folder.glob(pattern)):
+        raise CheckpointError(
+            f"{folder} has its weights in pickle files, which run code when they are opened and so are never read",
+            "convert them where you trust them: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)",
+        )
+    raise CheckpointError(
+        f"{folder} has no weights: neither {SINGLE} nor {INDEX}", "name the folder that save_pretrained wrote"
+    )
+
+
+def sample_weight(stored: Stored, rows: "npt.NDArray[np.int64]") -> Block:
+    """Return some rows of a tensor in its carrier dtype, reading nothing else (CheckpointError: the file cannot be)."""
+    import numpy as np
+
+    dtype = np.dtype(CARRIERS[NAMES[stored.dtype]][0])
+    try:
+        data = np.memmap(stored.file, dtype=dtype, mode="r", offset=stored.begin, shape=stored.shape)
+        return np.array(data[rows])
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{stored.file}: {error}", "copy the file again") from error
+
+
+def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
+    """Return one tensor, whose dtype can be registered, as blocks of rows; `label` is the checkpoint's in messages.
+
+    Raises (while it is read):
+        CheckpointError: a weight is NaN or infinite, or the file cannot be read.
+    """
+
+    def blocks() -> Iterator[Block]:
+        from safetensors import SafetensorError, safe_open
+
+        rows = rows_per_block(stored.shape)
+        try:
+            with safe_open(stored.file, framework="pt") as file:
+                view = file.get_slice(stored.key)
+                for start in range(0, stored.shape[0], rows):
+                    part = view[start : start + rows]
+                    least, most = part.aminmax()  # many times as fast as isfinite; both are NaN if any is
+                    if not (math.isfinite(least) and math.isfinite(most)):
+                        raise CheckpointError(
+                            f"{label}: tensor {name} has NaN or infinite weights "
+                            f"(rows {start} to {start + len(part) - 1})",
+                            "register a checkpoint from before the training diverged",
+                        )
+                    yield to_block(part)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{stored.file}: {error}", "copy the file again") from error
+
+    return ArraySource(NAMES[stored.dtype], stored.shape, blocks)

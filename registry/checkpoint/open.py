@@ -8,16 +8,12 @@ from pathlib import Path
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
 from registry.checkpoint.hub_download import HubReference, fetch_repository, is_hub_reference
-from registry.checkpoint.plain_folder import plain_folder
+from registry.checkpoint.model_files import ROUTER_FILE, SIMOE_ARRAYS, SOUP_ROUTER
+from registry.checkpoint.plain_folder import plain_folder, scratch_folder
 from registry.checkpoint.renumbered import renumbered
-from registry.checkpoint.router_rows import ROUTER_FILE
-from registry.checkpoint.simoe_files import SIMOE_ARRAYS
-from registry.checkpoint.soup_files import SOUP_ROUTER
-from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
+from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError
 from registry.io.display import some
-from registry.io.work_dirs import temporary
 from registry.progress import Progress, remark
-from store.permissions import SPACE
 
 PathLike = str | os.PathLike[str]
 Registered = Callable[[str], DenseWeights | None]
@@ -40,17 +36,16 @@ def open_checkpoint(
     like: tuple[str, Mapping[str, bytes]] | None = None,
     progress: Progress,
 ) -> Iterator[Checkpoint]:
-    """Open the checkpoint that `checkpoint` names, and check all its headers.
+    """Open a checkpoint, and check all its headers.
 
     Args:
         checkpoint: a folder or `hf://ORG/NAME[@REVISION]`, of a model or of an adapter.
-        scratch: the folder in which an adapter is merged into its base; the merged model is deleted afterwards.
+        scratch: the folder for merged models and copies, which are deleted afterwards.
         base: an adapter's base model, if its own configuration does not name it: a registered model's name, a folder
             or `hf://…`.
         registered: looks up a registered model.
         remote_code: accept models that no native host carries.
         like: a version, and its files: added tokens get the numbers that it has for them.
-        progress: receives the bytes merged.
 
     Raises:
         CheckpointError: the checkpoint cannot be registered.
@@ -98,10 +93,7 @@ def _open(
         adapter.check(weights)
         for note in adapter.notes:
             remark(progress, f"{label}: {note}")
-        try:
-            merged = stack.enter_context(temporary(scratch, weights.registered_as, prefix="merged-"))
-        except OSError as error:
-            raise StorageError(f"{scratch} cannot be written: {error.strerror}", SPACE) from error
+        merged = scratch_folder(stack, scratch, weights.registered_as, prefix="merged-")
         merge_adapter(adapter, weights, merged / "model", progress)
         yield Checkpoint(merged / "model", label=label, remote_code=remote_code)
 

@@ -13,20 +13,27 @@ are linked.
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.model_files import read_config
-from registry.checkpoint.weights import INDEX, PICKLES, Stored, read_headers, weight_files, weight_source
+from registry.checkpoint.model_files import (
+    INDEX,
+    PICKLES,
+    Stored,
+    read_config,
+    read_headers,
+    weight_files,
+    weight_source,
+)
 from registry.errors import CheckpointError, StorageError
 from registry.families import FAMILIES, Family
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
-from registry.io.files import own_file
 from registry.io.model_folder import fresh_folder, json_file, write_files, write_weights
-from registry.io.safetensors_writer import Stream
+from registry.io.safetensors_file import Stream
+from registry.io.untrusted import own_file
 from registry.io.work_dirs import temporary
 from registry.progress import Progress, remark
 from store.permissions import SPACE
@@ -42,13 +49,9 @@ def unwrapped(name: str) -> str:
 
 @contextmanager
 def plain_folder(folder: Path, label: str, scratch: Path, progress: Progress) -> Iterator[Path]:
-    """Yield the folder of a whole model, or a plain copy of it, which is deleted afterwards.
+    """Yield the folder of a whole model, or a plain copy of it below `scratch`, which is deleted afterwards.
 
-    Args:
-        folder: the folder.
-        label: its name in messages.
-        scratch: the folder for copies.
-        progress: receives a remark for each change, and the bytes copied.
+    `label` is the model's name in messages; `progress` receives a remark for each change.
 
     Raises:
         CheckpointError: it is not a checkpoint, or two tensors have one name without their wrappers.
@@ -63,7 +66,7 @@ def plain_folder(folder: Path, label: str, scratch: Path, progress: Progress) ->
     stored = read_headers(files)
     names, notes = _plain_names(stored, family, label)
     changes: dict[str, Any] = {}
-    if "quantization_config" in config and _are_whole(stored):
+    if "quantization_config" in config and all(NAMES.get(one.dtype) in WEIGHT_DTYPES for one in stored.values()):
         changes["quantization_config"] = None
         notes.append("config.json has a quantization_config, and its weights are not quantized: it is left out")
     if _is_tied(family, config) and not _has_one_table({names[key]: stored[key] for key in stored}, family, label):
@@ -95,31 +98,28 @@ def copied_folder(
     streams: Sequence[Stream],
     progress: Progress,
 ) -> Iterator[Path]:
-    """Yield a copy of a checkpoint's folder with other content, which is deleted afterwards.
+    """Yield a copy of a checkpoint's folder below `scratch`, which is deleted afterwards.
 
     Args:
-        folder: the folder.
-        scratch: the folder for copies.
-        files: files of other content, by name. All others are linked.
-        weights: its files of weights.
+        files: files of other content, by name; all others are linked.
+        weights: the folder's files of weights.
         streams: the tensors to write in their place; empty to link them.
-        progress: receives the bytes written.
 
     Raises:
         StorageError: the copy cannot be written.
     """
     others = {*files, *([INDEX, *(path.name for path in weights)] if streams else ())}
     with ExitStack() as stack:
-        try:
-            made = stack.enter_context(temporary(scratch, prefix="plain-")) / "model"
-        except OSError as error:
-            raise StorageError(f"{scratch} cannot be written: {error.strerror}", SPACE) from error
+        made = scratch_folder(stack, scratch, prefix="plain-") / "model"
         nbytes = sum(stream.nbytes for stream in streams)
         with fresh_folder(made, replace=False, nbytes=nbytes) as copy:
             for path in sorted(folder.iterdir()):
                 is_read = path.name not in others and not any(map(path.match, PICKLES))
                 if is_read and (own := own_file(folder, path.name)):
-                    _link(own.resolve(), copy / path.name)
+                    try:
+                        os.link(own.resolve(), copy / path.name)
+                    except OSError:  # the disk has no such links
+                        shutil.copyfile(own, copy / path.name)
             write_files(copy, files)
             if streams:
                 with progress("copying", nbytes, "B") as advance:
@@ -127,12 +127,16 @@ def copied_folder(
         yield made
 
 
-def _plain_names(stored: Mapping[str, Stored], family: Family, label: str) -> tuple[dict[str, str], list[str]]:
-    """Return key in the files → plain name of every tensor, and remarks on what was taken away.
+def scratch_folder(stack: ExitStack, above: Path, holds: Collection[str] = (), *, prefix: str) -> Path:
+    """Make a folder that is deleted with the stack (StorageError: `above` cannot be written)."""
+    try:
+        return stack.enter_context(temporary(above, holds, prefix=prefix))
+    except OSError as error:
+        raise StorageError(f"{above} cannot be written: {error.strerror}", SPACE) from error
 
-    Raises:
-        CheckpointError: two tensors have one name then.
-    """
+
+def _plain_names(stored: Mapping[str, Stored], family: Family, label: str) -> tuple[dict[str, str], list[str]]:
+    """Return key in the files → plain name of every tensor, and remarks on what was taken away."""
     names = {key: unwrapped(key) for key in stored}
     ends = [name for name in names.values() if name.endswith(family.embedding)]
     inner, _, embedding = family.embedding.partition(".")
@@ -140,21 +144,23 @@ def _plain_names(stored: Mapping[str, Stored], family: Family, label: str) -> tu
         names = {key: name.removeprefix(prefix) for key, name in names.items()}
     elif not ends and embedding in names.values():  # the model below the head alone
         names = {key: name if name == family.head else f"{inner}.{name}" for key, name in names.items()}
-    changed = {key: name for key, name in names.items() if key != name}
+    return names, renamed_note(names, label, "save the model itself: unwrap it first (accelerate: unwrap_model)")
+
+
+def renamed_note(names: Mapping[str, str], label: str, hint: str) -> list[str]:
+    """Return a remark on the tensors that are read under other names than the files' keys; none if there are none.
+
+    Raises:
+        CheckpointError: two tensors have one name then.
+    """
     if len({*names.values()}) < len(names):
         twice = next(name for name in names.values() if list(names.values()).count(name) > 1)
-        raise CheckpointError(
-            f"{label}: several tensors are {twice} without what was put around the model",
-            "save the model itself: unwrap it first (accelerate: unwrap_model)",
-        )
-    if not changed:
-        return names, []
-    key, name = min(changed.items())
-    return names, [f"{len(changed):,} of {len(names):,} tensors have names of another form: {key} is read as {name}"]
-
-
-def _are_whole(stored: Mapping[str, Stored]) -> bool:
-    return all(NAMES.get(tensor.dtype) in WEIGHT_DTYPES for tensor in stored.values())
+        raise CheckpointError(f"{label}: several tensors are {twice} without what was put around the model", hint)
+    changed = sorted((key, name) for key, name in names.items() if key != name)
+    return [
+        f"{len(changed):,} of {len(names):,} tensors have names of another form: {key} is read as {name}"
+        for key, name in changed[:1]
+    ]
 
 
 def _is_tied(family: Family, config: Mapping[str, Any]) -> bool:
@@ -174,11 +180,3 @@ def _has_one_table(stored: Mapping[str, Stored], family: Family, label: str) -> 
     tables = ((family.head, head), (family.embedding, embedding))
     blocks = (weight_source(name, table, label).blocks() for name, table in tables)
     return all(a is not None and b is not None and a.tobytes() == b.tobytes() for a, b in zip_longest(*blocks))
-
-
-def _link(path: Path, to: Path) -> None:
-    """Make a file another name of one, or a copy where the disk has no such names."""
-    try:
-        os.link(path, to)
-    except OSError:
-        shutil.copyfile(path, to)

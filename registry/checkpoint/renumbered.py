@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.checkpoint.checkpoint import Checkpoint
-from registry.checkpoint.model_files import read_files
+from registry.checkpoint.model_files import read_files, weight_files
 from registry.checkpoint.plain_folder import copied_folder
-from registry.checkpoint.weights import weight_files
 from registry.errors import CheckpointError
 from registry.io.limits import JSON_KEYS, TOKENIZER_VALUES
 from registry.io.model_folder import json_file
-from registry.io.safetensors_writer import Stream
-from registry.io.strict_json import json_object
-from registry.io.torch_blocks import to_block, to_tensor
+from registry.io.safetensors_file import Stream
+from registry.io.torch_blocks import read_tensor, to_block
+from registry.io.untrusted import json_object
 from registry.progress import Progress, remark
 from store.arrays import ArraySource, Block
 
@@ -42,12 +41,7 @@ def renumbered(
 ) -> Iterator[Path]:
     """Yield the folder of a checkpoint, or a copy whose added tokens have the numbers of another version.
 
-    Args:
-        checkpoint: the checkpoint.
-        like: the files of the other version, by name.
-        ref: the other version, for messages.
-        scratch: the folder for copies.
-        progress: receives a remark with the tokens that move, and the bytes copied.
+    That version is `ref` in messages and has the files `like`. `progress` receives a remark with the tokens that move.
 
     Raises:
         CheckpointError: one has no tokenizer.json, or tokens that were not added differ.
@@ -92,11 +86,7 @@ def _added(document: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _numbers(own: dict[str, Any], other: dict[str, Any], label: str, ref: str) -> dict[str, int] | None:
-    """Return the number of every added token of either; None if they agree as they are.
-
-    Raises:
-        CheckpointError: tokens that were not added differ.
-    """
+    """Return the number of every added token of either; None if they agree as they are (errors as `renumbered`)."""
     mine, theirs = _added(own), _added(other)
     vocabularies = [document.get("model", {}).get("vocab") for document in (own, other)]
     if vocabularies[0] != vocabularies[1]:
@@ -104,11 +94,7 @@ def _numbers(own: dict[str, Any], other: dict[str, Any], label: str, ref: str) -
             f"{label} and {ref} have different vocabularies, and only added tokens can get other numbers", _APART
         )
     taken = {number: token for token, number in theirs.items()}
-    stays = {
-        token
-        for token, number in mine.items()
-        if theirs.get(token, number) == number and taken.get(number, token) == token
-    }
+    stays = {token for token, n in mine.items() if theirs.get(token, n) == n and taken.get(n, token) == token}
     if len(stays) == len(mine) and (mine.keys() <= theirs.keys() or theirs.keys() <= mine.keys()):
         return None
     inside = vocabularies[0] if isinstance(vocabularies[0], dict) else {}
@@ -137,7 +123,7 @@ def _table(source: ArraySource, moves: Mapping[int, int], rows: int) -> Iterator
     """Yield a table (V, H) with rows moved, those of tokens that it lacks the mean of its own; all of it at once."""
     import torch
 
-    table = torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
+    table = read_tensor(source)
     vacant = table.double().mean(dim=0).to(table.dtype)
     wide = torch.cat([table, vacant.expand(rows - len(table), -1)])
     came = {to: number for number, to in moves.items()}
@@ -160,20 +146,15 @@ def _files(
     made = {_TOKENIZER: json_file(own | {"added_tokens": listed, "post_processor": post})}
     if "added_tokens.json" in files:
         made["added_tokens.json"] = json_file(dict(numbers))
-    if "tokenizer_config.json" in files:
-        settings = json_object(files["tokenizer_config.json"], "tokenizer_config.json")
-        decoders = [
-            json_object(given["tokenizer_config.json"], "tokenizer_config.json").get("added_tokens_decoder") or {}
-            for given in (like, files)
-            if "tokenizer_config.json" in given
-        ]
+    if (name := "tokenizer_config.json") in files:
+        both = [json_object(given[name], name) for given in (like, files) if name in given]
+        decoders = [one.get("added_tokens_decoder") or {} for one in both]
         known = {str(entry.get("content")): entry for decoder in decoders for entry in decoder.values()}
-        if settings.get("added_tokens_decoder"):
-            settings["added_tokens_decoder"] = {str(n): known[token] for token, n in numbers.items() if token in known}
-        made["tokenizer_config.json"] = json_file(settings)
-    if "generation_config.json" in files:
-        generation = json_object(files["generation_config.json"], "generation_config.json")
-        made["generation_config.json"] = json_file(_config(generation, _moves(own, numbers)))
+        if decoders[-1]:
+            both[-1]["added_tokens_decoder"] = {str(n): known[token] for token, n in numbers.items() if token in known}
+        made[name] = json_file(both[-1])
+    if (name := "generation_config.json") in files:
+        made[name] = json_file(_config(json_object(files[name], name), _moves(own, numbers)))
     return made
 
 

@@ -5,14 +5,11 @@ from typing import Any
 
 from registry.errors import CheckpointError, is_foreign
 from registry.io.limits import TOKENIZER_VALUES
-from registry.io.strict_json import json_object
+from registry.io.untrusted import json_object
 from store.digest import json_digest
 
-_SETTINGS = ("padding", "truncation")
-"""Keys of tokenizer.json that record the settings of its last use."""
-
-_ENCODING = ("model", "normalizer", "post_processor", "pre_tokenizer")
-"""Keys that say how text becomes tokens."""
+_SETTINGS = ("padding", "truncation")  # keys of tokenizer.json that record the settings of its last use
+_ENCODING = ("model", "normalizer", "post_processor", "pre_tokenizer")  # keys that say how text becomes tokens
 
 
 def tokenizer_digest(files: Mapping[str, bytes]) -> str | None:
@@ -57,8 +54,8 @@ def tokenizer_conflict(first: bytes, second: bytes) -> str | None:
     Raises:
         CheckpointError: one is not a JSON object.
     """
-    documents = [json_object(data, "tokenizer.json", values=TOKENIZER_VALUES) for data in (first, second)]
-    ids_a, ids_b = (_tokens(document) for document in documents)
+    a, b = (json_object(data, "tokenizer.json", values=TOKENIZER_VALUES) for data in (first, second))
+    ids_a, ids_b = _tokens(a), _tokens(b)
     for number in sorted(ids_a.keys() & ids_b.keys()):
         if ids_a[number] != ids_b[number]:
             return f"token {number} is {ids_a[number]!r} against {ids_b[number]!r}"
@@ -69,10 +66,9 @@ def tokenizer_conflict(first: bytes, second: bytes) -> str | None:
     if ids_a.keys() - ids_b.keys() and ids_b.keys() - ids_a.keys():
         number = min(ids_a.keys() ^ ids_b.keys())
         return f"token {number} ({(ids_a | ids_b)[number]!r}) is in one only, and each has some the other lacks"
-    a, b = documents
     if all(a.get(key) == b.get(key) for key in _ENCODING):
         return None
-    a, b = (_normalised(data, document) for data, document in zip((first, second), documents, strict=True))
+    a, b = _normalised(first, a), _normalised(second, b)
     for key in _ENCODING:
         if a.get(key) != b.get(key):
             return f"their {key} differs, so they cut the same text into different tokens"

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from registry.checkpoint.model_files import OWN_FILES
-from registry.checkpoint.simoe_files import SIMOE_ARRAYS
+from registry.checkpoint.model_files import OWN_FILES, SIMOE_ARRAYS
 from registry.composition.stored import span
 from registry.hosts import RowSelection
 from registry.io.model_folder import fresh_folder, write_files, write_weights
-from registry.io.safetensors_writer import Span, Stream, write_shard
+from registry.io.safetensors_file import Span, Stream, write_shard
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.maths.trunk.combination import RowBlock, average
 from registry.member import Member

@@ -11,9 +11,8 @@ from registry.composition.recipe.fields import removed as removed_fields
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.rules import FROM_BASE, problem_of_copies
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError
-from registry.io.files import read_json
 from registry.io.model_folder import MARKER, require_composed
-from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe
+from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe, read_json
 from registry.names.reference import check_name, copy_name
 
 FOLDER_FORMAT = 2

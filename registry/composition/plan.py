@@ -17,7 +17,7 @@ from registry.composition.taken_files import taken_files
 from registry.hosts import RowSelection
 from registry.io.dtypes import WEIGHT_DTYPES
 from registry.io.model_folder import json_file
-from registry.io.safetensors_writer import Stream
+from registry.io.safetensors_file import Stream
 from registry.member import Member
 from store.arrays import CARRIERS, CHUNK_ELEMENTS, Block
 from store.catalog import VersionRecord

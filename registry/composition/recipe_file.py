@@ -36,10 +36,10 @@ from registry.composition.recipe.rules import (
 )
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError
-from registry.io.atomic import atomic_file
+from registry.io.disk import atomic_file
 from registry.io.limits import JSON_BYTES
-from registry.io.strict_json import parse_json
 from registry.io.strict_yaml import Located, parse_yaml
+from registry.io.untrusted import parse_json
 from registry.names.reference import Reference, check_name
 from registry.names.resolve import by_digest
 from registry.names.suggest import suggest

@@ -16,10 +16,10 @@ from registry.composition.manifest import CompositionManifest
 from registry.composition.pushed_card import CARD, without_additions
 from registry.composition.trained.history import read_history, write_again
 from registry.errors import InvalidInputError
-from registry.io.files import read_json
-from registry.io.hashing import CHUNK
+from registry.io.disk import CHUNK
 from registry.io.model_folder import MARKER, check_apart, check_output, json_file
 from registry.io.tree_digest import PREFIX
+from registry.io.untrusted import read_json
 from registry.io.work_dirs import working_folder
 from registry.names.resolve import by_digest
 from registry.progress import Advance

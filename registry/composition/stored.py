@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from registry.errors import InvalidInputError
 from registry.hosts import RowSelection
-from registry.io.safetensors_writer import Span
+from registry.io.safetensors_file import Span
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from store.arrays import ArraySource, Block
 

@@ -21,7 +21,7 @@ from registry.errors import RegError
 from registry.io.display import few
 from registry.io.limits import TOKENIZER_VALUES
 from registry.io.model_folder import json_file
-from registry.io.strict_json import json_object
+from registry.io.untrusted import json_object
 from registry.member import Member
 
 GENERATION = "generation_config.json"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from registry.errors import CheckpointError
-from registry.io.atomic import atomic_file
+from registry.io.disk import atomic_file
 
 DOMAIN_CHARACTERS = 800_000
 """Maximum number of characters per domain."""

@@ -17,9 +17,9 @@ from registry.demo.domains import DOMAINS, domain_files, write_domains
 from registry.demo.train import new_model, read_texts, save, train_tokenizer
 from registry.errors import CheckpointError, OutputError, StorageError
 from registry.evaluation import Row, TestSettings
-from registry.io.file_lock import try_lock
+from registry.io.disk import try_lock
 from registry.io.limits import JSON_BYTES
-from registry.io.strict_json import json_object
+from registry.io.untrusted import json_object
 from registry.progress import Advance, Progress, remark, silent
 from registry.registry import Registry
 from registry.statistics.collect import collect_to

@@ -1,1 +1,1 @@
-"""Where compositions are written to: a folder, or a prefix of a bucket; and reading them back from there."""
+"""Destinations of compositions, a folder or a prefix of a bucket; and reading compositions back from there."""

@@ -24,50 +24,37 @@ import hashlib
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from registry.destination.destination import CONFIG, INDEX, Destination, OpenDestination, ShardWriter
-from registry.destination.uploaded_shards import UploadedShards
+from registry.destination.destination import CONFIG, INDEX, Destination, OpenDestination, Render, ShardWriter
+from registry.destination.reuse import UploadedShards
 from registry.errors import CheckpointError, DamagedError, OutputError, StorageError
 from registry.home import Home
-from registry.io.memory import map_large_blocks, return_freed_memory
 from registry.io.model_folder import MARKER, index_file, layout
-from registry.io.safetensors_writer import Stream
+from registry.io.process import map_large_blocks, return_freed_memory
+from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.tree_digest import TreeHash
 from registry.io.work_dirs import working_folder
 from registry.progress import Advance
 from store.bucket import PROBE, Bucket
 
-PARTIAL = "composition.partial.json"
-"""The object that says that a composition is being written, or was interrupted."""
-
-FIRST, LAST = (MARKER, CONFIG, INDEX), (INDEX, CONFIG, MARKER)
-"""What is deleted first and written last: what a reader opens to find the rest."""
-
-_Render = Callable[[Sequence[Shard], Advance], list[str]]
-"""Writes files into the scratch folder, and returns the tree digest of each."""
+PARTIAL = "composition.partial.json"  # says that a composition is being written, or was interrupted
+LAST = (INDEX, CONFIG, MARKER)  # written last and deleted first, in reverse: what a reader opens to find the rest
+_MAPPED = 2**20  # bytes from which on memory is returned when it is freed; parts of uploads have 8 MiB
 
 _OTHER = "name another prefix with --out"
 
 
 class BucketDestination(Destination):
-    """A prefix of a bucket.
-
-    Args:
-        url: in its recorded form.
-    """
+    """A prefix of a bucket, by its URL in its recorded form."""
 
     def __init__(self, url: str) -> None:
         self._bucket = Bucket(url)
-
-    @property
-    def address(self) -> str:
-        """The URL."""
-        return self._bucket.url
+        self.address = self._bucket.url
 
     def check(self, *, replace: bool) -> None:
         """Check what is at the prefix, and that objects can be written and deleted there."""
@@ -97,7 +84,7 @@ class BucketDestination(Destination):
         found = self._check_content(replace=replace)
         writer = _Writer(self._bucket, home)
         writer.begin(found, replace=replace)
-        known = UploadedShards.of(home, self.address)
+        known = UploadedShards(home, self.address)
         with working_folder(home.work, holds) as scratch:
             opened = OpenBucket(self._bucket, writer, known, scratch)
             try:
@@ -119,11 +106,7 @@ class _Writer:
         self._home = _identity(home)
 
     def begin(self, found: Collection[str], *, replace: bool) -> None:
-        """Claim the prefix, and delete what an earlier composition is found by.
-
-        Raises:
-            OutputError: another registry claims it.
-        """
+        """Claim the prefix, unless another registry does, and delete what an earlier composition is found by."""
         if PARTIAL not in found and not self._bucket.create(PARTIAL, self._mark):
             raise self._taken("has just begun to write there")
         if PARTIAL in found:
@@ -133,28 +116,19 @@ class _Writer:
                     f"{_OTHER}, or if nobody writes there, take it over: --force",
                 )
             self._bucket.write(PARTIAL, self._mark)
-        self._bucket.delete(name for name in FIRST if name in found)
+        self._bucket.delete(name for name in reversed(LAST) if name in found)
         self._bucket.abort_uploads()
 
     def check(self) -> None:
-        """Check that the prefix is still claimed by this writer.
-
-        Raises:
-            OutputError: another one has taken it over.
-        """
+        """Check that the prefix is still claimed by this writer."""
         if self._bucket.read(PARTIAL) != self._mark:
             raise self._taken("has taken it over")
-
-    def end(self) -> None:
-        """Give up the claim of a composition that is whole."""
-        self._bucket.delete([PARTIAL])
 
     def leave(self, *, resumable: bool) -> None:
         """Give up a composition that failed.
 
-        Args:
-            resumable: the storage failed, or the user interrupted: what was uploaded stays, for the next run. After any
-                other failure, such as the opt-out of a member meanwhile, all of it is deleted.
+        If it is resumable, what was uploaded stays, for the next run. After any failure but of the storage or by the
+        user's interrupt, such as the opt-out of a member meanwhile, all of it is deleted.
         """
         names = set(self._bucket.listed()[0])
         if self._bucket.read(PARTIAL) == self._mark and not (resumable and names - {PARTIAL}):
@@ -171,19 +145,8 @@ class _Writer:
             return None
 
 
-_MAPPED = 2**20
-"""Bytes from which on memory is returned when it is freed; parts of uploads have 8 MiB."""
-
-
 class OpenBucket(OpenDestination):
-    """A prefix that is being written.
-
-    Args:
-        bucket: the prefix.
-        writer: the claim to it.
-        known: the record of shards that were uploaded.
-        scratch: a folder for one shard at a time.
-    """
+    """A prefix that is being written, claimed by `writer`; shards are rendered into the folder `scratch`."""
 
     def __init__(self, bucket: Bucket, writer: _Writer, known: UploadedShards, scratch: Path) -> None:
         self._bucket, self._writer, self._known, self._scratch = bucket, writer, known, scratch
@@ -236,9 +199,9 @@ class OpenBucket(OpenDestination):
         except OutputError:  # between the check and the write
             self._bucket.delete([MARKER])
             raise
-        self._writer.end()
+        self._bucket.delete([PARTIAL])
 
-    def _write_shards(self, shards: Sequence[Shard], advance: Advance, render: _Render) -> dict[str, str]:
+    def _write_shards(self, shards: Sequence[Shard], advance: Advance, render: Render) -> dict[str, str]:
         """Bring shards to the bucket unless they are there, and return file name → tree digest."""
         self._writer.check()
         done, missing = dict[str, str](), list[Shard]()
@@ -264,8 +227,8 @@ class OpenBucket(OpenDestination):
 
     def _upload(self, shard: Shard, digest: str) -> None:
         """Upload a shard that was rendered, unless the same bytes are there."""
-        name, expected = shard.path.name, self._known.digest_of(shard) if self._is_there(shard) else None
-        if self._is_there(shard) and expected is None and self._digest(shard) == digest:
+        name = shard.path.name
+        if self._is_there(shard) and self._known.digest_of(shard) is None and self._digest(shard) == digest:
             return
         self._writer.check()
         self._bucket.upload(name, shard.path)

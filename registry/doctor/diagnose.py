@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from registry.destination.fresh import fresh
 from registry.doctor.composed_checks import check_integrity, check_members
 from registry.doctor.examination import Examination
 from registry.doctor.examined_folder import ExaminedFolder
@@ -29,6 +28,7 @@ from registry.doctor.value_checks import check_head, check_values
 from registry.doctor.vocabulary_checks import check_chat_template, check_special_tokens, check_vocabulary
 from registry.errors import RegError, first_line, is_foreign
 from registry.io.display import printable
+from registry.names.suggest import fresh
 from registry.progress import Progress, silent
 from registry.workspace import PathLike, Workspace
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint import read_files
-from registry.checkpoint.model_files import read_config
-from registry.checkpoint.weights import Stored, read_headers, weight_files
+from registry.checkpoint.model_files import Stored, read_config, read_headers, weight_files
 from registry.composition.integrity import ComposedFolder
 from registry.doctor.finding import Finding
 from registry.doctor.tensor_names import is_embedding
 from registry.errors import RegError
-from registry.io.files import own_file, read_json
 from registry.io.model_folder import MARKER
+from registry.io.untrusted import own_file, read_json
 from registry.member import Member, load_members
 from registry.progress import Progress
 from registry.runtime.loading import has_our_code, load_tokenizer

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from registry.checkpoint.adapter import is_adapter
-from registry.checkpoint.weights import INDEX
+from registry.checkpoint.model_files import INDEX
 from registry.doctor.examined_folder import FLOATS, ExaminedFolder
 from registry.doctor.finding import Finding, error, skipped, warning
 from registry.doctor.tensor_names import named
 from registry.io.display import few
 from registry.io.dtypes import SAFETENSORS
-from registry.io.files import own_file, read_json
+from registry.io.untrusted import own_file, read_json
 
 _QUANTISED = (".qweight", ".qzeros", ".weight_scale", ".weight_scale_inv", ".absmax", ".quant_map", ".SCB")
 """Ends of the names of tensors that only quantised weights have."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from registry.checkpoint.weights import Stored
+from registry.checkpoint.model_files import Stored
 from registry.doctor.examined_folder import FLOATS, ExaminedFolder
 from registry.doctor.finding import Finding, error, warning
 from registry.doctor.tensor_names import (

@@ -8,7 +8,7 @@ from registry.doctor.examined_folder import ExaminedFolder
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.errors import CheckpointError, RegError, first_line, is_foreign
 from registry.io.display import printable
-from registry.io.files import own_file
+from registry.io.untrusted import own_file
 
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 _OWN_TOKENIZER = "put the tokenizer that the model was trained with into the folder"

@@ -12,7 +12,7 @@ from typing import Any
 
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError
 from registry.io.display import printable
-from registry.io.files import read_json
+from registry.io.untrusted import read_json
 from registry.names.suggest import suggest
 from registry.workspace import PathLike
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from registry.calibration.sampling import is_self_sampled
-from registry.checkpoint.expert_manifest import FILE_NAME, ExpertManifest
+from registry.calibration.calibration import is_self_sampled
+from registry.checkpoint.annotations import FILE_NAME, ExpertManifest
 from registry.composition.dense import write_dense
 from registry.composition.pushed_card import CARD
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.hub.card_additions import languages_of
 from registry.hub.target import ConflictReason, Outgoing
-from registry.io.hashing import file_digest
+from registry.io.disk import file_digest
 from registry.io.model_folder import json_file
 from registry.maths.statistics import Statistics
 from registry.member import Member

@@ -3,8 +3,8 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from registry.calibration.sampling import is_self_sampled
-from registry.checkpoint.expert_manifest import FILE_NAME
+from registry.calibration.calibration import is_self_sampled
+from registry.checkpoint.annotations import FILE_NAME
 from registry.composition import Plan
 from registry.composition.card import licenses_of
 from registry.composition.integrity import ComposedFolder

@@ -19,7 +19,7 @@ from registry.hub.hub_errors import AGAIN, LOGIN, bad_card, endpoint, offline, t
 from registry.hub.target import Commit, Outgoing, Pushed, Target
 from registry.io.display import some
 from registry.io.limits import JSON_BYTES
-from registry.io.strict_json import json_object
+from registry.io.untrusted import json_object
 from registry.progress import Progress, remark
 
 if TYPE_CHECKING:

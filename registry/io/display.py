@@ -18,11 +18,7 @@ def printable(text: str, keep: Sequence[str] = ()) -> str:
     r"""Return text with escapes for everything that a terminal might act on, such as `\x1b` for a control character.
 
     Invisible characters and those that change the direction of writing (Unicode's categories C, Zl and Zp) are escaped
-    too.
-
-    Args:
-        text: any text.
-        keep: characters that are not escaped.
+    too, but for those in `keep`.
     """
     return "".join(
         character

@@ -1,6 +1,6 @@
 """Names of dtypes, without torch: headers are checked before it is loaded."""
 
-SAFETENSORS = {
+SAFETENSORS = {  # dtype → its spelling in a safetensors header
     "bfloat16": "BF16",
     "float16": "F16",
     "float32": "F32",
@@ -10,16 +10,8 @@ SAFETENSORS = {
     "int64": "I64",
     "uint8": "U8",
 }
-"""dtype → its spelling in a safetensors header."""
 
-WEIGHT_DTYPES = ("bfloat16", "float16", "float32")
-"""dtypes that a checkpoint's weights, and those of a composition, may have."""
-
-NAMES = {spelling: name for name, spelling in SAFETENSORS.items()}
-"""Spelling in a safetensors header → dtype."""
-
-AUTO = "auto"
-"""In place of a dtype: that of the weights where the device computes it fast, else float32."""
-
-COMPUTE_DTYPES = (AUTO, *WEIGHT_DTYPES)
-"""dtypes that a pass may be asked to compute in."""
+NAMES = {spelling: name for name, spelling in SAFETENSORS.items()}  # spelling in a safetensors header → dtype
+WEIGHT_DTYPES = ("bfloat16", "float16", "float32")  # those of a checkpoint's weights, and of a composition's
+AUTO = "auto"  # in place of a dtype: that of the weights where the device computes it fast, else float32
+COMPUTE_DTYPES = (AUTO, *WEIGHT_DTYPES)  # dtypes that a pass may be asked to compute in

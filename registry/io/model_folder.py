@@ -17,18 +17,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from registry.errors import CheckpointError, OutputError, StorageError
-from registry.io.file_lock import try_lock
-from registry.io.files import read_json
-from registry.io.safetensors_writer import Stream
-from registry.io.shard_reuse import ShardReuse
+from registry.io.disk import try_lock
+from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
+from registry.io.untrusted import read_json
 from registry.progress import Advance
 from store.arrays import flush
 
 SHARD_BYTES = 5 * 10**9
 ONE_FILE_BYTES = 10**9
-MARKER = "composition.json"
-"""The file that marks a folder as written by this program, which never deletes any other."""
+MARKER = "composition.json"  # marks a folder as written by this program, which never deletes any other
 
 
 @contextmanager
@@ -36,7 +34,7 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
     """Yield a hidden folder to write into; it becomes `out` when the context ends, and is deleted if that raises.
 
     Args:
-        out: path of the folder; an empty folder may exist there.
+        out: an empty folder may exist there.
         replace: replace an existing composed folder; None if the command never replaces one.
         nbytes: bytes that will be written, at least; checked against the free space.
 
@@ -53,7 +51,8 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
         for folder in absent:
             flush(folder.parent)
         with _claimed(hidden, out):
-            _recover(out)
+            if (old := _old(out)).exists():  # a crash interrupted its replacement
+                _remove(old) if out.exists() else old.rename(out)
             check_output(out, replace=replace)
             if (free := shutil.disk_usage(out.parent).free) < nbytes:
                 raise StorageError(f"{out} needs {nbytes:,} bytes, its disk has {free:,} free", hint)
@@ -73,11 +72,7 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
 
 
 def check_output(out: Path, *, replace: bool | None) -> None:
-    """Check that a folder can be written at `out` (`replace` as in `fresh_folder`).
-
-    Raises:
-        OutputError: `out` is a file, or a folder that is not empty and may not be replaced.
-    """
+    """Raise OutputError if `out` is a file, or holds something that may not be replaced (as in `fresh_folder`)."""
     if out.is_symlink():
         raise OutputError(
             f"{out} is a symbolic link, and its target is not replaced",
@@ -86,7 +81,7 @@ def check_output(out: Path, *, replace: bool | None) -> None:
     try:
         names = {path.name for path in out.iterdir()}  # read once: another process may be replacing it
     except FileNotFoundError:
-        check_place(out)
+        check_creatable(out)
         return
     except NotADirectoryError:
         what = "exists and is not a folder" if out.exists() else "would be below a file"
@@ -103,12 +98,8 @@ def check_output(out: Path, *, replace: bool | None) -> None:
         )
 
 
-def check_place(out: Path) -> None:
-    """Check that a folder that does not exist can be made.
-
-    Raises:
-        OutputError: the nearest folder above it cannot be written to.
-    """
+def check_creatable(out: Path) -> None:
+    """Raise OutputError if a folder that does not exist cannot be made."""
     above = next(folder for folder in out.absolute().parents if folder.exists())
     if not above.is_dir():
         raise OutputError(f"{above} is a file", "choose another --out")
@@ -130,26 +121,13 @@ def _can_be_written(folder: Path) -> bool:
 
 
 def check_apart(out: Path, folder: Path, why: str) -> None:
-    """Check that neither of two folders contains the other.
-
-    Args:
-        out: the folder to write.
-        folder: a folder that must not change.
-        why: the reason, for the message.
-
-    Raises:
-        OutputError: one contains the other.
-    """
+    """Raise OutputError if a folder to write, and one that must not change because of `why`, contain one another."""
     if out.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(out.resolve()):
         raise OutputError(f"{out} and {folder} contain one another, and {why}", "choose another --out")
 
 
 def require_composed(folder: Path) -> None:
-    """Check that a folder was composed by this program.
-
-    Raises:
-        CheckpointError: there is no such folder, or it has no `composition.json`.
-    """
+    """Raise CheckpointError unless a folder is there and was composed by this program."""
     hint = "name a composed folder: reg compose --experts … --out DIR"
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder", hint)
@@ -170,35 +148,15 @@ def write_weights(
     folder: Path,
     streams: Iterable[Stream],
     advance: Advance,
-    reuse: ShardReuse | None = None,
-    *,
-    workers: int = 1,
-    writer: Callable[[Sequence[Shard], Advance], list[str]] | None = None,
+    write: Callable[[Sequence[Shard], Advance], list[str]] = write_shards,
 ) -> dict[str, str]:
     """Write all tensors as safetensors, in one file or in shards with an index, and return file name → digest.
 
-    The digest of a safetensors file is its tree digest (`tree_digest.py`), that of the index SHA-256.
-
-    Args:
-        folder: the folder.
-        streams: the tensors.
-        advance: receives the bytes written or reused.
-        reuse: the record of the folder that this one replaces; unchanged files are linked to it.
-        workers: rendering threads (see `write_shards`).
-        writer: writes the files in place of `write_shards`, and returns the tree digest of each.
+    The digest of a safetensors file is its tree digest (`tree_digest.py`), which `write` returns, that of the index
+    SHA-256.
     """
-    shards, digests = layout(folder, streams), dict[str, str]()
-    if len(shards) == 1:  # a single file has the routers too, so it always changes
-        reuse = None
-    for shard in shards:
-        if reuse is not None and (digest := reuse.take(shard)) is not None:
-            digests[shard.path.name] = digest
-            advance(shard.nbytes)
-    fresh = [shard for shard in shards if shard.path.name not in digests]
-    written = write_shards(fresh, advance, workers=workers) if writer is None else writer(fresh, advance)
-    digests |= dict(zip((shard.path.name for shard in fresh), written, strict=True))
-    if reuse is not None:
-        reuse.note(shards, [digests[shard.path.name] for shard in shards])
+    shards = layout(folder, streams)
+    digests = dict(zip((shard.path.name for shard in shards), write(shards, advance), strict=True))
     return digests | write_files(folder, index_file(shards))
 
 
@@ -258,13 +216,7 @@ def _runs(streams: Iterable[Stream]) -> list[list[Stream]]:
 
 @contextmanager
 def _claimed(hidden: Path, out: Path) -> Iterator[None]:
-    """Create the hidden folder if it is absent, and lock it; remove it if the context raises.
-
-    The system releases the lock of a process that dies.
-
-    Raises:
-        OutputError: another process holds it.
-    """
+    """Create the hidden folder if it is absent, and lock it; remove it if the context raises."""
     while True:
         hidden.mkdir(exist_ok=True)
         try:
@@ -293,13 +245,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _recover(out: Path) -> None:
-    """Complete a replacement of `out` that a crash interrupted: restore the old folder, or delete it."""
-    old = _old(out)
-    if old.exists():
-        _remove(old) if out.exists() else old.rename(out)
 
 
 def _swap(hidden: Path, out: Path) -> None:

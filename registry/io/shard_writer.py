@@ -27,24 +27,17 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from registry.io.safetensors_writer import Span, Stream, allocate, check_size, head, in_order, write_at
+from registry.io.safetensors_file import Span, Stream, allocate, check_size, head, in_order, write_at
 from registry.io.tree_digest import combine
 from registry.progress import Advance
 from store.arrays import RawArray, fill, new_hash, unreadable
 from store.arrays.zarr_layout import ChunkFile
 from store.errors import StorageError
 
-ALIGN = 4096
-"""Tensors begin at a multiple of so many bytes of their file: the block size of common file systems."""
-
-PIECE = 1 << 20
-"""Bytes that are copied and hashed at a time."""
-
-COPIERS = 4
-"""Copying threads, at most."""
-
-FLUSH_BYTES = 1 << 28
-"""Unflushed bytes from which files are flushed."""
+ALIGN = 4096  # tensors begin at a multiple of so many bytes of their file: the block size of common file systems
+PIECE = 1 << 20  # bytes that are copied and hashed at a time
+COPIERS = 4  # copying threads, at most
+FLUSH_BYTES = 1 << 28  # unflushed bytes from which files are flushed
 
 _T = TypeVar("_T")
 
@@ -53,12 +46,7 @@ _FICLONERANGE = 0x4020940D  # linux/fs.h: descriptor, offset and length of the s
 
 @dataclass(frozen=True)
 class Shard:
-    """A safetensors file to write: 8 bytes for the length of the header, the header (JSON), the tensors back to back.
-
-    Attributes:
-        path: the file.
-        given: its tensors, in the order of their computation.
-    """
+    """A safetensors file to write; its tensors are given in the order of their computation."""
 
     path: Path
     given: tuple[Stream, ...]
@@ -82,9 +70,11 @@ class Shard:
 def write_shards(shards: Sequence[Shard], advance: Advance, *, flush: bool = True, workers: int = 1) -> list[str]:
     """Write files, and return the tree digest of each.
 
+    Tensors are computed in the order of the files, and within each in that of `Shard.given`, except that those of one
+    `Stream.job` follow its first.
+
     Args:
-        shards: the files; tensors are computed in their order, and within each in that of `Shard.given`, except that
-            those of one `Stream.job` follow its first.
+        shards: the files.
         advance: receives bytes of tensors; called by one thread at a time.
         flush: flush the files to disk before this returns.
         workers: rendering threads. With 1 the calling thread renders; with more, each runs torch on one thread.
@@ -122,9 +112,7 @@ class _Writing:
     ) -> None:
         self._shards, self._files, self._advance = shards, files, advance
         self._flushes, self._workers = flush, workers
-        self._turn = threading.Lock()  # guards the attributes up to the error
-        self._ready = threading.Condition(self._turn)  # for the flushing thread: enough is unflushed, or writers ended
-        self._idle = threading.Condition(self._turn)  # for the calling thread: a thread ended, or failed
+        self._turn = threading.Condition(threading.Lock())  # guards the attributes up to the error, and tells changes
         self._dirty = [0] * len(shards)
         self._writers = self._running = 0
         self._error: BaseException | None = None
@@ -169,8 +157,8 @@ class _Writing:
         jobs: dict[tuple[str, int], list[_Tensor]] = {}
         for number, shard in enumerate(self._shards):
             ends = accumulate((stream.nbytes for stream in shard.streams), initial=len(shard.head))
-            places = zip(shard.streams, ends, strict=False)
-            tensors = {s.name: _Tensor(s, number, index, begin) for index, (s, begin) in enumerate(places)}
+            begun = enumerate(zip(shard.streams, ends, strict=False))
+            tensors = {stream.name: _Tensor(stream, number, index, begin) for index, (stream, begin) in begun}
             for stream in shard.streams:
                 if (spans := stream.spans()) is not None:
                     if self._copies.empty():
@@ -190,18 +178,13 @@ class _Writing:
         with self._turn:
             self._writers -= writers
             self._running -= running
-            self._notify()
+            self._turn.notify_all()
 
     def _wait(self) -> None:
         """Wait until the threads have ended: an interrupt may stop this, where `Thread.join` would lose the thread."""
         with self._turn:
             while self._running:
-                self._idle.wait()
-
-    def _notify(self) -> None:
-        """Wake all that wait, with the lock held."""
-        self._ready.notify_all()
-        self._idle.notify_all()
+                self._turn.wait()
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
@@ -215,7 +198,7 @@ class _Writing:
         with self._turn:
             if self._error is None or not isinstance(error, Exception):
                 self._error = error
-            self._notify()
+            self._turn.notify_all()
 
     def _render_alone(self) -> None:
         """Render on one thread of torch: the setting belongs to the calling thread."""
@@ -246,18 +229,14 @@ class _Writing:
         for tensor, spans in _emptied(self._copies):
             stream = tensor.stream
             # A tensor that is one whole array has its digest. Of any other the bytes are hashed again, as a tensor's.
-            whole = len(spans) == 1 and _is_whole(spans[0], stream)
-            own = None if whole else new_hash(stream.dtype, stream.shape)
+            raw, (begin, end) = spans[0].raw, (spans[0].begin, spans[0].end)
+            whole = (begin, end, raw.dtype, raw.shape) == (0, raw.nbytes, stream.dtype, stream.shape)
+            own = None if whole and len(spans) == 1 else new_hash(stream.dtype, stream.shape)
             nbytes = 0
             for span in spans:
                 state = new_hash(span.raw.dtype, span.raw.shape)
                 if nbytes + span.nbytes <= stream.nbytes:
-                    copied = (
-                        self._padded(span, tensor, nbytes)
-                        if span.padding
-                        else self._copied(span, tensor, nbytes, buffer)
-                    )
-                    for piece, part in copied:
+                    for piece, part in self._copied(span, tensor, nbytes, buffer):
                         state.update(piece)
                         if own is not None:
                             own.update(part)
@@ -278,6 +257,9 @@ class _Writing:
 
         The array is read in full for its digest.
         """
+        if span.padding:
+            yield from self._padded(span, tensor, nbytes)
+            return
         target, raw, offset = self._files[tensor.file], span.raw, 0  # the offset in the array
         to = tensor.begin + nbytes - span.begin  # the difference between offsets in the target and in the array
         for number in range(raw.count):
@@ -341,7 +323,7 @@ class _Writing:
             self._dirty[tensor.file] += nbytes
             self._advance(nbytes)
             if sum(self._dirty) >= FLUSH_BYTES:
-                self._ready.notify()
+                self._turn.notify_all()
 
     def _flush(self) -> None:
         """Flush written bytes to disk, repeatedly, until the writers have ended."""
@@ -349,7 +331,7 @@ class _Writing:
         while writing:
             with self._turn:
                 while self._error is None and self._writers and sum(self._dirty) < FLUSH_BYTES:
-                    self._ready.wait()
+                    self._turn.wait()
                 if self._error is not None:
                     raise _StoppedError
                 writing = bool(self._writers)
@@ -360,11 +342,7 @@ class _Writing:
 
 
 def clone(source: int, begin: int, target: int, at: int, nbytes: int) -> None:
-    """Share blocks of an open file with another.
-
-    Raises:
-        OSError: the system or the file system cannot.
-    """
+    """Share blocks of an open file with another (OSError: the system or the file system cannot)."""
     ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, begin, nbytes, at))
 
 
@@ -380,19 +358,9 @@ def _can_share(raw: RawArray, target: int) -> bool:
     return True
 
 
-def _is_whole(span: Span, stream: Stream) -> bool:
-    raw = span.raw
-    return (span.begin, span.end, raw.dtype, raw.shape) == (0, raw.nbytes, stream.dtype, stream.shape)
-
-
 @contextmanager
 def _opened(raw: RawArray, number: int) -> Iterator[ChunkFile]:
-    """Open one file of an array.
-
-    Raises:
-        DamagedError: the file is not as it was stored.
-        StorageError: it cannot be fetched.
-    """
+    """Open one file of an array."""
     with ExitStack() as stack:
         try:
             file = stack.enter_context(raw.opened(number))
@@ -404,11 +372,7 @@ def _opened(raw: RawArray, number: int) -> Iterator[ChunkFile]:
 
 
 def _filled(raw: RawArray, file: ChunkFile, buffer: memoryview) -> memoryview:
-    """Fill a buffer from a file of an array, and return it.
-
-    Raises:
-        DamagedError: the file ends early, or cannot be read.
-    """
+    """Fill a buffer from a file of an array, and return it."""
     try:
         fill(file, buffer)
     except OSError as error:

@@ -25,12 +25,7 @@ _HINT = "docs/recipes has an example of every method"
 
 @dataclass(frozen=True)
 class Located:
-    """A value and where it stands.
-
-    Attributes:
-        value: a scalar, a list of `Located`, or a mapping of text to `Located`.
-        line: its line, from 1 on; of a value in a mapping, that of its key.
-    """
+    """A value and its line, from 1 on; of a value in a mapping, that of its key."""
 
     value: "Scalar | list[Located] | dict[str, Located]"
     line: int
@@ -46,11 +41,7 @@ class Located:
 
 
 def parse_yaml(data: bytes, where: str) -> Located:
-    """Read one YAML document.
-
-    Args:
-        data: the file.
-        where: what messages call it.
+    """Read one YAML document, from a file that messages call `where`.
 
     Raises:
         InvalidInputError: the file is too large or nested too deep, is not YAML, or has what is refused (see the

@@ -6,7 +6,7 @@ torch is imported in the functions that need it, so that reading headers does no
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from store.arrays import Block
+from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:
     import torch
@@ -47,22 +47,21 @@ def to_tensor(block: Block, dtype: str) -> "torch.Tensor":
     return torch.from_numpy(block)
 
 
-class RowReader:
-    """Rows of a tensor that come in blocks, taken in other blocks.
+def read_tensor(source: ArraySource) -> "torch.Tensor":
+    """Return a stored tensor, read as a whole."""
+    import torch
 
-    Args:
-        blocks: consecutive rows of the tensor.
-    """
+    return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
+
+
+class RowReader:
+    """Rows of a tensor that come in blocks, taken in other blocks."""
 
     def __init__(self, blocks: "Iterator[torch.Tensor]") -> None:
         self._blocks, self._held = blocks, next(blocks)
 
     def take(self, count: int) -> "torch.Tensor":
-        """Return the next rows.
-
-        Raises:
-            StopIteration: there are fewer.
-        """
+        """Return the next rows (StopIteration: there are fewer)."""
         import torch
 
         parts = []

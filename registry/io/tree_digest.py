@@ -19,39 +19,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
+from registry.io.disk import CHUNK, file_digest
 from registry.io.dtypes import NAMES
-from registry.io.hashing import CHUNK, file_digest
-from registry.io.safetensors_header import Entry, Header, head_bytes, not_safetensors, parse_head
+from registry.io.safetensors_file import Entry, Header, head_bytes, not_safetensors, parse_head
 from registry.progress import Advance
 from store.arrays import new_hash
 
-PREFIX = "tree-sha256:"
-"""The prefix of a tree digest written as text."""
-
-THREADS = 4
-"""Tensors that are hashed at once."""
-
+PREFIX = "tree-sha256:"  # of a tree digest written as text
+THREADS = 4  # tensors that are hashed at once
 _FORM = "expert-registry safetensors tree 1"
 _PIECE = 1 << 20
 
 
 def combine(head: bytes, tensors: Iterable[str]) -> str:
-    """Return the tree digest of a file.
-
-    Args:
-        head: the bytes before the tensors.
-        tensors: the digests of its tensors, in the order of the header.
-    """
+    """Return the tree digest of a file, of the bytes before its tensors and their digests in the header's order."""
     lines = (_FORM, hashlib.sha256(head).hexdigest(), *tensors)
     return PREFIX + hashlib.sha256("".join(f"{line}\n" for line in lines).encode("ascii")).hexdigest()
 
 
 def tree_digest(path: Path, advance: Advance = lambda amount: None) -> str:
-    """Return the tree digest of a file.
-
-    Args:
-        path: the file.
-        advance: receives the bytes read; called by one thread at a time.
+    """Return the tree digest of a file; `advance` receives the bytes read, called by one thread at a time.
 
     Raises:
         CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
@@ -60,8 +47,11 @@ def tree_digest(path: Path, advance: Advance = lambda amount: None) -> str:
     with path.open("rb", buffering=0) as file:
         number, size, lock = file.fileno(), os.fstat(file.fileno()).st_size, Lock()
         try:
-            start = _read(number, 0, min(8, size))
-            head = bytes(start + _read(number, 8, head_bytes(start, size) - 8))
+            start = bytearray(min(8, size))
+            _fill(number, 0, memoryview(start))
+            rest = bytearray(head_bytes(start, size) - 8)
+            _fill(number, 8, memoryview(rest))
+            head = bytes(start + rest)
             header = parse_head(head, size)
             advance(len(head))
 
@@ -82,22 +72,12 @@ def tree_digest(path: Path, advance: Advance = lambda amount: None) -> str:
 
 
 def digest_like(path: Path, known: str, advance: Advance = lambda amount: None) -> str:
-    """Return the digest of a file in the form of a known one: a tree digest, or SHA-256 of the whole file.
-
-    Raises:
-        CheckpointError: the known one is a tree digest, and the file is not a safetensors file.
-        OSError: the file cannot be read.
-    """
+    """Return a tree digest of a file, or the SHA-256 of all of it, as a known one is (errors as `tree_digest`)."""
     return tree_digest(path, advance) if known.startswith(PREFIX) else file_digest(path, advance)
 
 
 def tree_and_sha256(path: Path, advance: Advance = lambda amount: None) -> tuple[str, str]:
-    """Return the tree digest of a file and its SHA-256, reading it once.
-
-    Raises:
-        CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
-        OSError: the file cannot be read.
-    """
+    """Return the tree digest of a file and its SHA-256, reading it once (errors as `tree_digest`)."""
     with path.open("rb") as file:
         tree, whole = TreeHash(path, os.fstat(file.fileno()).st_size), hashlib.sha256()
         while data := file.read(CHUNK):
@@ -108,12 +88,7 @@ def tree_and_sha256(path: Path, advance: Advance = lambda amount: None) -> tuple
 
 
 class TreeHash:
-    """The tree digest of a file whose bytes come in order, used as a hash of `hashlib`.
-
-    Args:
-        path: the file, for messages.
-        size: its bytes.
-    """
+    """The tree digest of a file of `size` bytes, which come in order, used as a hash of `hashlib`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._path, self._size = path, size
@@ -125,11 +100,7 @@ class TreeHash:
         self._at = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Add the next bytes of the file.
-
-        Raises:
-            CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
-        """
+        """Add the next bytes of the file (errors as `tree_digest`)."""
         data = memoryview(data)
         try:
             if self._header is None:
@@ -147,11 +118,7 @@ class TreeHash:
             raise not_safetensors(self._path, error) from error
 
     def hexdigest(self) -> str:
-        """Return the tree digest.
-
-        Raises:
-            CheckpointError: bytes are missing.
-        """
+        """Return the tree digest (CheckpointError: bytes are missing)."""
         if self._header is None or self._left:
             raise not_safetensors(self._path, ValueError("it ends early"))
         return combine(bytes(self._head), (self._digests[name] for name in self._header.tensors))
@@ -166,8 +133,8 @@ class TreeHash:
                 self._end = head_bytes(bytes(self._head), self._size)
         if len(self._head) == self._end and self._end > 8:
             self._header, self._at = parse_head(bytes(self._head), self._size), self._end
-            tensors = sorted(self._header.tensors.items(), key=lambda item: (item[1].begin, item[1].end), reverse=True)
-            self._left = tensors
+            tensors = self._header.tensors.items()
+            self._left = sorted(tensors, key=lambda item: (item[1].begin, item[1].end), reverse=True)
             self._next()
         return data
 
@@ -188,19 +155,8 @@ def _tensor_hash(entry: Entry) -> "hashlib._Hash":
     return new_hash(NAMES[entry.dtype], entry.shape)
 
 
-def _read(number: int, at: int, count: int) -> bytearray:
-    """Return bytes of a file (raises the errors of `_fill`)."""
-    data = bytearray(count)
-    _fill(number, at, memoryview(data))
-    return data
-
-
 def _fill(number: int, at: int, into: memoryview) -> None:
-    """Fill a buffer with bytes of a file.
-
-    Raises:
-        ValueError: the file ends early.
-    """
+    """Fill a buffer with bytes of a file."""
     while into:
         if not (count := os.preadv(number, [into], at)):
             raise ValueError("it ends early")

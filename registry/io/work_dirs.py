@@ -1,20 +1,21 @@
 """Working folders of running commands, below the home, each locked by its process, so that leftovers are recognised.
 
 Each has a file `held`, which its process keeps locked (the system releases the lock when the process dies) and which
-lists the digests of the versions or weights that the folder's content comes from. An opt-out deletes folders by it.
+lists the digests of the versions or weights that the folder's content comes from: `holds`. An opt-out deletes folders
+by it. Parent folders are created if they are absent.
 """
 
 import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 from registry.errors import StorageError
-from registry.io.file_lock import try_lock
+from registry.io.disk import try_lock
 from store.permissions import SPACE, writing
 
 _HELD, _GONE = "held", ".gone"
@@ -22,27 +23,16 @@ _HELD, _GONE = "held", ".gone"
 
 @dataclass(frozen=True)
 class WorkDir:
-    """A working folder of a running or an interrupted command.
-
-    Attributes:
-        path: the folder, or a file that no command of this program wrote.
-        is_held: its process is alive; None if it was never locked.
-        holds: digests of the versions or weights that its content comes from.
-    """
+    """A working folder of a running or an interrupted command, or a file that no command of this program wrote."""
 
     path: Path
-    is_held: bool | None
+    is_held: bool | None  # its process is alive; None if it was never locked
     holds: frozenset[str]
 
 
 @contextmanager
 def temporary(above: Path, holds: Collection[str] = (), *, prefix: str = "") -> Iterator[Path]:
-    """Yield a new locked folder below `above`; it is deleted when the context ends.
-
-    Args:
-        above: the parent folder; created if absent.
-        holds: digests of the versions or weights that its content comes from.
-        prefix: beginning of its name.
+    """Yield a new locked folder below `above`, whose name begins with `prefix`; it is deleted when the context ends.
 
     Raises:
         OSError: `above` cannot be written.
@@ -63,12 +53,7 @@ def temporary(above: Path, holds: Collection[str] = (), *, prefix: str = "") -> 
 
 @contextmanager
 def working_folder(parent: Path, holds: Collection[str]) -> Iterator[Path]:
-    """Make a folder below `parent`, or in the system's temporary folder if that fails; it is deleted in the end.
-
-    Args:
-        parent: created if absent.
-        holds: digests of the versions whose data it will hold.
-    """
+    """Make a folder below `parent`, or in the system's temporary folder if that fails; it is deleted in the end."""
     with ExitStack() as stack:
         try:
             work = stack.enter_context(temporary(parent, holds))
@@ -82,19 +67,16 @@ def working_folder(parent: Path, holds: Collection[str]) -> Iterator[Path]:
 def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[Path | None]:
     """Yield the path of a pass's state file below `above`; it is deleted when the context ends without an error.
 
-    Its folder may disappear meanwhile, if a version was opted out; the state need not be written then.
-
-    Args:
-        above: the parent folder; created if absent; None if states are not kept.
-        key: digest of everything that the pass depends on.
-        holds: digests of the versions or weights that the state comes from.
-
-    Yields:
-        the path; None if states are not kept, or another process runs the same pass.
+    It is None if states are not kept (`above` is None), or another process runs the same pass. Its folder may disappear
+    meanwhile, if a version was opted out; the state need not be written then. `key` is a digest of everything that the
+    pass depends on.
 
     Raises:
         StorageError: `above` cannot be written.
     """
+    if above is None:
+        yield None
+        return
     with _resumed(above, key, holds) as folder:
         if folder is None:
             yield None
@@ -113,12 +95,8 @@ def resumable_folder(above: Path | None, key: str, holds: Collection[str]) -> It
     """Yield a folder below `above` for the parts of a pass, which stay there after an interruption.
 
     It is deleted when the context ends without an error, or holds nothing. If another process runs the same pass, the
-    folder is a new one. It may disappear meanwhile, if a version was opted out.
-
-    Args:
-        above: the parent folder; created if absent; None for a temporary folder, which is deleted in any case.
-        key: digest of everything that the pass depends on.
-        holds: digests of the versions or weights that the parts come from.
+    folder is a new one; without `above` it is a temporary one, deleted in any case. It may disappear meanwhile, if a
+    version was opted out. `key` is a digest of everything that the pass depends on.
 
     Raises:
         StorageError: the folder cannot be written, or the disk refused a file in it.
@@ -140,14 +118,8 @@ def resumable_folder(above: Path | None, key: str, holds: Collection[str]) -> It
 
 
 @contextmanager
-def _resumed(above: Path | None, key: str, holds: Collection[str], *, or_new: bool = False) -> Iterator[Path | None]:
-    """Create and lock a pass's folder below `above`; None if states are not kept.
-
-    If another process has locked it, None as well, or with `or_new` a folder of another name.
-    """
-    if above is None:
-        yield None
-        return
+def _resumed(above: Path, key: str, holds: Collection[str], *, or_new: bool = False) -> Iterator[Path | None]:
+    """Create and lock a pass's folder; if another process has locked it, yield None, or with `or_new` a new folder."""
     folder = above / key
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,11 +159,15 @@ def work_dirs_in(above: Path) -> list[WorkDir]:
     """Return the working folders below `above`, by name."""
     work_dirs = []
     for path in sorted(above.iterdir()) if above.is_dir() else ():
-        try:
-            is_held, holds = _holder(path)
-        except FileNotFoundError:  # its command has just ended
-            continue
-        work_dirs.append(WorkDir(path, is_held, holds))
+        with suppress(FileNotFoundError):  # its command has just ended
+            try:
+                descriptor = os.open(path / _HELD, os.O_RDONLY)
+            except (FileNotFoundError, NotADirectoryError):
+                path.lstat()
+                work_dirs.append(WorkDir(path, None, frozenset()))
+                continue
+            with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+                work_dirs.append(WorkDir(path, not try_lock(descriptor), frozenset(file.read().split())))
     return work_dirs
 
 
@@ -236,14 +212,3 @@ def _hold(folder: Path, holds: Collection[str]) -> int | None:
             return None
         raise
     return descriptor
-
-
-def _holder(path: Path) -> tuple[bool | None, frozenset[str]]:
-    """Return whether a folder is locked, and the digests that its content comes from."""
-    try:
-        descriptor = os.open(path / _HELD, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
-        path.lstat()
-        return None, frozenset()
-    with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
-        return not try_lock(descriptor), frozenset(file.read().split())

@@ -21,15 +21,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def prepare_threads() -> None:
-    """Let torch set up its pool of threads in this one, before others use it.
-
-    In a forked process torch replaces the pool at the first use, and threads that use it at once find none
-    (`caffe2::pthreadpool`).
-    """
-    torch.set_num_threads(torch.get_num_threads())
-
-
 class Once(Generic[T]):
     """A value that the first thread to ask for it computes; the others wait.
 

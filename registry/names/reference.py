@@ -29,22 +29,12 @@ def check_name(name: str, noun: str = "name") -> str:
 
 
 def copy_name(name: str, number: int, count: int) -> str:
-    """Return the name of one of several copies of a version, so that names sort by number: `base-01` to `base-12`.
-
-    Args:
-        name: the version's name.
-        number: of the copy, from 1.
-        count: of all copies.
-    """
+    """Return the name of copy `number` of `count`, from 1, so that names sort by number: `base-01` to `base-12`."""
     return f"{name}-{number:0{len(str(count))}d}"
 
 
 def check_distinct(names: Sequence[str]) -> None:
-    """Check that no name is among the members of a composition twice.
-
-    Raises:
-        InvalidInputError: one is.
-    """
+    """Raise InvalidInputError if a name is among the members of a composition twice."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInputError(
             f"{', '.join(twice)} is named more than once: a composition holds one version of an expert",
@@ -93,11 +83,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> "Reference":
-        """Read `NAME`, `NAME@NUMBER` or `NAME@ALIAS`.
-
-        Raises:
-            InvalidInputError: the text has another form.
-        """
+        """Read `NAME`, `NAME@NUMBER` or `NAME@ALIAS` (InvalidInputError: the text has another form)."""
         name, at, selector = text.partition("@")
         check_name(name)
         if not at:

@@ -1,28 +1,25 @@
 """Resolution of references to versions and compositions."""
 
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError, NotFoundError
 from registry.names.reference import Reference, check_alias, check_name
 from registry.names.suggest import suggest
-from registry.names.unknown import unknown_name, unreadable_reference
 from store.catalog import Catalog, CompositionRecord, VersionRecord
 from store.catalog.records import KIND_WORDS, Kind, State, spoken
 
-_DIGEST = re.compile(r"[0-9a-f]{6,64}")
-"""The beginning of a digest, long enough to differ from a word."""
+_DIGEST = re.compile(r"[0-9a-f]{6,64}")  # the beginning of a digest, long enough to differ from a word
+_SHORT = re.compile(r"(?=.*[0-9])[0-9a-f]{3,5}")  # a beginning that is too short: with a digit, unlike `face`
+_DIGITS = 12  # of a composition's digest in a message
 
 ALL_STATES: tuple[State, ...] = ("active", "withdrawn", "purged")
 
 
 def versions_of(catalog: Catalog, name: str, kind: Kind | None = None) -> list[VersionRecord]:
-    """Return every version ever registered under `name`, by number.
-
-    Args:
-        catalog: the catalog.
-        name: the name.
-        kind: the kind that is asked for, for messages.
+    """Return every version ever registered under `name`, by number; `kind` is the kind that is asked for, for messages.
 
     Raises:
         NotFoundError: no version has that name; the message suggests the closest one.
@@ -48,11 +45,14 @@ def resolve(
         raise unreadable_reference(catalog, ref, kind, error) from error
     versions = versions_of(catalog, reference.name, kind)
     if kind is not None and versions[0].kind != kind:
-        raise InvalidInputError(
-            f"{reference.name} is {KIND_WORDS[versions[0].kind]}, not {KIND_WORDS[kind]}",
-            f"reg list --kind {kind}",
+        problem = f"{reference.name} is {KIND_WORDS[versions[0].kind]}, not {KIND_WORDS[kind]}"
+        raise InvalidInputError(problem, f"reg list --kind {kind}")
+    number = reference.number
+    if reference.alias is not None and (number := catalog.alias_target(reference.name, reference.alias)) is None:
+        raise NotFoundError(
+            _no_alias(reference.name, reference.alias, versions),
+            f"reg alias {reference.name}@{versions[-1].number} {reference.alias}",
         )
-    number = reference.number if reference.alias is None else _aliased(catalog, reference, versions)
     if number is None:
         allowed = [version for version in versions if version.state in states]
         if not allowed:
@@ -70,12 +70,7 @@ def resolve(
 def by_digest(catalog: Catalog, name: str, digest: str, holder: str, composition: str | None = None) -> VersionRecord:
     """Return the active version of `name` with a content digest, of any number.
 
-    Args:
-        catalog: the catalog.
-        name: name of the version.
-        digest: its content digest.
-        holder: the composition that it is a member of, for messages.
-        composition: the digest of that composition, if it is known.
+    `holder` is the composition that it is a member of, for messages, and `composition` its digest, if that is known.
 
     Raises:
         NotFoundError: no version matches.
@@ -113,13 +108,7 @@ def version_of_content(
     """Return the version that a name and a content digest stand for; None if it was never registered here.
 
     After an opt-out the same content may be registered again, under the next number. Then it is the newest active
-    version; if all were opted out, the newest of those that the composition was made from.
-
-    Args:
-        catalog: the catalog.
-        name: the name.
-        digest: the content digest.
-        composition: the digest of the composition that names them, if there is one.
+    version; if all were opted out, the newest of those that the composition with the digest `composition` is made from.
     """
     versions = [version for version in catalog.versions(name) if version.digest == digest]
     active = [version for version in versions if version.state == "active"]
@@ -187,11 +176,7 @@ def logged_as(catalog: Catalog, text: str) -> str:
 
 
 def check_has_alias(catalog: Catalog, name: str, alias: str) -> None:
-    """Check that `name` has an alias.
-
-    Raises:
-        NotFoundError: it has no such alias; the message lists those it has.
-    """
+    """Raise NotFoundError, which lists the aliases that `name` has, if it lacks this one."""
     versions = versions_of(catalog, check_name(name))
     if catalog.alias_target(name, check_alias(alias)) is None:
         raise NotFoundError(_no_alias(name, alias, versions), "reg list --all, which shows the aliases there are")
@@ -213,16 +198,66 @@ def base_model(catalog: Catalog, ref: str | None) -> VersionRecord:
     return resolve(catalog, names[0])
 
 
-def _aliased(catalog: Catalog, reference: Reference, versions: Sequence[VersionRecord]) -> int:
-    number = catalog.alias_target(reference.name, str(reference.alias))
-    if number is None:
-        raise NotFoundError(
-            _no_alias(reference.name, str(reference.alias), versions),
-            f"reg alias {reference.name}@{versions[-1].number} {reference.alias}",
-        )
-    return number
-
-
 def _no_alias(name: str, alias: str, versions: Sequence[VersionRecord]) -> str:
     aliases = sorted(alias for version in versions for alias in version.aliases)
     return f"{name} has no alias {alias!r}; it has {', '.join(aliases) or 'none'}{suggest(alias, aliases)}"
+
+
+def unknown_name(catalog: Catalog, name: str, kind: Kind | None) -> NotFoundError:
+    """Return the error for a name under which nothing was ever registered, where a version of `kind` was asked for."""
+    if kind == "base":
+        names = {version.name for version in catalog.versions(kind=kind)}
+        return NotFoundError(
+            f"there is no base model {name!r}{suggest(name, names)}",
+            f"register it: reg add-base {name} CKPT; those registered: reg list --kind base",
+        )
+    for composition in reversed(catalog.compositions()):
+        digest = composition.digest[:_DIGITS]
+        if base := _copied(composition, name):
+            return NotFoundError(
+                f"there is no expert {name!r}: it is a copy of the base model {base} in composition {digest}",
+                f"reg show {base}; opting that out withdraws all of its copies",
+            )
+        if any(Path(folder).name == name for folder in composition.folders):
+            return NotFoundError(
+                f"there is no expert {name!r}: a folder of that name has composition {digest}",
+                f"reg show {digest}; or reg compositions, which lists all",
+            )
+    if _SHORT.fullmatch(name):
+        return NotFoundError(
+            f"there is no expert {name!r}, and a digest is named by its first 6 digits or more",
+            "give more digits: reg compositions shows them; those of experts: reg list",
+        )
+    known = catalog.names()
+    if not known:
+        return NotFoundError(
+            f"there is no expert {name!r}: nothing is registered in this registry",
+            "name another registry with --home or REG_HOME; reg config shows which one this is",
+        )
+    return NotFoundError(f"there is no expert {name!r}{suggest(name, known)}", "reg list")
+
+
+def unreadable_reference(catalog: Catalog, text: str, kind: Kind | None, error: InvalidInputError) -> InvalidInputError:
+    """Return the error for a text that cannot be a reference, such as a path; `error` says what is wrong with it."""
+    if kind == "base":
+        return InvalidInputError(
+            f"base model {text!r} is not a registered name: {error.message}",
+            f"register the checkpoint, then give its name: reg add-base NAME {shlex.quote(text)}",
+        )
+    path = str(Path(text).absolute())
+    for composition in reversed(catalog.compositions()):
+        if path in composition.folders:
+            digest = composition.digest[:_DIGITS]
+            return InvalidInputError(
+                f"{text} is the folder of composition {digest}, not the name of a version",
+                f"reg show {digest}; or reg compositions, which lists all",
+            )
+    return error
+
+
+def _copied(composition: CompositionRecord, name: str) -> str | None:
+    """Return the base model that a name is a copy of in a composition, or None."""
+    document = composition.document
+    if "from_base" not in document or name not in {member["name"] for member in document["members"]}:
+        return None
+    return str(document["base"]["name"])

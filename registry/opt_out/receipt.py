@@ -15,10 +15,8 @@ from registry.composition.compose import plan_composition
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.plan import Plan
 from registry.errors import CheckpointError, InvalidInputError, OutputError, RegError, StorageError
-from registry.io.atomic import atomic_file
-from registry.io.file_lock import try_lock
-from registry.io.files import read_json
-from registry.io.schema import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe
+from registry.io.disk import atomic_file, try_lock
+from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe, read_json
 from registry.names.reference import Reference
 from registry.names.resolve import by_digest
 from registry.opt_out.receipt_paths import check_new_receipt, check_receipt

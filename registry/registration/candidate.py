@@ -11,13 +11,12 @@ from pathlib import Path
 from registry.calibration.corpus import check_files
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapter_config import CONFIG
-from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.expert_manifest import ExpertManifest, annotations_with, read_manifest
+from registry.checkpoint.annotations import Annotations, ExpertManifest, annotations_with, read_manifest
 from registry.checkpoint.hub_download import is_hub_reference
 from registry.checkpoint.open import open_checkpoint
-from registry.checkpoint.stored_weights import StoredWeights
+from registry.checkpoint.version_files import StoredWeights
 from registry.errors import InvalidInputError, NotFoundError
-from registry.io.files import is_folder
+from registry.io.untrusted import is_folder
 from registry.names.resolve import check_name_is_free
 from registry.registration.lineage import Relation, WeightSamples, weights_of_checkpoint
 from registry.registration.lineage_index import LineageIndex

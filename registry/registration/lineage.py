@@ -17,7 +17,7 @@ from registry.checkpoint import Checkpoint
 from registry.errors import DamagedError, IncompatibleError
 from registry.io.display import few
 from registry.io.limits import HEADER_BYTES, HEADER_VALUES
-from registry.io.strict_json import parse_json
+from registry.io.untrusted import parse_json
 from registry.progress import Progress, remark
 from store.arrays import CARRIERS, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from registry.calibration.sampling import self_sampled_label
+from registry.calibration.calibration import self_sampled_label
 from registry.checkpoint import HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
 from registry.errors import ConflictError

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from registry.errors import ConflictError, StorageError
 from registry.home import Home
-from registry.io.atomic import atomic_file
+from registry.io.disk import atomic_file
 from registry.io.limits import SUMMARY_BYTES
 from registry.workspace import Workspace
 from store.catalog import Catalog, VersionRecord

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from registry.checkpoint.training_record import TrainingRecord, training_of, training_record
+from registry.checkpoint.version_files import TrainingRecord, training_of, training_record
 from registry.composition.compose import plan_composition, preview_composition
 from registry.composition.integrity import COMPOSE_AGAIN
 from registry.composition.manifest import CompositionManifest

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from registry.errors import OutputError, StorageError
-from registry.io.atomic import atomic_file
+from registry.io.disk import atomic_file
 
 
 def check_page(out: Path, *, replace: bool) -> None:

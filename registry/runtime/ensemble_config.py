@@ -6,7 +6,7 @@ from typing import Any
 
 from registry.errors import CheckpointError
 from registry.hosts.remote_code import FAMILIES_MODULE, MIXED_MODULE
-from registry.io.schema import COUNT, LABEL, Kind, fields, list_of, maybe
+from registry.io.untrusted import COUNT, LABEL, Kind, fields, list_of, maybe
 
 _HINT = "compose it again: reg compose --to ensemble, or copy the folder again"
 _MOST_TOKENS = 2**24

@@ -27,8 +27,8 @@ from registry.hosts.remote_code import (
     softmax_topk_code_host,
 )
 from registry.io.display import few
-from registry.io.files import read_json, read_small
 from registry.io.torch_blocks import torch_dtype
+from registry.io.untrusted import read_json, read_small
 from registry.runtime.fast_linear import with_fast_products
 from registry.runtime.members_config import check_members
 

@@ -8,7 +8,7 @@ from typing import Any
 from registry.errors import CheckpointError
 from registry.families import FAMILIES
 from registry.hosts.remote_code import FAMILIES_ENSEMBLE, HETERO, SIMOE
-from registry.io.schema import COUNT, LABEL, OBJECT, SWITCH, Kind, fields, list_of, maybe
+from registry.io.untrusted import COUNT, LABEL, OBJECT, SWITCH, Kind, fields, list_of, maybe
 from registry.runtime.ensemble_config import check_ensemble_config
 from registry.runtime.stored_sizes import check_stored_sizes
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
-from registry.io.safetensors_header import read_header
+from registry.io.safetensors_file import read_header
 
 _LAYERS = "num_hidden_layers"
 _WIDTHS = (

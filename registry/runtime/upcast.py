@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from registry.checkpoint.weights import read_headers, weight_files
+from registry.checkpoint.model_files import read_headers, weight_files
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
-from registry.io.memory import available_memory
+from registry.io.process import available_memory
 from registry.progress import Progress, silent
 from registry.runtime.compute_dtype import compute_dtype, report_dtype
 from registry.runtime.fast_linear import with_fast_products

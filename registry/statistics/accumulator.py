@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jaxtyping import Float, Int16
 from torch import Tensor
 
-from registry.io.signals import defer_sigint
+from registry.io.process import defer_sigint
 from registry.maths.gram import GramAccumulator
 from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics

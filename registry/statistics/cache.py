@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import DamagedError
-from registry.io.hashing import file_digest
+from registry.io.disk import file_digest
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected

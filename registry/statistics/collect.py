@@ -21,8 +21,8 @@ from registry.distributed import Cluster, Step, Task
 from registry.errors import CalibrationError, CheckpointError, StorageError
 from registry.families.sites import COUNTS, MLP_INPUT, SITES
 from registry.io.display import some
-from registry.io.files import own_file
-from registry.io.memory import return_freed_memory
+from registry.io.process import return_freed_memory
+from registry.io.untrusted import own_file
 from registry.io.work_dirs import temporary_folder
 from registry.progress import Progress, remark, silent
 from registry.runtime.loading import load_tokenizer

@@ -24,11 +24,9 @@ import torch
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, DamagedError, first_line
 from registry.families.sites import CONTENT_COUNTS, COUNTS, TOKEN_COUNTS
-from registry.io.safetensors_header import read_header
-from registry.io.safetensors_writer import Stream, replace_shard
-from registry.io.schema import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, list_of, maybe
-from registry.io.strict_json import json_object
+from registry.io.safetensors_file import Stream, read_header, replace_shard
 from registry.io.torch_blocks import to_block
+from registry.io.untrusted import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, json_object, list_of, maybe
 from registry.maths.statistics import Statistics
 from registry.statistics.filed import FiledStatistics, Packing, packings
 from registry.statistics.open_tensors import OpenTensors

@@ -14,7 +14,7 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.io.safetensors_writer import Stream
+from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block, to_tensor
 from registry.maths.trunk.combination import Rows
 from registry.maths.trunk.regmean import products

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from registry.errors import CheckpointError, StorageError
-from registry.io.safetensors_header import read_header
-from registry.io.safetensors_writer import Stream, write_shard
+from registry.io.safetensors_file import Stream, read_header, write_shard
 from registry.statistics.cache import FileCache
 from registry.statistics.open_tensors import OpenTensors
 from store.digest import json_digest

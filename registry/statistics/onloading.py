@@ -23,7 +23,7 @@ from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CheckpointError, StorageError
 from registry.families.sites import HEAD_INPUT
-from registry.io.memory import return_freed_memory
+from registry.io.process import return_freed_memory
 from registry.io.torch_blocks import to_tensor, torch_dtype
 from registry.io.work_dirs import resumable_folder
 from registry.progress import Advance, Progress, remark

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from registry.errors import CheckpointError, DamagedError
 from registry.io.dtypes import NAMES
-from registry.io.safetensors_header import Entry, read_header
+from registry.io.safetensors_file import Entry, read_header
 from registry.io.torch_blocks import torch_dtype
 
 

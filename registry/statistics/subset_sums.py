@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from registry.errors import StorageError
-from registry.io.safetensors_writer import Stream
+from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block
 from registry.maths.gram_sum import GramSum, gram_sum
 from registry.member import Member

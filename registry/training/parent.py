@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint.weights import Stored, weight_source
+from registry.checkpoint.model_files import Stored, weight_source
 from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.trained.trained_parts import ALL, PROJECTORS, ROUTERS, trained_part
 from registry.composition.trained.write_trained import stored_tensors

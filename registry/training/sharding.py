@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.errors import CheckpointError
-from registry.io.safetensors_writer import Stream, in_order, write_shard
+from registry.io.safetensors_file import Stream, in_order, write_shard
 from registry.io.torch_blocks import dtype_name, to_block
 from registry.runtime.loading import load_model, unloaded_model
 from registry.training.processes import Processes

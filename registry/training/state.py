@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from registry.errors import StorageError
-from registry.io.safetensors_writer import Stream, replace_shard
+from registry.io.safetensors_file import Stream, replace_shard
 from registry.training.sharding import whole_stream
 
 _FORMAT = "expert-registry training 1"

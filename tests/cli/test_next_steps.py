@@ -10,7 +10,7 @@ from cli.main import main
 from cli.next_steps import loading
 from cli.output import _SECRET
 from registry import Registry
-from registry.destination.fresh import fresh
+from registry.names.suggest import fresh
 from tests.cli.conftest import PAIR, TINY, Reg, some_text
 from tests.conftest import Zoo
 from tests.test_docs import parse

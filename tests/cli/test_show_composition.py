@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from registry import ExpertTraining, Recipe, Registry, TrainSettings
-from registry.checkpoint.router_rows import ROUTER_FILE
+from registry.checkpoint.model_files import ROUTER_FILE
 from tests.cli.conftest import TINY, Reg
 from tests.conftest import Zoo
 

@@ -16,7 +16,8 @@ from registry import (
     Registry,
     SimoeTraining,
 )
-from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, SoupRouter, pack_router, pack_soup
+from registry.checkpoint.model_files import SOUP_FILE, SOUP_ROUTER
+from registry.checkpoint.trained_files import SoupRouter, pack_router, pack_soup
 from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.registry.checkpoint.test_adapter import LINEAR, train

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from registry import Registry
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.training_record import parse_training
+from registry.checkpoint.version_files import parse_training
 from registry.statistics.collect import collect_to, text_calibration
 from tests.fuzz.fuzz_world import SETTINGS, World
 from tests.fuzz.reading import Act, checked, put

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save
 
 from registry import Recipe, Registry
-from registry.checkpoint.simoe_files import MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE
-from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, SoupRouter, pack_router, pack_soup
+from registry.checkpoint.model_files import SIMOE_ARRAYS, SIMOE_FILE, SOUP_FILE, SOUP_ROUTER
+from registry.checkpoint.trained_files import MASK, ROW, SoupRouter, pack_router, pack_soup
 from tests.fuzz.fuzz_world import EXPERTS, SETTINGS, SPARSE, World, soup_router
 from tests.fuzz.reading import CLI_SHARE, Act, check_finite, cli, put
 from tests.mutations import Draw, changed_json, changed_safetensors

@@ -24,8 +24,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from registry import PassSettings, Registry
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows
-from registry.checkpoint.simoe_files import DELTA, MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE, delta_digest, pack_simoe
+from registry.checkpoint.model_files import ROUTER_FILE, SIMOE_ARRAYS, SIMOE_FILE
+from registry.checkpoint.trained_files import DELTA, MASK, ROW, RouterRows, delta_digest, pack_rows, pack_simoe
 from registry.families.sites import MLP_INPUT
 from registry.io.torch_blocks import to_block
 from registry.progress import silent

@@ -23,10 +23,9 @@ from registry.calibration.corpus import Corpus, find_calibration
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.model_files import read_files
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, NotFoundError, RegError
-from registry.io.files import own_file
 from registry.io.limits import HEADER_BYTES, JSON_BYTES, JSON_DEPTH, JSON_VALUES, TOKENIZER_BYTES
-from registry.io.safetensors_header import read_header
-from registry.io.strict_json import parse_json
+from registry.io.safetensors_file import read_header
+from registry.io.untrusted import own_file, parse_json
 from registry.runtime.loading import has_our_code
 from tests.conftest import Zoo
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from registry.errors import CheckpointError
-from registry.io.schema import DIGEST, NUMBER, TEXT, WHOLE, fields
+from registry.io.untrusted import DIGEST, NUMBER, TEXT, WHOLE, fields
 from store.digest import json_digest
 
 _KINDS = {

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from registry.errors import InvalidInputError
-from registry.io.schema import NUMBER, NUMBERS, SWITCH, TEXT, WHOLE, Kind, maybe
+from registry.io.untrusted import NUMBER, NUMBERS, SWITCH, TEXT, WHOLE, Kind, maybe
 from registry.names.suggest import suggest
 
 _LARGEST_WHOLE = 2**53

@@ -13,7 +13,7 @@ from registry.composition.recipe.option import OptionKind, Problem
 from registry.composition.recipe.rules import check_complete, check_named, first_problem
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError
-from registry.io.schema import NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields, maybe
+from registry.io.untrusted import NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields, maybe
 from registry.names.suggest import suggest
 
 

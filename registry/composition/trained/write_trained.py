@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from registry.checkpoint.weights import Stored, read_headers
+from registry.checkpoint.model_files import Stored, read_headers
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import folder_document
 from registry.composition.pushed_card import CARD
 from registry.composition.trained.trained_card import trained_card
 from registry.errors import CheckpointError
+from registry.io.disk import CHUNK
 from registry.io.dtypes import NAMES
-from registry.io.hashing import CHUNK
 from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files
 from registry.io.tree_digest import PREFIX, TreeHash
 from registry.progress import Advance, Progress

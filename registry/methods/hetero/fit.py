@@ -12,7 +12,7 @@ from torch import Tensor
 
 from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
-from registry.io.memory import return_freed_memory
+from registry.io.process import return_freed_memory
 from registry.io.torch_blocks import to_block, to_tensor
 from registry.maths.projection.projectors import UNUSED, HeadGram, TableSums
 from registry.maths.projection.sequence_router import SequenceSums

@@ -11,9 +11,9 @@ from registry.composition.taken_files import special_tokens, taken_files
 from registry.destination.destination import OpenDestination
 from registry.hosts import Constant
 from registry.hosts.tensors import Entries, HeadMap, Made, OwnHeadMap, Trunk, Widened
-from registry.io.memory import available_memory
 from registry.io.model_folder import json_file
-from registry.io.safetensors_writer import Stream
+from registry.io.process import available_memory
+from registry.io.safetensors_file import Stream
 from registry.maths.threads import one_thread
 from registry.methods.moe.pass_memory import rendering_bytes
 from registry.methods.moe.provenance import origin

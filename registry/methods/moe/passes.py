@@ -26,12 +26,12 @@ from registry.composition.method import COUNTS
 from registry.composition.plan import Plan, Source
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import copied, span
-from registry.destination.folder import OpenFolder
+from registry.destination.destination import OpenFolder
 from registry.errors import DamagedError, IncompatibleError
 from registry.families.sites import MLP_INPUT
 from registry.hosts import RowSelection
 from registry.io.model_folder import json_file, write_files
-from registry.io.safetensors_writer import Span, Stream
+from registry.io.safetensors_file import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.work_dirs import working_folder
 from registry.member import Member

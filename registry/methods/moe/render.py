@@ -25,7 +25,7 @@ from registry.hosts.tensors import (
     RouterBias,
     Widened,
 )
-from registry.io.safetensors_writer import Span
+from registry.io.safetensors_file import Span
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.methods.moe.tensor_source import TensorSource
 from store.arrays import CARRIERS, Block, rows_per_block

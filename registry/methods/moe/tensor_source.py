@@ -29,7 +29,7 @@ from registry.composition.method import Trunk as TrunkMethod
 from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
-from registry.io.memory import return_freed_memory
+from registry.io.process import return_freed_memory
 from registry.io.torch_blocks import to_tensor
 from registry.maths.router.balance import balanced
 from registry.maths.router.inputs import RouterInputs

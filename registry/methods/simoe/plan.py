@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from registry.checkpoint.simoe_files import DELTA, MASK, ROW
+from registry.checkpoint.trained_files import DELTA, MASK, ROW
 from registry.composition.compatibility import make_subset
 from registry.composition.plan import OutputTensor, Plan, Stacked, Stored
 from registry.composition.recipe.recipe import Recipe

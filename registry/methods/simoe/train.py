@@ -14,12 +14,12 @@ from torch import Tensor
 from registry.calibration import Calibration, Corpus
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES
-from registry.checkpoint.simoe_files import DELTA, MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE, delta_digest, pack_simoe
+from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES, SIMOE_ARRAYS, SIMOE_FILE
+from registry.checkpoint.trained_files import DELTA, MASK, ROW, delta_digest, pack_simoe
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import fresh_folder, write_files, write_weights
-from registry.io.safetensors_writer import Stream, write_shard
+from registry.io.safetensors_file import Stream, write_shard
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.io.work_dirs import resumable, temporary
 from registry.maths.interpolation.masks import overlap_matrix, pack_bits

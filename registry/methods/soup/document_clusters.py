@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from registry.calibration import Corpus
-from registry.calibration.rows import Document
+from registry.calibration.corpus import Document
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError, StorageError
 from registry.methods.dense.domain_weights import document_means

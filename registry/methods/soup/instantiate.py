@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from registry.calibration import Corpus
-from registry.checkpoint.soup_files import SOUP_ROUTER, SoupRouter, unpack_router
+from registry.checkpoint.model_files import SOUP_ROUTER
+from registry.checkpoint.trained_files import SoupRouter, unpack_router
 from registry.composition.compose import compose
 from registry.composition.plan import Plan
 from registry.composition.recipe.recipe import Recipe

@@ -11,14 +11,14 @@ from typing import Any
 from registry.calibration import Calibration, Corpus
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES
-from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, pack_router, pack_soup
+from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES, SOUP_FILE, SOUP_ROUTER
+from registry.checkpoint.trained_files import pack_router, pack_soup
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.display import few
 from registry.io.dtypes import AUTO
 from registry.io.limits import JSON_BYTES
 from registry.io.model_folder import fresh_folder, write_files, write_weights
-from registry.io.safetensors_writer import Stream
+from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.work_dirs import resumable, temporary
 from registry.methods.soup.document_clusters import check_clustering, cluster_documents

@@ -11,10 +11,10 @@ from typing import Any
 from registry.calibration import Calibration, Corpus, random_places
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES
+from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES, ROUTER_FILE
 from registry.checkpoint.open import open_checkpoint
-from registry.checkpoint.router_rows import ROUTER_FILE, pack_rows
-from registry.checkpoint.stored_weights import StoredWeights
+from registry.checkpoint.trained_files import pack_rows
+from registry.checkpoint.version_files import StoredWeights
 from registry.composition.dense import write_dense
 from registry.errors import InvalidInputError, StorageError
 from registry.io.dtypes import AUTO

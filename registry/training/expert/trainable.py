@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from registry.checkpoint import Checkpoint, HashedCheckpoint
-from registry.checkpoint.router_rows import RouterRows
+from registry.checkpoint.trained_files import RouterRows
 from registry.errors import CheckpointError, StorageError
-from registry.io.safetensors_writer import Stream
+from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.training.expert.coordinated import EXPERT, PUBLIC, CoordinatedMLP, coordinate, within
 from registry.training.expert.expert_settings import FREE, ExpertTraining

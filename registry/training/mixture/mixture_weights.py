@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from registry.checkpoint.weights import read_headers, weight_files, weight_source
+from registry.checkpoint.model_files import read_headers, weight_files, weight_source
 from registry.composition.trained.trained_parts import ALL
 from registry.errors import CheckpointError, StorageError
 from registry.io.dtypes import NAMES

@@ -11,7 +11,7 @@ import torch
 from pyarrow import parquet
 
 from registry.calibration import Corpus, document_beginnings, evenly_spaced, random_places
-from registry.calibration.rows import Document
+from registry.calibration.corpus import Document
 from registry.errors import CalibrationError
 from tests.remarks import Remarks
 

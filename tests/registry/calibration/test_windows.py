@@ -8,7 +8,7 @@ import torch
 
 from registry.calibration import Corpus, document_beginnings, evenly_spaced, random_places
 from registry.calibration import windows as module
-from registry.calibration.rows import Document
+from registry.calibration.corpus import Document
 from registry.calibration.windows import encode, start_token
 from registry.errors import CalibrationError
 from tests.models import sentences, write_jsonl

@@ -167,7 +167,7 @@ def test_disk_without_space_leaves_nothing(filled: Registry, tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     for name, put, message in (
-        ("registry.destination.folder.write_weights", full, "cannot be written: No space left on device"),
+        ("registry.destination.destination.write_weights", full, "cannot be written: No space left on device"),
         ("shutil.disk_usage", lambda _: SimpleNamespace(free=1000), r"needs [\d,]+ bytes, its disk has 1,000 free"),
     ):
         monkeypatch.setattr(name, put)
@@ -185,7 +185,7 @@ def test_member_withdrawn_while_composing_stops_it(
         filled.opt_out("math")
         return folder_module.write_weights(*arguments, **options)
 
-    monkeypatch.setattr("registry.destination.folder.write_weights", meanwhile)
+    monkeypatch.setattr("registry.destination.destination.write_weights", meanwhile)
     with pytest.raises(RegError, match="math@1 was opted out"):
         filled.compose(["code", "math"], tmp_path / "moe", recipe)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]

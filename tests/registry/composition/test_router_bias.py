@@ -21,7 +21,8 @@ from torch import Tensor
 
 from registry import ExpertTraining, MixtureTraining, PassSettings, Recipe, Registry, TrainSettings
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows
+from registry.checkpoint.model_files import ROUTER_FILE
+from registry.checkpoint.trained_files import RouterRows, pack_rows
 from registry.errors import IncompatibleError, InvalidInputError, UnsupportedFamilyError
 from registry.member import load_member
 from registry.runtime.gates import force_expert, gates

@@ -15,8 +15,8 @@ import obstore
 import pytest
 
 from registry import Recipe, Registry
+from registry.destination.address import fetched
 from registry.destination.bucket import PARTIAL
-from registry.destination.fetch import fetched
 from registry.errors import DamagedError, OutputError, RegError, StorageError
 from registry.io import model_folder
 from registry.progress import silent

@@ -18,7 +18,7 @@ import torch
 from registry import Recipe, Registry
 from registry.io import shard_writer as module
 from registry.io.dtypes import SAFETENSORS
-from registry.io.safetensors_writer import Span, Stream
+from registry.io.safetensors_file import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.tree_digest import tree_digest
 from registry.methods.moe.model_writer import streams_of

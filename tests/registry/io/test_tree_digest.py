@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from registry.errors import CheckpointError
 from registry.io import tree_digest as module
-from registry.io.hashing import file_digest
+from registry.io.disk import file_digest
 from registry.io.tree_digest import TreeHash, digest_like, tree_and_sha256, tree_digest
 from store.arrays import new_hash
 from tests.digests import tree_of

@@ -13,7 +13,7 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.errors import StorageError
-from registry.io.file_lock import try_lock
+from registry.io.disk import try_lock
 from registry.io.work_dirs import temporary, temporary_folder, work_dirs_in
 
 

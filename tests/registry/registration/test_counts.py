@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from registry import PassSettings, Recipe, Registry
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
-from registry.io.safetensors_header import read_header
+from registry.io.safetensors_file import read_header
 from registry.report import ReportData
 from registry.statistics.collect import collect_to
 from registry.ui.comparing import compare

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from registry.io.memory import return_freed_memory
+from registry.io.process import return_freed_memory
 from registry.runtime.row_file import BLOCK_ROWS, RowFile
 
 

@@ -129,7 +129,7 @@ def test_write_of_a_file_is_whole_or_not_at_all(
             statistics_file.save(path, collected)
     assert list(tmp_path.iterdir()) == []
     before = os.umask(0o027)
-    monkeypatch.setattr("registry.io.atomic.flush", lambda _: seen.append([one.name for one in tmp_path.iterdir()]))
+    monkeypatch.setattr("registry.io.disk.flush", lambda _: seen.append([one.name for one in tmp_path.iterdir()]))
     try:
         statistics_file.save(path, collected)
     finally:

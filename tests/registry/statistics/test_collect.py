@@ -17,7 +17,7 @@ from registry import PassSettings, Registry
 from registry.calibration import Calibration, Corpus
 from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint, hash_checkpoint
-from registry.checkpoint.weights import read_headers
+from registry.checkpoint.model_files import read_headers
 from registry.errors import CalibrationError, InvalidInputError, StorageError
 from registry.families import FAMILIES
 from registry.families.sites import MLP_INPUT, SITES

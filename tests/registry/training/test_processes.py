@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 
 from registry import ExpertTraining, MixtureTraining, Recipe, Registry
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.checkpoint.router_rows import ROUTER_FILE
+from registry.checkpoint.model_files import EXPERT_TRAINING, ROUTER_FILE
 from registry.errors import InvalidInputError
 from registry.training import run_worker
 from registry.training.processes import is_worker, leading

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from registry import ExpertTraining, Recipe, Registry, TestSettings, errors
-from registry.calibration.rows import Document
+from registry.calibration.corpus import Document
 from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.checkpoint.router_rows import ROUTER_FILE, RouterRows, pack_rows, unpack_rows
+from registry.checkpoint.model_files import EXPERT_TRAINING, ROUTER_FILE
+from registry.checkpoint.trained_files import RouterRows, pack_rows, unpack_rows
 from registry.member import load_member
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer

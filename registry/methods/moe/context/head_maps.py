@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from registry.composition.plan import Plan
-from registry.io.memory import return_freed_memory
+from registry.io.process import return_freed_memory
 from registry.io.torch_blocks import to_block, to_tensor
 from registry.maths.context.head_map import HeadSums
 from registry.maths.threads import Once

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from registry.checkpoint import Checkpoint
-from registry.io.memory import return_freed_memory
+from registry.io.process import return_freed_memory
 from registry.io.torch_blocks import to_tensor, torch_dtype
 from registry.member import Member
 from registry.methods.moe.plan import statistics_weights

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.io.memory import return_freed_memory
+from registry.io.process import return_freed_memory
 from registry.maths.products import filled_up
 from registry.maths.refit import LeastSquares
 from registry.methods.moe.refit.composed_model import ComposedModel, Layer, affine, bias_of, weights_of

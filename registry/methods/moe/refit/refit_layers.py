@@ -16,7 +16,7 @@ from pathlib import Path
 
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError
-from registry.io.memory import return_freed_memory
+from registry.io.process import return_freed_memory
 from registry.methods.moe.refit.choice import Choice, GateChoice
 from registry.methods.moe.refit.composed_model import ComposedModel
 from registry.methods.moe.refit.fit_mlps import MlpFit

@@ -9,8 +9,8 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.io.memory import return_freed_memory
-from registry.io.safetensors_writer import Stream, write_shard
+from registry.io.process import return_freed_memory
+from registry.io.safetensors_file import Stream, write_shard
 from registry.io.torch_blocks import RowReader, dtype_name, to_block
 from registry.maths.refit import Factor, LeastSquares
 from registry.maths.trunk.combination import Combination, aligned

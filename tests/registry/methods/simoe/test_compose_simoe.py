@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from registry import Recipe, Registry
-from registry.checkpoint.simoe_files import DELTA, MASK
+from registry.checkpoint.trained_files import DELTA, MASK
 from registry.composition.plan import Plan
 from registry.composition.route import route
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError

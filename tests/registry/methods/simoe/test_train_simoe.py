@@ -17,8 +17,8 @@ from torch import Tensor
 
 from registry import ExpertTraining, Registry
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.checkpoint.simoe_files import DELTA, MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE
+from registry.checkpoint.model_files import EXPERT_TRAINING, SIMOE_ARRAYS, SIMOE_FILE
+from registry.checkpoint.trained_files import DELTA, MASK, ROW
 from registry.errors import CalibrationError, ConflictError, InvalidInputError, NotFoundError, RegError
 from registry.hub.expert_files import write_expert
 from registry.io.torch_blocks import to_tensor

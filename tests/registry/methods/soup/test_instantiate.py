@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from registry import FitSettings, Recipe, Registry, TestSettings
-from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, unpack_router
+from registry.checkpoint.model_files import SOUP_FILE, SOUP_ROUTER
+from registry.checkpoint.trained_files import unpack_router
 from registry.errors import CalibrationError, ConflictError, IncompatibleError, InvalidInputError, OutputError, RegError
 from registry.member import load_member
 from registry.methods.moe.plan import make_plan

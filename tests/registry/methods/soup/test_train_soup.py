@@ -14,8 +14,8 @@ from torch import Tensor
 
 from registry import ExpertTraining, Registry, SoupTraining
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.checkpoint.soup_files import SOUP_FILE, SOUP_ROUTER, unpack_router
+from registry.checkpoint.model_files import EXPERT_TRAINING, SOUP_FILE, SOUP_ROUTER
+from registry.checkpoint.trained_files import unpack_router
 from registry.errors import CalibrationError, ConflictError, InvalidInputError, NotFoundError, RegError
 from registry.io.torch_blocks import to_tensor
 from registry.maths.soup_weights import draw_domain_weights

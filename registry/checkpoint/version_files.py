@@ -1,25 +1,25 @@
-"""Record of a training: of an expert, from `expert_training.json` of a registered version, or of a composition.
+"""Files of a registered version: its weights, as the base model of an adapter, and the record of its training.
 
-`reg train-expert` writes the file, but any imported checkpoint can hold one: it is untrusted. So is a composed folder.
+`reg train-expert` writes `expert_training.json`, but any imported checkpoint can hold one: it is untrusted. So is a
+composed folder, whose record has the same form.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.errors import CheckpointError, RegError
-from registry.io.schema import COUNT, OBJECT, Kind, fields, list_of
-from registry.io.strict_json import json_object
+from registry.io.untrusted import COUNT, OBJECT, Kind, fields, json_object, list_of
 from registry.progress import remark
 from registry.workspace import Workspace, open_array
-from store.catalog import VersionRecord
+from store.arrays import ArraySource
+from store.catalog import ArrayLink, VersionRecord
 
-MOST_LOSSES = 10_000
-"""Most numbers of a loss curve; `reg train-expert` writes at most 2,000."""
-LARGEST_LOSS = 1e6
-"""Largest loss, in nats per token; that of a uniform guess is the logarithm of the vocabulary's size."""
+MOST_LOSSES = 10_000  # numbers of a loss curve; `reg train-expert` writes at most 2,000
+LARGEST_LOSS = 1e6  # in nats per token; that of a uniform guess is the logarithm of the vocabulary's size
 _LOSS = Kind(
     f"a number with a decimal point, from 0 to {LARGEST_LOSS:,.0f}",
     lambda value: isinstance(value, float) and 0 <= value <= LARGEST_LOSS,
@@ -31,11 +31,46 @@ _HINT = (
 
 
 @dataclass(frozen=True)
+class StoredWeights:
+    """The weights and files of a registered version, read from its arrays."""
+
+    workspace: Workspace
+    version: VersionRecord
+
+    @property
+    def registered_as(self) -> tuple[str, ...]:
+        """The version's digest."""
+        return (self.version.digest,)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, by name."""
+        return {name: link.shape for name, link in self._links("trunk", "mlp").items()}
+
+    def source(self, name: str) -> ArraySource:
+        """Return one tensor as blocks, checked while it is read."""
+        return open_array(self.workspace.arrays, self.version, self._links("trunk", "mlp")[name])
+
+    def files(self) -> dict[str, bytes]:
+        """Return its small files, by name."""
+        links, arrays = self._links("file"), self.workspace.arrays
+        opened = {name: open_array(arrays, self.version, link) for name, link in links.items()}
+        return {name: arrays.read(links[name].digest).tobytes() for name in opened}
+
+    def _links(self, *roles: str) -> dict[str, ArrayLink]:
+        return {link.name: link for link in self._arrays if link.role in roles}
+
+    @cached_property
+    def _arrays(self) -> tuple[ArrayLink, ...]:
+        with self.workspace.reading(self.version):
+            return self.workspace.verified_arrays(self.version)
+
+
+@dataclass(frozen=True)
 class TrainingRecord:
     """The training of an expert or of a composition.
 
     Attributes:
-        steps: number of steps.
         tokens: tokens of the windows of all steps, padding included; where the record does not say how large a step
             was, those that were asked for.
         before: loss on held-out windows before the first step, in nats per token; as all losses.
@@ -87,40 +122,24 @@ def readable_training(workspace: Workspace, version: VersionRecord) -> TrainingR
 
 
 def parse_training(data: bytes, where: str) -> TrainingRecord:
-    """Return the record in the content of a file.
-
-    Args:
-        data: the content, untrusted.
-        where: the file in messages.
-
-    Raises:
-        CheckpointError: it is of another form or format.
-    """
+    """Return the record in the content of `expert_training.json` (arguments and errors as `training_of`)."""
     return training_of(json_object(data, where), where, _HINT)
 
 
 def training_of(document: Mapping[str, Any], where: str, hint: str) -> TrainingRecord:
-    """Return the record in a document.
-
-    Args:
-        document: `format`, `training`, `held_out`, `every` and `loss`, as in `expert_training.json`; untrusted.
-        where: its name in messages.
-        hint: the hint of errors.
+    """Return the record in an untrusted document with the keys of `expert_training.json`, named `where` in messages.
 
     Raises:
         CheckpointError: it is of another form or format.
     """
     kinds = {"format": COUNT, "training": OBJECT, "held_out": OBJECT, "every": COUNT, "loss": list_of(_LOSS)}
-    found = fields({key: document[key] for key in kinds if key in document}, kinds, where, hint=hint)
-    training, held_out = found["training"], found["held_out"]
-    counts = {key: training[key] for key in ("steps", "tokens") if key in training}
-    counts = fields(counts, {"steps": COUNT, "tokens": COUNT}, f"{where}: training", hint=hint)
-    sizes = {key: training[key] for key in _SIZES if key in training}
-    if len(sizes) == len(_SIZES):
-        step = math.prod(fields(sizes, dict.fromkeys(_SIZES, COUNT), f"{where}: training", hint=hint).values())
-        counts["tokens"] = counts["steps"] * step
-    sides = {key: held_out[key] for key in ("before", "after") if key in held_out}
-    sides = fields(sides, {"before": _LOSS, "after": _LOSS}, f"{where}: held_out", hint=hint)
+    found = _chosen(document, kinds, where, hint)
+    training, inside = found["training"], f"{where}: training"
+    counts = _chosen(training, {"steps": COUNT, "tokens": COUNT}, inside, hint)
+    if training.keys() >= set(_SIZES):
+        sizes = _chosen(training, dict.fromkeys(_SIZES, COUNT), inside, hint)
+        counts["tokens"] = counts["steps"] * math.prod(sizes.values())
+    sides = _chosen(found["held_out"], {"before": _LOSS, "after": _LOSS}, f"{where}: held_out", hint)
     loss, every, steps = tuple(found["loss"]), found["every"], counts["steps"]
     if found["format"] != 1:
         raise CheckpointError(f"{where} has format {found['format']}, this program reads 1", hint)
@@ -132,3 +151,8 @@ def training_of(document: Mapping[str, Any], where: str, hint: str) -> TrainingR
             hint,
         )
     return TrainingRecord(steps, counts["tokens"], sides["before"], sides["after"], every, loss)
+
+
+def _chosen(document: Mapping[str, Any], kinds: Mapping[str, Kind], where: str, hint: str) -> dict[str, Any]:
+    """Return some fields of a document, whose other fields are not looked at (errors as `fields`)."""
+    return fields({key: document[key] for key in kinds if key in document}, kinds, where, hint=hint)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from registry import ExpertTraining
-from registry.checkpoint.training_record import MOST_LOSSES, parse_training
+from registry.checkpoint.version_files import MOST_LOSSES, parse_training
 from registry.errors import CheckpointError
 from registry.training.expert.train_expert import _document
 from registry.training.weight_trainer import POINTS, Losses

@@ -1,11 +1,15 @@
-"""Memory: what the system has left, and what the C library keeps after it was freed."""
+"""This process: the memory it can take and gives back, and interrupts, which wait for blocks that must not stop."""
 
 import ctypes
 import os
-from contextlib import suppress
-from functools import cache
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+_M_MMAP_THRESHOLD = -3
 
 
 def available_memory() -> int:
@@ -23,8 +27,8 @@ def return_freed_memory() -> None:
     glibc keeps what small and medium blocks leave behind, which after many blocks of different sizes may be as much as
     is in use.
     """
-    if (trim := _malloc_trim()) is not None:
-        trim(0)
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def map_large_blocks(nbytes: int) -> None:
@@ -37,12 +41,18 @@ def map_large_blocks(nbytes: int) -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, nbytes)
 
 
-_M_MMAP_THRESHOLD = -3
-
-
-@cache
-def _malloc_trim() -> Any:
+@contextmanager
+def defer_sigint() -> Iterator[None]:
+    """Defer an interrupt (SIGINT) to the end of the block; only the main thread receives interrupts."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    caught: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
     try:
-        return ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):
-        return None
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if caught:
+        handler(*caught[0])
