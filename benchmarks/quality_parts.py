@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from registry import PassSettings, Recipe, Registry, TestSettings
-from registry.evaluation.methods import DENSE, METHODS, PAPER
+from registry.evaluation.methods import DENSE, METHODS
+from registry.methods.moe.refinement import PAPER, SOLVES_AGAIN
 from registry.families.sites import MLP_INPUT
 from registry.statistics.file import FILE_NAME, Collected, save
 
@@ -35,7 +36,7 @@ SCHEDULES = (
 
 def _paper(top_k: int = 1, **fields: Any) -> Recipe:
     """Return a recipe whose routers are as the DUME paper has them; top-2 is at temperature 0.1."""
-    return Recipe(**PAPER | {"top_k": top_k, "temperature": 0.1 if top_k > 1 else 1.0} | fields)
+    return Recipe(router=SOLVES_AGAIN, **PAPER | {"top_k": top_k, "temperature": 0.1 if top_k > 1 else 1.0} | fields)
 
 
 REFERENCE = {

@@ -1,6 +1,6 @@
-"""Methods by name: the built-in ones, and those of other packages, which declare entry points of the group `reg.methods`.
+"""Methods by name: the built-in ones, and those of other packages.
 
-An entry point names a class of `Output`, `Trunk` or `Router`. Nothing is loaded before a name is looked up.
+A package declares its methods as entry points of the group `reg.methods`. An entry point names a class of `Output`, `Trunk` or `Router`. Nothing is loaded before a name is looked up.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,9 @@
 """Methods: all that a trunk, a router and an output say of themselves.
 
-A method is a class with one instance, which `found.py` finds by name. Its attributes are its options, what it needs, the
-words of lists, forms and model cards, and its sources; its methods are what it does. The command line, recipe files and
-their JSON Schema, the form of the web pages, model cards and `reg evaluate --methods` follow from these. Declaring one
-loads nothing that takes long: what computes is imported where it is called.
+A method is a class with one instance, which `found.py` finds by name. Its attributes are its options, what it needs,
+the words of lists, forms and model cards, and its sources; its methods are what it does. The command line, recipe files
+and their JSON Schema, the form of the web pages, model cards and `reg evaluate --methods` follow from these. Declaring
+one loads nothing that takes long: what computes is imported where it is called.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from registry.composition.recipe.option import Option, Problem
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from registry.member import Member
     from registry.progress import Progress
     from registry.workspace import Workspace
+
+TRAIN_STEPS = 200
+"""Steps of training in rows of `reg evaluate --methods` whose routers are trained on kept calibration tokens."""
+SEEDS, TRAINED_SEEDS = 5, 3
+"""Seeds of a row with randomness by default, and of one whose routers are trained: figures are means."""
 
 OWN, BASE, COUNTS = "own", "base", "counts"
 """Statistics that a router is made from: those of the expert's own forward pass, those of the base model's on the
@@ -64,6 +69,23 @@ class Work:
         return f"@misc{{{self.key},\n  {lines},\n  {found if self.arxiv else f'howpublished = {{{self.where}}}'}\n}}"
 
 
+@dataclass(frozen=True)
+class Compared:
+    """A row of `reg evaluate --methods`.
+
+    Attributes:
+        settings: fields of its recipe, besides the method that has the row; and `train_steps` if the routers are then
+            trained.
+        seeds: seeds by default of a row with randomness, counted from 0: of its training, else of its recipe; 0 if it
+            has none.
+        oracle: send every token to the expert of its domain, which no router can know: the trunk's upper bound.
+    """
+
+    settings: Settings = field(default_factory=dict)
+    seeds: int = 0
+    oracle: bool = False
+
+
 class Method:
     """What trunks, routers and outputs have in common.
 
@@ -75,7 +97,7 @@ class Method:
         choice: the same as one of several to choose from, for the form; the words, if empty.
         sentence: what a model card says of it; empty for nothing.
         works: its sources.
-        compared: row of `reg evaluate --methods` → fields of its recipe.
+        compared: name → row of `reg evaluate --methods`; None for one row of its own name.
     """
 
     name: ClassVar[str] = ""
@@ -85,7 +107,7 @@ class Method:
     choice: ClassVar[str] = ""
     sentence: ClassVar[str] = ""
     works: ClassVar[tuple[Work, ...]] = ()
-    compared: ClassVar[Mapping[str, Settings]] = {}
+    compared: ClassVar[Mapping[str, Compared] | None] = None
 
     def problem(self, values: Settings) -> Problem | None:
         """Return what is wrong with fields of a recipe beside this method, or None.
@@ -123,7 +145,7 @@ class Trunk(Method):
         """
 
     def combine_together(self, tensors: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
-        """Yield the same of several linear maps of one input, each block with the number of its map, to the same bits."""
+        """Yield the same of several linear maps of one input, to the same bits: each block with its map's number."""
         for number, tensor in enumerate(tensors):
             yield from ((number, rows) for rows in self.combine(tensor))
 
@@ -200,6 +222,7 @@ class Output(Method):
         is_combined: members are combined tensor by tensor; else they stay whole in the folder.
         is_fitted: its coefficients can be fitted to text.
         has_projectors: it has projectors, which a training changes, and nothing else that one does.
+        reference: fields of the rows of `reg evaluate --methods` that compare trunks.
         is_routed: tokens go to members, so that text is told apart, and routing can be measured.
         is_previewed: `preview` predicts the routing.
     """
@@ -213,6 +236,7 @@ class Output(Method):
     is_combined: ClassVar[bool] = False
     is_fitted: ClassVar[bool] = False
     has_projectors: ClassVar[bool] = False
+    reference: ClassVar[Settings] = {}
     is_routed: ClassVar[bool] = True
     is_previewed: ClassVar[bool] = False
 

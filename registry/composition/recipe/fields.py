@@ -1,7 +1,7 @@
 """The fields of a recipe: the options of all methods, each once.
 
-`FIELDS` drives the checks of `Recipe`, the options of the commands that compose, the form of the web pages, recipe files
-and their JSON Schema, and the table of docs/methods.md. Nothing here loads torch.
+`FIELDS` drives the checks of `Recipe`, the options of the commands that compose, the form of the web pages, recipe
+files and their JSON Schema, and the table of docs/methods.md. Nothing here loads torch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

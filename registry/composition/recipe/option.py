@@ -1,4 +1,4 @@
-"""Options of methods: the kind and limits of a value, its default, and where it has a part. Nothing here loads torch."""
+"""Options of methods: the kind and limits of a value, its default, and where it has a part."""
 
 import math
 from collections.abc import Mapping, Sequence

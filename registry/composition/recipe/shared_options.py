@@ -20,8 +20,8 @@ TRUNK = Option(
 )  # fmt: skip
 
 ROUTER = Option(
-    "router", OptionKind.CHOICE, "Router method: {choices}.", "METHOD", default=FIRST, noun="router method", label="Router",
-    note="decides which experts a token goes to; this is how it is made",
+    "router", OptionKind.CHOICE, "Router method: {choices}.", "METHOD", default=FIRST, noun="router method",
+    label="Router", note="decides which experts a token goes to; this is how it is made",
 )  # fmt: skip
 
 TOP_K = Option(
@@ -53,7 +53,7 @@ DTYPE = Option(
 
 ROUTING_TOKENS = Option(
     "routing_tokens", OptionKind.WHOLE,
-    "For prompt-perplexity, task-vector and hetero: how many first tokens decide, 2 or more; of all but task-vector also "
-    "0, for the whole prompt, in generation alone.", "N", default=32, limits=Limits(0.0), noun="routing-tokens",
+    "For prompt-perplexity, task-vector and hetero: how many first tokens decide, 2 or more; of all but task-vector "
+    "also 0, for the whole prompt, in generation alone.", "N", default=32, limits=Limits(0.0), noun="routing-tokens",
     advanced=True,
 )  # fmt: skip

@@ -30,6 +30,7 @@ class Dense(Combined):
     clause = "one model whose MLPs are combined as the trunk is"
     note = "all weights merged into one model"
     works = (DUME, MODEL_SOUPS)
+    compared = {}  # trunk methods have them
     is_routed = False
 
     def unwanted(self, values: Settings) -> Problem | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.found import TRUNKS
-from registry.composition.method import Card, Output, Settings, counted
+from registry.composition.method import Card, Compared, Output, Settings, counted
 from registry.composition.recipe.option import Option, OptionKind, Problem
 from registry.composition.recipe.shared_options import (
     DTYPE,
@@ -19,7 +19,15 @@ from registry.composition.recipe.shared_options import (
     WEIGHTS,
 )
 from registry.errors import InvalidInputError
-from registry.methods.ensemble.routings import LOGITS, POSTERIOR, PROMPT_PERPLEXITY, ROUTINGS, TASK_VECTOR, Routing
+from registry.methods.ensemble.routings import (
+    LOGITS,
+    PERPLEXITY,
+    POSTERIOR,
+    PROMPT_PERPLEXITY,
+    ROUTINGS,
+    TASK_VECTOR,
+    Routing,
+)
 from registry.methods.works import DUME
 
 if TYPE_CHECKING:
@@ -46,8 +54,8 @@ class Ensemble(Output):
 
     Attributes of recipes: `top_k` members are kept per token, their weights renormalised. `temperature` divides log
     likelihoods (`posterior`), perplexities, their inverses (`prompt-perplexity`) or cosines before the softmax. With a
-    `trunk` the members share one, made by that method, and keep their MLPs. `weights` take part in the sums of the trunk
-    method, and with `posterior` the prior is the share of ω.
+    `trunk` the members share one, made by that method, and keep their MLPs. `weights` take part in the sums of the
+    trunk method, and with `posterior` the prior is the share of ω.
     """
 
     name = "ensemble"
@@ -68,6 +76,15 @@ class Ensemble(Output):
     clause = "all members whole, their predictions mixed; loads with trust_remote_code=True"
     note = "all members run, and their predictions are mixed"
     works = (DUME,)
+    compared = {
+        "btm": Compared(),
+        "btm-top-1": Compared({"top_k": 1}),
+        "perplexity": Compared({"routing": PERPLEXITY, "top_k": 1}),
+        "prompt-perplexity": Compared({"routing": PROMPT_PERPLEXITY, "top_k": 1}),
+        "task-vector": Compared({"routing": TASK_VECTOR, "top_k": 1}),
+        "prompt-perplexity-merged": Compared({"routing": PROMPT_PERPLEXITY, "top_k": 1, "trunk": "mean"}),
+        "task-vector-merged": Compared({"routing": TASK_VECTOR, "top_k": 1, "trunk": "mean"}),
+    }
 
     def problem(self, values: Settings) -> Problem | None:
         tokens, routing = values["routing_tokens"], values["routing"]

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from registry.composition.method import Card, Output, Settings, counted
+from registry.composition.method import Card, Compared, Output, Settings, counted
 from registry.composition.recipe.option import Option, OptionKind, Problem
 from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K
 from registry.errors import InvalidInputError
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 LEAD = Option(
     "lead", OptionKind.TEXT, "For hetero: the member whose embedding and head all share.", "NAME",
     unset="the member with the largest hidden size", label="Lead",
-    note="the member whose embedding and head all share; by default the one with the largest hidden size", advanced=True,
+    note="the member whose embedding and head all share; by default the one with the largest hidden size",
+    advanced=True,
 )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ class Hetero(Output):
     )
     note = "members of several architectures share one embedding and head"
     works = (DUME, MERGEME)
+    compared = {"hetero": Compared({"top_k": 1})}
     has_projectors = True
 
     def problem(self, values: Settings) -> Problem | None:

@@ -30,8 +30,8 @@ NORMALIZE = Option(
 
 BIAS = Option(
     "bias", OptionKind.BY_MEMBER,
-    "What is added to a member's logits: of domain-embedding as far as linear routers can, of anchored exactly and 0 or "
-    "less.", "A=B,…", default={}, unset="0", usual=0.0, advanced=True,
+    "What is added to a member's logits: of domain-embedding as far as linear routers can, of anchored exactly and 0 "
+    "or less.", "A=B,…", default={}, unset="0", usual=0.0, advanced=True,
 )  # fmt: skip
 
 REFINE = Option(

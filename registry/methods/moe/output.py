@@ -15,7 +15,7 @@ from registry.composition.recipe.shared_options import BALANCE, DTYPE, ROUTER, T
 from registry.errors import InvalidInputError
 from registry.methods.moe.combined import Combined, per_token
 from registry.methods.moe.options import DEVICE, HOST, LAM, REFINE, REFINE_MLP, REMOTE_CODE_SWITCH, SOFTMAX_TOPK
-from registry.methods.moe.refinement import refined
+from registry.methods.moe.refinement import PAPER, SOLVES_AGAIN, refined
 from registry.methods.works import DUME, UPCYCLING
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Moe(Combined):
     works = (DUME,)
     removed = {"lam": (LAM.default, "auto"), "token_weight": ("none", "advantage"), "refine_trunk": (False, True)}
     copies = OF_COPIES
+    compared = {}
+    reference = {"router": SOLVES_AGAIN, **PAPER}
     is_previewed = True
 
     def problem(self, values: Settings) -> Problem | None:
@@ -146,7 +148,7 @@ class Moe(Combined):
         return {**document, "host": REMOTE_CODE if host.startswith(ROUTED) else host}
 
     def without_removed(self, composition: Mapping[str, Any], removed: Settings) -> dict[str, Any]:
-        """Return a recipe without what was removed of it; where that chose λ by layer, with the median of the choices."""
+        """Return a recipe without what was removed; where that chose λ by layer, with the median of the choices."""
         recipe = super().without_removed(composition, removed)
         recipe.pop("refine_trunk", None)  # documents have it only where it is true
         if not refined(recipe):

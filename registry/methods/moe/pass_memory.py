@@ -37,9 +37,9 @@ def peak_bytes(plan: Plan) -> int:
 def rendering_bytes(plan: Plan) -> int:
     """Return an upper estimate of the memory that one thread takes to compute tensors.
 
-    One layer's Gram workspace (five matrices of 8-byte numbers: a member's triangle as read and as decoded, the sum, its
-    factor, and room of the solution) and one block of a tensor (in float64, widened and rounded, with what each member
-    contributes, as read and as decoded). Both count: what one frees is not always there for the other.
+    One layer's Gram workspace (five matrices of 8-byte numbers: a member's triangle as read and as decoded, the sum,
+    its factor, and room of the solution) and one block of a tensor (in float64, widened and rounded, with what each
+    member contributes, as read and as decoded). Both count: what one frees is not always there for the other.
     """
     architecture = plan.parts.architecture
     widest = architecture.hidden_size

@@ -6,6 +6,9 @@ from registry.composition.recipe.option import Problem
 SOLVES_AGAIN = "ridge"
 """The router that passes through the composed model solve again."""
 
+PAPER: Settings = {"top_k": 1, "normalize": True}
+"""Routers as in the DUME paper."""
+
 
 def refined(values: Settings) -> str | None:
     """Return the first refinement that a recipe asks for, or None."""

@@ -33,6 +33,7 @@ class Anchored(Router):
         '"FlexOlmo", section 3.3.1.'
     )
     works = (FLEXOLMO,)
+    compared = {}  # which only experts with rows of their own have
     statistics = None
     is_trained = True
 
@@ -40,8 +41,8 @@ class Anchored(Router):
         if values["trunk"] != "base":
             return Problem(
                 ("router", "trunk"),
-                f"router method {self.name!r} stacks rows that were trained on the base model's trunk, and trunk method "
-                f"{values['trunk']!r} makes another",
+                f"router method {self.name!r} stacks rows that were trained on the base model's trunk, and trunk "
+                f"method {values['trunk']!r} makes another",
                 f"choose --trunk base, or --router {SOLVES_AGAIN}",
             )
         if name := refined(values):

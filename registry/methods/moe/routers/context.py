@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.composition.method import COUNTS, Router, Settings
+from registry.composition.method import COUNTS, Compared, Router, Settings
 from registry.composition.recipe.option import Limits, Option, OptionKind, Problem
 from registry.methods.moe.refinement import SOLVES_AGAIN
 from registry.methods.works import LEWIS, MARON, ROFORMER
@@ -40,11 +40,18 @@ class Context(Router):
     words = "routed by the text so far"
     sentence = (
         "The router of every layer takes the expert whose calibration text used the tokens of the text so far most, "
-        "compared with the others': naive Bayes over unigrams (Maron 1961; Lewis 1998). Each token's evidence is in the "
-        "weights and is averaged over the text so far, by one layer of attention with rotary positions (RoFormer) or by "
-        "the modelling file; nothing of it is trained."
+        "compared with the others': naive Bayes over unigrams (Maron 1961; Lewis 1998). Each token's evidence is in "
+        "the weights and is averaged over the text so far, by one layer of attention with rotary positions (RoFormer) "
+        "or by the modelling file; nothing of it is trained."
     )
     works = (MARON, LEWIS, ROFORMER)
+    compared = {
+        "context": Compared(),
+        "context-whole": Compared({"context_window": 0.0}),
+        "context-shared": Compared({"vocabulary": SHARED}),
+        "refine-mlp-context": Compared({"refine_mlp": True}),
+        "oracle-context": Compared(oracle=True),
+    }
     statistics = COUNTS
     is_linear = False
 

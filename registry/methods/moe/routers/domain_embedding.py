@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from registry.composition.method import BASE, Router, Settings
+from registry.composition.method import BASE, Compared, Router, Settings
 from registry.composition.recipe.option import Problem
 from registry.methods.moe.options import BIAS, GATING, LAM, NORMALIZE
-from registry.methods.moe.refinement import refined, without_refinement
+from registry.methods.moe.refinement import PAPER, refined, without_refinement
 from registry.methods.works import FLEXOLMO
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class DomainEmbedding(Router):
     words = "routers from the base model’s embeddings of each domain"
     sentence = 'The routers are mean features of the experts\' text, as in "FlexOlmo", section 3.3.2.'
     works = (FLEXOLMO,)
+    compared = {"domain-embedding": Compared(PAPER)}
     statistics = BASE
 
     def problem(self, values: Settings) -> Problem | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from registry.composition.method import Router
+from registry.composition.method import SEEDS, TRAIN_STEPS, TRAINED_SEEDS, Compared, Router
 from registry.composition.recipe.option import Option, OptionKind
 from registry.methods.moe.options import GATING, NORMALIZE
+from registry.methods.moe.refinement import PAPER
 from registry.methods.works import BTX
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ class Random(Router):
     words = "random routers"
     sentence = 'The routers are random, as in "Branch-Train-MiX" before training.'
     works = (BTX,)
+    compared = {
+        "random": Compared({**PAPER, "trunk": "mean"}, SEEDS),
+        "router-ft": Compared({**PAPER, "trunk": "mean", "train_steps": TRAIN_STEPS}, TRAINED_SEEDS),
+    }
     statistics = None
 
     def solve(self, inputs: RouterInputs) -> Tensor:

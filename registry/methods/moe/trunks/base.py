@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from registry.composition.method import Trunk
+from registry.composition.method import Compared, Trunk
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +19,7 @@ class Base(Trunk):
     name = "base"
     words = "of the base model"
     choice = "those of the base model"
+    compared = {"base-own": Compared()}
     needs_base = True
     needs_members = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from registry.composition.method import Trunk
+from registry.composition.method import Compared, Trunk
 from registry.methods.moe.trunks.task_vectors import COMBINE, DENSITY, SCALE, SUM
 from registry.methods.works import DARE, MERGEME
 
@@ -24,7 +24,11 @@ class Dare(Trunk):
     choice = f"base model, plus a random {DENSITY.default:.0%} of the changes"
     sentence = 'The trunk is merged by "Language Models are Super Mario" (DARE).'
     works = (DARE, MERGEME)
-    compared = {"dare-sum": {"combine": SUM, "trunk_options": {"scale": 1 / 3}}}
+    compared = {
+        "dare": Compared(),
+        "dare-sum": Compared({"combine": SUM, "trunk_options": {"scale": 1 / 3}}),
+        "soup-dare": Compared({"to": "dense"}),
+    }
     needs_base = True
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from registry.composition.method import Trunk
+from registry.composition.method import Compared, Trunk
 from registry.methods.works import BTX
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class Mean(Trunk):
     choice = "the average"
     sentence = 'The trunk is the average of the experts\', as in "Branch-Train-MiX".'
     works = (BTX,)
+    compared = {"mean-own": Compared(), "soup": Compared({"to": "dense"})}
     tiled = True
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from registry.composition.method import Trunk
+from registry.composition.method import Compared, Trunk
 from registry.composition.recipe.option import Limits, Option, OptionKind
 from registry.methods.works import REGMEAN
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RegMean(Trunk):
-    """The least-squares solution over all members' inputs (Jin et al. 2022, §3); see `registry/maths/trunk/regmean.py`."""
+    """The least-squares solution over all members' inputs (Jin et al. 2022, §3)."""
 
     name = "regmean"
     options = (
@@ -29,6 +29,12 @@ class RegMean(Trunk):
     choice = "nearest to what each expert computes"
     sentence = 'The trunk is solved for by "Dataless Knowledge Fusion by Merging Weights of Language Models", RegMean.'
     works = (REGMEAN,)
+    compared = {
+        "regmean-alpha-0.9": Compared({"trunk_options": {"alpha": 0.9}}),
+        "regmean-paper": Compared(),
+        "regmean-paper-top-2": Compared({"top_k": 2, "temperature": 0.1}),
+        "soup-regmean": Compared({"to": "dense"}),
+    }
     needs_inputs = True
     tiled = True
     solves_together = True

@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 COEFFICIENTS = Option(
     "coefficients", OptionKind.BY_MEMBER,
-    "in place of --scale and --weights, what each member's task vector is multiplied by, 0 or less too; of every member.",
+    "in place of --scale and --weights, what each member's task vector is multiplied by, 0 or less too; of every "
+    "member.",
     "A=X,…", default={}, unset="none", limits=Limits(-1e4, 1e4), noun="coefficient", advanced=True, is_later=True,
 )  # fmt: skip
 
 
 class TaskArithmetic(Trunk):
-    """The scaled sum of task vectors (Ilharco et al. 2022, §2; MergeME, §3.1.2), or with a coefficient for each member
+    """The scaled sum of task vectors, or their sum by coefficients.
 
-    (Soup-of-Experts, Ablin et al. 2025, §2, eq. 2–3).
+    Sources: Ilharco et al. 2022, §2; MergeME, §3.1.2; with coefficients Soup-of-Experts, Ablin et al. 2025, eq. 2–3.
     """
 
     name = "task-arithmetic"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from registry.composition.method import Trunk
+from registry.composition.method import Compared, Trunk
 from registry.methods.moe.trunks.task_vectors import COMBINE, DENSITY, SCALE, SUM
 from registry.methods.works import MERGEME, TIES
 
@@ -24,7 +24,11 @@ class Ties(Trunk):
     choice = f"base model, plus the largest {DENSITY.default:.0%} of changes of each tensor, where they agree in sign"
     sentence = 'The trunk is merged by "TIES-Merging: Resolving Interference When Merging Models".'
     works = (TIES, MERGEME)
-    compared = {"ties-sum": {"combine": SUM, "trunk_options": {"scale": 1 / 3}}}
+    compared = {
+        "ties": Compared(),
+        "ties-sum": Compared({"combine": SUM, "trunk_options": {"scale": 1 / 3}}),
+        "soup-ties": Compared({"to": "dense"}),
+    }
     needs_base = True
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
