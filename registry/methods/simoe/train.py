@@ -30,8 +30,8 @@ from registry.methods.simoe.trainer import SimoeTrainer
 from registry.names.reference import copy_name, require_list
 from registry.progress import remark
 from registry.registration import Registration
-from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.runtime.upcast import is_fast
 from registry.training.announcement import announce
 from registry.training.expert.train_expert import opened_base
 from registry.training.trained_together import (
