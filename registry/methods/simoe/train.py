@@ -22,7 +22,7 @@ from registry.io.model_folder import fresh_folder, write_files, write_weights
 from registry.io.safetensors_writer import Stream, write_shard
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.io.work_dirs import resumable, temporary
-from registry.maths.interpolation.masks import overlap_matrix, pack_bits
+from registry.maths.interpolation import overlap_matrix, pack_bits
 from registry.methods.simoe.model import CURVES, Simoe
 from registry.methods.simoe.settings import SimoeTraining
 from registry.methods.simoe.text import read_simoe_windows

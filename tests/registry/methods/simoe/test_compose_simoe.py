@@ -17,12 +17,12 @@ from torch import Tensor
 
 from registry import Recipe, Registry
 from registry.checkpoint.simoe_files import DELTA, MASK
+from registry.composition.plan import Plan
 from registry.composition.route import route
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError
 from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
-from registry.maths.interpolation.masks import unpack_bits
-from registry.composition.plan import Plan
+from registry.maths.interpolation import unpack_bits
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code, load_model
 from tests.conftest import Zoo, files_of
