@@ -15,9 +15,7 @@ class Cohere2(Family):
     class_name = "Cohere2ForCausalLM"
     special_tokens = (5, 255001, 0)
     defaults = {
-        "attention_bias": False,
         "layer_norm_eps": 1e-5,
-        "layer_types": None,
         "logit_scale": 0.0625,
         "max_position_embeddings": 8192,
         "sliding_window": 4096,
@@ -49,7 +47,6 @@ class Cohere(Cohere2):
     class_name = "CohereForCausalLM"
     special_tokens = (5, 255001, 0)
     defaults = {
-        "attention_bias": False,
         "layer_norm_eps": 1e-5,
         "logit_scale": 0.0625,
         "max_position_embeddings": 8192,

@@ -19,7 +19,19 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 Shapes = dict[str, tuple[int, ...]]
 
-_COMMON = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "silu"}
+_COMMON = {
+    "attention_bias": False,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "layer_types": None,
+    "mlp_bias": False,
+    "num_key_value_heads": None,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+}
+"""Defaults of most families."""
+
 _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
@@ -96,7 +108,7 @@ class Family:
         model_type: the `model_type` of its config.json.
         class_name: its transformers class.
         special_tokens: ids of the tokens that begin, end and pad a text, for a config.json without them.
-        defaults: transformers' defaults for keys that config.json may lack.
+        defaults: transformers' defaults for keys that config.json may lack, where they are not those of most families.
         rope_theta: the default of `rope_theta`.
         options: the keys that determine its function beside the sizes.
         layers: name of the module of its layers, and their prefix in tensor names.

@@ -22,12 +22,10 @@ class Gemma(Family):
     class_name = "GemmaForCausalLM"
     special_tokens = (2, 1, 0)
     defaults = {
-        "attention_bias": False,
         "head_dim": 256,
         "hidden_act": TANH_GELU,
         "max_position_embeddings": 8192,
         "num_key_value_heads": 16,
-        "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
         "use_bidirectional_attention": None,
     }
@@ -65,16 +63,13 @@ class Gemma2(Family):
     class_name = "Gemma2ForCausalLM"
     special_tokens = (2, 1, 0)
     defaults = {
-        "attention_bias": False,
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
         "head_dim": 256,
         "hidden_activation": TANH_GELU,
-        "layer_types": None,
         "max_position_embeddings": 8192,
         "num_key_value_heads": 4,
         "query_pre_attn_scalar": 256,
-        "rms_norm_eps": 1e-6,
         "sliding_window": 4096,
         "tie_word_embeddings": True,
         "use_bidirectional_attention": None,

@@ -19,7 +19,6 @@ class GPTNeoX(Family):
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
         "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
         "use_parallel_residual": True,
     }
     options = ("attention_bias", "layer_norm_eps", "use_parallel_residual")

@@ -18,11 +18,7 @@ class Llama(Family):
     class_name = "LlamaForCausalLM"
     special_tokens = (1, 2, None)
     defaults = {
-        "attention_bias": False,
         "max_position_embeddings": 2048,
-        "mlp_bias": False,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
     }
     options = ("attention_bias", "mlp_bias", "rms_norm_eps")
 
@@ -41,9 +37,7 @@ class Mistral(Family):
     defaults = {
         "max_position_embeddings": 131072,
         "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-6,
         "sliding_window": 4096,
-        "tie_word_embeddings": False,
     }
     options = ("rms_norm_eps", "sliding_window")
     host = MIXTRAL
@@ -56,11 +50,7 @@ class Granite(Family):
     class_name = "GraniteForCausalLM"
     special_tokens = (1, 2, None)
     defaults = {
-        "attention_bias": False,
         "max_position_embeddings": 2048,
-        "mlp_bias": False,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
         **dict.fromkeys(MULTIPLIERS, 1.0),
     }
     options = ("attention_bias", "mlp_bias", "rms_norm_eps", *MULTIPLIERS)
@@ -78,15 +68,10 @@ class SmolLM3(Family):
     class_name = "SmolLM3ForCausalLM"
     special_tokens = (128000, 128001, 128004)
     defaults = {
-        "attention_bias": False,
-        "layer_types": None,
         "max_position_embeddings": 32768,
-        "mlp_bias": False,
         "no_rope_layer_interval": 4,
         "no_rope_layers": None,
         "num_key_value_heads": 4,
-        "rms_norm_eps": 1e-6,
-        "sliding_window": None,
         "tie_word_embeddings": True,
         "use_sliding_window": False,
     }

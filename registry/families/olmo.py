@@ -17,10 +17,8 @@ class Olmo2(Family):
     class_name = "Olmo2ForCausalLM"
     special_tokens = (None, 50279, 1)
     defaults = {
-        "attention_bias": False,
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
     }
     options: ClassVar[tuple[str, ...]] = ("attention_bias", "rms_norm_eps")
     host = FLEX_OLMO
@@ -46,7 +44,7 @@ class Olmo3(Olmo2):
 
     model_type = "olmo3"
     class_name = "Olmo3ForCausalLM"
-    defaults = {**Olmo2.defaults, "layer_types": None, "sliding_window": 4096}
+    defaults = {**Olmo2.defaults, "sliding_window": 4096}
     rope_theta = 500_000.0
     options = ("attention_bias", "layer_types", "rms_norm_eps", "sliding_window")
 

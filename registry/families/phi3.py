@@ -26,8 +26,6 @@ class Phi3(Family):
         "original_max_position_embeddings": 4096,
         "partial_rotary_factor": 1.0,
         "rms_norm_eps": 1e-5,
-        "sliding_window": None,
-        "tie_word_embeddings": False,
     }
     options = ("rms_norm_eps", "sliding_window")
     free_head_dim = False

@@ -15,13 +15,10 @@ class Qwen2(Family):
     model_type = "qwen2"
     class_name = "Qwen2ForCausalLM"
     defaults = {
-        "layer_types": None,
         "max_position_embeddings": 32768,
         "max_window_layers": 28,
         "num_key_value_heads": 32,
-        "rms_norm_eps": 1e-6,
         "sliding_window": 4096,
-        "tie_word_embeddings": False,
         "use_sliding_window": False,
     }
     options = ("layer_types", "rms_norm_eps", "sliding_window")
@@ -56,15 +53,11 @@ class Qwen3(Family):
     model_type = "qwen3"
     class_name = "Qwen3ForCausalLM"
     defaults = {
-        "attention_bias": False,
         "head_dim": 128,
-        "layer_types": None,
         "max_position_embeddings": 32768,
         "max_window_layers": 28,
         "num_key_value_heads": 32,
-        "rms_norm_eps": 1e-6,
         "sliding_window": 4096,
-        "tie_word_embeddings": False,
         "use_sliding_window": False,
     }
     options = ("attention_bias", "layer_types", "rms_norm_eps", "sliding_window")

@@ -19,7 +19,6 @@ class StableLM(Family):
         "max_position_embeddings": 4096,
         "num_key_value_heads": 32,
         "qk_layernorm": False,
-        "tie_word_embeddings": False,
         "use_parallel_residual": False,
         "use_qkv_bias": False,
     }

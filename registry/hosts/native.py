@@ -145,8 +145,6 @@ def shared_expert(architecture: Architecture) -> dict[str, Constant]:
 QWEN2_MOE = Host(
     model_type="qwen2_moe",
     class_name="Qwen2MoeForCausalLM",
-    gate="mlp.gate.weight",
-    experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_qwen2_moe,
     obeys_norm_topk_prob=True,
     context=ContextAttention(fixed_heads=True),
@@ -165,8 +163,6 @@ def _qwen3_moe(architecture: Architecture, experts: int, top_k: int) -> dict[str
 QWEN3_MOE = Host(
     model_type="qwen3_moe",
     class_name="Qwen3MoeForCausalLM",
-    gate="mlp.gate.weight",
-    experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_qwen3_moe,
     obeys_norm_topk_prob=True,
     context=ContextAttention(query_key_norm="each head"),
@@ -191,8 +187,6 @@ def _mellum(architecture: Architecture, experts: int, top_k: int) -> dict[str, A
 MELLUM = Host(
     model_type="mellum",
     class_name="MellumForCausalLM",
-    gate="mlp.gate.weight",
-    experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_mellum,
     obeys_norm_topk_prob=True,
     context=ContextAttention(query_key_norm="each head"),
@@ -212,8 +206,6 @@ def _flex_olmo(architecture: Architecture, experts: int, top_k: int) -> dict[str
 FLEX_OLMO = Host(
     model_type="flex_olmo",
     class_name="FlexOlmoForCausalLM",
-    gate="mlp.gate.weight",
-    experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_flex_olmo,
     obeys_norm_topk_prob=True,
     context=ContextAttention(query_key_norm="all heads", norm_after=True),
@@ -241,8 +233,6 @@ def _cohere2_moe(architecture: Architecture, experts: int, top_k: int) -> dict[s
 COHERE2_MOE = Host(
     model_type="cohere2_moe",
     class_name="Cohere2MoeForCausalLM",
-    gate="mlp.gate.weight",
-    experts=PerExpert("mlp.experts.{expert}.{projection}.weight"),
     config=_cohere2_moe,
 )
 """Cohere2-MoE: parallel attention and MLP; a rope only in layers with a window."""

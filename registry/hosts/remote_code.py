@@ -149,7 +149,6 @@ def _routed_host(
     return Host(
         model_type=f"{ROUTED}{model_type}",
         class_name=name,
-        gate="mlp.gate.weight",
         experts=PerExpert("mlp.experts.{expert}.{projection}"),
         config=config,
         layers=layers,

@@ -183,7 +183,7 @@ def _buffers_to(model: Any, device: torch.device) -> Any:
 
 
 class _Catcher(nn.Module):
-    """A stand-in for a layer: it stores the layer's arguments, and returns the stream unchanged."""
+    """A module in the place of a layer: it stores the arguments, and returns the stream unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
