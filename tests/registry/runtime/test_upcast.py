@@ -78,7 +78,7 @@ def test_an_exception_leaves_the_weights_as_they_are() -> None:
 
 
 def test_auto_is_the_dtype_of_the_weights_where_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtypes, "is_fast", lambda dtype, device: device == "cuda" or dtype == "float32")
+    monkeypatch.setattr(module, "is_fast", lambda dtype, device: device == "cuda" or dtype == "float32")
     assert module.compute_dtype(AUTO, "bfloat16", "cuda:0") == "bfloat16"
     assert module.compute_dtype(AUTO, "bfloat16", "cpu") == "float32"
     assert module.compute_dtype(AUTO, "float32", "cpu") == "float32"
