@@ -18,8 +18,8 @@ from benchmarks.registration_pass import SHAPES, make_checkpoint
 from registry import PassSettings, Recipe, Registry
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
+from registry.maths.digits import Splitter
 from registry.maths.gram import GramAccumulator
-from registry.maths.limbs import Splitter
 from registry.progress import silent
 from registry.runtime.loading import load_model
 from registry.statistics.forward_pass import ModelRun, take_statistics

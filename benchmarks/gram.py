@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.alternating import Comparison, alternate, run
+from registry.maths.digits import Splitter
 from registry.maths.gram import GramAccumulator, float64_gram, has_int8
-from registry.maths.limbs import Splitter
 
 WIDTHS = (1024, 2048, 4096)
 TOKENS = 4096

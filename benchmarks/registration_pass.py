@@ -19,8 +19,7 @@ from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.io.dtypes import AUTO
 from registry.progress import silent
-from registry.runtime.compute_dtype import compute_dtype
-from registry.runtime.upcast import load_for_pass
+from registry.runtime.upcast import compute_dtype, load_for_pass
 from registry.statistics.forward_pass import ModelRun, take_statistics
 from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import batch

@@ -26,8 +26,8 @@ from benchmarks.random_experts import CONFIG, fill, make_checkpoint
 from registry import Recipe, Registry
 from registry.families import FAMILIES
 from registry.io.dtypes import AUTO
-from registry.runtime.compute_dtype import compute_dtype
 from registry.runtime.loading import load_tokenizer
+from registry.runtime.upcast import compute_dtype
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "TRAINING.md"

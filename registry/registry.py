@@ -324,8 +324,8 @@ class Registry:
         """Train sparse interpolated experts (SIMoE, Chen et al. 2025), and register them as `name-1` to `name-n`.
 
         Expert m is the base model with diag(z_m) D added: D is trained for all of them together, z_m is a mask of its
-        rows. They are experts like any other, with counts of tokens as statistics; `Recipe(to="simoe")` composes them as they
-        were trained. The base model stays as it is. A training that was interrupted continues when it is started again.
+        rows. They are experts like any other, with counts of tokens as statistics; `Recipe(to="simoe")` composes them
+        as they were trained. The base model stays as it is. An interrupted training continues when it is started again.
 
         Args:
             name: what the experts' names begin with.

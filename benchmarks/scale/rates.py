@@ -26,8 +26,8 @@ from benchmarks.scale.arithmetic import (
     registering,
 )
 from registry import PassSettings, Recipe, Registry
+from registry.maths.digits import Splitter
 from registry.maths.gram import GramAccumulator
-from registry.maths.limbs import Splitter
 from registry.progress import Advance
 from registry.runtime.upcast import load_for_pass
 from store.catalog import ArrayLink, Catalog, NewVersion

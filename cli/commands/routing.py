@@ -19,7 +19,7 @@ from cli.shared_options import scoring
 from cli.version_output import warn_of_folder, warn_of_opted_out
 from registry.errors import InvalidInputError
 from registry.io.untrusted import is_folder
-from registry.runtime.routed_folder import check_routed
+from registry.runtime.folder_checks import check_routed
 
 if TYPE_CHECKING:
     from registry.composition.route import Routed

@@ -1,6 +1,7 @@
 """Methods by name: the built-in ones, and those of other packages.
 
-A package declares its methods as entry points of the group `reg.methods`. An entry point names a class of `Output`, `Trunk` or `Router`. Nothing is loaded before a name is looked up.
+A package declares its methods as entry points of the group `reg.methods`. An entry point names a class of `Output`,
+`Trunk` or `Router`. Nothing is loaded before a name is looked up.
 """
 
 from collections.abc import Iterator, Mapping

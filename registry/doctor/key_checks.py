@@ -12,9 +12,8 @@ from registry.doctor.tensor_names import in_words, is_embedding, is_expert, is_h
 from registry.errors import CheckpointError, first_line, is_foreign
 from registry.io.dtypes import NAMES
 from registry.io.torch_blocks import torch_dtype
+from registry.runtime.folder_checks import check_members, check_stored_sizes
 from registry.runtime.loading import unfilled_model
-from registry.runtime.members_config import check_members
-from registry.runtime.stored_sizes import check_stored_sizes
 
 _SAVE = "save the model again: save_pretrained writes config.json and weights that belong together"
 _COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")

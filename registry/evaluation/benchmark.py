@@ -22,8 +22,7 @@ from registry.io.work_dirs import temporary_folder
 from registry.member import Member
 from registry.names.suggest import suggest
 from registry.progress import Progress, remark
-from registry.runtime.compute_dtype import compute_dtype, report_dtype
-from registry.runtime.upcast import stored_dtype
+from registry.runtime.upcast import compute_dtype, report_dtype, stored_dtype
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,52 @@
-"""Cohere → Cohere2-MoE, bit for bit: every layer gets a window as long as the context, and with it its rope."""
+"""Cohere 1 and 2 → Cohere2-MoE, bit for bit."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-from registry.families.cohere2 import Cohere2
-from registry.families.family import Shapes, Translation
-from registry.families.rope import SLIDING
+from registry.families.family import Family, NormOutput, Shapes, Translation
+from registry.families.rope import SLIDING, fill_layer_types
 from registry.hosts.architecture import Architecture
-from registry.hosts.cohere2_moe import COHERE2_MOE
+from registry.hosts.native import COHERE2_MOE
+
+
+class Cohere2(Family):
+    """Command R7B and related models: attention and MLP share one norm; layers without a window have no rope."""
+
+    model_type = "cohere2"
+    class_name = "Cohere2ForCausalLM"
+    special_tokens = (5, 255001, 0)
+    defaults = {
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "max_position_embeddings": 8192,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "tie_word_embeddings": True,
+    }
+    options: ClassVar[tuple[str, ...]] = (
+        "attention_bias",
+        "layer_norm_eps",
+        "layer_types",
+        "logit_scale",
+        "sliding_window",
+    )
+    host = COHERE2_MOE
+    free_head_dim = False
+    norms = ("input_layernorm",)
+    mlp_norm = NormOutput("input_layernorm")
+    last_norm = NormOutput("model.norm", centred=True)
+
+    def fill_defaults(self, values: dict[str, Any]) -> None:
+        """Derive the layers that have a window."""
+        fill_layer_types(values, values["sliding_window_pattern"])
 
 
 class Cohere(Cohere2):
-    """Command R, Aya 23."""
+    """Command R, Aya 23: every layer gets a window as long as the context, and with it its rope."""
 
     model_type = "cohere"
     class_name = "CohereForCausalLM"
     special_tokens = (5, 255001, 0)
     defaults = {
-        "attention_bias": False,
         "layer_norm_eps": 1e-5,
         "logit_scale": 0.0625,
         "max_position_embeddings": 8192,
@@ -27,8 +57,7 @@ class Cohere(Cohere2):
     options = ("attention_bias", "layer_norm_eps", "logit_scale", "use_qk_norm")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Derive the head size, which always divides the hidden size."""
-        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+        """Derive nothing: all layers are alike."""
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
         """Return the shapes of one layer's trunk tensors."""
@@ -52,4 +81,5 @@ class Cohere(Cohere2):
         return [Translation(COHERE2_MOE, carried, self.unchanged(architecture))]
 
 
+COHERE2 = Cohere2()
 COHERE = Cohere()

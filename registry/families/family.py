@@ -8,7 +8,7 @@ from registry.families.rope import rope_parameters
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
 from registry.hosts import Constant, Host, Projections, RowSelection, Trunk
 from registry.hosts.architecture import Architecture
-from registry.hosts.dense import dense_host
+from registry.hosts.native import dense_host
 from registry.hosts.remote_code import REMOTE_CODE, remote_code_host
 
 TANH_GELU = "gelu_pytorch_tanh"
@@ -19,7 +19,19 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 Shapes = dict[str, tuple[int, ...]]
 
-_COMMON = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "silu"}
+_COMMON = {
+    "attention_bias": False,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "layer_types": None,
+    "mlp_bias": False,
+    "num_key_value_heads": None,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+}
+"""Defaults of most families."""
+
 _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
@@ -96,7 +108,7 @@ class Family:
         model_type: the `model_type` of its config.json.
         class_name: its transformers class.
         special_tokens: ids of the tokens that begin, end and pad a text, for a config.json without them.
-        defaults: transformers' defaults for keys that config.json may lack.
+        defaults: transformers' defaults for keys that config.json may lack, where they are not those of most families.
         rope_theta: the default of `rope_theta`.
         options: the keys that determine its function beside the sizes.
         layers: name of the module of its layers, and their prefix in tensor names.
@@ -104,6 +116,13 @@ class Family:
         embedding: its embedding's tensor.
         head: its head's tensor, unless tied to the embedding.
         down: the last linear module of each MLP, below the layer; all others are applied to the MLP input.
+        free_head_dim: config.json may give a head size that does not divide the hidden size.
+        norms: those over the hidden axis in each layer.
+        attention_norm: what determines the bounds of the input of each layer's attention.
+        mlp_norm: the same of its MLP.
+        last_norm: the norm before the head, by its full name.
+        host: the one native host, which has the trunk's tensors under the same names.
+        refused: why no native host carries the family.
     """
 
     model_type: ClassVar[str]
@@ -117,6 +136,13 @@ class Family:
     embedding: ClassVar[str] = "model.embed_tokens.weight"
     head: ClassVar[str] = "lm_head.weight"
     down: ClassVar[str] = "mlp.down_proj"
+    free_head_dim: ClassVar[bool] = True
+    norms: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+    attention_norm: ClassVar[NormOutput | ResidualStream] = NormOutput("input_layernorm")
+    mlp_norm: ClassVar[NormOutput | ResidualStream] = NormOutput()
+    last_norm: ClassVar[NormOutput] = NormOutput("model.norm")
+    host: ClassVar[Host | None] = None
+    refused: ClassVar[str | None] = None
 
     # -- configuration -----------------------------------------------------------------------------------------------
 
@@ -133,7 +159,7 @@ class Family:
             values["num_key_value_heads"] = values["num_attention_heads"]
         try:
             self.fill_defaults(values)
-            if values["head_dim"] is None:
+            if values["head_dim"] is None or not self.free_head_dim:
                 values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
             rope = self.rope(values)
         except (TypeError, ValueError, AttributeError, ArithmeticError, KeyError) as error:
@@ -161,7 +187,7 @@ class Family:
     def trunk_layer(self, architecture: Architecture) -> Shapes:
         """Return the shapes of one layer's trunk tensors, by their name below the layer."""
         bias = bool(architecture.options.get("attention_bias"))
-        return attention_shapes(architecture, bias="qkvo" if bias else "") | norm_shapes(architecture)
+        return attention_shapes(architecture, bias="qkvo" if bias else "") | norm_shapes(architecture, *self.norms)
 
     def mlp_layer(self, architecture: Architecture) -> Shapes:
         """Return the shapes of one layer's MLP tensors, by their name below the layer."""
@@ -193,20 +219,17 @@ class Family:
 
     def trunk_shapes(self, architecture: Architecture) -> Shapes:
         """Return the shape of every trunk tensor."""
-        layer_shapes = self.trunk_layer(architecture)
-        return self.outer_shapes(architecture) | {
-            self.tensor_name(layer, name): shape
-            for layer in range(architecture.num_hidden_layers)
-            for name, shape in layer_shapes.items()
-        }
+        return self.outer_shapes(architecture) | self._in_layers(self.trunk_layer(architecture), architecture)
 
     def mlp_shapes(self, architecture: Architecture) -> Shapes:
         """Return the shape of every MLP tensor."""
-        layer_shapes = self.mlp_layer(architecture)
+        return self._in_layers(self.mlp_layer(architecture), architecture)
+
+    def _in_layers(self, shapes: Shapes, architecture: Architecture) -> Shapes:
         return {
             self.tensor_name(layer, name): shape
             for layer in range(architecture.num_hidden_layers)
-            for name, shape in layer_shapes.items()
+            for name, shape in shapes.items()
         }
 
     def tensor_name(self, layer: int, name: str) -> str:
@@ -221,11 +244,11 @@ class Family:
 
     def attention_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
         """Return the input of each layer's attention, which determines its bounds."""
-        return NormOutput("input_layernorm")
+        return self.attention_norm
 
     def head_input(self, architecture: Architecture) -> NormOutput:
         """Return the norm before the head, by its full name."""
-        return NormOutput("model.norm")
+        return self.last_norm
 
     def residual(self, architecture: Architecture) -> float | None:
         """Return the factor of the outputs of attention and MLP when they are added to the residual stream.
@@ -259,7 +282,7 @@ class Family:
 
     def mlp_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
         """Return the input of each layer's MLP, which determines its bounds."""
-        return NormOutput()
+        return self.mlp_norm
 
     def mlps(self, model: Any) -> Iterator[Any]:
         """Yield the MLP module of each layer of a loaded model; its first positional input is the MLP input."""
@@ -272,11 +295,13 @@ class Family:
         """Return why no native host carries this model exactly, or None if one does."""
         if architecture.options.get("mlp_bias"):
             return "its MLPs have biases (mlp_bias), and no native host has expert biases"
-        return None
+        return self.refused
 
     def translations(self, architecture: Architecture) -> list[Translation]:
         """Return the translations to native hosts that carry the model exactly, the preferred one first."""
-        raise NotImplementedError
+        if self.host is None:
+            raise NotImplementedError
+        return [Translation(self.host, architecture, self.unchanged(architecture))]
 
     def hosts(self, architecture: Architecture) -> dict[str, Translation]:
         """Return every host that carries the model, by its name in recipes: native ones first, the default ahead."""

@@ -19,7 +19,6 @@ class GPTNeoX(Family):
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
         "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
         "use_parallel_residual": True,
     }
     options = ("attention_bias", "layer_norm_eps", "use_parallel_residual")
@@ -28,11 +27,15 @@ class GPTNeoX(Family):
     head = "embed_out.weight"
     down = "mlp.dense_4h_to_h"
     renamed = {"embed_out.weight": "lm_head.weight"}
+    free_head_dim = False
+    attention_norm = NormOutput("input_layernorm", bias=True)
+    mlp_norm = NormOutput(bias=True)
+    last_norm = NormOutput("gpt_neox.final_layer_norm", bias=True, centred=True)
+    refused = "its MLP is not gated and has biases, which no native host has"
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Derive its heads: one of keys for each of queries, all of a size that divides the hidden size."""
+        """Derive its heads: one of keys for each of queries."""
         values["num_key_value_heads"] = values["num_attention_heads"]
-        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rope's parameters from its own keys."""
@@ -83,22 +86,6 @@ class GPTNeoX(Family):
             for row in range((3 * head + 2) * size, (3 * head + 3) * size)
         )
         return Attention((fused,), "attention.dense", fused, values)
-
-    def attention_input(self, architecture: Architecture) -> NormOutput:
-        """Return its first norm, which has a bias."""
-        return NormOutput("input_layernorm", bias=True)
-
-    def head_input(self, architecture: Architecture) -> NormOutput:
-        """Return its last norm, which has a bias."""
-        return NormOutput("gpt_neox.final_layer_norm", bias=True, centred=True)
-
-    def mlp_input(self, architecture: Architecture) -> NormOutput:
-        """Return its second norm, which has a bias."""
-        return NormOutput(bias=True)
-
-    def refusal(self, architecture: Architecture) -> str | None:
-        """Return why no native host carries it."""
-        return "its MLP is not gated and has biases, which no native host has"
 
 
 GPT_NEOX = GPTNeoX()

@@ -9,7 +9,7 @@ from registry.families.family import Attention, Family, Shapes, Translation, nor
 from registry.families.rope import rope_parameters
 from registry.hosts import Constant, Projections, RowSelection, Trunk
 from registry.hosts.architecture import Architecture
-from registry.hosts.mixtral import MIXTRAL
+from registry.hosts.native import MIXTRAL
 
 _STILL = 1e30
 """Divisor of a frequency that stops its rotation: below 1e-24 of a radian at the longest context."""
@@ -26,14 +26,9 @@ class Phi3(Family):
         "original_max_position_embeddings": 4096,
         "partial_rotary_factor": 1.0,
         "rms_norm_eps": 1e-5,
-        "sliding_window": None,
-        "tie_word_embeddings": False,
     }
     options = ("rms_norm_eps", "sliding_window")
-
-    def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Derive the head size, which always divides the hidden size."""
-        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+    free_head_dim = False
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rope's parameters: `su` and `yarn` are old names of longrope."""

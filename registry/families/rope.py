@@ -20,13 +20,9 @@ def rope_parameters(values: Mapping[str, Any], theta: float) -> dict[str, Any]:
         theta: the family's `rope_theta`, for a config.json without one.
     """
     rope = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
-    kind = rope.pop("type", "default")
-    rope.setdefault("rope_type", kind)
-    rope.setdefault("rope_theta", values.get("rope_theta", theta))
-    if "partial_rotary_factor" in values:
-        rope.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
+    own = {key: values[key] for key in ("partial_rotary_factor",) if key in values}
+    _complete(rope, {"rope_theta": values.get("rope_theta", theta), **own}, values)
     if rope["rope_type"] in _SCALED:
-        rope.setdefault(ORIGINAL, values["max_position_embeddings"])
         rope[ORIGINAL] = values.get(ORIGINAL, rope[ORIGINAL])  # beside the rope it comes first, as in transformers
     return rope
 
@@ -42,18 +38,24 @@ def nested_rope_parameters(values: Mapping[str, Any], full: float, sliding: floa
     nested = values.get("rope_parameters") or {}
     ropes = {kind: dict(nested.get(kind) or {}) for kind in (FULL, SLIDING)}
     ropes[FULL] |= values.get("rope_scaling") or {}
-    for rope, theta in ((ropes[FULL], values.get("rope_theta", full)), (ropes[SLIDING], sliding)):
-        kind = rope.pop("type", "default")
-        rope.setdefault("rope_type", kind)
-        rope.setdefault("rope_theta", theta)
-        if rope["rope_type"] in _SCALED:
-            rope.setdefault(ORIGINAL, values["max_position_embeddings"])
+    _complete(ropes[FULL], {"rope_theta": values.get("rope_theta", full)}, values)
+    _complete(ropes[SLIDING], {"rope_theta": sliding}, values)
     return ropes
 
 
-def every(number: int, kind: str, other: str, layers: int) -> list[str]:
-    """Return the type of each layer: `kind` for every `number`-th, `other` for the rest."""
-    return [kind if (layer + 1) % number == 0 else other for layer in range(layers)]
+def _complete(rope: dict[str, Any], defaults: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Add the parameters that a rope lacks, in place; the type may have its old name."""
+    for name, value in {"rope_type": rope.pop("type", "default"), **defaults}.items():
+        rope.setdefault(name, value)
+    if rope["rope_type"] in _SCALED:
+        rope.setdefault(ORIGINAL, values["max_position_embeddings"])
+
+
+def fill_layer_types(values: dict[str, Any], number: int) -> None:
+    """Derive `layer_types`, if there are none: every `number`-th layer has full attention, the others a window."""
+    if values["layer_types"] is None:
+        layers = range(values["num_hidden_layers"])
+        values["layer_types"] = [FULL if (layer + 1) % number == 0 else SLIDING for layer in layers]
 
 
 def window_by_layer(values: dict[str, Any]) -> None:

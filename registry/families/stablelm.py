@@ -19,15 +19,14 @@ class StableLM(Family):
         "max_position_embeddings": 4096,
         "num_key_value_heads": 32,
         "qk_layernorm": False,
-        "tie_word_embeddings": False,
         "use_parallel_residual": False,
         "use_qkv_bias": False,
     }
     options = ("layer_norm_eps", "qk_layernorm", "use_parallel_residual", "use_qkv_bias")
-
-    def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Derive the head size, which always divides the hidden size."""
-        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+    free_head_dim = False
+    attention_norm = NormOutput("input_layernorm", bias=True)
+    last_norm = NormOutput("model.norm", bias=True, centred=True)
+    refused = "its norms have biases, which no native host has beside a plain router"
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rope's parameters; by default a quarter of each head rotates."""
@@ -49,22 +48,10 @@ class StableLM(Family):
             shapes |= norm_shapes(architecture, *names, size=architecture.head_dim)
         return shapes
 
-    def attention_input(self, architecture: Architecture) -> NormOutput:
-        """Return the first norm, which has a bias."""
-        return NormOutput("input_layernorm", bias=True)
-
-    def head_input(self, architecture: Architecture) -> NormOutput:
-        """Return the last norm, which has a bias."""
-        return NormOutput("model.norm", bias=True, centred=True)
-
     def mlp_input(self, architecture: Architecture) -> NormOutput:
         """Return the norm, which has a bias: the layer's only one if attention and MLP are parallel."""
         parallel = architecture.options["use_parallel_residual"]
         return NormOutput("input_layernorm" if parallel else "post_attention_layernorm", bias=True)
-
-    def refusal(self, architecture: Architecture) -> str | None:
-        """Return why no native host carries it."""
-        return "its norms have biases, which no native host has beside a plain router"
 
 
 STABLELM = StableLM()

@@ -1,21 +1,14 @@
-"""Dense families: one file and one line in `FAMILIES` for each; `REFUSED` has the reasons for others."""
+"""Dense families: one file a lineage, one line in `FAMILIES` a family; `REFUSED` has the reasons for others."""
 
 from registry.errors import UnsupportedFamilyError
-from registry.families.cohere import COHERE
-from registry.families.cohere2 import COHERE2
+from registry.families.cohere import COHERE, COHERE2
 from registry.families.family import Family
-from registry.families.gemma import GEMMA
-from registry.families.gemma2 import GEMMA2, GEMMA3_TEXT
+from registry.families.gemma import GEMMA, GEMMA2, GEMMA3_TEXT
 from registry.families.gpt_neox import GPT_NEOX
-from registry.families.granite import GRANITE
-from registry.families.llama import LLAMA
-from registry.families.mistral import MISTRAL
-from registry.families.olmo2 import OLMO2
-from registry.families.olmo3 import OLMO3
+from registry.families.llama import GRANITE, LLAMA, MISTRAL, SMOLLM3
+from registry.families.olmo import OLMO2, OLMO3
 from registry.families.phi3 import PHI3
-from registry.families.qwen2 import QWEN2
-from registry.families.qwen3 import QWEN3
-from registry.families.smollm3 import SMOLLM3
+from registry.families.qwen import QWEN2, QWEN3
 from registry.families.stablelm import STABLELM
 
 _LISTED: tuple[Family, ...] = (

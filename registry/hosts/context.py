@@ -330,14 +330,14 @@ class ContextLayout:
         size, everyone = self._inner.head_dim, range(self._experts)
         multiplier = float(self._inner.options.get("residual_multiplier", 1.0))
         scale = 1.0 if self._kind.norm_after else MEAN / self._value / multiplier
-        places = [((self._mean(e), self._heads[0].query * size + e), scale) for e in everyone]
+        entries = [((self._mean(e), self._heads[0].query * size + e), scale) for e in everyone]
         if self._fast:
             first = self._heads[1].query * size
-            places += [((self._fast_mean(e), first + e), scale) for e in everyone]
-            places.append(((self._level, first + self._experts), scale))
+            entries += [((self._fast_mean(e), first + e), scale) for e in everyone]
+            entries.append(((self._level, first + self._experts), scale))
         if self._has_steady:  # the mean of a constant
-            places.append(((self._steady, self._heads[0].query * size + self._experts), scale * STEADY / MEAN))
-        return Entries(shape, tuple(places), 0 if self._kind.norm_after else 1)
+            entries.append(((self._steady, self._heads[0].query * size + self._experts), scale * STEADY / MEAN))
+        return Entries(shape, tuple(entries), 0 if self._kind.norm_after else 1)
 
     @property
     def _value(self) -> float:

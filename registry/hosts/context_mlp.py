@@ -30,7 +30,7 @@ The smaller it is, the larger down weights are: an eighth of an embedding's row 
 blocks of 4 to 8 bits hold them. Much less, and a scale shared with gate rows would lose it.
 """
 
-_Places = list[tuple[tuple[int, ...], float]]
+_Entries = list[tuple[tuple[int, ...], float]]
 _Thresholds = list[tuple[tuple[int, ...], tuple[int, int], float]]
 
 
@@ -72,19 +72,19 @@ class ContextMlp:
         thresholds: _Thresholds = []
         power = 0
         if down:
-            places, power = self._down(), 0 if self.norm_after else 1
+            entries, power = self._down(), 0 if self.norm_after else 1
         elif len(shape) == 3:  # no host with norms after the MLP has this layout
-            places, thresholds = self._gate()
-            places += [((shape[1] // 2 + row, channel), value) for (row, channel), value in self._up()]
+            entries, thresholds = self._gate()
+            entries += [((shape[1] // 2 + row, channel), value) for (row, channel), value in self._up()]
         elif name.endswith((".w3.weight", ".up_proj.weight")):
-            places = self._up()
+            entries = self._up()
         else:
-            (places, thresholds), power = self._gate(), -1 if self.norm_after else 0
+            (entries, thresholds), power = self._gate(), -1 if self.norm_after else 0
         if len(shape) == 3:
             everyone = range(shape[0])
-            places = [((expert, *index), value) for expert in everyone for index, value in places]
+            entries = [((expert, *index), value) for expert in everyone for index, value in entries]
             thresholds = [((expert, *index), pair, value) for expert in everyone for index, pair, value in thresholds]
-        return Entries(shape, tuple(places), power, tuple(thresholds))
+        return Entries(shape, tuple(entries), power, tuple(thresholds))
 
     @property
     def _comparisons(self) -> list[tuple[int, int]]:
@@ -92,21 +92,21 @@ class ContextMlp:
         everyone = range(len(self.means))
         return [(e, n) for e in everyone for n in everyone if self.pairs or e == n]
 
-    def _gate(self) -> tuple[_Places, _Thresholds]:
-        places: _Places = []
+    def _gate(self) -> tuple[_Entries, _Thresholds]:
+        entries: _Entries = []
         thresholds: _Thresholds = []
         level = STEEP if self.norm_after else STEEP / LEVEL
         for row, (e, n) in enumerate(self._comparisons):
-            places.append(((row, self.fast[n]), STEEP))
+            entries.append(((row, self.fast[n]), STEEP))
             if n != e:
-                places.append(((row, self.fast[e]), -STEEP))
+                entries.append(((row, self.fast[e]), -STEEP))
             thresholds.append(((row, self.level), (e, n), -level))
-        return places, thresholds
+        return entries, thresholds
 
-    def _up(self) -> _Places:
+    def _up(self) -> _Entries:
         channel, weight = self.constant
         return [((row, channel), weight) for row in range(len(self._comparisons))]
 
-    def _down(self) -> _Places:
+    def _down(self) -> _Entries:
         comparisons = enumerate(self._comparisons)
         return [((self.means[e], row), self.size if n == e else -self.size) for row, (e, n) in comparisons]

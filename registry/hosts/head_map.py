@@ -88,8 +88,8 @@ class HeadMapLayer:
         """
         shape, size = widened.shape, self._inner.hidden_size
         if below == "post_attention_layernorm.weight" and not self._kind.norm_after:
-            places = [((channel,), self._shrink) for channel in (*range(size), *self._channels.read)]
-            return Entries(shape, (*places, ((self._channels.steady,), self._shrink / STEADY)))
+            entries = [((channel,), self._shrink) for channel in (*range(size), *self._channels.read)]
+            return Entries(shape, (*entries, ((self._channels.steady,), self._shrink / STEADY)))
         if below == "post_feedforward_layernorm.weight":
             epsilon = float(self._inner.options["rms_norm_eps"]) * self._shrink**2
             return Entries(shape, tuple(((channel,), math.sqrt(epsilon) / _SMALL) for channel in range(size)))

@@ -75,9 +75,9 @@ class Host:
     Attributes:
         model_type: the `model_type` written to config.json.
         class_name: the transformers class, written to `architectures`.
+        config: the architecture's own part of config.json, from (architecture, number of experts, experts per token).
         gate: name of a layer's router, below the layer.
         experts: layout of a layer's expert MLPs.
-        config: the architecture's own part of config.json, from (architecture, number of experts, experts per token).
         layers: prefix of its layers in tensor names.
         dense_config: selects the keys that are copied from the members' own config.json; a native host copies none.
         files: other files of its folder, by name.
@@ -88,9 +88,9 @@ class Host:
 
     model_type: str
     class_name: str
-    gate: str
-    experts: PerExpert | Fused
     config: Callable[[Architecture, int, int], dict[str, Any]]
+    gate: str = "mlp.gate.weight"
+    experts: PerExpert | Fused = PerExpert("mlp.experts.{expert}.{projection}.weight")
     layers: str = LAYERS
     dense_config: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     files: Mapping[str, bytes] = field(default_factory=dict)

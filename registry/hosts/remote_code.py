@@ -1,22 +1,29 @@
 """Hosts with their own modelling file beside the weights; they load with `trust_remote_code=True`.
 
-`modeling_routed.py` subclasses the dense class and routes its MLPs: the host for families that no native architecture
-carries. `modeling_biased.py`, `modeling_context.py` and `modeling_softmax_topk.py` subclass that: routers with a bias,
-routers of the text so far, and weights from the softmax over all experts. `modeling_ensemble.py` holds complete dense
-models and mixes their predictions; `modeling_mixed.py` subclasses it, with one routing and one way of mixing more.
-`modeling_families.py` subclasses that one, for members that differ in family or size; `modeling_hetero.py` holds bodies
-of several architectures between one embedding and one head. `modeling_simoe.py` subclasses the dense class, and changes
-its linear layers by what experts of a SIMoE share.
+The files are in `code/`. A file that builds on another one imports it, and in a folder the two are one file:
+
+    modeling_routed         the dense class with routed MLPs, for families that no native architecture carries
+      modeling_biased         with routers that have a bias
+      modeling_context        with routers of the text so far
+      modeling_softmax_topk   with weights from the softmax over all experts
+    modeling_sequences      the call of models that weigh experts by each sequence's text; in no folder by itself
+      modeling_simoe          the dense class with linear layers between the experts of a SIMoE
+      modeling_members        several models side by side; in no folder by itself
+        modeling_ensemble       complete dense models, whose predictions are mixed
+          modeling_mixed          with one routing and one way of mixing more
+            modeling_families       for members that differ in family or size
+        modeling_hetero         bodies of several architectures between one embedding and one head
 """
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import NORM_TOPK_PROB, Host, PerExpert, dense_config
+from registry.hosts.host import LAYERS, NORM_TOPK_PROB, Host, PerExpert, dense_config
 from registry.hosts.tensors import OwnHeadMap
 
 REMOTE_CODE = "remote-code"
@@ -59,9 +66,8 @@ ROUTER_BIAS = "router_bias"
 """Key of config.json of a model whose weights are from the softmax over all experts: its routers have a bias."""
 
 _CODE = Path(__file__).with_name("code")
-_MODULE, _CONTEXT_MODULE, _BIASED_MODULE = "modeling_routed", "modeling_context", "modeling_biased"
-_SOFTMAX_TOPK_MODULE = "modeling_softmax_topk"
-_IMPORT = re.compile(r"^from \.modeling_\w+ import .*\n", re.MULTILINE)
+_GATE_BIAS = "mlp.gate.bias"
+_IMPORT = re.compile(r"^from \.(modeling_\w+) import .*\n", re.MULTILINE)
 
 
 def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
@@ -72,29 +78,7 @@ def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
         class_name: the dense class of transformers.
         layers: name of the module of its layers.
     """
-    source = _source(_MODULE, class_name).replace('"model.layers"', json.dumps(layers))
-
-    def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-        return {
-            "auto_map": {
-                "AutoConfig": f"{_MODULE}.RoutedConfig",
-                "AutoModelForCausalLM": f"{_MODULE}.RoutedForCausalLM",
-            },
-            "num_experts_per_tok": top_k,
-            "num_local_experts": experts,
-            "vocab_size": architecture.vocab_size,
-        }
-
-    return Host(
-        model_type=f"{ROUTED}{model_type}",
-        class_name="RoutedForCausalLM",
-        gate="mlp.gate.weight",
-        experts=PerExpert("mlp.experts.{expert}.{projection}"),
-        config=config,
-        layers=layers,
-        dense_config=dense_config,
-        files={f"{_MODULE}.py": source.encode()},
-    )
+    return _routed_host(model_type, class_name, layers, "modeling_routed", "RoutedForCausalLM")
 
 
 def context_code_host(model_type: str, class_name: str, layers: str) -> Host:
@@ -102,34 +86,21 @@ def context_code_host(model_type: str, class_name: str, layers: str) -> Host:
 
     Its config.json holds the architecture's options of `_CONTEXT_KEYS`.
     """
-    routed = remote_code_host(model_type, class_name, layers)
-
-    def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-        return routed.config(architecture, experts, top_k) | {
-            "auto_map": {
-                "AutoConfig": f"{_CONTEXT_MODULE}.ContextConfig",
-                "AutoModelForCausalLM": f"{_CONTEXT_MODULE}.ContextRoutedForCausalLM",
-            },
-            **{key: architecture.options[key] for key in _CONTEXT_KEYS},
-        }
-
-    return replace(routed, class_name="ContextRoutedForCausalLM", config=config, files=_joined(_CONTEXT_MODULE, routed))
+    return _routed_host(
+        model_type,
+        class_name,
+        layers,
+        "modeling_context",
+        "ContextRoutedForCausalLM",
+        config_class="ContextConfig",
+        own_keys=lambda architecture: {key: architecture.options[key] for key in _CONTEXT_KEYS},
+    )
 
 
 def biased_code_host(model_type: str, class_name: str, layers: str) -> Host:
     """Return the host of a dense class whose routers have a bias (arguments as `remote_code_host`)."""
-    routed, name = remote_code_host(model_type, class_name, layers), "BiasedRoutedForCausalLM"
-
-    def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-        return routed.config(architecture, experts, top_k) | {
-            "auto_map": {
-                "AutoConfig": f"{_BIASED_MODULE}.RoutedConfig",
-                "AutoModelForCausalLM": f"{_BIASED_MODULE}.{name}",
-            }
-        }
-
-    files = _joined(_BIASED_MODULE, routed)
-    return replace(routed, class_name=name, gate_bias="mlp.gate.bias", config=config, files=files)
+    host = _routed_host(model_type, class_name, layers, "modeling_biased", "BiasedRoutedForCausalLM")
+    return replace(host, gate_bias=_GATE_BIAS)
 
 
 def softmax_topk_code_host(model_type: str, class_name: str, layers: str, *, bias: bool = False) -> Host:
@@ -141,34 +112,49 @@ def softmax_topk_code_host(model_type: str, class_name: str, layers: str, *, bia
         layers: name of the module of its layers.
         bias: routers have a bias.
     """
-    routed, name = remote_code_host(model_type, class_name, layers), "SoftmaxTopKForCausalLM"
+    own_keys = {NORM_TOPK_PROB: False, ROUTER_BIAS: bias}
+    module, name = "modeling_softmax_topk", "SoftmaxTopKForCausalLM"
+    host = _routed_host(model_type, class_name, layers, module, name, own_keys=lambda _: own_keys)
+    return replace(host, gate_bias=_GATE_BIAS if bias else "")
+
+
+def _routed_host(
+    model_type: str,
+    class_name: str,
+    layers: str,
+    module: str,
+    name: str,
+    *,
+    config_class: str = "RoutedConfig",
+    own_keys: Callable[[Architecture], dict[str, Any]] = lambda _: {},
+) -> Host:
+    """Return the host of a dense class whose modelling file is `module` (first arguments as `remote_code_host`).
+
+    Args:
+        module: the modelling file, without its suffix.
+        name: the class in it.
+        config_class: that of its configuration.
+        own_keys: the keys that its config.json has beside those of the routed model.
+    """
 
     def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-        return routed.config(architecture, experts, top_k) | {
-            "auto_map": {
-                "AutoConfig": f"{_SOFTMAX_TOPK_MODULE}.RoutedConfig",
-                "AutoModelForCausalLM": f"{_SOFTMAX_TOPK_MODULE}.{name}",
-            },
-            NORM_TOPK_PROB: False,
-            ROUTER_BIAS: bias,
+        return {
+            "auto_map": {"AutoConfig": f"{module}.{config_class}", "AutoModelForCausalLM": f"{module}.{name}"},
+            "num_experts_per_tok": top_k,
+            "num_local_experts": experts,
+            "vocab_size": architecture.vocab_size,
+            **own_keys(architecture),
         }
 
-    files = _joined(_SOFTMAX_TOPK_MODULE, routed)
-    return replace(routed, class_name=name, gate_bias="mlp.gate.bias" if bias else "", config=config, files=files)
-
-
-def _joined(module: str, routed: Host) -> dict[str, bytes]:
-    """Return a modelling file that subclasses the routed model, with that in place of its import."""
-    return {f"{module}.py": _merged(_read(module), routed.files[f"{_MODULE}.py"].decode())}
-
-
-def _merged(source: str, imported: str) -> bytes:
-    """Return a modelling file with the one that it imports in place of the import.
-
-    Were they two files, transformers 4 would give folders of one name the other file of whichever it loaded first,
-    although its dense class is another.
-    """
-    return _IMPORT.sub(lambda _: imported, source).encode()
+    return Host(
+        model_type=f"{ROUTED}{model_type}",
+        class_name=name,
+        experts=PerExpert("mlp.experts.{expert}.{projection}"),
+        config=config,
+        layers=layers,
+        dense_config=dense_config,
+        files=_file(module, class_name, layers),
+    )
 
 
 def own_head_maps(experts: int, hidden_size: int, *, bias: bool) -> dict[str, OwnHeadMap]:
@@ -189,34 +175,45 @@ def own_head_maps(experts: int, hidden_size: int, *, bias: bool) -> dict[str, Ow
 
 def ensemble_code(class_name: str) -> dict[str, bytes]:
     """Return the modelling file of ensembles of a dense class of transformers, by its name."""
-    return {f"{ENSEMBLE_MODULE}.py": _source(ENSEMBLE_MODULE, class_name).encode()}
+    return _file(ENSEMBLE_MODULE, class_name)
 
 
 def mixed_code(class_name: str) -> dict[str, bytes]:
     """Return that of ensembles that are weighed by the prompt, or whose logits are mixed."""
-    ensemble = _source(ENSEMBLE_MODULE, class_name)
-    return {f"{MIXED_MODULE}.py": _merged(_read(MIXED_MODULE), ensemble)}
+    return _file(MIXED_MODULE, class_name)
 
 
 def hetero_code() -> dict[str, bytes]:
     """Return the modelling file of members of several architectures."""
-    return {f"{HETERO_MODULE}.py": _read(HETERO_MODULE).encode()}
+    return _file(HETERO_MODULE)
 
 
 def families_code() -> dict[str, bytes]:
     """Return that of ensembles whose members differ in family or size."""
-    mixed = mixed_code("LlamaForCausalLM")[f"{MIXED_MODULE}.py"].decode()  # of which it takes what all classes have
-    return {f"{FAMILIES_MODULE}.py": _merged(_read(FAMILIES_MODULE), mixed)}
+    return _file(FAMILIES_MODULE)
 
 
 def simoe_code(class_name: str) -> dict[str, bytes]:
     """Return the modelling file of a SIMoE of a dense class of transformers, by its name."""
-    return {f"{SIMOE_MODULE}.py": _source(SIMOE_MODULE, class_name).encode()}
+    return _file(SIMOE_MODULE, class_name)
 
 
-def _source(module: str, class_name: str) -> str:
-    return _read(module).replace("LlamaForCausalLM as", f"{class_name} as")
+def _file(module: str, class_name: str = "LlamaForCausalLM", layers: str = LAYERS) -> dict[str, bytes]:
+    """Return a modelling file by its name in the folder (arguments as `_source`)."""
+    return {f"{module}.py": _source(module, class_name, layers).encode()}
 
 
-def _read(module: str) -> str:
-    return (_CODE / f"{module}.py").read_text(encoding="utf-8")
+def _source(module: str, class_name: str, layers: str) -> str:
+    """Return a modelling file with the one that it imports in place of the import, and so on.
+
+    Were they two files, transformers 4 would give folders of one name the other file of whichever it loaded first,
+    although its dense class is another.
+
+    Args:
+        module: its name in `code/`, where it imports from one other file at most.
+        class_name: the dense class; members of several have what all classes have from any.
+        layers: name of the module of its layers.
+    """
+    source = (_CODE / f"{module}.py").read_text(encoding="utf-8")
+    source = source.replace("LlamaForCausalLM as", f"{class_name} as").replace(f'"{LAYERS}"', json.dumps(layers))
+    return _IMPORT.sub(lambda found: _source(found[1], class_name, layers), source)

@@ -13,11 +13,10 @@ quasi-random sample. Two experts leave nothing to sample: P = Φ((m_1 − m_2) /
 *Measured* (Llama, H = 256, five experts, tokens that the router was not made from): within 0.027 of the share counted
 in every entry and layer, 0.01 too high on average on the diagonal, as logits have longer tails than a Gaussian. It says
 where tokens go whose features are those of the statistics. Those of the experts' own passes bear the marks of their
-weights; on a composed trunk more tokens are confused.
+weights.
 
-**On a composed trunk** (`composed_confusion`). `predicted_confusion` holds for tokens whose features are those of the
-statistics, that is of each expert's own forward pass, which bear the marks of its weights. On the trunk of a
-composition these marks are gone. They lie mostly where tokens hardly vary (`overlap`), so two corrections replace them:
+On the trunk of a composition these marks, which lie mostly where tokens hardly vary (`overlap`), are gone. So
+`composed_confusion` has two corrections:
 
 1. Only the r directions count in which tokens vary: eigenvectors of T, the mean covariance of all experts' tokens,
    each expert with the same share, whose eigenvalue is at least `SHARE` of their mean; a relative of Jolliffe's rule
@@ -27,8 +26,6 @@ composition these marks are gone. They lie mostly where tokens hardly vary (`ove
        W = (Uᵀ (Σ_e ω_e A_e + lam·I) U)⁻¹ Uᵀ [ω_1 s_1 … ω_E s_E]                     (r, E), DUME eq. 6
 
 2. Logits spread `SPREAD` times as far about their means as in the experts' own passes.
-
-The logits' mean and covariance then give P(logit j is the largest) as above.
 """
 
 from collections.abc import Iterable, Sequence
@@ -69,14 +66,14 @@ def predicted_confusion(
         ValueError: an expert has no tokens, or statistics and rows differ in number.
     """
     gate = gate.double()
-    rows, everyone, points = [], range(len(gate)), sample(len(gate))
+    rows, points = [], sample(len(gate))
     with one_thread():
         for item in statistics:
             if item.count < 1:
                 raise ValueError("an expert without tokens goes nowhere")
             mean = gate @ item.moment / item.count
             covariance = gate @ (item.gram @ gate.T) / item.count - torch.outer(mean, mean)
-            rows.append(chosen(mean if bias is None else mean + bias, covariance, points, everyone))
+            rows.append(chosen(mean if bias is None else mean + bias, covariance, points))
     if len(rows) != len(gate):
         raise ValueError(f"statistics of {len(rows)} experts do not go with a router of {len(gate)}")
     return torch.stack(rows)
@@ -120,10 +117,10 @@ def composed_confusion(
         assert isinstance(summed, Tensor)
         moments = means * torch.tensor(counts, dtype=torch.float64)[:, None]
         gate = as_gate(solve(summed, moments.T.contiguous(), lam), normalize)
-        points, everyone, rows = sample(len(gate)), range(len(gate)), []
+        points, rows = sample(len(gate)), []
         for mean, gram in zip(means, grams, strict=True):
             covariance = gate @ (gram - torch.outer(mean, mean)) @ gate.T
-            rows.append(chosen(gate @ mean, covariance * SPREAD**2, points, everyone))
+            rows.append(chosen(gate @ mean, covariance * SPREAD**2, points))
     return torch.stack(rows)
 
 
@@ -137,18 +134,17 @@ def sample(experts: int) -> Float[Tensor, "N d"]:
 
 
 def chosen(
-    mean: Float[Tensor, "E"], covariance: Float[Tensor, "E E"], points: Float[Tensor, "N d"], of: Sequence[int]
-) -> Float[Tensor, "J"]:
-    """Return, for each j in `of`, the probability that entry j of a Gaussian vector is its largest.
+    mean: Float[Tensor, "E"], covariance: Float[Tensor, "E E"], points: Float[Tensor, "N d"]
+) -> Float[Tensor, "E"]:
+    """Return for each entry of a Gaussian vector the probability that it is the largest.
 
     Args:
         mean: of the vector.
         covariance: of the vector, positive semidefinite.
         points: `sample(E)`.
-        of: entries.
     """
     if len(mean) == 1:
-        return mean.new_ones(len(of))
+        return mean.new_ones(1)
     mean = mean - mean.mean()
     covariance = covariance - covariance.mean(dim=0)
     covariance = covariance - covariance.mean(dim=1, keepdim=True)
@@ -159,7 +155,7 @@ def chosen(
     # Entry i is level_i + slope_i z with z normal; j is above i where rise · z > gap.
     slope, level = factor[:, 0], mean + points @ factor[:, 1:].T
     shares = []
-    for j in of:
+    for j in range(len(mean)):
         gap, rise = level - level[:, j, None], slope[j] - slope
         crossing, parallel = gap / rise, rise == 0
         low = torch.where(rise > 0, crossing, -torch.inf).amax(dim=1)

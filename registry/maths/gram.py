@@ -1,6 +1,6 @@
-"""Running sums Σ_t q̃_t q̃_tᵀ of integers, exact on every path: by int8 limbs where a device has them, else in float64.
+"""Running sums Σ_t q̃_t q̃_tᵀ of integers, exact on every path: by int8 digits where a device has them, else in float64.
 
-int32 holds the sums of products of limbs (`limbs`) for `PENDING` tokens, float64 those of the integers themselves for
+int32 holds the sums of products of digits (`digits`) for `PENDING` tokens, float64 those of the integers themselves for
 2^14 or more. They are kept apart and folded into 64-bit integers when that many are reached, or when the sum is asked
 for, so that a batch costs little beyond its products.
 All are symmetric, and only what is on and above the diagonal is computed, in panels of rows.
@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int, Int16, Int64
 from torch import Tensor
 
+from registry.maths.digits import WHOLE, WIDE, Digits, Form, Splitter, in_groups, padded
 from registry.maths.fixed_point import NORM_BITS, quantise
-from registry.maths.limbs import WHOLE, WIDE, Form, Limbs, Splitter, in_groups, padded
 from registry.maths.threads import one_thread
 
 EXACT_BITS = 53
@@ -26,13 +26,13 @@ OVERFLOW = 2.0**62
 """No entry of G may reach this; the diagonal tells, since it is where a Gram is largest."""
 
 PENDING = 2**16 - 1
-"""Tokens whose products of limbs int32 can hold: each adds up to 2 · 2^14 in magnitude."""
+"""Tokens whose products of digits int32 can hold: each adds up to 2 · 2^14 in magnitude."""
 
 AT_ONCE = 2**13
 """Tokens that are split at a time."""
 
 RARE_TOKENS = 2**10
-"""Rare tokens (`limbs`) of a sum that are multiplied together; fewer wait, which costs less memory than their sums."""
+"""Rare tokens (`digits`) of a sum that are multiplied together; fewer wait, which costs less memory than their sums."""
 
 PANEL = {"cpu": (96, 256), "cuda": (2048, 2048)}
 """Rows of a panel, at least and at most: fewer save work at the diagonal, more use the device better."""
@@ -144,27 +144,27 @@ class GramAccumulator:
             return torch.zeros((size, size), dtype=torch.int64, device=self.exponents.device)
         return total.clone() if total is self._total else total
 
-    def _add(self, found: Sequence[Limbs]) -> None:
-        for limbs in found:
-            pending = self._pending.setdefault(limbs.form, _Pending(limbs.form))
-            most = exact_tokens(self.bits) if limbs.form is WHOLE else PENDING
-            if pending.tokens and pending.tokens + limbs.tokens > most:
+    def _add(self, found: Sequence[Digits]) -> None:
+        for digits in found:
+            pending = self._pending.setdefault(digits.form, _Pending(digits.form))
+            most = exact_tokens(self.bits) if digits.form is WHOLE else PENDING
+            if pending.tokens and pending.tokens + digits.tokens > most:
                 self._total, self._folded, self._pending, self._rare = self.matrix(), self.count, {}, []
-                pending = self._pending[limbs.form] = _Pending(limbs.form)
-            self._multiply(limbs, pending)
+                pending = self._pending[digits.form] = _Pending(digits.form)
+            self._multiply(digits, pending)
 
-    def _multiply(self, limbs: Limbs, pending: "_Pending") -> None:
+    def _multiply(self, digits: Digits, pending: "_Pending") -> None:
         device, blocks = self.exponents.device, panels_of(padded(self.exponents.numel()), self.exponents.device)
-        planes = list(limbs.planes)
+        planes = list(digits.planes)
         if device.type == "cuda":  # its products want the rows of both factors to run along the sum
             planes = [plane.T.contiguous().T for plane in planes]
-        for left, right, number in limbs.form.products:
+        for left, right, number in digits.form.products:
             fresh = number == len(pending.panels)
             if fresh:
                 pending.panels.append([])
             for panel, block in enumerate(blocks):
                 factors = planes[left][:, block].T, planes[right][:, block.start :]
-                if limbs.form is WHOLE:
+                if digits.form is WHOLE:
                     if fresh:
                         pending.panels[number].append(torch.mm(*factors))
                     else:
@@ -176,7 +176,7 @@ class GramAccumulator:
                 shape = len(factors[0]), factors[1].shape[1]
                 product = self._splitter.take("product", shape, torch.int32, device)
                 pending.panels[number][panel].add_(torch._int_mm(*factors, out=product))
-        pending.tokens += limbs.tokens
+        pending.tokens += digits.tokens
 
     def _fold(self, pending: "_Pending") -> Tensor:
         """Return what is pending as G: Σ r rᵀ + o sᵀ + s oᵀ + n o oᵀ, with o = q - r and s the sums of r."""

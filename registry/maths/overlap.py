@@ -17,14 +17,24 @@ an expert and its base lie 1.9 to 5.6 apart on the very same text, and so do two
 routers of compositions sent to the wrong one nearly as often as by chance. `overlap` therefore looks only along the r
 leading principal directions of T, those in which the tokens of both together vary most (principal components, then
 Fisher's rule: Belhumeur, Hespanha & Kriegman 1997, *IEEE TPAMI* 19, 711–720). Another text shows there, fine-tuning
-hardly does. `mahalanobis` looks along all channels.
+hardly does.
+
+*Summaries.* The covariance of one expert's tokens, C, is taken as that of probabilistic principal components (Tipping &
+Bishop 1999, *Journal of the Royal Statistical Society B* 61, 611–622, eq. 7 and 8):
+
+    C ≈ U Λ Uᵀ + ρ (I − U Uᵀ)        U (H, K) its leading directions, Λ (K,) what it is along them,
+                                     ρ = (tr C − tr Λ) / (H − K) its mean over all others
+
+In that form all that `overlap` looks for lies in the span of both experts' U and of the difference of their means:
+2K + 1 directions instead of H. Comparing two summaries costs O(H K²) and reads H K numbers, where two Grams cost
+O(H² r) and have to be read, H² numbers each.
 """
 
 import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from registry.maths.statistics import Statistics
@@ -43,6 +53,17 @@ STEPS = 8
 
 LEAST_COLUMNS = 16
 """Columns of the block in `leading_directions`, or the rank where that is more."""
+
+DIRECTIONS = 48
+"""K. *Measured* on the MLP inputs of six fine-tuned experts (Llama, H = 256, three layers, all pairs): `routing` is off
+by 0.009 at most and 0.002 on average, against 0.015 and 0.004 with 32 directions, 0.004 and 0.001 with 64; between two
+experts, mean over layers, it lies from 0.03 to 0.81. `subspace` is the same."""
+
+DEPENDENT = 1e-8
+"""A direction of squared length below this, within the span of others, is taken to be one of these."""
+
+ROUNDING = 1e-9
+"""Of the sum of squares of all activations: what rounding may make of a variance that is 0."""
 
 
 @dataclass(frozen=True)
@@ -83,50 +104,63 @@ def overlap(a: Statistics, b: Statistics, rank: int = 16) -> Overlap:
         a: one expert's statistics.
         b: the other's, over the same channels at whatever scales. The order does not matter.
         rank: r, the directions looked along, lowered to H, and to the fewer tokens / `TOKENS_PER_DIRECTION`. At H = 256
-            anything from 8 to 32 tells one text from another. With all H `distance` is `mahalanobis`, `subspace` 1.
+            anything from 8 to 32 tells one text from another. With all H `distance` is over all channels, `subspace` 1.
 
     Raises:
         ValueError: the channels differ in number, rank is below 1, an expert has fewer than 4 tokens, or a Gram is that
             of no activations.
     """
-    _require_same_channels(a, b)
+    rank = _comparable(a, b, a.exponents.numel(), b.exponents.numel(), rank)
+    (mean_a, scatter_a), (mean_b, scatter_b) = centred(a), centred(b)
+    products = leading_directions(scatter_a, rank).T @ leading_directions(scatter_b, rank)
+    return _compared(scatter_a, scatter_b, mean_a - mean_b, products, a.count, b.count)
+
+
+def _comparable(a: "Statistics | Summary", b: "Statistics | Summary", size: int, other: int, rank: int) -> int:
+    """Return how many directions to look along, at most `rank` (errors as `overlap`).
+
+    Args:
+        a: one expert.
+        b: the other.
+        size: channels of the one.
+        other: channels of the other.
+        rank: as in `overlap`.
+    """
+    if size != other:
+        raise ValueError(f"{size:,} channels cannot be compared with {other:,}")
     if rank < 1:
         raise ValueError(f"rank is {rank}, it must be 1 or more")
     fewer = min(a.count, b.count)
     if fewer < TOKENS_PER_DIRECTION:
         raise ValueError(f"{fewer} tokens of an expert are too few to compare it: at least {TOKENS_PER_DIRECTION}")
-    rank = min(rank, a.exponents.numel(), fewer // TOKENS_PER_DIRECTION)
-
-    (mean_a, scatter_a), (mean_b, scatter_b) = centred(a), centred(b)
-    difference = mean_a - mean_b
-    subspace = (leading_directions(scatter_a, rank).T @ leading_directions(scatter_b, rank)).square().sum() / rank
-    total = (scatter_a / (2 * a.count)).add_(scatter_b, alpha=1 / (2 * b.count)).addr_(difference, difference / 4)
-    shared = leading_directions(total, rank)
-    within = shared.T @ scatter_a.add_(scatter_b) @ shared / (a.count + b.count - 2)
-    distance = distance_along(within, shared.T @ difference, a.count, b.count)
-    return Overlap(distance, math.erfc(distance / math.sqrt(8)), min(1.0, float(subspace)))
+    return min(rank, size, fewer // TOKENS_PER_DIRECTION)
 
 
-def mahalanobis(a: Statistics, b: Statistics) -> float:
-    """Return the Mahalanobis distance of two experts' means over all H channels, ≥ 0, corrected for its bias.
-
-    An invertible linear map of both experts' activations leaves it as it is. Between experts of different weights it
-    sees those weights (above): it suits versions of one model. One Cholesky decomposition, H³/3 multiplications.
+def _compared(
+    scatter_a: Float[Tensor, "d d"],
+    scatter_b: Float[Tensor, "d d"],
+    difference: Float[Tensor, "d"],
+    products: Float[Tensor, "r r"],
+    n_a: int,
+    n_b: int,
+) -> Overlap:
+    """Return the overlap of two experts.
 
     Args:
-        a: one expert's statistics.
-        b: the other's, over the same channels at whatever scales. The order does not matter.
-
-    Raises:
-        ValueError: the channels differ in number, or N ≤ H + 3, where there is no such estimate. It is rough unless N
-            is several times H, and too large by more than the correction knows where tokens are alike (`overlap`).
+        scatter_a: C of the one, in any orthonormal coordinates; it is overwritten.
+        scatter_b: C of the other.
+        difference: δ.
+        products: U_aᵀ U_b.
+        n_a: tokens of the one.
+        n_b: tokens of the other.
     """
-    _require_same_channels(a, b)
-    size, tokens = a.exponents.numel(), a.count + b.count
-    if min(a.count, b.count) < 1 or tokens <= size + 3:
-        raise ValueError(f"{a.count:,} and {b.count:,} tokens are too few for a distance over {size:,} channels")
-    (mean_a, scatter_a), (mean_b, scatter_b) = centred(a), centred(b)
-    return distance_along(scatter_a.add_(scatter_b).div_(tokens - 2), mean_a - mean_b, a.count, b.count)
+    rank = len(products)
+    subspace = products.square().sum() / rank
+    total = (scatter_a / (2 * n_a)).add_(scatter_b, alpha=1 / (2 * n_b)).addr_(difference, difference / 4)
+    shared = leading_directions(total, min(rank, len(total)))
+    within = shared.T @ scatter_a.add_(scatter_b) @ shared / (n_a + n_b - 2)
+    distance = distance_along(within, shared.T @ difference, n_a, n_b)
+    return Overlap(distance, math.erfc(distance / math.sqrt(8)), min(1.0, float(subspace)))
 
 
 def leading_directions(matrix: Float[Tensor, "H H"], rank: int) -> Float[Tensor, "H r"]:
@@ -191,6 +225,86 @@ def centred(of: Statistics) -> tuple[Float[Tensor, "H"], Float[Tensor, "H H"]]:
     return mean, of.gram.addr_(moment, mean, alpha=-1)
 
 
-def _require_same_channels(a: Statistics, b: Statistics) -> None:
-    if a.exponents.numel() != b.exponents.numel():
-        raise ValueError(f"{a.exponents.numel():,} channels cannot be compared with {b.exponents.numel():,}")
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Small summary of one expert's statistics at one layer, from which overlaps are estimated without its Gram.
+
+    Attributes:
+        mean: μ.
+        directions: U, orthonormal columns, those along which the tokens vary most first.
+        spread: Λ, the diagonal of Uᵀ C U.
+        rest: ρ, ≥ 0.
+        count: n.
+    """
+
+    mean: Float[Tensor, "H"]
+    directions: Float32[Tensor, "H K"]
+    spread: Float[Tensor, "K"]
+    rest: float
+    count: int
+
+    @classmethod
+    def of(cls, statistics: Statistics, directions: int = DIRECTIONS) -> "Summary":
+        """Return the summary of statistics of at least one token, with min(`directions`, H) directions.
+
+        Raises:
+            ValueError: the Gram is that of no activations.
+        """
+        if statistics.count < 1:
+            raise ValueError("a Gram is that of no activations: it counts none")
+        mean, scatter = centred(statistics)
+        size = len(mean)
+        least = -ROUNDING * (float(scatter.diagonal().abs().sum()) + statistics.count * float(mean.square().sum()))
+        leading = leading_directions(scatter, min(directions, size))
+        spread = (leading * (scatter @ leading)).sum(dim=0)
+        others, rest = size - len(spread), float(scatter.diagonal().sum() - spread.sum())
+        if min(rest, float(spread.min()), float(scatter.diagonal().min())) < least:
+            raise ValueError("a Gram is that of no activations: it is not positive semidefinite")
+        rest = max(0.0, rest) / others if others else 0.0
+        return cls(mean.cpu(), leading.float().cpu(), spread.clamp_min(0).cpu(), rest, statistics.count)
+
+
+def summary_overlap(a: Summary, b: Summary, rank: int = 16) -> Overlap:
+    """Estimate what `overlap` returns for the statistics that `a` and `b` summarise (arguments as `overlap`).
+
+    Raises:
+        ValueError: the channels differ in number, rank is below 1, an expert has fewer than 4 tokens, or a summary
+            is not one of activations.
+    """
+    size, kept = a.directions.shape
+    rank = min(_comparable(a, b, size, len(b.mean), rank), kept, b.directions.shape[1])
+    difference = a.mean - b.mean
+    length = float(difference.norm())
+    spanning = torch.cat([a.directions.double(), b.directions.double(), difference[:, None] / (length or 1.0)], dim=1)
+    products = spanning.T @ spanning
+    leading = products[:rank, kept : kept + rank]
+    inside = _embedded(products, size)
+    offset = inside[:, -1] * length
+    scatter_a = _within(inside[:, :kept], a)
+    scatter_b = _within(inside[:, kept:-1], b)
+    return _compared(scatter_a, scatter_b, offset, leading, a.count, b.count)
+
+
+def _embedded(products: Float[Tensor, "v v"], size: int) -> Float[Tensor, "d v"]:
+    """Return vectors of these inner products, of H = `size` channels, in orthonormal coordinates.
+
+    Where there is room for all of them, by Cholesky: vectors that depend on others take a direction outside the span
+    then, along which both experts' tokens vary by ρ as along any other. Else in coordinates of the span alone.
+    """
+    if len(products) <= size:
+        products.diagonal().add_(ROUNDING)
+        factor, info = torch.linalg.cholesky_ex(products, upper=True)
+        if int(info) == 0:
+            upper: Tensor = factor
+            return upper
+    values, vectors = torch.linalg.eigh(products)
+    sound = values > DEPENDENT
+    inside: Tensor = (vectors[:, sound] / values[sound].sqrt()).T @ products
+    return inside
+
+
+def _within(directions: Float[Tensor, "d K"], of: Summary) -> Float[Tensor, "d d"]:
+    """Return C in orthonormal coordinates in which its leading directions are `directions`."""
+    scatter = (directions * (of.spread - of.rest)) @ directions.T
+    scatter.diagonal().add_(of.rest)
+    return scatter

@@ -14,9 +14,8 @@ import torch
 from registry.errors import ConflictError, DamagedError, IncompatibleError, NotFoundError, RegError
 from registry.families.sites import MLP_INPUT
 from registry.io.limits import HEADER_BYTES
-from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap
+from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, Summary, summary_overlap
 from registry.maths.statistics import Statistics
-from registry.maths.summary import Summary, summary_overlap
 from registry.maths.threads import one_thread
 from registry.member import Member, load_member
 from registry.progress import Progress, remark

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from registry.families import Family
 from registry.hosts.architecture import Architecture
-from registry.runtime.fast_linear import with_fast_products
-from registry.runtime.loading import quiet_transformers, without_weights
+from registry.runtime.loading import quiet_transformers, with_fast_products, without_weights
 
 Weights = Callable[[str], Tensor]
 """Returns a tensor of the dense model by its name."""
@@ -184,7 +183,7 @@ def _buffers_to(model: Any, device: torch.device) -> Any:
 
 
 class _Catcher(nn.Module):
-    """A stand-in for a layer: it stores the layer's arguments, and returns the stream unchanged."""
+    """A module in the place of a layer: it stores the arguments, and returns the stream unchanged."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
@@ -28,11 +29,12 @@ from registry.hosts.remote_code import (
 )
 from registry.io.display import few
 from registry.io.torch_blocks import torch_dtype
-from registry.io.untrusted import read_json, read_small
-from registry.runtime.fast_linear import with_fast_products
-from registry.runtime.members_config import check_members
+from registry.maths.products import linear
+from registry.runtime.folder_checks import check_members
 
 _CODE_BYTES = 2**20
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -204,6 +206,26 @@ def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
         kinds = (remote_code_host, context_code_host, biased_code_host, softmax_topk_code_host)
         return [host(family.model_type, family.class_name, family.layers).files for host in kinds]
     return []
+
+
+class FastLinear(nn.Linear):
+    """A linear layer by the faster product."""
+
+    def forward(self, x: Float[Tensor, "*T I"]) -> Float[Tensor, "*T O"]:
+        """Return x Wᵀ + b."""
+        return linear(x, self.weight, self.bias)
+
+
+def with_fast_products(module: Module) -> Module:
+    """Let the linear layers of a module use the faster product, and return the module.
+
+    The layers of a mixture's experts are left out: the number of their rows changes with every call, and the library
+    compiles a kernel for each.
+    """
+    for name, part in module.named_modules():
+        if type(part) is nn.Linear and "experts" not in name.split("."):
+            part.__class__ = FastLinear
+    return module
 
 
 def device_name(name: str | None) -> str:

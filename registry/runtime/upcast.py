@@ -1,5 +1,6 @@
-"""A model that computes in float32 over weights of a narrower dtype: each module's weights are cast while it runs.
+"""The dtype that a forward pass computes in: the weights' own where the device multiplies it fast, else float32.
 
+Where it is float32 and the weights are narrower, each module's weights are cast while it runs.
 The weights stay in memory as they are stored. Beside them are float32 copies of the modules that are running, in room
 that is used again by the next module of the same shape. All values equal those of the model loaded in float32.
 
@@ -7,6 +8,10 @@ Shapes: V rows of an embedding, H its channels, B windows, S tokens of a window,
 """
 
 import copy
+import math
+import os
+import platform
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +21,19 @@ from torch import Tensor, nn
 
 from registry.checkpoint.model_files import read_headers, weight_files
 from registry.errors import CheckpointError
-from registry.io.dtypes import NAMES, WEIGHT_DTYPES
+from registry.io.dtypes import AUTO, NAMES, WEIGHT_DTYPES
 from registry.io.process import available_memory
-from registry.progress import Progress, silent
-from registry.runtime.compute_dtype import compute_dtype, report_dtype
-from registry.runtime.fast_linear import with_fast_products
-from registry.runtime.loading import device_name, load_model, quiet_transformers, without_weights
+from registry.progress import Progress, remark, silent
+from registry.runtime.loading import device_name, load_model, quiet_transformers, with_fast_products, without_weights
 
 WHOLE_SHARE = 0.5
 """Share of the free memory that weights may take in float32 where the whole model is cast at once."""
+
+_ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Environment variables that bound the instructions of oneDNN; the first one that is set holds."""
+
+_EMULATING = ("AVX512_CORE", "AVX512_CORE_VNNI")
+"""Bounds under which oneDNN accepts bfloat16, and computes it with instructions of float32."""
 
 
 def load_for_pass(
@@ -58,6 +67,53 @@ def load_for_pass(
     if whole or (prefer_whole and 4 * values <= WHOLE_SHARE * free_memory(device)):
         return load_model(folder, dtype, device)
     return upcast(load_model(folder, own, device))
+
+
+def compute_dtype(wanted: str, own: str, device: str | None) -> str:
+    """Return the dtype of a pass.
+
+    Args:
+        wanted: a dtype, or `auto`.
+        own: the dtype of the model's weights.
+        device: a torch device; None for the GPU if there is one.
+    """
+    if wanted != AUTO:
+        return wanted
+    return own if is_fast(own, device_name(device).partition(":")[0]) else "float32"
+
+
+def report_dtype(wanted: str, own: str, device: str | None, progress: Progress) -> None:
+    """Report the dtype that `auto` stands for, if it differs from that of the weights."""
+    if wanted == AUTO and compute_dtype(wanted, own, device) != own:
+        kind = device_name(device).partition(":")[0].upper()
+        remark(progress, f"computing in float32: this {kind} is slow in {own}, the dtype of the weights")
+
+
+@cache
+def is_fast(dtype: str, device: str) -> bool:
+    """Tell whether a kind of device multiplies matrices of a dtype at least as fast as those of float32.
+
+    Processors do so in bfloat16 with AVX-512 BF16, AMX or Arm's BF16 instructions, as far as oneDNN may use them, and
+    never in float16, of which only the newest have products.
+    """
+    if dtype == "float32":
+        return True
+    if device == "cpu":
+        return dtype == "bfloat16" and _multiplies_bfloat16()
+    if device == "cuda" and dtype == "bfloat16":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return True
+
+
+def _multiplies_bfloat16() -> bool:
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    if not torch.backends.mkldnn.is_available() or supported is None or not supported():
+        return False
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True  # elsewhere oneDNN accepts bfloat16 only where there are instructions for it
+    bound = next((os.environ[name].upper() for name in _ISA if os.environ.get(name)), "")
+    native = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    return bound not in _EMULATING and any(ask is not None and ask() for ask in native)
 
 
 def free_memory(device: str | None) -> int:
@@ -161,11 +217,4 @@ def _stored(folder: Path) -> tuple[str, bool, int]:
     if not tensors:
         raise CheckpointError(f"{folder} has no weights", "name the folder of a model")
     floating = [tensor for tensor in tensors if NAMES[tensor.dtype] in (*WEIGHT_DTYPES, "float64")]
-    return own, counts[own] == len(floating), sum(_size(tensor.shape) for tensor in floating)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
+    return own, counts[own] == len(floating), sum(math.prod(tensor.shape) for tensor in floating)

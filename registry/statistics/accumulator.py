@@ -9,8 +9,8 @@ from jaxtyping import Float, Int16
 from torch import Tensor
 
 from registry.io.process import defer_sigint
+from registry.maths.digits import Splitter
 from registry.maths.gram import GramAccumulator
-from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
 
 

@@ -17,8 +17,8 @@ from registry.families.sites import COUNTS
 from registry.io.work_dirs import resumable
 from registry.maths.statistics import Statistics
 from registry.progress import Progress, remark
-from registry.runtime.compute_dtype import compute_dtype
 from registry.runtime.loading import device_name
+from registry.runtime.upcast import compute_dtype
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.settings import PassSettings

@@ -27,10 +27,10 @@ from registry.io.process import return_freed_memory
 from registry.io.torch_blocks import to_tensor, torch_dtype
 from registry.io.work_dirs import resumable_folder
 from registry.progress import Advance, Progress, remark
-from registry.runtime.compute_dtype import report_dtype
 from registry.runtime.layerwise import Layers
 from registry.runtime.loading import device_name
 from registry.runtime.row_file import RowFile
+from registry.runtime.upcast import report_dtype
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.filed import FiledStatistics, packings

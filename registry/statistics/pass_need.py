@@ -12,8 +12,7 @@ from registry.errors import CalibrationError
 from registry.families.sites import ATTENTION_OUTPUT, HEAD_INPUT, SITES
 from registry.io.torch_blocks import torch_dtype
 from registry.progress import Progress, remark
-from registry.runtime.compute_dtype import compute_dtype
-from registry.runtime.upcast import free_memory
+from registry.runtime.upcast import compute_dtype, free_memory
 from registry.statistics.settings import PassSettings
 
 LIBRARIES = 3 << 28

@@ -18,7 +18,7 @@ from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError
 from registry.families import NormOutput
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT, SITES
-from registry.maths.limbs import Splitter
+from registry.maths.digits import Splitter
 from registry.maths.statistics import Statistics
 from registry.statistics.accumulator import RunningSums
 from registry.statistics.scales import Scales, scales

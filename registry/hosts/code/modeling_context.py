@@ -13,6 +13,8 @@ Its experts are those of the token, with the same weights.
 
 Masked tokens are no evidence, and distances leave them out. What a cache holds beside keys and values is one layer more
 (`RunningEvidence`), which the cache reorders, crops and repeats as it does the others.
+
+Shapes, besides those of the routed model: W windows, 1 or 2; V tokens of the vocabulary.
 """
 
 import inspect
@@ -25,7 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .modeling_routed import LAYERS, RoutedConfig, RoutedForCausalLM, RoutedMLP
 
-# The name of a cache in calls and outputs, which is `cache` since transformers 5.24.
+# The name of a cache in calls and outputs: transformers 5.24 calls `cache` what was `past_key_values`.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 CHUNK = 256  # tokens that are weighed against one another at once
 
@@ -35,28 +37,41 @@ class ContextConfig(RoutedConfig):
 
 
 class ContextGate(nn.Module):
-    """A router whose `logits`, of shape (tokens, experts), are known before the layers run."""
+    """A router whose `logits`, (T, E), are known before the layers run: the model sets them in each call.
+
+    Args:
+        experts: E.
+    """
 
     def __init__(self, experts):
+        """Make a router without logits yet."""
         super().__init__()
         self.out_features = experts
         self.logits = None
 
     def forward(self, tokens):
+        """Return the logits, (T, E), on the device of the tokens, (T, H), whose values do not matter."""
         return self.logits.to(tokens.device)
 
 
 class RunningEvidence(DynamicLayer):
-    """Weighed sums of the text up to each token for W windows: of evidence as keys, of ones as values, (B, W, S, _)."""
+    """Weighed sums of the text up to each token, in each window, as if they were keys and values of a layer.
+
+    Keys are sums of evidence, (B, W, S, E), values sums of ones, (B, W, S, 1); a mean is the one over the other.
+    """
 
 
 class ContextRoutedForCausalLM(RoutedForCausalLM):
-    """The dense model with MLPs that are routed by the text so far."""
+    """The dense model with MLPs that are routed by the text so far.
+
+    `evidence` is (V, E), `thresholds` (E, E), both float32: those of `thresholds[e]` are for expert e.
+    """
 
     config_class = ContextConfig
     supports_gradient_checkpointing = False  # layers that run again would find the logits of a later text
 
     def __init__(self, config):
+        """Make the routed model, and have it routed before its decoder runs."""
         super().__init__(config)
         self.register_buffer("evidence", torch.zeros(config.vocab_size, config.num_local_experts))
         self.register_buffer("thresholds", torch.zeros(config.num_local_experts, config.num_local_experts))
@@ -73,7 +88,18 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
 
     @torch.no_grad()
     def _route(self, decoder, args, kwargs):
-        """Give every router its logits, from the ids that the decoder is called with, and the decoder a cache."""
+        """Give every router its logits, from the ids that the decoder is called with, and the decoder a cache.
+
+        It is a hook of the decoder, since that gets the ids, the mask and the cache in every way of calling the model.
+
+        Args:
+            decoder: the decoder.
+            args, kwargs: of its call, with `input_ids`, (B, S), and an attention mask of (B, P + S), P tokens in the
+                cache.
+
+        Returns:
+            The arguments to call it with instead, all by their names.
+        """
         kwargs = dict(zip(inspect.signature(decoder.forward).parameters, args, strict=False)) | kwargs
         if CACHE not in kwargs and "past_key_values" in kwargs:
             kwargs[CACHE] = kwargs.pop("past_key_values")
@@ -90,10 +116,10 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
         real = torch.ones_like(ids) if mask is None else mask[:, -ids.shape[1] :].to(ids.device) != 0
         sums = self._sums(ids, real, None if cache is None else self._state(cache))
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
-        scores = means[:, 0]  # of (B, W, S, E)
+        scores = means[:, 0]  # of (B, W, S, E), the slow window
         if self.config.context_fast:
             scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
-        logits = (scores * self.config.context_sharpness).float().flatten(0, 1)
+        logits = (scores * self.config.context_sharpness).float().flatten(0, 1)  # (T, E)
         for layer in self.get_submodule(LAYERS):
             layer.mlp.gate.logits = logits
         if self.config.head_maps:
@@ -101,24 +127,34 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
         return (), kwargs
 
     def _noticed(self, fast):
-        """Return what speaks for and against each expert beyond the thresholds, (B, S, E)."""
-        every = []
+        """Return what speaks for and against each expert beyond the thresholds, (B, S, E).
+
+        Args:
+            fast: the means of the fast window, (B, S, E).
+        """
+        every = []  # for each expert (B, S)
         for e, thresholds in enumerate(self.thresholds.to(fast)):
-            behind = (fast - fast[..., e : e + 1] - thresholds).clamp(min=0)
+            behind = (fast - fast[..., e : e + 1] - thresholds).clamp(min=0)  # the others' lead, (B, S, E)
             behind[..., e] = 0
             every.append((fast[..., e] - thresholds[e]).clamp(min=0) - behind.sum(dim=-1))
         return torch.stack(every, dim=-1)
 
     def _map(self, norm, args):
-        """Add the head map of each token's experts to the stream x that the last norm gets."""
+        """Add the head map of each token's experts to the stream x, (B, S, H), that the last norm gets.
+
+        Args:
+            norm: the last norm.
+            args: of its call, the stream first; they are returned with the changed stream.
+        """
         stream, *others = args
         exact = stream.to(torch.promote_types(stream.dtype, torch.float32))
+        # (B, S, 1), as a norm computes it
         variance = exact.var(dim=-1, correction=0, keepdim=True) + getattr(norm, "eps", 1e-6)
         size = variance.sqrt().to(stream.dtype)  # any size would do if v is zero; with n, 16 bits hold what maps add
         return stream + size * self.head_maps(stream / size).to(stream.device), *others
 
     def _state(self, cache):
-        """Return the layer of a cache that holds running evidence; one that is still empty gets it."""
+        """Return the last layer of a cache, which holds running evidence; a cache that is still empty gets it."""
         state = next((layer for layer in cache.layers if isinstance(layer, RunningEvidence)), None)
         if state is None:
             if cache.get_seq_length():
@@ -130,22 +166,34 @@ class ContextRoutedForCausalLM(RoutedForCausalLM):
         return state
 
     def _sums(self, ids, real, state):
-        """Return the weighed sums up to each token, of evidence and then of ones (B, W, S, E + 1), and keep them."""
+        """Return the weighed sums up to each token, of evidence and then of ones, (B, W, S, E + 1), and keep them.
+
+        With a(t) the tokens up to t over the window, token s counts exp(a(s) - a(t)) at token t, so that the sum is the
+        one at the token before times exp(-1 / window), plus what is new. In chunks of tokens that is one product of
+        matrices and the sum at the end of the chunk before, which makes its cost grow with the text alone.
+
+        Args:
+            ids: the new tokens, (B, S).
+            real: which of them are no padding, (B, S) bool.
+            state: of `_state`; None without a cache.
+        """
         exact = torch.float32 if ids.device.type == "mps" else torch.float64
         real = real.to(exact)
         added = torch.cat(
             [self.evidence[ids.to(self.evidence.device)].to(real) * real[..., None], real[..., None]], dim=-1
-        )
+        )  # (B, S, E + 1)
         windows = [self.config.context_window, *([self.config.context_fast] if self.config.context_fast else [])]
-        pasts = torch.zeros_like(added[:, :1]).expand(-1, len(windows), -1)
+        pasts = torch.zeros_like(added[:, :1]).expand(-1, len(windows), -1)  # (B, W, E + 1)
         if state is not None and state.get_seq_length():
             pasts = torch.cat([state.keys[:, :, -1], state.values[:, :, -1]], dim=-1)
         every = []
         for number, window in enumerate(windows):
             past, rate, sums = pasts[:, number], 1 / window if window else 0.0, []
             for new, counted in zip(added.split(CHUNK, dim=1), real.split(CHUNK, dim=1), strict=True):
-                age = rate * counted.cumsum(dim=1)
-                weights = (age[:, None, :] - age[:, :, None]).clamp(max=0).exp().tril()
+                age = rate * counted.cumsum(dim=1)  # (B, n), n tokens of a chunk
+                weights = (
+                    (age[:, None, :] - age[:, :, None]).clamp(max=0).exp().tril()
+                )  # of token s at token t, (B, n, n)
                 sums.append(weights @ new + (-age).exp()[..., None] * past[:, None])
                 past = sums[-1][:, -1]
             every.append(torch.cat(sums, dim=1))

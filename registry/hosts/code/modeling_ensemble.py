@@ -16,14 +16,12 @@ ids and an attention mask of (batch, tokens) are needed; what is masked is no ev
 
 import torch
 from torch import nn
-from transformers import DynamicCache
 from transformers import LlamaForCausalLM as DenseForCausalLM
-from transformers.cache_utils import Cache
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
 
-# The name of a cache in calls and outputs, which is `cache` since transformers 5.24.
-CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+from .modeling_members import MembersCache, MembersModel
+
+# The logarithm of nothing. It is no -inf, which would have no gradient.
+LEAST = torch.finfo(torch.float32).min
 
 
 class EnsembleConfig(DenseForCausalLM.config_class):
@@ -36,47 +34,24 @@ class EnsembleConfig(DenseForCausalLM.config_class):
     model_type = "ensemble_" + DenseForCausalLM.config_class.model_type
 
 
-class EnsembleCache(Cache):
-    """A cache for each member, and `rows`: what the tokens so far say of each, tensors with a row for each sequence."""
+class EnsembleCache(MembersCache):
+    """The members' caches, and what the tokens so far say of each member."""
 
-    def __init__(self, config):
-        self.members = [DynamicCache(config=config) for _ in config.members]
-        super().__init__(layers=[layer for member in self.members for layer in member.layers])
-        self.rows, self.length = {}, 0
-
-    def get_seq_length(self, layer_idx=0):
-        return self.length
-
-    def reset(self):
-        super().reset()
-        self.rows, self.length = {}, 0
-
-    def reorder_cache(self, beam_idx):
-        super().reorder_cache(beam_idx)
-        self.rows = {name: rows[beam_idx.to(rows.device)] for name, rows in self.rows.items()}
-
-    def batch_select_indices(self, indices):
-        super().batch_select_indices(indices)
-        self.rows = {name: rows[indices] for name, rows in self.rows.items()}
-
-    def batch_repeat_interleave(self, repeats):
-        super().batch_repeat_interleave(repeats)
-        self.rows = {name: rows.repeat_interleave(repeats, dim=0) for name, rows in self.rows.items()}
-
-    def crop(self, tokens_to_remove):
-        if tokens_to_remove:
-            raise NotImplementedError(
-                "the cache of an ensemble cannot forget tokens: what they said of the members is summed"
-            )
+    cannot_forget = "the cache of an ensemble cannot forget tokens: what they said of the members is summed"
 
 
-class EnsembleForCausalLM(*DenseForCausalLM.__bases__):
+class EnsembleForCausalLM(MembersModel, *DenseForCausalLM.__bases__):
     """The members, and the base model where the routing needs it."""
 
     config_class = EnsembleConfig
+    cache_class = EnsembleCache
     base_model_prefix = ""
+    needs_ids = "an ensemble takes input_ids: each member embeds them by itself"
+    needs_mask = "an ensemble takes an attention mask of (batch, tokens), and makes its cache itself"
+    foreign_cache = "this cache is of another model: leave it out, an ensemble makes its own"
 
     def __init__(self, config):
+        """Make the members, without their weights."""
         super().__init__(config)
         self.members = nn.ModuleList([DenseForCausalLM(config) for _ in config.members])
         self.base = DenseForCausalLM(config) if config.routing == "task-vector" else None
@@ -84,169 +59,147 @@ class EnsembleForCausalLM(*DenseForCausalLM.__bases__):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels=False):
-        """Return tensor -> the tensor that it is: what members share with one another, then the heads tied in each."""
-        config = self.config
-        places = [f"members.{index}" for index in range(len(config.members))] + ["base"] * (self.base is not None)
-        heads = (DenseForCausalLM._tied_weights_keys or {}) if config.tie_word_embeddings else {}
-        shared = {
-            f"{place}.{name}": f"{places[owner]}.{name}"
-            for name, owners in config.shared_tensors.items()
-            for place, owner in zip(places, owners, strict=True)
-            if place != places[owner]
-        }
-        own = {f"{place}.{target}": f"{place}.{source}" for place in places for target, source in heads.items()}
-        return shared | own
+        """Return which tensors are another one, by name: those that members share, and in each member its tied head.
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        inputs_embeds=None,
-        labels=None,
-        use_cache=None,
-        logits_to_keep=0,
-        **kwargs,
-    ):
-        """Return the logarithm of the mixture, (B, S, V) in float32, as the logits."""
-        if input_ids is None or inputs_embeds is not None:
-            raise ValueError("an ensemble takes input_ids: each member embeds them by itself")
-        if attention_mask is not None and attention_mask.ndim != 2:
-            raise ValueError("an ensemble takes an attention mask of (batch, tokens), and makes its cache itself")
-        given = kwargs.pop(CACHE, past_key_values)
-        cache = self._cache(given, self.config.use_cache if use_cache is None else use_cache)
-        state = {} if cache is None else cache.rows
-        columns = input_ids.shape[1]
-        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -columns:]
-        real = real.bool()
-        places = torch.arange(columns, device=input_ids.device)
-        places = places[-logits_to_keep:] if isinstance(logits_to_keep, int) else places[logits_to_keep]
-
-        def run(index, width):
-            """Return a member's logits for the first `width` columns."""
-            past = 0 if attention_mask is None else attention_mask.shape[1] - columns
-            return self.members[index](
-                input_ids=input_ids[:, :width],
-                attention_mask=None if attention_mask is None else attention_mask[:, : past + width],
-                position_ids=None if position_ids is None else position_ids[..., :width],
-                use_cache=cache is not None,
-                **{CACHE: None if cache is None else cache.members[index]},
-                **kwargs,
-            ).logits
-
-        if self.base is None:
-            every = [run(index, columns) for index in range(len(self.members))]
-            weights = self._by_evidence(every, input_ids, real, state)
-        else:
-            every = [None] * len(self.members)
-            weights = self._by_task_vector(input_ids, real, state)
-        shape = len(input_ids), len(places), self.config.vocab_size
-        mixed = torch.full(shape, torch.finfo(torch.float32).min, device=input_ids.device)  # -inf has no gradient
-        for index, logits in enumerate(every):
-            used = weights[:, :, index].isfinite().any(dim=0)
-            wanted = places[used[places]]
-            if logits is None:
-                widths = [0, *(wanted + 1).tolist(), *([columns] if cache is not None and used[-1] else [])]
-                if not max(widths):
-                    continue
-                logits = run(index, max(widths))
-            chosen = used[places].nonzero()[:, 0]
-            own = logits[:, wanted].float().log_softmax(dim=-1) + weights[:, wanted, index, None].float()
-            mixed = mixed.index_copy(1, chosen, torch.logaddexp(mixed[:, chosen], own.to(mixed.device)))
-        if cache is not None:
-            cache.length += columns
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=mixed, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=mixed, **{CACHE: cache})
-
-    def _cache(self, given, wanted):
-        """Return the cache to go on with; one that `generate` made for a single model, still empty, is replaced."""
-        if isinstance(given, EnsembleCache):
-            return given
-        if given is not None and given.get_seq_length():
-            raise ValueError("this cache is of another model: leave it out, an ensemble makes its own")
-        return EnsembleCache(self.config) if wanted else None
-
-    def _weigh(self, scores, known):
-        """Return log weights (B, S, E): the log softmax of each place's largest scores, the prior where not `known`."""
-        best = scores.topk(self.config.routing_top_k, dim=-1)
-        kept = torch.full_like(scores, -torch.inf).scatter(-1, best.indices, best.values)
-        return torch.where(known.unsqueeze(-1), kept, self._log_prior(scores)).log_softmax(dim=-1)
-
-    def _log_prior(self, like):
-        prior = self.config.routing_prior
-        return like.new_zeros(like.shape[-1]) if prior is None else like.new_tensor(prior).log()
-
-    def _by_evidence(self, every, input_ids, real, state):
-        """Return log weights (B, S, E) from the members' likelihood of each prefix; masked tokens say nothing.
-
-        `state` holds, for each sequence, the summed log likelihoods and how many tokens they are of, whether there was
-        a token, and each member's distribution after the last one.
+        transformers asks for it: a file holds such a tensor once.
         """
-        exact = torch.float32 if input_ids.device.type == "mps" else torch.float64
-        row = torch.arange(len(input_ids), device=input_ids.device).unsqueeze(1)
-        place = torch.arange(input_ids.shape[1], device=input_ids.device)
-        latest = torch.where(real, place, -1).cummax(dim=1).values
-        before = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], dim=1)  # where x_t was predicted
-        seen = state.get("seen", torch.zeros_like(real[:, 0]))
-        scored = real & ((before >= 0) | seen.unsqueeze(1))
-        gains, ends = [], []
-        for index, logits in enumerate(every):
-            logits = logits.to(input_ids.device)
-            norms = logits.float().logsumexp(dim=-1)
-            gain = logits[row, before, input_ids].float() - norms[row, before]
-            end = logits[row, latest[:, -1:]].squeeze(1).float().log_softmax(dim=-1)
-            if "ends" in state:
-                earlier = state["ends"][:, index]
-                gain = torch.where(before >= 0, gain, earlier.gather(1, input_ids))
-                end = torch.where(latest[:, -1:] >= 0, end, earlier)
-            gains.append(gain.masked_fill(~scored, 0.0).to(exact))
+        models = {f"members.{index}": member for index, member in enumerate(self.members)}
+        if self.base is not None:
+            models["base"] = self.base
+        names = list(models)
+        shared = {
+            f"{model}.{tensor}": f"{names[owner]}.{tensor}"
+            for tensor, owners in self.config.shared_tensors.items()
+            for model, owner in zip(names, owners, strict=True)
+            if model != names[owner]
+        }
+        tied = {
+            f"{name}.{target}": f"{name}.{source}"
+            for name, model in models.items()
+            if model.config.tie_word_embeddings
+            for target, source in (model._tied_weights_keys or {}).items()
+        }
+        return shared | tied
+
+    def _answer(self, call):
+        """Return the logarithm of the mixture as the logits, (B, K, V) float32."""
+        weights, ready, heads = self._weights(call)
+        shape = len(call.ids), len(call.kept), self.config.vocab_size
+        return {"logits": self._mix(shape, call.ids.device, self._weighted(call, weights, ready, heads))}
+
+    def _mix(self, shape, device, outputs):
+        """Return log sum_j w_j p_j, of the given shape (B, K, V), float32; members are added as they come.
+
+        Args:
+            shape: (B, K, V).
+            device: where the result is.
+            outputs: of each member what `_weighted` yields.
+        """
+        mixed = torch.full(shape, LEAST, device=device)
+        for _, chosen, logits, weight in outputs:
+            own = logits.float().log_softmax(dim=-1).to(device) + weight  # log w_j p_j, (B, n, V)
+            mixed = mixed.index_copy(1, chosen, torch.logaddexp(mixed[:, chosen], own))
+        return mixed
+
+    def _weights(self, call):
+        """Return the log weights (B, S, E), and what the members computed to find them out.
+
+        That is how many of the new tokens all members have read, R, and each one's logits at the kept ones of these,
+        (B, kept ones, V): nothing is computed twice.
+        """
+        rows = {} if call.cache is None else call.cache.rows
+        return self._by_evidence(call, rows) if self.base is None else (self._by_task_vector(call, rows), 0, ())
+
+    def _by_evidence(self, call, rows):
+        """Return what `_weights` does, by the members' likelihood of the text up to each token.
+
+        `rows` holds, for each sequence, each member's log likelihood of the text so far (`total`, (B, E)), of how many
+        tokens it is (`count`, (B,)), whether there was a token (`seen`, (B,)), and each member's distribution of the
+        token after it (`ends`, (B, E, V)): the first token of the next call is scored by that.
+        """
+        real, new = call.real, call.ids.shape[1]
+        seen = rows.get("seen", torch.zeros_like(real[:, 0]))
+        latest, before = _latest(real)
+        scored = real & ((before >= 0) | seen.unsqueeze(1))  # not the very first token, which nobody predicted, (B, S)
+        gains, ends, heads = [], [], []
+        for index in range(len(self.members)):
+            logits = self._run(index, call, 0, new).to(call.ids.device)
+            gain, end = self._read(index, logits, call.ids, latest, before, rows)
+            gains.append(gain.masked_fill(~scored, 0.0).to(_exact(call.ids)))
             ends.append(end)
-        total, count = torch.stack(gains, dim=-1).cumsum(dim=1), scored.cumsum(dim=1)
-        if "total" in state:
-            total, count = total + state["total"].unsqueeze(1), count + state["count"].unsqueeze(1)
-        state.update(seen=seen | real.any(dim=1), ends=torch.stack(ends, dim=1), total=total[:, -1], count=count[:, -1])
+            heads.append(logits[:, call.kept])
+        total, count = torch.stack(gains, dim=-1).cumsum(dim=1), scored.cumsum(dim=1)  # (B, S, E), (B, S)
+        if "total" in rows:
+            total, count = total + rows["total"].unsqueeze(1), count + rows["count"].unsqueeze(1)
+        rows.update(seen=seen | real.any(dim=1), ends=torch.stack(ends, dim=1), total=total[:, -1], count=count[:, -1])
         if self.config.routing == "posterior":
             scores = total / self.config.routing_temperature + self._log_prior(total)
         else:
             perplexity = (-total / count.clamp(min=1).unsqueeze(-1)).exp()
             scores = -perplexity / self.config.routing_temperature
-        return self._weigh(scores, count > 0)
+        return self._weigh(scores, count > 0), new, heads
 
-    def _by_task_vector(self, input_ids, real, state):
+    def _read(self, index, logits, ids, latest, before, rows):
+        """Return what a member thinks of each token, and of the token after the last one.
+
+        Args:
+            index: number of the member.
+            logits: its logits at the tokens, (B, S, V).
+            ids: the tokens, (B, S).
+            latest, before: of `_latest`, (B, S).
+            rows: `ends` are the distributions after the text before, (B, E, V), if there was any.
+
+        Returns:
+            log p(x_t | x_<t), (B, S) float32, without meaning where nothing came before; and log p(x | all of the
+            text), (B, V) float32.
+        """
+        row = torch.arange(len(ids), device=ids.device).unsqueeze(1)
+        gain = logits[row, before, ids].float() - logits.float().logsumexp(dim=-1)[row, before]
+        end = logits[row, latest[:, -1:]].squeeze(1).float().log_softmax(dim=-1)
+        if "ends" in rows:
+            earlier = rows["ends"][:, index]  # (B, V)
+            gain = torch.where(before >= 0, gain, earlier.gather(1, ids))
+            end = torch.where(latest[:, -1:] >= 0, end, earlier)
+        return gain, end
+
+    def _by_task_vector(self, call, rows):
         """Return log weights (B, S, E) by each sequence's first tokens.
 
-        `state` holds, for each sequence, its first tokens, how many tokens there were, and the cosines once known.
+        `rows` holds, for each sequence, its first tokens (`first`, (B, routing_tokens)), how many tokens there were
+        (`count`, (B,)), and once these are enough the cosines (`cosines`, (B, E)).
         """
-        needed, rows = self.config.routing_tokens, len(input_ids)
-        first = state.get("first", input_ids.new_zeros(rows, needed))
-        count = state.get("count", input_ids.new_zeros(rows))
-        cosines = state.get("cosines", torch.zeros(rows, len(self.members), device=input_ids.device))
-        ordinal = count.unsqueeze(1) + real.cumsum(dim=1)
-        row, column = (real & (ordinal <= needed)).nonzero(as_tuple=True)
-        first = first.index_put((row, ordinal[row, column] - 1), input_ids[row, column])
+        needed, batch, ids = self.config.routing_tokens, len(call.ids), call.ids
+        first = rows.get("first", ids.new_zeros(batch, needed))
+        count = rows.get("count", ids.new_zeros(batch))
+        cosines = rows.get("cosines", torch.zeros(batch, len(self.members), device=ids.device))
+        ordinal, deciding = self._first_tokens(call, rows)
+        row, column = deciding.nonzero(as_tuple=True)
+        first = first.index_put((row, ordinal[row, column] - 1), ids[row, column])
         for new in ((count < needed) & (ordinal[:, -1] >= needed)).nonzero()[:, 0].tolist():
             cosines = cosines.index_put((cosines.new_tensor(new).long(),), self._cosines(first[new]).to(cosines))
-        state.update(first=first, count=ordinal[:, -1], cosines=cosines)
-        scores = (cosines / self.config.routing_temperature).unsqueeze(1).expand(*real.shape, -1)
+        rows.update(first=first, count=ordinal[:, -1], cosines=cosines)
+        scores = (cosines / self.config.routing_temperature).unsqueeze(1).expand(*ids.shape, -1)
         return self._weigh(scores, ordinal >= needed)
 
     def _cosines(self, tokens):
-        """Return the cosine (E,) between the base model's negative gradient on `tokens` and each task vector.
+        """Return the cosine between the base model's negative gradient on `tokens` and each member's task vector, (E,).
 
-        Each gradient is used and dropped as soon as it is there, so that no second copy of the weights is held.
+        A task vector is a member's weights less those of the base model, so the cosine is large where the step that
+        would teach the base model this text is one that the member has made. Each gradient is used and dropped as soon
+        as it is there, so that no second copy of the weights is held.
+
+        Args:
+            tokens: (routing_tokens,) int64.
         """
         with torch.inference_mode(False), torch.enable_grad():
             tokens = tokens.clone().unsqueeze(0)
             weights = {name: weight.detach().requires_grad_() for name, weight in self.base.named_parameters()}
             others = [dict(member.named_parameters()) for member in self.members]
-            dots, norms = torch.zeros(2, len(others), dtype=torch.float32, device=tokens.device)
+            dots, norms = torch.zeros(2, len(others), dtype=torch.float32, device=tokens.device)  # (E,) each
             length = torch.zeros((), device=tokens.device)
 
             def use(name, weight):
+                """Add a weight's part of the products and squared lengths; it and its gradient have the same shape."""
                 with torch.no_grad():
                     down = -weight.grad.float()
                     length.add_(down.square().sum().to(length.device))
@@ -261,3 +214,21 @@ class EnsembleForCausalLM(*DenseForCausalLM.__bases__):
             output = torch.func.functional_call(self.base, weights, (), {"input_ids": tokens, "use_cache": False})
             nn.functional.cross_entropy(output.logits[0, :-1].float(), tokens[0, 1:]).backward()
         return dots / (norms * length).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _latest(real):
+    """Return where the text of a sequence is read up to each token, and where it is before it, both (B, S) int64.
+
+    The first is the number of the latest token that is no padding, this one or one before it, the second that of the
+    latest one before it: there the token is predicted. -1 stands for none.
+
+    Args:
+        real: which tokens are no padding, (B, S) bool.
+    """
+    latest = torch.where(real, torch.arange(real.shape[1], device=real.device), -1).cummax(dim=1).values
+    return latest, torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], dim=1)
+
+
+def _exact(ids):
+    """Return the dtype for sums over a text: float64, which Apple's GPUs do not have."""
+    return torch.float32 if ids.device.type == "mps" else torch.float64

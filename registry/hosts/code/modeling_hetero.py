@@ -18,13 +18,9 @@ be on a device of its own.
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, MODEL_MAPPING, DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, GenerationMixin, PretrainedConfig, PreTrainedModel
 
-# The name of a cache in calls and outputs, which is `cache` since transformers 5.24.
-CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+from .modeling_members import MembersCache, MembersModel, on_device_of
 
 
 class HeteroConfig(PretrainedConfig):
@@ -35,86 +31,66 @@ class HeteroConfig(PretrainedConfig):
     """
 
     model_type = "ensemble_hetero"
+    use_cache = True
 
 
 def own_config(config, index):
-    """Return the configuration of a member."""
+    """Return the configuration of a member, of the class of its family."""
     given = dict(config.member_configs[index])
     return CONFIG_MAPPING[given.pop("model_type")].from_dict(given)
-
-
-def beside(tensor, weight):
-    """Return a tensor on the device of a weight; as it is, where the weight is brought from elsewhere when needed."""
-    return tensor if weight.device.type == "meta" else tensor.to(weight.device)
 
 
 class SharedEmbedding(nn.Module):
     """The embedding of a member: rows of the shared one, projected unless its own are the same.
 
+    It stands where the member's code looks for its embedding, so that the member itself needs no change.
+
     Args:
-        shared: the shared embedding, which is no module of this one.
-        own: the embedding that stands in the member's code.
-        width: the member's hidden size.
-        projected: there is a projector.
+        shared: the shared embedding, (V, H), which is no module of this one: else its weight would be stored twice.
+        own: the embedding that stands in the member's code, which may scale its rows.
+        width: the member's hidden size, H_i.
+        projected: there is a projector P_i, (H_i, H).
     """
 
     def __init__(self, shared, own, width, projected):
+        """Make the projector, without its weight."""
         super().__init__()
         self._shared = (shared,)
         self.scale = width**0.5 if hasattr(own, "embed_scale") else None
         self.projector = nn.Linear(shared.embedding_dim, width, bias=False) if projected else None
 
     def forward(self, input_ids):
+        """Return P_i E_v of each token v, (B, S, H_i), on the device of the ids, (B, S)."""
         (shared,) = self._shared
-        rows = shared(beside(input_ids, shared.weight))
+        rows = shared(on_device_of(shared.weight, input_ids))
         if self.projector is not None:
-            rows = self.projector(beside(rows, self.projector.weight))
+            rows = self.projector(on_device_of(self.projector.weight, rows))
         rows = rows.to(input_ids.device)
         return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
 
 
-class HeteroCache(Cache):
-    """A cache for each member, and `rows`: what the first tokens say of each sequence, a row for each."""
+class HeteroCache(MembersCache):
+    """The members' caches, and what the first tokens say of each sequence."""
 
-    def __init__(self, model):
-        self.members = [DynamicCache(config=member.config) for member in model.members]
-        super().__init__(layers=[layer for member in self.members for layer in member.layers])
-        self.rows, self.length = {}, 0
-
-    def get_seq_length(self, layer_idx=0):
-        return self.length
-
-    def reset(self):
-        super().reset()
-        self.rows, self.length = {}, 0
-
-    def reorder_cache(self, beam_idx):
-        super().reorder_cache(beam_idx)
-        self.rows = {name: rows[beam_idx.to(rows.device)] for name, rows in self.rows.items()}
-
-    def batch_select_indices(self, indices):
-        super().batch_select_indices(indices)
-        self.rows = {name: rows[indices] for name, rows in self.rows.items()}
-
-    def batch_repeat_interleave(self, repeats):
-        super().batch_repeat_interleave(repeats)
-        self.rows = {name: rows.repeat_interleave(repeats, dim=0) for name, rows in self.rows.items()}
-
-    def crop(self, tokens_to_remove):
-        if tokens_to_remove:
-            raise NotImplementedError("this cache cannot forget tokens: what they said of the members is summed")
+    cannot_forget = "this cache cannot forget tokens: what they said of the members is summed"
 
 
-class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
+class HeteroForCausalLM(MembersModel, PreTrainedModel, GenerationMixin):
     """The members' bodies, the tables that they share, and the router."""
 
     config_class = HeteroConfig
+    cache_class = HeteroCache
+    wanted_output = "last_hidden_state"
     base_model_prefix = ""
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_flash_attn = True
+    needs_ids = "these members take input_ids: the router reads the tokens"
+    needs_mask = "these members take an attention mask of (batch, tokens), and make their cache themselves"
+    foreign_cache = "this cache is of another model: leave it out, these members make their own"
 
     def __init__(self, config):
+        """Make the shared tables, the members between them and the router, without their weights."""
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.members, self.outputs = nn.ModuleList(), nn.ModuleList()
@@ -136,78 +112,35 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def get_input_embeddings(self):
+        """Return the shared embedding, whose weight is (V, H)."""
         return self.embed_tokens
 
     def get_output_embeddings(self):
+        """Return the shared head, whose weight is (V, H)."""
         return self.lm_head
 
     def set_output_embeddings(self, head):
+        """Take another shared head, whose weight is (V, H)."""
         self.lm_head = head
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        inputs_embeds=None,
-        labels=None,
-        use_cache=None,
-        logits_to_keep=0,
-        **kwargs,
-    ):
-        """Return the logits (B, S, V) of the members' weighted hidden states under the shared head."""
-        if input_ids is None or inputs_embeds is not None:
-            raise ValueError("these members take input_ids: the router reads the tokens")
-        if attention_mask is not None and attention_mask.ndim != 2:
-            raise ValueError("these members take an attention mask of (batch, tokens), and make their cache themselves")
-        cache = self._cache(kwargs.pop(CACHE, past_key_values), use_cache is None or use_cache)
-        columns = input_ids.shape[1]
-        past = 0 if attention_mask is None else attention_mask.shape[1] - columns
-        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -columns:]
-        places = torch.arange(columns, device=input_ids.device)
-        places = places[-logits_to_keep:] if isinstance(logits_to_keep, int) else places[logits_to_keep]
-        weights = self._weights(input_ids, real.bool(), {} if cache is None else cache.rows)
-        kwargs.pop("cache_position", None)  # transformers 4 gives it, and each member knows its own
+    def _answer(self, call):
+        """Return the logits of the members' weighed hidden states under the shared head, (B, K, V).
 
-        def run(index, width):
-            """Return a member's last hidden states for the first `width` columns."""
-            body = self.members[index]
-            first = next(body.parameters())
-            return body(
-                input_ids=beside(input_ids[:, :width], first),
-                attention_mask=None if attention_mask is None else beside(attention_mask[:, : past + width], first),
-                position_ids=None if position_ids is None else beside(position_ids[..., :width], first),
-                use_cache=cache is not None,
-                **{CACHE: None if cache is None else cache.members[index]},
-                **{name: value for name, value in kwargs.items() if name != "num_items_in_batch"},
-            ).last_hidden_state
-
-        shape = len(input_ids), len(places), self.config.hidden_size
-        mixed, dtype = torch.zeros(shape, dtype=torch.float32, device=input_ids.device), torch.float32
-        for index in range(len(self.members)):
-            used = weights[:, :, index].isfinite().any(dim=0)
-            wanted = places[used[places]]
-            width = max([0, *(wanted + 1).tolist(), *([columns] if cache is not None and used[-1] else [])])
-            if not width:
-                continue
-            hidden = run(index, width)
+        The hidden states are added up in float32; the head multiplies them in the dtype of the members.
+        """
+        weights = self._weights(call)
+        shape = len(call.ids), len(call.kept), self.config.hidden_size
+        mixed, dtype = torch.zeros(shape, dtype=torch.float32, device=call.ids.device), torch.float32
+        for index, chosen, hidden, weight in self._weighted(call, weights):
             dtype = hidden.dtype
-            own = self.outputs[index](hidden[:, wanted.to(hidden.device)]).float().to(mixed.device)
-            mixed = mixed.index_add(1, used[places].nonzero()[:, 0], weights[:, wanted, index, None].exp() * own)
-        logits = self._logits(mixed.to(dtype))
-        if cache is not None:
-            cache.length += columns
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
+            own = self.outputs[index](hidden).float().to(mixed.device)  # R_i h_i, (B, n, H)
+            mixed = mixed.index_add(1, chosen, weight.exp() * own)
+        return {"logits": self._head(mixed.to(dtype))}
 
-    def _logits(self, mixed):
-        """Return what the shared head makes of hidden states, as the member does whose head it is."""
+    def _head(self, mixed):
+        """Return the shared head's logits (B, K, V) of hidden states (B, K, H), as the member does whose head it is."""
         config = self.config
-        logits = self.lm_head(beside(mixed, self.lm_head.weight))
+        logits = self.lm_head(on_device_of(self.lm_head.weight, mixed))
         if config.logit_scale is not None:
             logits = logits * config.logit_scale
         if config.logits_scaling is not None:
@@ -216,42 +149,27 @@ class HeteroForCausalLM(PreTrainedModel, GenerationMixin):
             logits = torch.tanh(logits / config.final_logit_softcapping) * config.final_logit_softcapping
         return logits
 
-    def _cache(self, given, wanted):
-        """Return the cache to go on with; one that `generate` made for a single model, still empty, is replaced."""
-        if isinstance(given, HeteroCache):
-            return given
-        if given is not None and given.get_seq_length():
-            raise ValueError("this cache is of another model: leave it out, these members make their own")
-        return HeteroCache(self) if wanted else None
-
-    def _weights(self, input_ids, real, state):
+    def _weights(self, call):
         """Return log weights (B, S, E) by the mean embedding of each sequence's first tokens.
 
-        `state` holds, for each sequence, how many tokens there were, the sum of the embeddings of those that decide,
-        and how many these are.
+        The cache's rows hold, for each sequence, how many tokens there were (`count`, (B,)), the sum of the embeddings
+        of those that decide (`total`, (B, H) float32), and how many these are (`read`, (B,)).
         """
-        needed, rows = self.config.routing_tokens, len(input_ids)
-        count = state.get("count", input_ids.new_zeros(rows))
-        read = state.get("read", input_ids.new_zeros(rows))
-        total = state.get("total")
-        ordinal = count.unsqueeze(1) + real.cumsum(dim=1)
-        deciding = real & (ordinal <= needed) if needed else real & ("count" not in state)
+        rows = {} if call.cache is None else call.cache.rows
+        ids, needed, batch = call.ids, self.config.routing_tokens, len(call.ids)
+        read = rows.get("read", ids.new_zeros(batch))
+        total = rows.get("total")
         if total is None:
-            total = torch.zeros(rows, self.config.hidden_size, dtype=torch.float32, device=input_ids.device)
+            total = torch.zeros(batch, self.config.hidden_size, dtype=torch.float32, device=ids.device)
+        ordinal, deciding = self._first_tokens(call, rows)
         if deciding.any():
             stop = int((deciding.any(dim=0).nonzero() + 1).max())
-            embedded = self.embed_tokens(beside(input_ids[:, :stop], self.embed_tokens.weight))
-            embedded = embedded.float().to(input_ids.device).masked_fill(~deciding[:, :stop, None], 0.0)
+            embedded = self.embed_tokens(on_device_of(self.embed_tokens.weight, ids[:, :stop]))
+            embedded = embedded.float().to(ids.device).masked_fill(~deciding[:, :stop, None], 0.0)
             total, read = total + embedded.sum(dim=1), read + deciding.sum(dim=1)
-        state.update(count=ordinal[:, -1], read=read, total=total)
-        mean = total / read.clamp(min=1).unsqueeze(1)
-        weight = self.router.weight.float()
-        scores = (mean.to(weight.device) @ weight.T).to(input_ids.device) / self.config.routing_temperature
-        known = ordinal >= needed if needed else (read > 0).unsqueeze(1).expand_as(real)
-        return self._weigh(scores.unsqueeze(1).expand(*real.shape, -1), known)
-
-    def _weigh(self, scores, known):
-        """Return log weights (B, S, E): of each place's largest scores the log softmax, equal ones if not `known`."""
-        best = scores.topk(self.config.routing_top_k, dim=-1)
-        kept = torch.full_like(scores, -torch.inf).scatter(-1, best.indices, best.values)
-        return torch.where(known.unsqueeze(-1), kept, torch.zeros_like(scores)).log_softmax(dim=-1)
+        rows.update(count=ordinal[:, -1], read=read, total=total)
+        mean = total / read.clamp(min=1).unsqueeze(1)  # m, (B, H)
+        weight = self.router.weight.float()  # W, (E, H)
+        scores = (mean.to(weight.device) @ weight.T).to(ids.device) / self.config.routing_temperature
+        known = ordinal >= needed if needed else (read > 0).unsqueeze(1).expand_as(ids)
+        return self._weigh(scores.unsqueeze(1).expand(*ids.shape, -1), known)

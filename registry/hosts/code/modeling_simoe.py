@@ -17,11 +17,8 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 from transformers import LlamaForCausalLM as DenseForCausalLM
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
 
-# The name of a cache in calls and outputs, which is `cache` since transformers 5.24.
-CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+from .modeling_sequences import CACHE, RowsCache, SequenceModel
 
 
 class SimoeConfig(DenseForCausalLM.config_class):
@@ -31,53 +28,51 @@ class SimoeConfig(DenseForCausalLM.config_class):
 
 
 class InterpolatedLinear(nn.Linear):
-    """A linear layer with a matrix D beside its weight; `gates` are g of each sequence, (B, outputs)."""
+    """A linear layer with I inputs, O outputs and a matrix D, `delta` of (O, I), beside its weight.
+
+    `gates` are g of each sequence, (B, O); the model gives them before each run.
+
+    Args:
+        like: the linear layer in whose place it stands.
+    """
 
     def __init__(self, like):
+        """Make the weights, with no value yet; D is 0."""
         super().__init__(like.in_features, like.out_features, bias=like.bias is not None, dtype=like.weight.dtype)
         self.delta = nn.Parameter(torch.zeros_like(self.weight))
         self.gates = None
 
     def forward(self, x):
-        gates = self.gates.to(x.device)[:, None, :]
+        """Return W x + b + g * (D x), (B, S, O), of x, (B, S, I): two products, whatever weights experts have."""
+        gates = self.gates.to(x.device)[:, None, :]  # (B, 1, O)
         return super().forward(x) + (gates * nn.functional.linear(x, self.delta)).to(x.dtype)
 
 
-class SimoeCache(DynamicCache):
-    """A cache with `rows`: what the tokens so far say of the weights, tensors with a row for each sequence."""
+class SimoeCache(RowsCache, DynamicCache):
+    """Keys and values of the dense model, and what the tokens so far say of each sequence's weights."""
 
     def __init__(self, config):
+        """Make an empty cache for a configuration."""
         super().__init__(config=config)
         self.rows = {}
 
-    def reset(self):
-        super().reset()
-        self.rows = {}
 
-    def reorder_cache(self, beam_idx):
-        super().reorder_cache(beam_idx)
-        self.rows = {name: rows[beam_idx.to(rows.device)] for name, rows in self.rows.items()}
+class SimoeForCausalLM(SequenceModel, DenseForCausalLM):
+    """The dense model, its masks in bits and its router.
 
-    def batch_select_indices(self, indices):
-        super().batch_select_indices(indices)
-        self.rows = {name: rows[indices] for name, rows in self.rows.items()}
-
-    def batch_repeat_interleave(self, repeats):
-        super().batch_repeat_interleave(repeats)
-        self.rows = {name: rows.repeat_interleave(repeats, dim=0) for name, rows in self.rows.items()}
-
-    def crop(self, tokens_to_remove):
-        if tokens_to_remove:
-            raise NotImplementedError("this cache cannot forget tokens: its weights may come from them")
-
-
-class SimoeForCausalLM(DenseForCausalLM):
-    """The dense model, its masks in bits and its router."""
+    `masks` are all z_m, (E, outputs of all layers / 8) uint8: bit i of byte j is output 8 j + i, layer after layer.
+    `router` is (E, H).
+    """
 
     config_class = SimoeConfig
+    cache_class = SimoeCache
     supports_gradient_checkpointing = False  # layers that run again would find the gates of a later pass
+    needs_ids = "this model takes input_ids, not inputs_embeds: its weights come from its tokens"
+    needs_mask = "this model takes an attention mask of (batch, tokens), and makes its cache itself"
+    foreign_cache = "this cache is of another model: leave it out, this one makes its own"
 
     def __init__(self, config):
+        """Make the dense model, and put an `InterpolatedLinear` in the place of each layer that has a D."""
         super().__init__(config)
         self.interpolated = []
         for name in config.interpolated_layers:
@@ -91,135 +86,127 @@ class SimoeForCausalLM(DenseForCausalLM):
         self.router = nn.Parameter(torch.zeros(members, self.get_input_embeddings().weight.shape[1]))
         self._keep_in_fp32_modules_strict = {"router"}
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        inputs_embeds=None,
-        labels=None,
-        use_cache=None,
-        logits_to_keep=0,
-        **kwargs,
-    ):
-        """Return the logits of each sequence's own weights."""
-        if input_ids is None or inputs_embeds is not None:
-            raise ValueError("this model takes input_ids, not inputs_embeds: its weights come from its tokens")
-        if attention_mask is not None and attention_mask.ndim != 2:
-            raise ValueError("this model takes an attention mask of (batch, tokens), and makes its cache itself")
-        kwargs.pop("cache_position", None)  # transformers 4 gives it, and finds it by itself
-        given = kwargs.pop(CACHE, past_key_values)
-        cache = self._cache(given, self.config.use_cache if use_cache is None else use_cache)
-        rows = {} if cache is None else cache.rows
-        columns = input_ids.shape[1]
-        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -columns:]
-        ids, places, real, scores, known, again = self._read(input_ids, position_ids, real != 0, cache, rows)
-        earlier = ids.shape[1] - columns  # columns of former calls that run again
-        if earlier:
-            position_ids = places
-        kept = torch.arange(columns, device=input_ids.device)
-        kept = kept[-logits_to_keep:] if isinstance(logits_to_keep, int) else kept[logits_to_keep]
+    def _new_cache(self):
+        """Return an empty cache."""
+        return SimoeCache(self.config)
+
+    def _answer(self, call):
+        """Return the dense model's output by name, with the logits (B, K, V) of each sequence's own weights.
+
+        The whole run has the weights that are known at its end. Where a prompt ends within it, the tokens before that
+        end must not know them, so their logits come from a second run with equal weights.
+        """
+        cache, kept, new = call.cache, call.kept, call.ids.shape[1]
+        ids, positions, scores, known, again = self._read(call, {} if cache is None else cache.rows)
+        earlier = ids.shape[1] - new  # tokens of former calls that run again
         if again:
             cache.layers = DynamicCache(config=self.config).layers
         self._mix(scores)
-        output = super().forward(
+        output = DenseForCausalLM.forward(
+            self,
             input_ids=ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
+            attention_mask=call.mask,
+            position_ids=positions,
             use_cache=cache is not None,
             logits_to_keep=0 if len(kept) == ids.shape[1] else kept + earlier,
             return_dict=True,
             **{CACHE: cache},
-            **kwargs,
+            **call.others,
         )
-        early = known[:, -1:] & ~known & real  # in sequences whose prompt is complete by now
+        logits = output.logits
+        early = known[:, -1:] & ~known & call.real  # in sequences whose prompt is complete by now, (B, S)
         if early[:, kept].any():
             width = int(early.any(dim=0).nonzero().max()) + 1 + earlier
-            alike = self._alike(ids, attention_mask, position_ids, width, kwargs)
-            chosen = early[:, kept].nonzero(as_tuple=True)
-            from_alike = alike[chosen[0], (kept + earlier)[chosen[1]]]
-            output.logits = output.logits.index_put(chosen, from_alike.to(output.logits))
-        setattr(output, CACHE, cache)  # None is left out
-        if labels is not None:
-            output.loss = self.loss_function(
-                logits=output.logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
-            )
-        return output
+            alike = self._alike(call, ids, positions, width)
+            sequence, place = early[:, kept].nonzero(as_tuple=True)
+            from_alike = alike[sequence, (kept + earlier)[place]]
+            logits = logits.index_put((sequence, place), from_alike.to(logits))
+        return {name: value for name, value in output.items() if name != CACHE} | {"logits": logits}
 
-    def _alike(self, ids, attention_mask, position_ids, width, kwargs):
-        """Return the logits of the first columns with equal weights of all experts."""
+    def _alike(self, call, ids, positions, width):
+        """Return the logits of the first `width` of some tokens with equal weights of all experts, (B, width, V).
+
+        Args:
+            call: the call, whose mask goes over the same tokens as `ids`.
+            ids: the tokens, (B, n).
+            positions: of the tokens, (B, n) or (1, n), or None.
+            width: at most n.
+        """
         self._mix(self.router.new_zeros(len(ids), len(self.router)))
-        output = super().forward(
+        return DenseForCausalLM.forward(
+            self,
             input_ids=ids[:, :width],
-            attention_mask=None if attention_mask is None else attention_mask[:, :width],
-            position_ids=None if position_ids is None else position_ids[..., :width],
+            attention_mask=None if call.mask is None else call.mask[:, :width],
+            position_ids=None if positions is None else positions[..., :width],
             use_cache=False,
             return_dict=True,
-            **{name: value for name, value in kwargs.items() if not name.startswith("output_")},
-        )
-        return output.logits
+            **{name: value for name, value in call.others.items() if not name.startswith("output_")},
+        ).logits
 
-    def _cache(self, given, wanted):
-        """Return the cache to go on with; one that `generate` made for another model, still empty, is replaced."""
-        if isinstance(given, SimoeCache):
-            return given
-        if given is not None and given.get_seq_length():
-            raise ValueError("this cache is of another model: leave it out, this one makes its own")
-        return SimoeCache(self.config) if wanted else None
+    def _read(self, call, rows):
+        """Return the tokens to run on, and what they say of the weights.
 
-    def _read(self, input_ids, position_ids, real, cache, rows):
-        """Return what to run on, and the weights.
+        `rows` holds, for each sequence, its number of tokens (`count`, (B,)) and its scores (`scores`, (B, E)). While
+        a prompt is incomplete it also holds all tokens, which are real, and their positions (`ids`, `real`, `places`,
+        (B, P)): once it is complete, all of it runs again with its own weights.
 
-        That is the ids, their positions, which of the new columns are real, the scores of each sequence, at which new
-        columns its prompt is complete, and whether former columns run again.
-
-        `rows` holds, for each sequence, its number of tokens and its scores, and while a prompt is incomplete all ids,
-        their positions, and which are real.
+        Returns:
+            ids: the tokens to run on, (B, S), or (B, P + S) where former ones run again.
+            positions: of these, (B, S) or (1, S) or (B, P + S), or None.
+            scores: log α of each sequence up to a constant, (B, E) float32; 0 where its prompt is incomplete.
+            known: at which new tokens the prompt is complete, (B, S) bool.
+            again: whether former tokens run again.
         """
-        needed, batch = self.config.prompt_tokens, len(input_ids)
-        count = rows.get("count", input_ids.new_zeros(batch))
-        scores = rows.get("scores", self.router.new_zeros(batch, len(self.router), dtype=torch.float32))
-        rank = count.unsqueeze(1) + real.cumsum(dim=1)
+        needed, input_ids, real = self.config.prompt_tokens, call.ids, call.real
+        count = rows.get("count", input_ids.new_zeros(len(input_ids)))
+        scores = rows.get("scores", self.router.new_zeros(len(input_ids), len(self.router), dtype=torch.float32))
+        rank = count.unsqueeze(1) + real.cumsum(dim=1)  # a token's number in its sequence, from 1, without padding
         known = rank >= needed
-        new = (count < needed) & known[:, -1]
-        if position_ids is None:
-            start = 0 if cache is None else cache.get_seq_length()
+        complete = (count < needed) & known[:, -1]  # sequences whose prompt ends in this call, (B,)
+        positions = call.positions
+        if positions is None:
+            start = 0 if call.cache is None else call.cache.get_seq_length()
             positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
-        else:
-            positions = position_ids
         every = {"ids": input_ids, "real": real, "places": positions.reshape(-1, input_ids.shape[1]).expand_as(real)}
         if "ids" in rows:
             every = {name: torch.cat([rows[name], value], dim=1) for name, value in every.items()}
-        if new.any():
+        if complete.any():
             prompt = every["real"] & (every["real"].cumsum(dim=1) <= needed)
-            width = int(prompt[new].any(dim=0).nonzero().max()) + 1
-            embedded = self.get_input_embeddings()(every["ids"][:, :width]).float()
+            width = int(prompt[complete].any(dim=0).nonzero().max()) + 1
+            embedded = self.get_input_embeddings()(every["ids"][:, :width]).float()  # (B, width, H)
             counted = prompt[:, :width].to(embedded.device).float().unsqueeze(2)
-            mean = (embedded * counted).sum(dim=1) / needed
+            mean = (embedded * counted).sum(dim=1) / needed  # (B, H)
             found = nn.functional.linear(mean, self.router.to(mean.device, torch.float32))
-            scores = torch.where(new.unsqueeze(1).to(found.device), found, scores.to(found.device))
-        again = bool(new.any()) and "ids" in rows
+            scores = torch.where(complete.unsqueeze(1).to(found.device), found, scores.to(found.device))
+        again = bool(complete.any()) and "ids" in rows
         for name in every:
             rows.pop(name, None)
         rows.update(count=rank[:, -1], scores=scores)
         if (rank[:, -1] < needed).any():
             rows.update(every)
-        self._weigh(scores.unsqueeze(1).expand(-1, real.shape[1], -1), known)
-        ids, places = (every["ids"], every["places"]) if again else (input_ids, None)
-        return ids, places, real, scores, known, again
+        self._weigh(scores.unsqueeze(1).expand(-1, real.shape[1], -1), known)  # for those who record the weights
+        ids, positions = (every["ids"], every["places"]) if again else (input_ids, call.positions)
+        return ids, positions, scores, known, again
 
     def _weigh(self, scores, known):
-        """Return the log weights at each token (B, S, E), those that predict the token after it."""
+        """Return the experts' log weights at each token, (B, S, E): those that predict the token after it.
+
+        Args:
+            scores: of each sequence, (B, S, E).
+            known: at which tokens the prompt is complete, (B, S) bool; before, all experts count alike.
+        """
         return torch.where(known.unsqueeze(-1).to(scores.device), scores, 0.0).log_softmax(dim=-1)
 
     def _mix(self, scores):
-        """Give every layer the gates of each sequence."""
+        """Give every layer the gates of each sequence: g = sum_m α_m z_m, of the outputs of the layer.
+
+        Args:
+            scores: log α up to a constant, (B, E).
+        """
         alpha = scores.float().softmax(dim=-1).to(self.masks.device)
         bits = torch.arange(8, dtype=torch.uint8, device=self.masks.device)
-        masks = ((self.masks.unsqueeze(-1) >> bits) & 1).flatten(1).to(alpha)
-        gates, start = alpha @ masks, 0
+        masks = ((self.masks.unsqueeze(-1) >> bits) & 1).flatten(1).to(alpha)  # (E, outputs of all layers)
+        gates, start = alpha @ masks, 0  # (B, outputs of all layers)
         for name in self.interpolated:
             layer = self.get_submodule(name)
             layer.gates = gates[:, start : start + layer.out_features].to(layer.weight.dtype)

@@ -103,12 +103,12 @@ class HeadSums:
             _, vectors = torch.linalg.eigh(whole.mT @ whole)  # in ascending order
             right = vectors[:, -rank:].flip(1).mT.contiguous()
             left = whole @ right.mT
-            places = right.abs().argmax(dim=1, keepdim=True)
-            signs = torch.where(right.gather(1, places) < 0, -1.0, 1.0)
+            largest = right.abs().argmax(dim=1, keepdim=True)
+            signs = torch.where(right.gather(1, largest) < 0, -1.0, 1.0)
             return torch.linalg.solve_triangular(factor.mT, left * signs.T, upper=True), right * signs
 
     def _centred_cross(self) -> Float[Tensor, "H H"]:
-        """Return Xᵀ P D less the mean row, and let go of it."""
+        """Return Xᵀ P D less the mean row, and drop the sum."""
         cross, self._cross = self._cross, torch.empty((0, 0), dtype=torch.float64)
         return cross.addr_(self._mean, self._target, alpha=-1 / self._total) if self._total > 0 else cross
 

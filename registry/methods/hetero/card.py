@@ -23,8 +23,8 @@ def hetero_card(plan: Plan) -> Card:
         tags=["moe", plan.model_type],
         title=" + ".join(plan.names),
         intro=f"{len(plan.members)} whole decoders, each of its own architecture and size, between one embedding and "
-        f"one head ({plan.model_type}), without\ntraining, by expert-registry. A router reads the first tokens of a text "
-        "and chooses the members that run.",
+        f"one head ({plan.model_type}), without\ntraining, by expert-registry. A router reads the first tokens of a "
+        "text and chooses the members that run.",
         columns=("index", "expert", "architecture", "hidden size", "projectors", "content digest", "license"),
         rows=[
             (

@@ -14,8 +14,7 @@ from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.io.process import return_freed_memory
 from registry.io.torch_blocks import to_block, to_tensor
-from registry.maths.projection.projectors import UNUSED, HeadGram, TableSums
-from registry.maths.projection.sequence_router import SequenceSums
+from registry.maths.projection import UNUSED, HeadGram, SequenceSums, TableSums
 from registry.maths.threads import Once
 from registry.member import Member
 from registry.methods.hetero.tables import Tables

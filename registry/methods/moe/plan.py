@@ -101,7 +101,7 @@ def active_parameters(plan: Plan) -> int:
 
 
 def statistics_weights(plan: Plan) -> list[float]:
-    """Return the factors of the members' statistics: ω, where tokens are balanced times the mean count over their own."""
+    """Return the factors of the members' statistics: ω, if tokens are balanced times the mean count over their own."""
     if plan.recipe.balance == "none":
         return plan.weights
     return balanced(plan.weights, [member.tokens for member in plan.members])

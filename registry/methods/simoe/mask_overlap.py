@@ -7,7 +7,7 @@ import torch
 
 from registry.checkpoint.trained_files import MASK
 from registry.io.torch_blocks import to_tensor
-from registry.maths.interpolation.masks import overlap_matrix, unpack_bits
+from registry.maths.interpolation import overlap_matrix, unpack_bits
 from registry.member import Member
 
 

@@ -13,14 +13,17 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from registry.maths.interpolation.hard_concrete import sampled_gates
-from registry.maths.interpolation.interpolated_linear import change, expert_weight, expert_weights, mixed_gates
-from registry.maths.interpolation.masks import (
+from registry.maths.interpolation import (
+    change,
     expected_sparsity,
+    expert_weight,
+    expert_weights,
     final_masks,
     gate_overlap,
+    mixed_gates,
     next_multiplier,
     overlap,
+    sampled_gates,
 )
 from registry.methods.simoe.settings import SimoeTraining
 

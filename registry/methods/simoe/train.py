@@ -22,7 +22,7 @@ from registry.io.model_folder import fresh_folder, write_files, write_weights
 from registry.io.safetensors_file import Stream, write_shard
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.io.work_dirs import resumable, temporary
-from registry.maths.interpolation.masks import overlap_matrix, pack_bits
+from registry.maths.interpolation import overlap_matrix, pack_bits
 from registry.methods.simoe.model import CURVES, Simoe
 from registry.methods.simoe.settings import SimoeTraining
 from registry.methods.simoe.text import read_simoe_windows
@@ -30,8 +30,8 @@ from registry.methods.simoe.trainer import SimoeTrainer
 from registry.names.reference import copy_name, require_list
 from registry.progress import remark
 from registry.registration import Registration
-from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.runtime.upcast import is_fast
 from registry.training.announcement import announce
 from registry.training.expert.train_expert import opened_base
 from registry.training.trained_together import (

@@ -29,8 +29,8 @@ from registry.methods.soup.trainer import SoupTrainer
 from registry.names.reference import copy_name
 from registry.names.resolve import check_name_is_free
 from registry.registration import Registration
-from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.runtime.upcast import is_fast
 from registry.training.announcement import announce
 from registry.training.expert.train_expert import opened_base
 from registry.training.trained_together import (

@@ -25,8 +25,8 @@ from registry.names.reference import check_name, require_list
 from registry.names.resolve import check_name_is_free
 from registry.progress import remark
 from registry.registration import Registration, RegistrationRequest, open_candidate, register_expert
-from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_tokenizer
+from registry.runtime.upcast import is_fast
 from registry.statistics.settings import PassSettings
 from registry.training.announcement import announce
 from registry.training.expert.expert_settings import ExpertTraining, TrainingText

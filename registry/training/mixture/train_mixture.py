@@ -15,8 +15,8 @@ from registry.errors import InvalidInputError, StorageError
 from registry.hosts.host import NORM_TOPK_PROB
 from registry.io.dtypes import AUTO
 from registry.io.work_dirs import resumable, temporary
-from registry.runtime.compute_dtype import is_fast
 from registry.runtime.loading import device_name, load_tokenizer
+from registry.runtime.upcast import is_fast
 from registry.training.announcement import announce
 from registry.training.job import Job
 from registry.training.keep_trained import keep_trained

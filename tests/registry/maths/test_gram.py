@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from registry.maths import gram as module
+from registry.maths.digits import Splitter
 from registry.maths.fixed_point import limit, quantise
 from registry.maths.gram import GramAccumulator, float64_gram, has_int8
-from registry.maths.limbs import Splitter
 from registry.maths.statistics import Statistics
 
 KINDS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
@@ -51,8 +51,8 @@ def integers(tokens: int, width: int, bits: int, kind: str) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def _limbs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the way of limbs on every machine: where its products are slow they are exact all the same."""
+def _int8_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the way of int8 digits on every machine: where its products are slow they are exact all the same."""
     if not has_int8("cpu"):
         monkeypatch.setattr(module, "has_int8", lambda device: True)
         monkeypatch.setattr(torch, "_int_mm", _plain)
@@ -112,7 +112,7 @@ def test_folds_chunks_and_parts_change_nothing(seed: int, bits: int, cuts: list[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PENDING", 30 - chunk % 23)
         patch.setattr(module, "AT_ONCE", chunk)
-        patch.setattr("registry.maths.limbs.CHUNK", 24 * 3)
+        patch.setattr("registry.maths.digits.CHUNK", 24 * 3)
         sums = GramAccumulator(exponents, bits)
         parts: Sequence[Tensor] = torch.tensor_split(x, sorted(cuts))
         sums.add(parts[:2])

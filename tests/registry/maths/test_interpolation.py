@@ -10,16 +10,22 @@ from functools import partial
 import pytest
 import torch
 
-from registry.maths.interpolation.hard_concrete import expected_gates, open_gates, open_probability, sampled_gates
-from registry.maths.interpolation.interpolated_linear import change, expert_weight, expert_weights, mixed_gates
-from registry.maths.interpolation.masks import (
+from registry.maths.interpolation import (
+    change,
+    expected_gates,
     expected_sparsity,
+    expert_weight,
+    expert_weights,
     final_masks,
     gate_overlap,
+    mixed_gates,
     next_multiplier,
+    open_gates,
+    open_probability,
     overlap,
     overlap_matrix,
     pack_bits,
+    sampled_gates,
     unpack_bits,
 )
 from tests.registry.maths.drawn import normal

@@ -12,7 +12,6 @@ from registry.checkpoint import Checkpoint
 from registry.families import FAMILIES
 from registry.io.dtypes import AUTO
 from registry.progress import silent
-from registry.runtime import compute_dtype as dtypes
 from registry.runtime import upcast as module
 from registry.runtime.loading import load_model
 from registry.runtime.upcast import load_for_pass, upcast
@@ -79,14 +78,14 @@ def test_an_exception_leaves_the_weights_as_they_are() -> None:
 
 
 def test_auto_is_the_dtype_of_the_weights_where_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtypes, "is_fast", lambda dtype, device: device == "cuda" or dtype == "float32")
-    assert dtypes.compute_dtype(AUTO, "bfloat16", "cuda:0") == "bfloat16"
-    assert dtypes.compute_dtype(AUTO, "bfloat16", "cpu") == "float32"
-    assert dtypes.compute_dtype(AUTO, "float32", "cpu") == "float32"
-    assert dtypes.compute_dtype("float16", "float32", "cpu") == "float16"
+    monkeypatch.setattr(module, "is_fast", lambda dtype, device: device == "cuda" or dtype == "float32")
+    assert module.compute_dtype(AUTO, "bfloat16", "cuda:0") == "bfloat16"
+    assert module.compute_dtype(AUTO, "bfloat16", "cpu") == "float32"
+    assert module.compute_dtype(AUTO, "float32", "cpu") == "float32"
+    assert module.compute_dtype("float16", "float32", "cpu") == "float16"
     remarks = Remarks()
     for wanted, device in ((AUTO, "cuda"), ("float32", "cpu"), (AUTO, "cpu")):
-        dtypes.report_dtype(wanted, "bfloat16", device, remarks)
+        module.report_dtype(wanted, "bfloat16", device, remarks)
     assert remarks.sentences == ["computing in float32: this CPU is slow in bfloat16, the dtype of the weights"]
 
 
@@ -96,7 +95,7 @@ def test_a_bound_on_the_instructions_counts(bound: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     if bound == "AVX2":  # oneDNN itself answers; it read the bound when it was loaded
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    dtypes.is_fast.cache_clear()
-    assert not dtypes.is_fast("bfloat16", "cpu")
-    assert not dtypes.is_fast("float16", "cpu")
-    dtypes.is_fast.cache_clear()
+    module.is_fast.cache_clear()
+    assert not module.is_fast("bfloat16", "cpu")
+    assert not module.is_fast("float16", "cpu")
+    module.is_fast.cache_clear()

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from registry.composition.plan import Plan
-from registry.maths.context.evidence import token_shares
-from registry.maths.context.evidence_moments import EvidenceMoments
+from registry.maths.context.evidence import EvidenceMoments, token_shares
 from registry.methods.moe.context.member_evidence import evidence_of, past_weights
 from registry.progress import Progress
 

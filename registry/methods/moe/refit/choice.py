@@ -13,7 +13,7 @@ from registry.checkpoint import Checkpoint
 from registry.composition.plan import Plan
 from registry.families.sites import MLP_INPUT
 from registry.io.torch_blocks import torch_dtype
-from registry.maths.limbs import Splitter
+from registry.maths.digits import Splitter
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.methods.moe.tensor_source import RouterSolver
 from registry.statistics.accumulator import RunningSums

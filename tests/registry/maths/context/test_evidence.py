@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from registry.maths.context import evidence_moments
-from registry.maths.context.evidence import CHANCE, SHARE, thresholds, token_evidence, token_shares
-from registry.maths.context.evidence_moments import EvidenceMoments
+from registry.maths.context import evidence as evidence_module
+from registry.maths.context.evidence import CHANCE, SHARE, EvidenceMoments, thresholds, token_evidence, token_shares
 from registry.maths.context.prefix import FAST, context_scores, prefix_means
 
 TOKENS, SLOW, ALARM = 64, 64.0, 32.0
@@ -129,7 +128,7 @@ def experts() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("length", [16, 64])
 def test_independent_tokens_go_where_predicted(window: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence_moments, "ALIKE", 0.0)
+    monkeypatch.setattr(evidence_module, "ALIKE", 0.0)
     shares, evidence = experts()
     weights = WINDOWS[window][:length].double()
     predicted = EvidenceMoments.of(shares, evidence).confusion(weights)

@@ -22,7 +22,7 @@ from registry.composition.route import route
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError
 from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
-from registry.maths.interpolation.masks import unpack_bits
+from registry.maths.interpolation import unpack_bits
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code, load_model
 from tests.conftest import Zoo, files_of
@@ -176,9 +176,10 @@ def test_logits_to_keep_and_labels(model: Any) -> None:
         torch.testing.assert_close(logits(model, IDS, logits_to_keep=keep), whole[:, -keep:], **CLOSE)
     places = torch.tensor([2, 10])
     torch.testing.assert_close(logits(model, IDS, logits_to_keep=places), whole[:, places], **CLOSE)
-    loss = model(input_ids=IDS, labels=IDS, use_cache=False).loss
+    output = model(input_ids=IDS, labels=IDS, use_cache=False)
     expected = torch.nn.functional.cross_entropy(whole[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert output["loss"] is output[0] is output.loss  # as trainers ask for it
 
 
 def test_calls_that_cannot_be_are_refused(model: Any) -> None:

@@ -22,8 +22,7 @@ from registry.checkpoint.trained_files import DELTA, MASK, ROW
 from registry.errors import CalibrationError, ConflictError, InvalidInputError, NotFoundError, RegError
 from registry.hub.expert_files import write_expert
 from registry.io.torch_blocks import to_tensor
-from registry.maths.interpolation.hard_concrete import sampled_gates
-from registry.maths.interpolation.masks import overlap, unpack_bits
+from registry.maths.interpolation import overlap, sampled_gates, unpack_bits
 from registry.member import Member, load_member
 from registry.methods.simoe.model import Simoe
 from registry.methods.simoe.text import SimoeWindows, read_simoe_windows

@@ -1,20 +1,20 @@
 """Integers laid out for exact products of matrices: the middle step from activations to a Gram.
 
-For products of int8 they are split into limbs that fit.
+For products of int8 they are split into digits that fit.
 
 Channel i of a token is the integer q_i = Σ_a B^a x_a,i + o, and a further channel holds the constant 1 (x_0 = 1, no
 o), so that the Gram brings the moments and the count along. With X_a of shape (T, C) for all tokens:
 
-    small, |q| < 2^13:   B = 128, two limbs in [-64, 63], o = 64
+    small, |q| < 2^13:   B = 128, two digits in [-64, 63], o = 64
         three squares, since X_0ᵀX_1 + X_1ᵀX_0 = (X_0 + X_1)ᵀ(X_0 + X_1) - X_0ᵀX_0 - X_1ᵀX_1 (Karatsuba), and sums of
-        two such limbs fit into int8
-    narrow, |q| < 2^15:  B = 256, two limbs in [-128, 127], o = 128
+        two such digits fit into int8
+    narrow, |q| < 2^15:  B = 256, two digits in [-128, 127], o = 128
         Σ = X_0ᵀX_0 + B (X_0ᵀX_1 + X_1ᵀX_0) + B² X_1ᵀX_1
-    wide, |q| < 2^19:    B = 128, limbs in [-64, 63], [-64, 63] and [-32, 32], o = 0
+    wide, |q| < 2^19:    B = 128, digits in [-64, 63], [-64, 63] and [-32, 32], o = 0
         six squares in the same way
 
 A group of tokens takes the first form that holds all its integers. Where that is not the small one because of a few
-tokens, these are *rare*: they are handed back as integers, and the others take the small form. A *plane* is one limb,
+tokens, these are *rare*: they are handed back as integers, and the others take the small form. A *plane* is one digit,
 or a sum of two.
 
 For products of float64 there is one plane, of the integers themselves.
@@ -98,7 +98,7 @@ WHOLE = Form(bits=20, planes=1, ones=(0,), products=((0, 0, 0),), factors=(1,), 
 
 
 @dataclass
-class Limbs:
+class Digits:
     """Tokens of one form.
 
     Attributes:
@@ -117,7 +117,7 @@ class Limbs:
 class Splitter:
     """Splits batches of tokens, and keeps the room for it from batch to batch.
 
-    Methods take the form of the integers, by default the narrowest form of limbs.
+    Methods take the form of the integers, by default the narrowest form of digits.
     """
 
     def __init__(self) -> None:
@@ -126,16 +126,16 @@ class Splitter:
 
     def of_activations(
         self, parts: Sequence[Float[Tensor, "_ H"]], exponents: Int16[Tensor, "H"], bits: int, form: Form | None = None
-    ) -> tuple[list[Limbs], list[Int[Tensor, "_ H"]], int]:
-        """Return q = round(y · 2^p) of activations: limbs, rare tokens, and how many had to be held (as in `quantise`).
+    ) -> tuple[list[Digits], list[Int[Tensor, "_ H"]], int]:
+        """Return q = round(y · 2^p) of activations: digits, rare tokens, how many had to be held (as in `quantise`).
 
-        The limbs are overwritten by the next call.
+        The digits are overwritten by the next call.
 
         Raises:
             ValueError: an activation is NaN or infinite.
         """
         size = sum(map(len, parts)), len(exponents)
-        found: dict[Form, Limbs] = {}
+        found: dict[Form, Digits] = {}
         rare: list[Tensor] = []
         scale, held = power_of_two(exponents).float(), 0
         for pieces in in_groups(parts, _rows(exponents)):
@@ -152,9 +152,9 @@ class Splitter:
             self._put(found, size, q, form or _narrowest(int(most)))
         return self._closed(found), rare, held
 
-    def of_integers(self, q: Int[Tensor, "T H"], bits: int, form: Form | None = None) -> list[Limbs]:
-        """Return integers within ±`limit(bits)`; the limbs are overwritten by the next call."""
-        found: dict[Form, Limbs] = {}
+    def of_integers(self, q: Int[Tensor, "T H"], bits: int, form: Form | None = None) -> list[Digits]:
+        """Return integers within ±`limit(bits)`; the digits are overwritten by the next call."""
+        found: dict[Form, Digits] = {}
         for chunk in q.split(_rows(q[0])) if len(q) else ():
             most = limit(bits) if bits <= NARROW.bits else int(chunk.abs().max())
             self._put(found, (len(q), q.shape[1]), chunk, form or _narrowest(most))
@@ -192,25 +192,25 @@ class Splitter:
         return integers, rows, float(rows.max())
 
     def _put(
-        self, found: dict[Form, Limbs], size: tuple[int, int], q: Tensor, form: Form, apart: Tensor | None = None
+        self, found: dict[Form, Digits], size: tuple[int, int], q: Tensor, form: Form, apart: Tensor | None = None
     ) -> None:
         """Append integers, of which only the lowest 22 bits are read, to those of their form, without the rows `apart`.
 
         Zeros take the place of those rows: a number of rows that varied would have kernels compiled again and again.
         """
-        limbs = found.get(form)
-        if limbs is None:
-            limbs = found[form] = Limbs(form, self._planes(form, *size, q.device))
-        planes, channels = limbs.planes[:, limbs.rows : limbs.rows + len(q)], q.shape[1]
+        digits = found.get(form)
+        if digits is None:
+            digits = found[form] = Digits(form, self._planes(form, *size, q.device))
+        planes, channels = digits.planes[:, digits.rows : digits.rows + len(q)], q.shape[1]
         for plane in form.ones:
             planes[plane, :, channels] = 1
         fill = {SMALL: self._small, NARROW: self._narrow, WIDE: self._wide, WHOLE: self._whole}[form]
         fill(q, planes[..., :channels])
-        limbs.rows += len(q)
-        limbs.tokens += len(q)
+        digits.rows += len(q)
+        digits.tokens += len(q)
         if apart is not None:
             planes[:, apart] = 0
-            limbs.tokens -= len(apart)
+            digits.tokens -= len(apart)
 
     def _planes(self, form: Form, tokens: int, channels: int, device: torch.device) -> Tensor:
         """Return planes whose border of channels is zero."""
@@ -222,11 +222,11 @@ class Splitter:
             self._bordered[name] = border
         return planes
 
-    def _closed(self, found: dict[Form, Limbs]) -> list[Limbs]:
-        for limbs in found.values():
-            rows = _eights(limbs.rows)
-            limbs.planes[:, limbs.rows : rows] = 0
-            limbs.planes = limbs.planes[:, :rows]
+    def _closed(self, found: dict[Form, Digits]) -> list[Digits]:
+        for digits in found.values():
+            rows = _eights(digits.rows)
+            digits.planes[:, digits.rows : rows] = 0
+            digits.planes = digits.planes[:, :rows]
         return list(found.values())
 
     def _small(self, q: Tensor, planes: Tensor) -> None:
@@ -258,7 +258,7 @@ class Splitter:
 
 
 def _narrowest(most: int) -> Form:
-    """Return the narrowest form of limbs for integers up to a magnitude."""
+    """Return the narrowest form of digits for integers up to a magnitude."""
     return next(form for form in (SMALL, NARROW, WIDE) if most <= limit(form.bits))
 
 

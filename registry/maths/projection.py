@@ -1,8 +1,8 @@
-"""Projectors between the tables that members of different sizes share and each member's own, in closed form.
+"""Members of different sizes between one embedding and one head: projectors and the router of a sequence.
 
 MergeME (Zhou et al. 2025, §3.2) joins experts of different architectures by linear projectors in front of each body and
-behind it. Theirs are trained; these are least squares. With E, H the shared embedding and head, (V, d), and E_i, H_i
-those of member i, (V, d_i):
+behind it. Theirs are trained; these are least squares, in closed form. With E, H the shared embedding and head, (V, d),
+and E_i, H_i those of member i, (V, d_i):
 
 - Into the member, P (d, d_i): argmin Σ_v c_v ‖E_v P − E_{i,v}‖² + r ‖P‖², so P = (Eᵀ C E + r I)⁻¹ Eᵀ C E_i with
   C = diag(c), c_v how often the member's calibration used token v, and r = λ times the mean of the diagonal of Eᵀ C E.
@@ -12,10 +12,17 @@ those of member i, (V, d_i):
   statistics of hidden states are needed. Tokens that the member never used count a little, as its softmax goes over
   them too.
 
-Sums go over the vocabulary, rows added block by block, in float64 and on one thread, so that bits do not depend on how
-many there are.
+The input of its sequence-level router is the mean m_w of the shared embeddings of the first tokens of a text; here each
+window w of kept calibration tokens is a text. One-hot targets of the window's expert give the closed form of the
+routers of a mixture (DUME eq. 6 and 7): with n_i windows of member i,
 
-Shapes: V vocabulary, r rows of a block, d shared hidden size, D a member's.
+    A_i = 1/n_i Σ_w m_w m_wᵀ        s_i = 1/n_i Σ_w m_w        W = (Σ_i A_i + r I)⁻¹ [s_1 … s_E]        scores = Wᵀ m
+
+and r = λ times the mean of the diagonal of Σ_i A_i. Each member counts alike, however much text it kept.
+
+Sums are added block by block, in float64 and on one thread, so that bits do not depend on how many there are.
+
+Shapes: V vocabulary, r rows of a block, n windows, d shared hidden size, D a member's, E members.
 """
 
 import torch
@@ -23,6 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.maths.cholesky import cholesky_factor, cholesky_solved
+from registry.maths.router.solve import solve
 from registry.maths.threads import one_thread
 
 RANK_TOLERANCE = 1e-6
@@ -98,3 +106,44 @@ class HeadGram:
         with one_thread():
             squared = torch.linalg.eigvalsh(self._gram)
         return int((squared > RANK_TOLERANCE**2 * squared[-1].clamp(min=0)).sum())
+
+
+class SequenceSums:
+    """Sums over members, float64, added in the order of their names.
+
+    Args:
+        size: d.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._gram = torch.zeros((size, size), dtype=torch.float64)
+        self._moments: list[Tensor] = []
+        self._own = torch.zeros((size, size), dtype=torch.float64)
+        self._moment, self._count = torch.zeros(size, dtype=torch.float64), 0
+
+    def add(self, means: Float[Tensor, "n d"]) -> None:
+        """Add windows of the present member, in float64."""
+        with one_thread():
+            self._own.addmm_(means.T, means)
+            self._moment += means.sum(dim=0)
+            self._count += len(means)
+
+    def close_member(self) -> None:
+        """End the present member, of which there is a window, and begin with the next one."""
+        self._gram += self._own / self._count
+        self._moments.append(self._moment / self._count)
+        self._own.zero_()
+        self._moment, self._count = torch.zeros_like(self._moment), 0
+
+    def solve(self, lam: float) -> Float[Tensor, "E d"]:
+        """Return Wᵀ, as the weight of a linear map; the sums are used up.
+
+        Args:
+            lam: λ ≥ 0.
+
+        Raises:
+            ValueError: the regularised sum is not positive definite.
+        """
+        strength = lam * float(self._gram.diagonal().mean())
+        router: Tensor = solve(self._gram, torch.stack(self._moments, dim=1), strength).T.contiguous()
+        return router

@@ -1,29 +1,56 @@
-"""OLMo 3 → FlexOlmo, bit for bit up to the sliding window, which FlexOlmo lacks: the context ends there."""
+"""OLMo 2 and 3 → FlexOlmo, bit for bit."""
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
-from registry.families.family import Translation
-from registry.families.olmo2 import Olmo2
-from registry.families.rope import FULL, SLIDING, every, nested_rope_parameters
+from registry.families.family import Family, ResidualStream, Shapes, Translation, attention_shapes, norm_shapes
+from registry.families.rope import FULL, SLIDING, fill_layer_types, nested_rope_parameters
 from registry.hosts.architecture import Architecture
-from registry.hosts.flex_olmo import FLEX_OLMO
+from registry.hosts.native import FLEX_OLMO
+
+
+class Olmo2(Family):
+    """OLMo 2: norms follow attention and MLP, so the MLP input is the residual stream."""
+
+    model_type = "olmo2"
+    class_name = "Olmo2ForCausalLM"
+    special_tokens = (None, 50279, 1)
+    defaults = {
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+    }
+    options: ClassVar[tuple[str, ...]] = ("attention_bias", "rms_norm_eps")
+    host = FLEX_OLMO
+    attention_norm = ResidualStream()
+    mlp_norm = ResidualStream()
+
+    def trunk_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's trunk tensors, including the norms over all queries and all keys."""
+        heads, keys, size = architecture.num_attention_heads, architecture.num_key_value_heads, architecture.head_dim
+        return {
+            **attention_shapes(architecture, bias="qkvo" if architecture.options["attention_bias"] else ""),
+            **norm_shapes(architecture, "self_attn.q_norm", size=heads * size),
+            **norm_shapes(architecture, "self_attn.k_norm", size=keys * size),
+            **norm_shapes(architecture, "post_attention_layernorm", "post_feedforward_layernorm"),
+        }
+
+    def residual(self, architecture: Architecture) -> None:
+        """Return None: attention and MLP are followed by norms."""
 
 
 class Olmo3(Olmo2):
-    """OLMo 3."""
+    """OLMo 3, up to the sliding window, which FlexOlmo lacks: the context ends there."""
 
     model_type = "olmo3"
     class_name = "Olmo3ForCausalLM"
-    defaults = {**Olmo2.defaults, "layer_types": None, "sliding_window": 4096}
+    defaults = {**Olmo2.defaults, "sliding_window": 4096}
     rope_theta = 500_000.0
     options = ("attention_bias", "layer_types", "rms_norm_eps", "sliding_window")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
         """Derive the layers that have a window: all but every fourth."""
-        if values["layer_types"] is None:
-            values["layer_types"] = every(4, FULL, SLIDING, values["num_hidden_layers"])
+        fill_layer_types(values, 4)
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rope's parameters of full and of sliding layers."""
@@ -49,4 +76,5 @@ class Olmo3(Olmo2):
         return [Translation(FLEX_OLMO, carried, self.unchanged(architecture), notes)]
 
 
+OLMO2 = Olmo2()
 OLMO3 = Olmo3()

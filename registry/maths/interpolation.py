@@ -1,8 +1,16 @@
-"""Masks of the experts of one training: sparsity, overlap, the multiplier that enforces sparsity, and the final masks.
+"""Sparse interpolated experts (SIMoE, Chen et al. 2025): layers between experts, random gates, and the final masks.
 
-A mask has one entry for each output (row) of each linear layer; all layers' entries stand in one row here.
+Expert m has the weights W + diag(z_m) D, with W frozen, D the same for all experts, and z_m its mask of the layer's
+outputs. A window that gives the experts the weights α_m has W + Σ_m α_m diag(z_m) D, so that
 
-Shapes: n experts, R outputs of all linear layers.
+    y = W x + g ∘ (D x),  g = Σ_m α_m z_m
+
+are two products for all windows of a batch, whatever weights each gives.
+
+While masks are learned they are hard concrete gates (Louizos et al. 2018, eq. 10-13): random values in [0, 1] that are
+often exactly 0 or 1, from a log α for each output (row) of each linear layer; all layers' entries stand in one row.
+
+Shapes: B windows of S tokens, n experts, I inputs, O outputs, H hidden size, R outputs of all linear layers.
 """
 
 import math
@@ -10,10 +18,61 @@ import math
 import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
+from torch.nn import functional
 
-from registry.maths.interpolation.hard_concrete import expected_gates, open_gates, open_probability
-
+GAMMA, ZETA = -0.1, 1.1
+"""The interval (γ, ζ) that a concrete variable is stretched to before it is cut at 0 and 1."""
+TEMPERATURE = 2 / 3
+"""β, the temperature of the concrete variable."""
 _SMALLEST = 1e-12
+
+
+def expert_weights(prompt: Float[Tensor, "B H"], router: Float[Tensor, "n H"]) -> Float[Tensor, "B n"]:
+    """Return α, the softmax over the experts of the products of router rows with the mean embedding of a prompt."""
+    return functional.linear(prompt, router).softmax(dim=-1)
+
+
+def mixed_gates(alpha: Float[Tensor, "B n"], masks: Float[Tensor, "n O"]) -> Float[Tensor, "B O"]:
+    """Return g = Σ_m α_m z_m of each window."""
+    return alpha @ masks
+
+
+def change(
+    x: Float[Tensor, "B S I"], delta: Float[Tensor, "O I"], gates: Float[Tensor, "B O"]
+) -> Float[Tensor, "B S O"]:
+    """Return g ∘ (D x), which is added to W x + b."""
+    return gates[:, None, :] * functional.linear(x, delta)
+
+
+def expert_weight(
+    base: Float[Tensor, "O I"], delta: Float[Tensor, "O I"], mask: Float[Tensor, "O"]
+) -> Float[Tensor, "O I"]:
+    """Return W + diag(z) D."""
+    return base + mask[:, None] * delta
+
+
+def sampled_gates(log_alpha: Float[Tensor, "*shape"], uniform: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return gates z for uniform numbers u in [0, 1).
+
+    s = sigmoid((log u - log(1 - u) + log α) / β),  z = min(1, max(0, s (ζ - γ) + γ))        (eq. 10-11)
+    """
+    s = torch.sigmoid((uniform.log() - (1 - uniform).log() + log_alpha) / TEMPERATURE)
+    return (s * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
+
+
+def open_probability(log_alpha: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return P(z ≠ 0) = sigmoid(log α - β log(-γ / ζ)) (eq. 12)."""
+    return torch.sigmoid(log_alpha - TEMPERATURE * math.log(-GAMMA / ZETA))
+
+
+def expected_gates(log_alpha: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return the gates without noise, min(1, max(0, sigmoid(log α) (ζ - γ) + γ)) (eq. 13)."""
+    return (torch.sigmoid(log_alpha) * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
+
+
+def open_gates(log_alpha: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+    """Tell which gates are open: those that are more than 1/2 without noise."""
+    return expected_gates(log_alpha) > 0.5
 
 
 def expected_sparsity(log_alpha: Float[Tensor, "n R"]) -> Float[Tensor, ""]:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from registry.maths.projection.projectors import HeadGram, TableSums
-from registry.maths.projection.sequence_router import SequenceSums
+from registry.maths.projection import HeadGram, SequenceSums, TableSums
 from tests.registry.maths.drawn import normal, refused
 
 V, SHARED, OWN = 40, 7, 5

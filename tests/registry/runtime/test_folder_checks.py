@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from registry.errors import CheckpointError
-from registry.runtime.members_config import check_members
+from registry.runtime.folder_checks import check_members
 from tests.models import SIZES
 
 LLAMA: dict[str, Any] = SIZES | {"model_type": "llama"}

@@ -1,4 +1,4 @@
-"""Qwen2 → Qwen2-MoE, or on request GraniteMoE (without windows): biases on q, k and v."""
+"""Qwen 2 and 3 → the mixtures of their own lineage, bit for bit."""
 
 from typing import Any
 
@@ -6,23 +6,19 @@ from registry.families.family import Family, Shapes, Translation, attention_shap
 from registry.families.rope import SLIDING, window_by_layer
 from registry.hosts import Constant
 from registry.hosts.architecture import Architecture
-from registry.hosts.granitemoe import GRANITEMOE
-from registry.hosts.qwen2_moe import QWEN2_MOE, shared_expert
+from registry.hosts.native import GRANITEMOE, MELLUM, QWEN2_MOE, QWEN3_MOE, shared_expert
 
 
 class Qwen2(Family):
-    """Qwen2 and Qwen2.5."""
+    """Qwen2 and Qwen2.5 → Qwen2-MoE, or on request GraniteMoE (without windows): biases on q, k and v."""
 
     model_type = "qwen2"
     class_name = "Qwen2ForCausalLM"
     defaults = {
-        "layer_types": None,
         "max_position_embeddings": 32768,
         "max_window_layers": 28,
         "num_key_value_heads": 32,
-        "rms_norm_eps": 1e-6,
         "sliding_window": 4096,
-        "tie_word_embeddings": False,
         "use_sliding_window": False,
     }
     options = ("layer_types", "rms_norm_eps", "sliding_window")
@@ -51,4 +47,35 @@ class Qwen2(Family):
         return translations
 
 
+class Qwen3(Family):
+    """Qwen3's dense models → Qwen3-MoE, attention biases included; with a window by layer → Mellum."""
+
+    model_type = "qwen3"
+    class_name = "Qwen3ForCausalLM"
+    defaults = {
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 28,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+    }
+    options = ("attention_bias", "layer_types", "rms_norm_eps", "sliding_window")
+
+    def fill_defaults(self, values: dict[str, Any]) -> None:
+        """Derive the layers that have a window."""
+        window_by_layer(values)
+
+    def trunk_layer(self, architecture: Architecture) -> Shapes:
+        """Return the shapes of one layer's trunk tensors, including the norms of queries and keys."""
+        norms = norm_shapes(architecture, "self_attn.q_norm", "self_attn.k_norm", size=architecture.head_dim)
+        return super().trunk_layer(architecture) | norms
+
+    def translations(self, architecture: Architecture) -> list[Translation]:
+        """Return Qwen3-MoE, or Mellum if layers have a window."""
+        host = MELLUM if SLIDING in architecture.options["layer_types"] else QWEN3_MOE
+        return [Translation(host, architecture, self.unchanged(architecture))]
+
+
 QWEN2 = Qwen2()
+QWEN3 = Qwen3()

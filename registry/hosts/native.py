@@ -1,0 +1,257 @@
+"""Native hosts: the mixtures of transformers that carry a family, and the dense class itself.
+
+Each has its tensors' names, the layout of its experts, and its own part of config.json.
+"""
+
+from typing import Any
+
+from registry.hosts.architecture import Architecture
+from registry.hosts.host import (
+    LAYERS,
+    NORM_TOPK_PROB,
+    ContextAttention,
+    Fused,
+    Host,
+    PerExpert,
+    decoder_config,
+    dense_config,
+    qwen_moe_config,
+)
+from registry.hosts.tensors import Constant
+
+
+def _mixtral(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+    return decoder_config(architecture) | {
+        "num_experts_per_tok": top_k,
+        "num_local_experts": experts,
+        "router_jitter_noise": 0.0,
+        "sliding_window": architecture.options.get("sliding_window"),
+    }
+
+
+MIXTRAL = Host(
+    model_type="mixtral",
+    class_name="MixtralForCausalLM",
+    gate="block_sparse_moe.gate.weight",
+    experts=PerExpert(
+        "block_sparse_moe.experts.{expert}.{projection}.weight",
+        {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
+    ),
+    config=_mixtral,
+    context=ContextAttention(),
+)
+"""Mixtral: softmax over the chosen k, so that at k = 1 the one weight is exactly 1."""
+
+
+MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
+
+
+def multipliers(architecture: Architecture) -> dict[str, Any]:
+    """Return Granite's four multipliers, with neutral values for those that a family lacks."""
+    neutral = dict.fromkeys(MULTIPLIERS, 1.0) | {"attention_multiplier": architecture.head_dim**-0.5}
+    return {name: architecture.options.get(name, neutral[name]) for name in MULTIPLIERS}
+
+
+def _granitemoe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+    return decoder_config(architecture) | {
+        "attention_bias": architecture.options.get("attention_bias", False),
+        "num_experts_per_tok": top_k,
+        "num_local_experts": experts,
+        **multipliers(architecture),
+    }
+
+
+GRANITEMOE = Host(
+    model_type="granitemoe",
+    class_name="GraniteMoeForCausalLM",
+    gate="block_sparse_moe.router.layer.weight",
+    experts=Fused("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    config=_granitemoe,
+    context=ContextAttention(lambda architecture: multipliers(architecture)["attention_multiplier"], fixed_heads=True),
+)
+"""GraniteMoE: attention biases and multipliers."""
+
+
+NO_SINK = -1e4
+"""A sink's logit whose softmax weight is exactly 0 in every dtype."""
+
+
+def _granitemoe_swa(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+    theta = architecture.rope_parameters["rope_theta"]
+    return decoder_config(architecture) | {
+        "attention_bias": architecture.options["attention_bias"],
+        "layer_rope_theta": [theta if rope else 0 for rope in architecture.options["no_rope_layers"]],
+        "layer_types": architecture.options["layer_types"],
+        "num_experts_per_tok": top_k,
+        "num_local_experts": experts,
+        "shared_intermediate_size": 0,
+        "sliding_window": architecture.options["sliding_window"],
+        **multipliers(architecture),
+    }
+
+
+def sinks(architecture: Architecture) -> dict[str, Constant]:
+    """Return the sinks of every layer."""
+    return {
+        f"{LAYERS}.{layer}.self_attn.sinks": Constant((architecture.num_attention_heads,), NO_SINK)
+        for layer in range(architecture.num_hidden_layers)
+    }
+
+
+GRANITEMOE_SWA = Host(
+    model_type="granitemoe_swa",
+    class_name="GraniteMoeSWAForCausalLM",
+    gate="block_sparse_moe.router.weight",
+    experts=Fused("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
+    config=_granitemoe_swa,
+    context=ContextAttention(lambda architecture: multipliers(architecture)["attention_multiplier"]),
+)
+"""GraniteMoE with windows: layers with and without a rope, and attention sinks, set to receive no attention."""
+
+
+SHARED_SIZE = 8
+"""Width of the shared expert: the smallest that every runtime accepts."""
+
+
+def _qwen2_moe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+    windows = "sliding_attention" in architecture.options["layer_types"]
+    return qwen_moe_config(architecture, experts, top_k) | {
+        "layer_types": architecture.options["layer_types"],
+        "max_window_layers": architecture.options["layer_types"].count("full_attention"),
+        "qkv_bias": True,
+        "shared_expert_intermediate_size": SHARED_SIZE,
+        "sliding_window": architecture.options["sliding_window"] if windows else None,
+        "use_sliding_window": windows,
+    }
+
+
+def shared_expert(architecture: Architecture) -> dict[str, Constant]:
+    """Return the shared experts: their down projection is zero; their gate is not, since runtimes divide by it."""
+    hidden = architecture.hidden_size
+    shapes = {
+        "gate_proj": ((SHARED_SIZE, hidden), 0.0),
+        "up_proj": ((SHARED_SIZE, hidden), 0.0),
+        "down_proj": ((hidden, SHARED_SIZE), 0.0),
+    }
+    tensors = {}
+    for layer in range(architecture.num_hidden_layers):
+        below = f"{LAYERS}.{layer}.mlp.shared_expert"
+        for projection, (shape, value) in shapes.items():
+            tensors[f"{below}.{projection}.weight"] = Constant(shape, value)
+        tensors[f"{below}_gate.weight"] = Constant((1, hidden), 2.0**-7)
+    return tensors
+
+
+QWEN2_MOE = Host(
+    model_type="qwen2_moe",
+    class_name="Qwen2MoeForCausalLM",
+    config=_qwen2_moe,
+    obeys_norm_topk_prob=True,
+    context=ContextAttention(fixed_heads=True),
+)
+"""Qwen2-MoE: biases on q, k and v, windows in some layers, and a shared expert, which is set to return zero."""
+
+
+def _qwen3_moe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+    return qwen_moe_config(architecture, experts, top_k) | {
+        "attention_bias": architecture.options["attention_bias"],
+        "sliding_window": None,
+        "use_sliding_window": False,
+    }
+
+
+QWEN3_MOE = Host(
+    model_type="qwen3_moe",
+    class_name="Qwen3MoeForCausalLM",
+    config=_qwen3_moe,
+    obeys_norm_topk_prob=True,
+    context=ContextAttention(query_key_norm="each head"),
+)
+"""Qwen3-MoE: query and key norms, optional attention biases, the same attention in all layers."""
+
+
+def _mellum(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+    config = qwen_moe_config(architecture, experts, top_k)
+    for key in ("rope_scaling", "rope_theta"):
+        del config[key]  # it has one rope for each kind of layer
+    types = architecture.options["layer_types"]
+    return config | {
+        "attention_bias": architecture.options["attention_bias"],
+        "layer_types": types,
+        "mlp_layer_types": ["sparse"] * architecture.num_hidden_layers,
+        "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), architecture.rope_parameters),
+        "sliding_window": architecture.options["sliding_window"],
+    }
+
+
+MELLUM = Host(
+    model_type="mellum",
+    class_name="MellumForCausalLM",
+    config=_mellum,
+    obeys_norm_topk_prob=True,
+    context=ContextAttention(query_key_norm="each head"),
+)
+"""Mellum: Qwen3's layers, some with a window."""
+
+
+def _flex_olmo(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+    return decoder_config(architecture) | {
+        "attention_bias": architecture.options["attention_bias"],
+        NORM_TOPK_PROB: True,
+        "num_experts": experts,
+        "num_experts_per_tok": top_k,
+    }
+
+
+FLEX_OLMO = Host(
+    model_type="flex_olmo",
+    class_name="FlexOlmoForCausalLM",
+    config=_flex_olmo,
+    obeys_norm_topk_prob=True,
+    context=ContextAttention(query_key_norm="all heads", norm_after=True),
+)
+"""FlexOlmo: norms after attention and MLP, so that its router is applied to the residual stream itself."""
+
+
+def _cohere2_moe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
+    return decoder_config(architecture) | {
+        "attention_bias": architecture.options["attention_bias"],
+        "expert_selection_fn": "softmax",
+        "layer_norm_eps": architecture.options["layer_norm_eps"],
+        "layer_types": architecture.options["layer_types"],
+        "logit_scale": architecture.options["logit_scale"],
+        "mlp_layer_types": ["sparse"] * architecture.num_hidden_layers,
+        "norm_topk_prob": True,
+        "num_experts": experts,
+        "num_experts_per_tok": top_k,
+        "num_shared_experts": 0,
+        "rms_norm_eps": None,
+        "sliding_window": architecture.options["sliding_window"],
+    }
+
+
+COHERE2_MOE = Host(
+    model_type="cohere2_moe",
+    class_name="Cohere2MoeForCausalLM",
+    config=_cohere2_moe,
+)
+"""Cohere2-MoE: parallel attention and MLP; a rope only in layers with a window."""
+
+
+def dense_host(model_type: str, class_name: str, layers: str) -> Host:
+    """Return the dense class as the host of a composition that is one dense model, without routers.
+
+    Args:
+        model_type: of the dense family.
+        class_name: the dense class of transformers.
+        layers: name of the module of its layers.
+    """
+    return Host(
+        model_type=model_type,
+        class_name=class_name,
+        gate="",
+        experts=PerExpert(""),
+        config=lambda architecture, experts, top_k: {"vocab_size": architecture.vocab_size},
+        layers=layers,
+        dense_config=dense_config,
+    )
