@@ -255,7 +255,7 @@ def continual(
 
     tested = TestSettings(windows, seq_len, batch_size, device, dtype)
     with session.registry() as registry:
-        result = registry.continual(wanted.experts, data, tested, wanted.mixture, base=wanted.base)
+        result = registry.continual(wanted.experts, data, tested, wanted.recipe, base=wanted.base)
     if as_json:
         print_json(result.document())
     elif as_csv:

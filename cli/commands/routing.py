@@ -22,8 +22,8 @@ from registry.io.untrusted import is_folder
 from registry.runtime.folder_checks import check_routed
 
 if TYPE_CHECKING:
+    from registry.composition.preview import Preview
     from registry.composition.route import Routed
-    from registry.methods.moe.preview import Preview
 
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green",
@@ -161,7 +161,7 @@ def preview(
     """
     wanted = asked(context, session, experts, base, settings)
     with session.registry() as registry:
-        prediction = registry.preview(wanted.experts, wanted.mixture, base=wanted.base)
+        prediction = registry.preview(wanted.experts, wanted.recipe, base=wanted.base)
     if as_json:
         print_json(prediction.document())
         return

@@ -9,7 +9,7 @@ one loads nothing that takes long: what computes is imported where it is called.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -350,7 +350,7 @@ class Output(Method):
     def card(self, plan: Plan) -> Card:
         """Return what the model card says."""
 
-    def notes(self, plan: Plan) -> Sequence[str]:
+    def notes(self, plan: Plan) -> Iterable[str]:
         """Return remarks on the result for its user."""
         return ()
 

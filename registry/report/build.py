@@ -6,12 +6,12 @@ from pathlib import Path
 
 from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import CompositionManifest, VersionRef
+from registry.composition.preview import Preview
 from registry.design import expert_colours
 from registry.errors import CheckpointError
 from registry.evaluation import Row, TestSettings
 from registry.evaluation.service import evaluate_registered
 from registry.evaluation.table import Wanted
-from registry.methods.moe.preview import Preview
 from registry.names.resolve import composition_of
 from registry.registration.expert_overlap import INDISTINCT
 from registry.report.advice import advice

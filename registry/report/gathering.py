@@ -11,12 +11,12 @@ from registry.composition.compose import plan_composition, preview_composition
 from registry.composition.integrity import COMPOSE_AGAIN
 from registry.composition.manifest import CompositionManifest
 from registry.composition.plan import Plan
+from registry.composition.preview import Preview
 from registry.composition.trained.trained_parts import NAMED, trained_part
 from registry.errors import RegError
 from registry.evaluation import Row
 from registry.evaluation.stored import widest
 from registry.member import load_member
-from registry.methods.moe.preview import Preview
 from registry.methods.simoe.mask_overlap import mask_overlaps
 from registry.names.resolve import by_digest
 from registry.registration.lineage_index import LineageIndex

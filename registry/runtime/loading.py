@@ -29,6 +29,7 @@ from registry.hosts.remote_code import (
 )
 from registry.io.display import few
 from registry.io.torch_blocks import torch_dtype
+from registry.io.untrusted import read_json, read_small
 from registry.maths.products import linear
 from registry.runtime.folder_checks import check_members
 

@@ -199,7 +199,7 @@ class Option:
 
     def default_with_methods(self, *methods: str | None) -> Any:
         """Return its default beside some methods and an output; a copy where it is a mapping."""
-        found = next((self.default_with[one] for one in methods if one in self.default_with), self.default)
+        found = next((self.default_with[one] for one in methods if one and one in self.default_with), self.default)
         return dict(found) if isinstance(found, Mapping) else found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -109,7 +109,7 @@ class Hetero(Output):
 
         return hetero_card(plan)
 
-    def notes(self, plan: Plan) -> Sequence[str]:
+    def notes(self, plan: Plan) -> Iterable[str]:
         from registry.methods.hetero.plan import notes
 
         return notes(plan)

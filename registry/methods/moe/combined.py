@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class Combined(Output):
 
         return mixture_card(plan, self.works_of(plan))
 
-    def notes(self, plan: Plan) -> Sequence[str]:
+    def notes(self, plan: Plan) -> Iterable[str]:
         from registry.methods.moe.plan import notes
 
         return notes(plan)

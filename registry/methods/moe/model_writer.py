@@ -17,7 +17,7 @@ from registry.io.safetensors_file import Stream
 from registry.maths.threads import one_thread
 from registry.methods.moe.pass_memory import rendering_bytes
 from registry.methods.moe.provenance import origin
-from registry.methods.moe.recipe import top_k
+from registry.methods.moe.recipe import top_k, trunk_of
 from registry.methods.moe.render import render, spans
 from registry.methods.moe.tensor_source import TensorSource
 from registry.progress import Progress
@@ -80,7 +80,7 @@ def _job(plan: Plan, made: Made) -> str:
             return f"head map {expert}"
         case Widened(inner=inner):
             return _job(plan, inner)
-        case Trunk(rows=rows) if plan.recipe.trunk_method.solves_together:
+        case Trunk(rows=rows) if trunk_of(plan.recipe).solves_together:
             inputs = plan.lead.family.linear_inputs(plan.lead.architecture)
             return "{} {}".format(*inputs[rows.name]) if rows.name in inputs else ""
     return ""

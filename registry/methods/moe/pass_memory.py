@@ -13,7 +13,7 @@ from registry.composition.recipe.recipe import Recipe
 from registry.hosts import Trunk
 from registry.hosts.tensors import Evidence, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Widened
 from registry.member import Member
-from registry.methods.moe.recipe import retakes
+from registry.methods.moe.recipe import retakes, router_of
 from registry.methods.moe.refit.token_streams import BATCH_TOKENS
 from store.arrays import CARRIERS, CHUNK_ELEMENTS
 
@@ -42,7 +42,7 @@ def rendering_bytes(plan: Plan) -> int:
     member contributes, as read and as decoded). Both count: what one frees is not always there for the other.
     """
     architecture = plan.parts.architecture
-    widest = architecture.hidden_size
+    widest: int = architecture.hidden_size
     if plan.recipe.trunk_method is not None and plan.recipe.trunk_method.needs_inputs:
         widest = max(widest, architecture.num_attention_heads * architecture.head_dim)
     gram = 5 * 8 * (widest + 1) ** 2
@@ -70,7 +70,7 @@ def refit_bytes(recipe: Recipe, members: Sequence[Member], lead: Member) -> int:
     inputs = max(inner, heads * architecture.head_dim)
     solved = 8 * (2 * inputs**2 + 4 * inputs * size)
     # Sums of each member: int64, and int32 by limbs.
-    routers = 32 * len(members) * (size + 1) ** 2 if recipe.router_method.statistics == OWN else 0
+    routers = 32 * len(members) * (size + 1) ** 2 if router_of(recipe).statistics == OWN else 0
     head = 2 * 8 * len(members) * size**2  # G and B of each member
     return LIBRARIES + 2 * 4 * layer + activations + max(solved, routers, head)
 

@@ -35,7 +35,7 @@ from registry.maths.router.balance import balanced
 from registry.member import Member
 from registry.methods.moe.checks import check_mixture, equal_mlp_notes
 from registry.methods.moe.options import SOFTMAX_TOPK
-from registry.methods.moe.recipe import top_k
+from registry.methods.moe.recipe import top_k, trunk_of
 from registry.methods.moe.routers.context import SHARED
 from registry.methods.moe.special_routers import (
     has_router_bias,
@@ -275,11 +275,10 @@ def trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, 
     Raises:
         IncompatibleError: it is made from tensors of different dtypes, and the recipe has none.
     """
-    method = recipe.trunk_method
-    assert method is not None
+    method = trunk_of(recipe)
     contributors = [*(members if method.needs_members else ()), *([base] if base and method.needs_base else [])]
     if recipe.dtype:
-        return recipe.dtype
+        return str(recipe.dtype)
     return _one(name, {member.version.ref: member.weight(name).dtype for member in contributors})
 
 

@@ -13,7 +13,7 @@ from registry.maths.confusion import composed_confusion, predicted_confusion
 from registry.maths.overlap import TOKENS_PER_DIRECTION, overlap
 from registry.maths.statistics import Statistics
 from registry.methods.moe.context.predicted_routing import INDISTINCT_COUNTS, predict_routing
-from registry.methods.moe.recipe import retakes
+from registry.methods.moe.recipe import retakes, router_of
 from registry.methods.moe.refinement import SOLVES_AGAIN
 from registry.methods.moe.tensor_source import RouterSolver, StoredSource
 from registry.progress import Progress
@@ -46,8 +46,7 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
         IncompatibleError: a member has token counts alone.
         DamagedError: a stored array is damaged.
     """
-    method = plan.recipe.router_method
-    assert method is not None, "a mixture has routers"
+    method = router_of(plan.recipe)
     if method.statistics == COUNTS:
         return _by_context(plan, progress)
     if method.statistics not in (OWN, None):
@@ -102,7 +101,7 @@ def _confusion(
     if len(statistics) == 1:
         return ((1.0,),)
     try:
-        if recipe.router_method.statistics is None:
+        if router_of(recipe).statistics is None:
             confusion = predicted_confusion(routers.gate(layer), statistics, routers.bias(layer))
         else:
             confusion = composed_confusion(statistics, weights, recipe.lam, recipe.normalize)

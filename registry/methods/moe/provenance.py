@@ -6,6 +6,7 @@ from typing import Any
 from registry.composition.plan import OutputTensor, Plan
 from registry.hosts import Constant, Experts, RowSelection, Trunk
 from registry.hosts.tensors import Entries, EvidenceEmbedding, HeadMap, Widened
+from registry.methods.moe.recipe import trunk_of
 from store.digest import json_digest
 
 
@@ -51,7 +52,7 @@ def trunk_digest(plan: Plan) -> str:
 
 def _combined(plan: Plan, name: str) -> str:
     base = plan.base
-    if base is None or plan.recipe.trunk_method.needs_members:
+    if base is None or trunk_of(plan.recipe).needs_members:
         return trunk_digest(plan)
     array = base.weight(name)
     return array.digest if array.shape[0] >= plan.lead.weight(name).shape[0] else trunk_digest(plan)

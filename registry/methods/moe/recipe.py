@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from registry.composition.method import BASE, OWN, written
+from registry.composition.method import BASE, OWN, Router, Trunk, written
 from registry.composition.recipe.option import OptionKind
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
@@ -39,8 +39,7 @@ def pass_document(recipe: Recipe, settings: PassSettings) -> dict[str, Any]:
 
 def trunk_document(recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
     """Return the trunk method and its options as documents hold them."""
-    trunk = recipe.trunk_method
-    assert trunk is not None, "a mixture has a trunk"
+    trunk = trunk_of(recipe)
     by_member = [one for one in trunk.options if one.kind is OptionKind.BY_MEMBER and getattr(recipe, one.name)]
     others = [one for one in trunk.options if one.kind not in (OptionKind.NUMBER, OptionKind.BY_MEMBER)]
     return {
@@ -54,12 +53,10 @@ def trunk_document(recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
 
 def routed_document(recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
     """Return the router method and what goes with it as documents hold them."""
-    router = recipe.router_method
-    assert router is not None, "a mixture has routers"
     passes = retakes(recipe) or recipe.refine_mlp
     return {
         "router": recipe.router,
-        **router.document(recipe, names),
+        **router_of(recipe).document(recipe, names),
         "top_k": top_k(recipe, len(names)),
         "temperature": float(recipe.temperature),
         "token_weight": "none",  # digests are made of it
@@ -67,3 +64,17 @@ def routed_document(recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
         "refine_mlp": recipe.refine_mlp,
         **({"computed": pass_document(recipe, PassSettings())} if passes else {}),
     }
+
+
+def trunk_of(recipe: Recipe) -> Trunk:
+    """Return the trunk method of a mixture or a dense model."""
+    method = recipe.trunk_method
+    assert method is not None, "mixtures and dense models have a trunk"
+    return method
+
+
+def router_of(recipe: Recipe) -> Router:
+    """Return the router method of a mixture."""
+    method = recipe.router_method
+    assert method is not None, "mixtures have routers"
+    return method

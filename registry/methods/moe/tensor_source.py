@@ -38,6 +38,7 @@ from registry.maths.trunk.combination import Combination, Pass, Rows, tile_rows
 from registry.member import Member
 from registry.methods.moe.context.context_inputs import ContextInputs
 from registry.methods.moe.plan import statistics_weights
+from registry.methods.moe.recipe import router_of, trunk_of
 from registry.methods.moe.trunks.task_vectors import SUM
 from registry.statistics.cache import Cached
 from registry.statistics.input_products import InputProducts, arrays_of
@@ -104,8 +105,7 @@ class RouterSolver:
 
     def _solve(self, layer: int) -> Float[Tensor, "E H"]:
         plan, recipe = self._plan, self._plan.recipe
-        method = recipe.router_method
-        assert method is not None, "a mixture has routers"
+        method = router_of(recipe)
         # A generator: a Gram is (H + 1, H + 1), and only one member's needs to be in memory.
         statistics = (member.packed_statistics(MLP_INPUT, layer) for member in self._members)
         inputs = RouterInputs(
@@ -189,9 +189,7 @@ class StoredSource:
 
     @property
     def _method(self) -> TrunkMethod:
-        method = self.plan.recipe.trunk_method
-        assert method is not None, "a mixture has a trunk"
-        return method
+        return trunk_of(self.plan.recipe)
 
     @cached_property
     def _linear_inputs(self) -> dict[str, tuple[str, int]]:

@@ -59,7 +59,8 @@ class Fitted:
     @property
     def coefficients(self) -> Mapping[str, float]:
         """The fitted coefficients, by member."""
-        return self.recipe.coefficients
+        coefficients: Mapping[str, float] = self.recipe.coefficients
+        return coefficients
 
     @property
     def record(self) -> CoefficientFit:
@@ -229,7 +230,7 @@ def _without_coefficients(recipe: Recipe) -> Recipe:
         raise InvalidInputError(
             f"coefficients are fitted for one dense model of task vectors, and the recipe makes --to {recipe.to} "
             f"--trunk {recipe.trunk}",
-            f"choose --to {DENSE} --trunk {TASK_ARITHMETIC}",
+            f"choose --to {'dense'} --trunk {TASK_ARITHMETIC}",
         )
     if recipe.coefficients:
         raise InvalidInputError(

@@ -9,6 +9,7 @@ from registry.errors import RegError
 from registry.families.sites import CONTENT_COUNTS
 from registry.methods.moe.context.predicted_routing import INDISTINCT_COUNTS, predict_routing
 from registry.methods.moe.plan import statistics_weights
+from registry.methods.moe.recipe import router_of
 from registry.progress import silent
 
 LEAST_OWN = 0.05
@@ -32,7 +33,7 @@ def plan_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
     """Return the warnings of a plan; none where they would need more than stored counts, or much time."""
     if plan.from_base is not None or len(plan.members) < 2:
         return ()
-    features = plan.recipe.router_method.statistics
+    features = router_of(plan.recipe).statistics
     if features == OWN:
         return tuple(_of_parts(plan))
     if features != COUNTS or len(plan.members) ** 3 * plan.lead.architecture.vocab_size > MOST_WORK:
