@@ -32,8 +32,8 @@ from registry.statistics.collect import (
     text_calibration,
 )
 from registry.statistics.file import Collected
-from registry.statistics.filed import Packing, packings
 from registry.statistics.forward_pass import computed_by, window_size
+from registry.statistics.open_tensors import Packing, packings
 from registry.workspace import Workspace, content_digest
 from store.arrays import ArraySource, ArrayStore, digest_of
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord

@@ -30,8 +30,7 @@ from registry.io.schema import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, 
 from registry.io.strict_json import json_object
 from registry.io.torch_blocks import to_block
 from registry.maths.statistics import Statistics
-from registry.statistics.filed import FiledStatistics, Packing, packings
-from registry.statistics.open_tensors import OpenTensors
+from registry.statistics.open_tensors import FiledStatistics, OpenTensors, Packing, packings
 from store.arrays import ArraySource, Block
 
 FILE_NAME = "statistics.safetensors"

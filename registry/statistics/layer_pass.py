@@ -5,8 +5,10 @@ The residual streams of all windows wait between two layers, so that every layer
 Shapes: N windows of a calibration, S tokens of a window, B windows of a batch; H hidden size, L layers.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +17,24 @@ from torch import Tensor, nn
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.families.sites import MLP_INPUT
+from registry.errors import CheckpointError, StorageError
+from registry.families.sites import HEAD_INPUT, MLP_INPUT
+from registry.io.memory import return_freed_memory
+from registry.io.torch_blocks import to_tensor, torch_dtype
+from registry.io.work_dirs import resumable_folder
 from registry.maths.statistics import Statistics
-from registry.progress import Advance, Progress
-from registry.runtime.layerwise import LayerCalls
-from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch
+from registry.progress import Advance, Progress, remark
+from registry.runtime.compute_dtype import report_dtype
+from registry.runtime.layerwise import LayerCalls, Layers
+from registry.runtime.loading import device_name
+from registry.runtime.row_file import RowFile
+from registry.statistics import file as statistics_file
+from registry.statistics.file import Collected
+from registry.statistics.forward_pass import computed_by
+from registry.statistics.open_tensors import FiledStatistics, packings
+from registry.statistics.settings import PassSettings
+from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch, dense_hook_points
+from store.digest import json_digest
 
 Stream = Float[Tensor, "B S H"]
 
@@ -118,3 +133,199 @@ def mlp_statistics(
         for number, (layer, mlp) in enumerate(zip(layers, checkpoint.family.mlps(model), strict=True)):
             yield sums_of(number, layer, mlp)
             advance(1)
+
+
+_HEAD = "head"
+
+
+def take_statistics_by_layer(
+    checkpoint: Checkpoint,
+    weights: str,
+    calibration: Calibration,
+    settings: PassSettings,
+    *,
+    partial: Path | None = None,
+    progress: Progress,
+) -> Collected:
+    """Return the statistics of `calibration` in the checkpoint's own model, with one layer of it in memory at a time.
+
+    They stay in deleted files, which last as long as the result: each layer is read when it is asked for.
+
+    Args:
+        checkpoint: the checkpoint.
+        weights: digest of its weights, written into the result.
+        calibration: the tokens.
+        settings: sites, batch size, device and dtype.
+        partial: a folder for the files of a running pass; the same pass, started again, resumes after the last layer
+            that it finished. None for the system's temporary folder, and no resuming.
+        progress: receives batches of all layers.
+
+    Raises:
+        CalibrationError: an activation is NaN or infinite.
+        CheckpointError: a tensor cannot be read.
+        StorageError: `partial` cannot be written, or was deleted meanwhile.
+    """
+    computed = computed_by(checkpoint, settings)
+    report_dtype(settings.dtype, checkpoint.dtype, settings.device, progress)
+    header = Collected(weights, {}, calibration.digest, calibration.label, computed)
+    layers = _CheckpointLayers(checkpoint, torch_dtype(computed["dtype"]), torch.device(device_name(settings.device)))
+    counting = Counting.of(checkpoint, settings.sites, layers.device)
+    key = json_digest([weights, calibration.digest, computed, "layer by layer"])
+    with resumable_folder(partial, key, [weights]) as folder:
+        pass_ = _LayerPass(layers, counting, Batches(calibration, settings.batch_size), header, folder)
+        try:
+            finished = pass_.run(progress)
+        except FileNotFoundError as error:
+            raise StorageError(
+                f"{folder} was deleted while statistics were collected there",
+                "if its expert was not opted out meanwhile, repeat the command",
+            ) from error
+    return replace(
+        _joined(finished, counting, header), token_counts=calibration.counts(checkpoint.architecture.vocab_size)
+    )
+
+
+class _CheckpointLayers(Layers):
+    """The layers of a checkpoint, read when they are needed."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(checkpoint.family, checkpoint.architecture, checkpoint.config, device, dtype)
+        self.checkpoint, self.dtype = checkpoint, dtype
+
+    def embed(self, ids: Int64[Tensor, "B S"]) -> Float[Tensor, "B S H"]:
+        """Return the stream before the first layer, by the rows of the embedding that the ids use."""
+        used, numbers = ids.unique(return_inverse=True)
+        name = self.checkpoint.family.embedding
+        rows = to_tensor(self.checkpoint.sample(name, used.numpy()), self.checkpoint.dtype_of(name))
+        return self.embedded(rows)(numbers)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return one tensor in the dtype of the computation, never whole in two dtypes at once."""
+        source, start = self.checkpoint.source(name), 0
+        found = torch.empty(source.shape, dtype=self.dtype)
+        for block in source.blocks():
+            found[start : start + len(block)] = to_tensor(block, source.dtype)
+            start += len(block)
+        return found
+
+
+@dataclass(frozen=True)
+class _LayerPass:
+    """A pass layer by layer, with its files.
+
+    Attributes:
+        layers: the layers.
+        counting: what is counted.
+        batches: the tokens.
+        header: what the file of every layer must have.
+        folder: of the files: `<layer>.safetensors` and `head.safetensors` with finished sums, and the streams before
+            layers of even and of odd numbers.
+    """
+
+    layers: _CheckpointLayers
+    counting: Counting
+    batches: Batches
+    header: Collected
+    folder: Path
+
+    def run(self, progress: Progress) -> list[Collected]:
+        """Run all layers that are not finished, and return the sums of each, and last those of the head's input."""
+        count, points = self._count, dense_hook_points(self.layers.checkpoint)(self.layers.model)
+        head = HEAD_INPUT in self.counting.scales
+        finished = self._finished()
+        if finished:
+            remark(progress, f"resuming an interrupted pass: {len(finished)} of {count} layers are counted already")
+            self.layers.embed(next(iter(self.batches))[1])  # for the layers' other arguments
+        with progress("collecting", (count + head) * len(self.batches), "batch") as advance:
+            advance(len(finished) * len(self.batches))
+            for number in range(len(finished), count):
+                places = [place for place in self.counting.places if place[1] == number and place[0] != HEAD_INPUT]
+                sums = SiteSums(self.counting, places)
+                path = f"{self.layers.checkpoint.family.layers}.{number}"
+                self._run(path, functools.partial(self.layers.run, number), number, sums, points, advance)
+                finished.append(self._save(str(number), sums))
+            if head:
+                sums = SiteSums(self.counting, [(HEAD_INPUT, 0)])
+                self._run(self.layers.norm, lambda norm, stream: norm(stream), count, sums, points, advance)
+                finished.append(self._save(_HEAD, sums))
+        return finished
+
+    def _run(
+        self,
+        path: str,
+        call: Callable[[Any, Tensor], Tensor],
+        number: int,
+        sums: SiteSums,
+        points: Sequence[HookPoint],
+        advance: Advance,
+    ) -> None:
+        """Run one module over all batches, from the streams before it to those after it.
+
+        Args:
+            path: of the module in the model.
+            call: returns the stream after the module, given the module with its weights and the stream before it.
+            number: of the layer; L for the norm before the head, after which no stream is needed.
+            sums: the sums of its sites.
+            points: the hook points of the model.
+            advance: receives every batch.
+        """
+        before, after = self._stream(number), self._stream(number + 1)
+        size, device = self.batches.size, self.layers.device
+        streams = Streams(
+            lambda first, ids: (
+                self.layers.embed(ids) if number == 0 else before.read(slice(first, first + size)).to(device)
+            ),
+            (lambda first, stream: None) if number == self._count else after.write,
+        )
+        with self.layers.resident(path, self.layers.tensor) as module:
+            run_module(functools.partial(call, module), sums, points, self.batches, streams, advance)
+        if number < self._count:
+            after.flush()
+
+    @property
+    def _count(self) -> int:
+        return self.layers.checkpoint.architecture.num_hidden_layers
+
+    def _stream(self, number: int) -> RowFile:
+        """Return the streams before a layer; each row is a window's (S, H)."""
+        shape = (self.batches.calibration.ids.shape[1], self.layers.checkpoint.architecture.hidden_size)
+        return RowFile(self.folder / f"stream.{number % 2}", shape, self.layers.dtype, keep=True)
+
+    def _save(self, name: str, sums: SiteSums) -> Collected:
+        """Write the sums of a module to a file, release them, and return the file opened."""
+        path = self.folder / f"{name}.safetensors"
+        parts = ((place[0], 0, sums.pop(place)) for place in list(sums.sums))
+        statistics_file.save(path, self.header, parts)
+        return_freed_memory()
+        return statistics_file.load(path)
+
+    def _finished(self) -> list[Collected]:
+        """Return the sums of the layers that an interrupted run has finished; files that do not fit are deleted."""
+        finished: list[Collected] = []
+        files = set(self.folder.glob("*.safetensors"))
+        while (path := self.folder / f"{len(finished)}.safetensors") in files:
+            try:
+                state = statistics_file.load(path)
+            except CheckpointError:
+                break  # damaged
+            if replace(state, sites={}) != self.header:
+                break
+            finished.append(state)
+            files.remove(path)
+        windows = len(self.batches) * self.batches.size
+        # The streams are those after the last layer that was finished: without its file, all begins again.
+        if files - {self.folder / f"{_HEAD}.safetensors"} or (finished and len(self._stream(len(finished))) != windows):
+            for path in self.folder.glob("*.safetensors"):
+                path.unlink()
+            return []
+        return finished
+
+
+def _joined(finished: list[Collected], counting: Counting, header: Collected) -> Collected:
+    """Return the sums of all modules as one, site by site."""
+    sites: dict[str, FiledStatistics] = {}
+    for site in counting.scales:
+        of = counting.same.get(site, site)
+        parts = [part for part in finished if of in part.sites]
+        sites[site] = FiledStatistics([item for part in parts for item in packings(part.sites[of])])
+    return replace(header, sites=sites)

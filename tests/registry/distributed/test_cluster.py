@@ -27,7 +27,7 @@ from registry.distributed.cluster import QUIET
 from registry.errors import CalibrationError, CheckpointError, ClusterError, InvalidInputError
 from registry.io import model_folder
 from registry.progress import Advance, silent
-from registry.statistics import sliced_pass
+from registry.statistics import slices
 from registry.statistics.collect import collect_to
 from registry.statistics.file import FILE_NAME
 from tests.conftest import SETTINGS, Zoo, copy_home, files_of
@@ -236,7 +236,7 @@ def test_errors_of_tasks_are_ours_and_threads_those_of_the_main_process(
 
     assert result(threads_in_task, None) == torch.get_num_threads() == 1
     with pytest.raises(CheckpointError, match="holds other weights on this node"):
-        result(open_in_task, sliced_pass.SharedCheckpoint(bare, "bare", "0" * 64))
+        result(open_in_task, slices.SharedCheckpoint(bare, "bare", "0" * 64))
     with pytest.raises(ClusterError, match="does not see the folder"):
         result(open_in_task, None, tmp_path / "absent")
     with pytest.raises(ZeroDivisionError):
@@ -250,7 +250,7 @@ def test_errors_of_tasks_are_ours_and_threads_those_of_the_main_process(
 
 
 def open_in_task(shared: Any, *, progress: Any) -> None:
-    sliced_pass.open_shared(shared)
+    slices.open_shared(shared)
 
 
 def divide_in_task(shared: int, *, progress: Any) -> float:

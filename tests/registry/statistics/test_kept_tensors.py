@@ -25,9 +25,7 @@ from registry.maths.gram_sum import GramSum, gram_sum
 from registry.member import Member
 from registry.statistics import kept_tensors
 from registry.statistics.cache import FileCache
-from registry.statistics.input_products import InputProducts
-from registry.statistics.kept_tensors import MAPS, PRODUCTS, SUMS, KeptTensors
-from registry.statistics.subset_sums import SubsetSums
+from registry.statistics.kept_tensors import MAPS, PRODUCTS, SUMS, InputProducts, KeptTensors, SubsetSums
 from tests.conftest import files_of
 from tests.registry.maths.drawn import with_threads
 
