@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from registry.destination.fresh import fresh
-from registry.doctor.composed_checks import check_integrity, check_members
 from registry.doctor.examination import Examination
 from registry.doctor.examined_folder import ExaminedFolder
 from registry.doctor.examined_input import check_examined
-from registry.doctor.file_checks import check_dtypes, check_files
+from registry.doctor.file_checks import check_dtypes, check_files, check_integrity, check_members
 from registry.doctor.finding import (
     FORWARD,
     HEADERS,
@@ -22,8 +21,14 @@ from registry.doctor.finding import (
     passed,
     skipped,
 )
-from registry.doctor.forward_checks import check_comparison, check_loads, check_perplexity, check_routing
-from registry.doctor.generation_check import check_generation, check_logits
+from registry.doctor.forward_checks import (
+    check_comparison,
+    check_generation,
+    check_loads,
+    check_logits,
+    check_perplexity,
+    check_routing,
+)
 from registry.doctor.key_checks import check_architecture, check_keys, check_tied
 from registry.doctor.value_checks import check_head, check_values
 from registry.doctor.vocabulary_checks import check_chat_template, check_special_tokens, check_vocabulary

@@ -2,11 +2,13 @@
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 from registry.calibration.corpus import check_files
 from registry.checkpoint import Checkpoint
@@ -19,11 +21,31 @@ from registry.checkpoint.stored_weights import StoredWeights
 from registry.errors import InvalidInputError, NotFoundError
 from registry.io.files import is_folder
 from registry.names.resolve import check_name_is_free
-from registry.registration.lineage import Relation, WeightSamples, weights_of_checkpoint
-from registry.registration.lineage_index import LineageIndex
-from registry.registration.request import RegistrationRequest
+from registry.registration.lineage import LineageIndex, Relation, WeightSamples, weights_of_checkpoint
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class RegistrationRequest:
+    """A checkpoint to register or to check (attributes as the arguments of `Registry.add_expert`).
+
+    Attributes:
+        name: name of the expert or base model; None if the checkpoint is only checked.
+        kind: expert or base.
+    """
+
+    name: str | None
+    checkpoint: str | PathLike[str]
+    kind: Literal["expert", "base"] = "expert"
+    data: Sequence[str | PathLike[str]] = ()
+    settings: PassSettings | None = None
+    annotations: Annotations = field(default_factory=Annotations)
+    keep_calibration: bool = False
+    base: str | PathLike[str] | None = None
+    allow_unrelated: bool = False
+    remote_code: bool = False
+    tokenizer_of: str | None = None
 
 
 @dataclass(frozen=True)

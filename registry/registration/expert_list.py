@@ -19,7 +19,7 @@ from registry.io.limits import YAML_BYTES
 from registry.io.strict_yaml import Located, parse_yaml
 from registry.names.reference import check_name
 from registry.names.suggest import suggest
-from registry.registration.request import RegistrationRequest
+from registry.registration.candidate import RegistrationRequest
 from registry.statistics.settings import PassSettings
 
 _TEXT, _FLAG, _LIST, _MAPPING = "text", "true or false", "a list of text", "a mapping of text to text"

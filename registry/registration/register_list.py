@@ -13,10 +13,9 @@ from registry.errors import ClusterError, IncompatibleError, RegError
 from registry.home import Home
 from registry.io.work_dirs import temporary
 from registry.progress import Progress, remark
-from registry.registration.candidate import Candidate, open_candidate
+from registry.registration.candidate import Candidate, RegistrationRequest, open_candidate
 from registry.registration.lineage import WeightSamples, check_related, relation_to
 from registry.registration.register import Registration, register_expert
-from registry.registration.request import RegistrationRequest
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.workspace import Workspace
 
