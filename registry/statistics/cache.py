@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from registry.errors import DamagedError
 from registry.io.hashing import file_digest
 from registry.maths.statistics import PackedStatistics, Statistics
@@ -23,7 +25,6 @@ class Cached:
     """Statistics in a file, read layer by layer.
 
     Attributes:
-        path: its path in the cache.
         file: the open file; it stays readable if an opt-out empties the cache meanwhile.
     """
 
@@ -37,8 +38,6 @@ class Cached:
         Raises:
             DamagedError: the file does not exist.
         """
-        from safetensors import safe_open
-
         try:
             return cls(path, safe_open(path, framework="pt"))
         except OSError as error:
@@ -59,7 +58,6 @@ class FileCache:
     """Files in one folder, each named after a key and the SHA-256 of its bytes.
 
     Attributes:
-        folder: the folder.
         staging: the folder that files are written to first; default the folder itself.
         putting: returns the context in which a file is moved into the folder; it raises if that is not allowed.
     """
@@ -97,9 +95,9 @@ class StatisticsCache(FileCache):
 
     def get(self, key: str) -> Cached | None:
         """Return the statistics with a digest, or None if the cache has no intact file of them."""
-        path = self.find(key)
-        with suppress(DamagedError):
-            return None if path is None else Cached.open(path)
+        if (path := self.find(key)) is not None:
+            with suppress(DamagedError):
+                return Cached.open(path)
         return None
 
     def put(self, key: str, collected: Collected) -> Cached:

@@ -96,8 +96,8 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
             f"{path} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}",
             redo,
         )
-    kept = collected.calibration
-    if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < checkpoint.architecture.vocab_size:
+    kept, vocabulary = collected.calibration, checkpoint.architecture.vocab_size
+    if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < vocabulary:
         raise CheckpointError(f"{path} has calibration tokens that the model does not know", redo)
     if unknown := sorted(set(collected.sites) - set(SITES["all"])):
         raise CheckpointError(f"{path} has statistics of an unknown site: {', '.join(unknown)}", redo)
@@ -107,22 +107,20 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
     else:
         for site in dict.fromkeys((MLP_INPUT, *collected.sites)):  # first the one whose count the others must have
             _check_site(checkpoint, collected, site, path, redo)
-    vocabulary = checkpoint.architecture.vocab_size
-    if collected.token_counts is not None and not _are_counts(collected, vocabulary):
+    counts = collected.token_counts
+    if counts is not None and not _are_counts(counts, collected, vocabulary):
         raise CheckpointError(f"{path}: its token counts are not those of {vocabulary:,} tokens", redo)
     if not _are_contents(collected):
         raise CheckpointError(f"{path}: its counts of contents are not a part of its token counts", redo)
     if kept is not None:
-        same = collected.token_counts is None or torch.equal(collected.token_counts, kept.counts(vocabulary))
+        same = counts is None or torch.equal(counts, kept.counts(vocabulary))
         if (kept.digest, kept.tokens, same) != (collected.calibration_digest, collected.tokens, True):
             raise CheckpointError(f"{path}: its statistics were not taken on the calibration tokens it holds", redo)
     return collected
 
 
-def _are_counts(collected: Collected, vocabulary: int) -> bool:
+def _are_counts(counts: torch.Tensor, collected: Collected, vocabulary: int) -> bool:
     """Tell whether token counts are one a token, none negative, and add up to the tokens of the statistics."""
-    counts = collected.token_counts
-    assert counts is not None
     if counts.shape != (vocabulary,) or int(counts.min()) < 0:
         return False
     total: int = sum(counts.tolist())  # as Python's integers: a forged sum may not wrap around
@@ -170,13 +168,9 @@ def collect(
     its sums (`settings.max_memory`), it is read layer by layer.
 
     Args:
-        hashed: the checkpoint.
-        calibration: the result of `text_calibration`.
-        settings: settings of the pass.
         keep_calibration: include the tokens in the result; self-sampled tokens are always included.
         partial: as in `take_statistics`.
         cluster: the nodes that take slices of the pass; None to run it in this process.
-        progress: receives the tokens sampled and counted.
 
     Raises:
         CalibrationError: the expert cannot sample text, or does not fit into memory for it; or an activation is NaN or
@@ -184,39 +178,26 @@ def collect(
         CheckpointError: the model cannot be loaded.
         ClusterError: the nodes cannot do the work.
     """
-    checkpoint = hashed.checkpoint
-    if calibration is not None and settings.sites == COUNTS:
-        collected = counted(hashed.weights, calibration, checkpoint, computed_by(checkpoint, settings))
-        return replace(collected, calibration=calibration) if keep_calibration else collected
-    if cluster is not None:
-        settings = on_cluster(settings, cluster)
-        if calibration is None:
-            calibration, keep_calibration = _sampled_by(cluster, hashed, settings, partial, progress), True
-        if settings.sites == COUNTS:
-            computed = computed_by(checkpoint, settings, self_sampled=True)
-            collected = counted(hashed.weights, calibration, checkpoint, computed)
-        else:
-            collected = collect_slices(hashed, calibration, settings, cluster, partial, progress)
-        return _completed(collected, calibration, checkpoint, keep=keep_calibration)
-    whole = whole_fits(checkpoint, settings, window_size(checkpoint, settings), progress)
-    model = None
-    if whole or calibration is None:
-        if calibration is None:
-            check_sampling(checkpoint, settings, window_size(checkpoint, settings))
-        model = load_for_pass(
-            checkpoint.folder,
-            settings.dtype,
-            settings.device,
-            prefer_whole=calibration is None,  # text is sampled token by token
-            progress=progress,
-        )
+    checkpoint, model = hashed.checkpoint, None
+    self_sampled = calibration is None
+    runs_model = self_sampled or settings.sites != COUNTS
+    settings = on_cluster(settings, cluster if runs_model else None)
+    seq_len = window_size(checkpoint, settings)
+    whole = runs_model and cluster is None and whole_fits(checkpoint, settings, seq_len, progress)
     if calibration is None:
-        calibration = _sampled_calibration(checkpoint, model, settings, progress)
-        keep_calibration = True  # they reveal no more than the weights
+        if cluster is not None:
+            calibration = _sampled_by(cluster, hashed, settings, partial, progress)
+        else:
+            check_sampling(checkpoint, settings, seq_len)
+            calibration, model = _sampled_calibration(checkpoint, settings, progress)
     if settings.sites == COUNTS:
-        computed = computed_by(checkpoint, settings, self_sampled=True)
+        computed = computed_by(checkpoint, settings, self_sampled=self_sampled)
         collected = counted(hashed.weights, calibration, checkpoint, computed)
+    elif cluster is not None:
+        collected = collect_slices(hashed, calibration, settings, cluster, partial, progress)
     elif whole:
+        if model is None:
+            model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, progress=progress)
         run = ModelRun(model)
         collected = take_statistics(
             checkpoint, hashed.weights, run, calibration, settings, partial=partial, progress=progress
@@ -227,7 +208,9 @@ def collect(
         collected = take_statistics_by_layer(
             checkpoint, hashed.weights, calibration, settings, partial=partial, progress=progress
         )
-    return _completed(collected, calibration, checkpoint, keep=keep_calibration)
+    # Tokens that the expert sampled reveal no more than its weights.
+    kept = calibration if keep_calibration or self_sampled else None
+    return replace(_with_contents(collected, calibration, checkpoint), calibration=kept)
 
 
 def counted(weights: str, calibration: Calibration, checkpoint: Checkpoint, computed: dict[str, Any]) -> Collected:
@@ -235,21 +218,15 @@ def counted(weights: str, calibration: Calibration, checkpoint: Checkpoint, comp
 
     Args:
         weights: digest of the weights that they belong to.
-        calibration: the tokens.
-        checkpoint: a model of their vocabulary.
-        computed: the settings.
     """
     counts = calibration.counts(checkpoint.architecture.vocab_size)
     alone = Collected(weights, {}, calibration.digest, calibration.label, computed, token_counts=counts)
-    return _completed(alone, calibration, checkpoint, keep=False)
+    return _with_contents(alone, calibration, checkpoint)
 
 
-def _completed(collected: Collected, calibration: Calibration, checkpoint: Checkpoint, *, keep: bool) -> Collected:
-    """Return statistics with what follows from the calibration: counts of contents, and with `keep` its tokens."""
+def _with_contents(collected: Collected, calibration: Calibration, checkpoint: Checkpoint) -> Collected:
     contents = calibration.content_counts(checkpoint.architecture.vocab_size)
-    computed = collected.computed | evidence_of(calibration)
-    kept = calibration if keep else None
-    return replace(collected, computed=computed, content_counts=contents, calibration=kept)
+    return replace(collected, computed=collected.computed | evidence_of(calibration), content_counts=contents)
 
 
 def evidence_of(calibration: Calibration | None) -> dict[str, str]:
@@ -290,11 +267,7 @@ def collect_to(
         folder: the checkpoint, as `Registry.add_expert` takes it.
         out: the folder of the file; created if absent.
         data: calibration files; default the checkpoint's own.
-        settings: settings of the pass.
-        keep_calibration: write the tokens too.
-        base: an adapter's base model.
         cluster: the nodes that take slices of the pass; they see the checkpoint and `out`.
-        progress: receives the tokens counted.
 
     Raises:
         CheckpointError, UnsupportedFamilyError: the checkpoint cannot be registered.
@@ -341,18 +314,18 @@ def _sampled_by(
 def sample_in_task(shared: tuple[SharedCheckpoint, PassSettings], *, progress: Progress) -> Calibration:
     """Sample an expert's text in a task."""
     described, settings = shared
-    checkpoint = open_shared(described)
+    return _sampled_calibration(open_shared(described), settings, progress)[0]
+
+
+def _sampled_calibration(checkpoint: Checkpoint, settings: PassSettings, progress: Progress) -> tuple[Calibration, Any]:
+    """Return text that an expert samples token by token, and its loaded model."""
     model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, prefer_whole=True, progress=progress)
-    return _sampled_calibration(checkpoint, model, settings, progress)
-
-
-def _sampled_calibration(checkpoint: Checkpoint, model: Any, settings: PassSettings, progress: Progress) -> Calibration:
     configured = checkpoint.special_tokens["eos_token_id"]
     end = [configured] if isinstance(configured, int) else list(configured or [])
     start = checkpoint.special_tokens["bos_token_id"]
     if start is None and (checkpoint.folder / "tokenizer_config.json").is_file():
         start = start_token(load_tokenizer(checkpoint.folder))
-    return sample_from_expert(
+    sampled = sample_from_expert(
         model,
         start=start if start is not None else next(iter(end), None),
         end=end,
@@ -361,3 +334,4 @@ def _sampled_calibration(checkpoint: Checkpoint, model: Any, settings: PassSetti
         batch_size=settings.batch_size,
         progress=progress,
     )
+    return sampled, model

@@ -30,7 +30,7 @@ from registry.io.schema import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, 
 from registry.io.strict_json import json_object
 from registry.io.torch_blocks import to_block
 from registry.maths.statistics import Statistics
-from registry.statistics.open_tensors import FiledStatistics, OpenTensors, Packing, packings
+from registry.statistics.open_tensors import LazyLayers, LazyStatistics, OpenTensors, lazy_layers
 from store.arrays import ArraySource, Block
 
 FILE_NAME = "statistics.safetensors"
@@ -76,7 +76,7 @@ class Collected:
 
     Attributes:
         weights: digest of the expert's weights.
-        sites: site → one statistic a layer, in order; those in a file are read at each access (`FiledStatistics`).
+        sites: site → one statistic a layer, in order; those in a file are read at each access (`LazyLayers`).
         calibration_digest: digest of the calibration tokens.
         calibration_label: name of the calibration for people.
         computed: settings that the result depends on: sites, and of a forward pass dtype, batch size and kind of
@@ -121,8 +121,6 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     """Write statistics to `path` atomically.
 
     Args:
-        path: the file.
-        collected: the statistics.
         parts: written in place of its sites, layer by layer in order, so that only one is in memory at a time.
 
     Raises:
@@ -135,7 +133,7 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
 
     exponents: dict[str, list[torch.Tensor]] = {site: [] for site in collected.sites}
     saturated: dict[str, list[int]] = {site: [] for site in collected.sites}
-    for site, number, layer in _packed(collected) if parts is None else map(_held, parts):
+    for site, number, layer in _layers(collected) if parts is None else map(_held, parts):
         exponents.setdefault(site, []).append(layer.exponents)
         saturated.setdefault(site, []).append(layer.saturated)
         # Read or packed only while it is written: all layers at once would double the memory.
@@ -163,20 +161,20 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     replace_shard(path, streams, {"expert-registry": json.dumps(document)})
 
 
-def _packed(collected: Collected) -> Iterator[tuple[str, int, Packing]]:
+def _layers(collected: Collected) -> Iterator[tuple[str, int, LazyStatistics]]:
     for site, layers in collected.sites.items():
-        for number, layer in enumerate(packings(layers)):
+        for number, layer in enumerate(lazy_layers(layers)):
             yield site, number, layer
 
 
-def _held(part: Part) -> tuple[str, int, Packing]:
+def _held(part: Part) -> tuple[str, int, LazyStatistics]:
     """Return a temporary part packed: only its packed half stays in memory."""
     site, number, layer = part
     packed = layer.packed()
-    return site, number, Packing(layer.exponents, layer.saturated, lambda: packed)
+    return site, number, LazyStatistics(layer.exponents, layer.saturated, lambda: packed)
 
 
-def _blocks(layer: Packing) -> list[Block]:
+def _blocks(layer: LazyStatistics) -> list[Block]:
     return [to_block(layer.packed())]
 
 
@@ -201,10 +199,12 @@ def load(path: Path) -> Collected:
         file = OpenTensors.open(path)
         sites, folds = {}, dict[str, ArraySource]()
         for site, saturated in document["saturated"].items():
-            exponents = file.read(f"{site}.exponents")
-            names = [f"{site}.gram.{layer}" for layer in range(len(saturated))]
-            sites[site] = FiledStatistics.of(file, names, exponents[: len(names)], list(map(int, saturated)))
-            folds |= {name: fold for layer in range(len(names)) for name, fold in _folds(file, site, layer)}
+            exponents = file.read(f"{site}.exponents")[: len(saturated)]
+            sites[site] = LazyLayers(
+                _layer(file, f"{site}.gram.{number}", own, int(held))
+                for number, (own, held) in enumerate(zip(exponents, saturated, strict=True))
+            )
+            folds |= {name: fold for layer in range(len(saturated)) for name, fold in _folds(file, site, layer)}
         calibration = None
         label = document["calibration_label"]
         if "calibration.ids" in file.entries:
@@ -226,6 +226,14 @@ def load(path: Path) -> Collected:
         )
     except (OSError, DamagedError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}", _REDO) from error
+
+
+def _layer(file: OpenTensors, name: str, exponents: torch.Tensor, saturated: int) -> LazyStatistics:
+    """Return one layer's statistics, given the name of its packed matrix, int64 (P,), and its exponents (C,)."""
+    layer = LazyStatistics(exponents, saturated, partial(file.read, name))
+    if file.entries[name].shape != layer.shape:
+        raise ValueError(f"{name} has shape {list(file.entries[name].shape)}, not {list(layer.shape)}")
+    return layer
 
 
 def _folds(file: OpenTensors, site: str, layer: int) -> Iterator[tuple[str, ArraySource]]:

@@ -1,5 +1,8 @@
 """Float64 tensors in files that can be made again: a bounded cache of what compositions compute from stored arrays.
 
+These are products of one member (`InputProducts`), and sums and solved maps of a subset (`SubsetSums`), in float64 as
+they were computed, so that compositions have the same bytes with and without the cache.
+
 A file's key is the digest of everything that its bits depend on: the digests of the arrays that it was made from, the
 factors that they entered with, and this machine's arithmetic. So a file is right or absent, and never out of date.
 
@@ -26,7 +29,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.errors import CheckpointError, StorageError
-from registry.io.safetensors_header import read_header
 from registry.io.safetensors_writer import Stream, write_shard
 from registry.io.torch_blocks import to_block, to_tensor
 from registry.maths.gram_sum import GramSum, gram_sum
@@ -81,19 +83,16 @@ class KeptTensors:
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 fresh = Path(folder) / f"{key}.new"
                 _write(fresh, streams())
-                found = OpenTensors(os.open(fresh, os.O_RDONLY), read_header(fresh).tensors)
+                found = OpenTensors.open(fresh)
                 self._keep(key, fresh)
-            stack.callback(os.close, found.file)
             yield found
 
     def _find(self, key: str) -> OpenTensors | None:
         """Open a file of the cache."""
-        path = None if self.files is None else self.files.find(key)
-        if path is None:
-            return None
-        with suppress(OSError, CheckpointError):
-            os.utime(path)  # it was used
-            return OpenTensors(os.open(path, os.O_RDONLY), read_header(path).tensors)
+        if self.files is not None and (path := self.files.find(key)) is not None:
+            with suppress(OSError, CheckpointError):
+                os.utime(path)  # it was used
+                return OpenTensors.open(path)
         return None
 
     def _keep(self, key: str, fresh: Path) -> None:
@@ -153,10 +152,10 @@ def _arithmetic() -> str:
 
 @dataclass(frozen=True)
 class InputProducts:
-    """Products of members' linear maps and the Grams of their inputs. Safe for several threads.
+    """Products W_e G_e of members' linear maps and the Grams of their inputs. Safe for several threads.
 
-    Attributes:
-        kept: the files.
+    RegMean needs them (`registry.maths.trunk.regmean`). They take 8 R H bytes for each map of R rows and H inputs, four
+    times its weight in bfloat16; in float32, G_e W_e would lose digits where it is solved.
     """
 
     kept: KeptTensors = field(default_factory=KeptTensors)
@@ -166,9 +165,7 @@ class InputProducts:
         """Open the products of the maps of one input: name of the map → its rows, float64 (r, H).
 
         Args:
-            member: the member.
             site: the site of their input.
-            layer: the layer.
             names: the weights of the maps, in the dense model.
 
         Raises:
@@ -206,6 +203,12 @@ ROWS = 512
 @dataclass(frozen=True)
 class SubsetSums:
     """Sums of members' Grams, and maps solved from them. Safe for several threads.
+
+    Adding the members' statistics takes longer the more members there are; a kept sum is read once, for routers of any
+    ridge strength. Maps that RegMean solved serve any router over the same trunk. Only sums in which members count
+    alike are kept: other factors are mostly tried once.
+
+    Bytes of one layer: 4 H (H + 1) for the Grams of one site, and 8 R H for each map of R rows and H inputs.
 
     Attributes:
         kept: the files; without a cache there are none, not even for a while.
@@ -263,7 +266,6 @@ class SubsetSums:
             shapes: the shape of each map, (R, H).
             made_from: what their bits depend on beside this machine's arithmetic, as JSON.
             solve: yields the same, float64, from the map of a number on, without the cache.
-            first: the number of the map to begin with.
 
         Raises:
             Exception: any error of `solve`.

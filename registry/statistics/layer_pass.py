@@ -1,8 +1,14 @@
 """The forward pass layer by layer: a layer runs over all windows before the next, and one layer's sums are in memory.
 
-The residual streams of all windows wait between two layers, so that every layer still runs once for each window.
+The residual streams of all windows wait between two layers, so that every layer still runs once for each window. All
+sums equal those of `take_statistics`, to the bit.
 
-Shapes: N windows of a calibration, S tokens of a window, B windows of a batch; H hidden size, L layers.
+The model is loaded (`mlp_statistics`), or one layer of its checkpoint is read at a time (`take_statistics_by_layer`):
+the sums of a layer then go to a file, and the streams wait in two files, one before the layer and one after it, which
+the system keeps in memory as far as it has room. So the memory grows with the size of a layer alone.
+
+Shapes: N windows of a calibration, S tokens of a window, B windows of a batch, V rows of the embedding; H hidden size,
+L layers.
 """
 
 import functools
@@ -31,7 +37,7 @@ from registry.runtime.row_file import RowFile
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import computed_by
-from registry.statistics.open_tensors import FiledStatistics, packings
+from registry.statistics.open_tensors import LazyLayers, lazy_layers
 from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch, dense_hook_points
 from store.digest import json_digest
@@ -44,7 +50,6 @@ class Batches:
     """The batches of a calibration.
 
     Attributes:
-        calibration: the tokens.
         size: B; all batches have one shape, as in `take_statistics`.
     """
 
@@ -60,36 +65,22 @@ class Batches:
             yield first, *batch(self.calibration, first, self.size)
 
 
-@dataclass(frozen=True)
-class Streams:
-    """The residual streams of all batches.
-
-    Attributes:
-        before: returns that of a batch before the layer, given the batch's first window and its tokens.
-        after: takes that of a batch after the layer, given the batch's first window.
-    """
-
-    before: Callable[[int, Int64[Tensor, "B S"]], Stream]
-    after: Callable[[int, Stream], None]
-
-
 def run_module(
     module: Callable[[Stream], Stream],
     sums: SiteSums,
     points: Sequence[HookPoint],
     batches: Batches,
-    streams: Streams,
+    before: Callable[[int, Int64[Tensor, "B S"]], Stream],
+    after: Callable[[int, Stream], None],
     advance: Advance,
 ) -> None:
     """Run one module over all batches, and add up the sites within it.
 
     Args:
         module: a layer, or the norm before the head.
-        sums: the sums of its sites.
         points: the hook points of its sites; others may be among them.
-        batches: the batches.
-        streams: what the module runs on and gives.
-        advance: receives every batch.
+        before: returns a batch's stream before the module, given the batch's first window and its tokens.
+        after: takes a batch's stream after the module, given the batch's first window.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
@@ -97,7 +88,7 @@ def run_module(
     with torch.no_grad(), sums.attached(points):
         for first, ids, keep in batches:
             sums.next_batch(first, keep)
-            streams.after(first, module(streams.before(first, ids)))
+            after(first, module(before(first, ids)))
             advance(1)
 
 
@@ -111,9 +102,7 @@ def mlp_statistics(
     Args:
         checkpoint: the checkpoint that the bounds are computed from.
         model: the same, loaded. Between two layers it is whole.
-        calibration: the tokens.
         batch_size: B.
-        progress: reports layers.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
@@ -124,9 +113,16 @@ def mlp_statistics(
     waiting: dict[int, Stream] = {}
 
     def sums_of(number: int, layer: nn.Module, mlp: nn.Module) -> Statistics:
-        streams = Streams(lambda first, ids: calls.embed(ids) if number == 0 else waiting[first], waiting.__setitem__)
         sums, points = SiteSums(counting, [(MLP_INPUT, number)]), [HookPoint(MLP_INPUT, number, mlp)]
-        run_module(lambda stream: calls.run(number, layer, stream), sums, points, batches, streams, lambda amount: None)
+        run_module(
+            lambda stream: calls.run(number, layer, stream),
+            sums,
+            points,
+            batches,
+            lambda first, ids: calls.embed(ids) if number == 0 else waiting[first],
+            waiting.__setitem__,
+            lambda amount: None,
+        )
         return sums.pop((MLP_INPUT, number))
 
     with progress("collecting", len(layers), "layer") as advance:
@@ -152,13 +148,8 @@ def take_statistics_by_layer(
     They stay in deleted files, which last as long as the result: each layer is read when it is asked for.
 
     Args:
-        checkpoint: the checkpoint.
-        weights: digest of its weights, written into the result.
-        calibration: the tokens.
-        settings: sites, batch size, device and dtype.
         partial: a folder for the files of a running pass; the same pass, started again, resumes after the last layer
             that it finished. None for the system's temporary folder, and no resuming.
-        progress: receives batches of all layers.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
@@ -214,9 +205,6 @@ class _LayerPass:
     """A pass layer by layer, with its files.
 
     Attributes:
-        layers: the layers.
-        counting: what is counted.
-        batches: the tokens.
         header: what the file of every layer must have.
         folder: of the files: `<layer>.safetensors` and `head.safetensors` with finished sums, and the streams before
             layers of even and of odd numbers.
@@ -238,49 +226,35 @@ class _LayerPass:
             self.layers.embed(next(iter(self.batches))[1])  # for the layers' other arguments
         with progress("collecting", (count + head) * len(self.batches), "batch") as advance:
             advance(len(finished) * len(self.batches))
-            for number in range(len(finished), count):
-                places = [place for place in self.counting.places if place[1] == number and place[0] != HEAD_INPUT]
-                sums = SiteSums(self.counting, places)
-                path = f"{self.layers.checkpoint.family.layers}.{number}"
-                self._run(path, functools.partial(self.layers.run, number), number, sums, points, advance)
-                finished.append(self._save(str(number), sums))
-            if head:
-                sums = SiteSums(self.counting, [(HEAD_INPUT, 0)])
-                self._run(self.layers.norm, lambda norm, stream: norm(stream), count, sums, points, advance)
-                finished.append(self._save(_HEAD, sums))
+            for number in range(len(finished), count + head):
+                sums = self._sums_of(number, points, advance)
+                finished.append(self._save(_HEAD if number == count else str(number), sums))
         return finished
 
-    def _run(
-        self,
-        path: str,
-        call: Callable[[Any, Tensor], Tensor],
-        number: int,
-        sums: SiteSums,
-        points: Sequence[HookPoint],
-        advance: Advance,
-    ) -> None:
-        """Run one module over all batches, from the streams before it to those after it.
+    def _sums_of(self, number: int, points: Sequence[HookPoint], advance: Advance) -> SiteSums:
+        """Run a layer over all batches, and return the sums of its sites.
 
         Args:
-            path: of the module in the model.
-            call: returns the stream after the module, given the module with its weights and the stream before it.
             number: of the layer; L for the norm before the head, after which no stream is needed.
-            sums: the sums of its sites.
-            points: the hook points of the model.
-            advance: receives every batch.
         """
+        is_head, layers = number == self._count, self.layers
+        own = [one for one in self.counting.site_layers if one[1] == number and one[0] != HEAD_INPUT]
+        sums = SiteSums(self.counting, [(HEAD_INPUT, 0)] if is_head else own)
         before, after = self._stream(number), self._stream(number + 1)
-        size, device = self.batches.size, self.layers.device
-        streams = Streams(
-            lambda first, ids: (
-                self.layers.embed(ids) if number == 0 else before.read(slice(first, first + size)).to(device)
-            ),
-            (lambda first, stream: None) if number == self._count else after.write,
-        )
-        with self.layers.resident(path, self.layers.tensor) as module:
-            run_module(functools.partial(call, module), sums, points, self.batches, streams, advance)
-        if number < self._count:
+
+        def stream_before(first: int, ids: Int64[Tensor, "B S"]) -> Stream:
+            if number == 0:
+                return layers.embed(ids)
+            return before.read(slice(first, first + self.batches.size)).to(layers.device)
+
+        write = (lambda first, stream: None) if is_head else after.write
+        path = layers.norm if is_head else f"{layers.checkpoint.family.layers}.{number}"
+        with layers.resident(path, layers.tensor) as module:
+            call = module if is_head else functools.partial(layers.run, number, module)
+            run_module(call, sums, points, self.batches, stream_before, write, advance)
+        if not is_head:
             after.flush()
+        return sums
 
     @property
     def _count(self) -> int:
@@ -294,7 +268,7 @@ class _LayerPass:
     def _save(self, name: str, sums: SiteSums) -> Collected:
         """Write the sums of a module to a file, release them, and return the file opened."""
         path = self.folder / f"{name}.safetensors"
-        parts = ((place[0], 0, sums.pop(place)) for place in list(sums.sums))
+        parts = ((one[0], 0, sums.pop(one)) for one in list(sums.sums))
         statistics_file.save(path, self.header, parts)
         return_freed_memory()
         return statistics_file.load(path)
@@ -323,9 +297,9 @@ class _LayerPass:
 
 def _joined(finished: list[Collected], counting: Counting, header: Collected) -> Collected:
     """Return the sums of all modules as one, site by site."""
-    sites: dict[str, FiledStatistics] = {}
+    sites: dict[str, LazyLayers] = {}
     for site in counting.scales:
         of = counting.same.get(site, site)
         parts = [part for part in finished if of in part.sites]
-        sites[site] = FiledStatistics([item for part in parts for item in packings(part.sites[of])])
+        sites[site] = LazyLayers([item for part in parts for item in lazy_layers(part.sites[of])])
     return replace(header, sites=sites)

@@ -21,7 +21,7 @@ LIBRARIES = 3 << 28
 
 
 @dataclass(frozen=True)
-class PassNeed:
+class PassMemory:
     """Upper estimates of the memory of a pass, in bytes.
 
     Attributes:
@@ -35,25 +35,26 @@ class PassNeed:
     by_layer: int
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, settings: PassSettings, seq_len: int) -> "PassNeed":
-        """Return the needs of a pass over windows of `seq_len` tokens."""
+    def of(cls, checkpoint: Checkpoint, settings: PassSettings, seq_len: int) -> "PassMemory":
+        """Return the memory of a pass over windows of `seq_len` tokens."""
         architecture, family = checkpoint.architecture, checkpoint.family
         hidden, heads = architecture.hidden_size, architecture.num_attention_heads
         dtype = compute_dtype(settings.dtype, checkpoint.dtype, settings.device)
-        width = torch_dtype(dtype).itemsize
+        itemsize = torch_dtype(dtype).itemsize
         sizes = {name: math.prod(shape) for name, shape in checkpoint.shapes.items()}
-        first = f"{family.layers}.0."
-        layer = sum(number for name, number in sizes.items() if name.startswith(first))
+        in_layer = [number for name, number in sizes.items() if name.startswith(f"{family.layers}.0.")]
+        layer = sum(in_layer)
         # In float32 narrower weights stay as they are, beside copies of the modules that run.
         narrow = dtype == "float32" and checkpoint.dtype != "float32"
-        widest = max(number for name, number in sizes.items() if name.startswith(first))
-        model = sum(sizes.values()) * (2 if narrow else width) + (4 * layer if narrow else 0)
+        model = sum(sizes.values()) * (2 if narrow else itemsize) + (4 * layer if narrow else 0)
         # Within a layer: the MLP's gate, up and down inputs, the stream and its copies, and the scores of attention.
         tokens = settings.batch_size * seq_len
         channels = heads * architecture.head_dim
-        activations = width * tokens * (4 * architecture.intermediate_size + 8 * max(hidden, channels))
+        activations = itemsize * tokens * (4 * architecture.intermediate_size + 8 * max(hidden, channels))
         activations += 4 * tokens * heads * seq_len
-        sums = {site: _sums(channels if site == ATTENTION_OUTPUT else hidden) for site in SITES[settings.sites]}
+        widths = {site: channels if site == ATTENTION_OUTPUT else hidden for site in SITES[settings.sites]}
+        # Running sums: int64, and int32 by limbs until they are folded into it.
+        sums = {site: 16 * (width + 1) ** 2 for site, width in widths.items()}
         head = sums.pop(HEAD_INPUT, 0)
         of_layer = sum(sums.values())
         running = LIBRARIES + activations
@@ -62,25 +63,22 @@ class PassNeed:
         return cls(
             LIBRARIES + model,
             running + model + count * of_layer + head,
-            running + max(width * layer + 8 * widest, of_layer // 2) + of_layer,
+            running + max(itemsize * layer + 8 * max(in_layer), of_layer // 2) + of_layer,
         )
 
 
 def whole_fits(checkpoint: Checkpoint, settings: PassSettings, seq_len: int, progress: Progress) -> bool:
     """Tell whether a pass may load the whole model; if not, report that it reads layer by layer."""
-    need, limit = PassNeed.of(checkpoint, settings, seq_len), memory_limit(settings)
+    need, limit = PassMemory.of(checkpoint, settings, seq_len), _limit(settings)
     if need.whole <= limit:
         return True
     remark(
         progress,
-        f"reading the model layer by layer: whole, with its sums, it takes about {gigabytes(need.whole)} of memory, "
-        f"and {gigabytes(limit)} may be used",
+        f"reading the model layer by layer: whole, with its sums, it takes about {_gigabytes(need.whole)} of memory, "
+        f"and {_gigabytes(limit)} may be used",
     )
     if need.by_layer > limit:
-        remark(
-            progress,
-            f"even so one layer takes about {gigabytes(need.by_layer)}: give a smaller --batch-size",
-        )
+        remark(progress, f"even so one layer takes about {_gigabytes(need.by_layer)}: give a smaller --batch-size")
     return False
 
 
@@ -90,25 +88,19 @@ def check_sampling(checkpoint: Checkpoint, settings: PassSettings, seq_len: int)
     Raises:
         CalibrationError: the model does not fit.
     """
-    need, limit = PassNeed.of(checkpoint, settings, seq_len).model, memory_limit(settings)
+    need, limit = PassMemory.of(checkpoint, settings, seq_len).model, _limit(settings)
     if need > limit:
         raise CalibrationError(
             f"{checkpoint.label}: the expert cannot write calibration text itself: that needs the whole model in "
-            f"memory, about {gigabytes(need)}, and {gigabytes(limit)} may be used",
+            f"memory, about {_gigabytes(need)}, and {_gigabytes(limit)} may be used",
             "give text: --data FILE",
         )
 
 
-def memory_limit(settings: PassSettings) -> int:
+def _limit(settings: PassSettings) -> int:
     """Return the bytes that a pass may take: as many as the settings allow, or as are free where the model runs."""
     return free_memory(settings.device) if settings.max_memory is None else settings.max_memory
 
 
-def _sums(channels: int) -> int:
-    """Return the bytes of the running sums of one site: int64, and int32 by limbs until they are folded into it."""
-    return 16 * (channels + 1) ** 2
-
-
-def gigabytes(nbytes: int) -> str:
-    """Return a size in words: `5.2 GB`."""
+def _gigabytes(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB"

@@ -1,4 +1,7 @@
-"""Tensors of an open file, read when they are needed."""
+"""Tensors and statistics in a file, or in memory as they are, each read when it is needed.
+
+Shapes: C channels of a site; G (C + 1, C + 1) packed to P = (C + 1)(C + 2) / 2 integers.
+"""
 
 import os
 import weakref
@@ -20,9 +23,7 @@ from registry.maths.statistics import Statistics
 
 @dataclass(frozen=True)
 class OpenTensors:
-    """The tensors of an open safetensors file.
-
-    They are read, not mapped, so that they leave the memory after their use.
+    """The tensors of an open safetensors file, read, not mapped, so that they leave the memory after their use.
 
     Attributes:
         file: its descriptor; the file stays readable if it is deleted meanwhile.
@@ -51,8 +52,6 @@ class OpenTensors:
         """Read consecutive elements of a tensor, from number `begin` on.
 
         Args:
-            name: the tensor.
-            begin: the number of its first element.
             into: takes them; contiguous, of the tensor's dtype.
 
         Raises:
@@ -80,7 +79,7 @@ class OpenTensors:
 
 
 @dataclass(frozen=True, eq=False)
-class Packing:
+class LazyStatistics:
     """The statistics of one layer, read or packed when they are asked for.
 
     Attributes:
@@ -99,48 +98,12 @@ class Packing:
         size = self.exponents.numel() + 1
         return (size * (size + 1) // 2,)
 
-    def unpacked(self) -> Statistics:
-        """Return the statistics with their whole matrix."""
-        return Statistics.unpack(self.packed(), self.exponents, self.saturated)
 
+class LazyLayers(Sequence[Statistics]):
+    """Statistics of a site layer by layer, of which each is read at every access."""
 
-class FiledStatistics(Sequence[Statistics]):
-    """Statistics in files, such as those of a site layer by layer; each is read at every access.
-
-    Args:
-        items: where they are.
-    """
-
-    def __init__(self, items: Iterable[Packing]) -> None:
+    def __init__(self, items: Iterable[LazyStatistics]) -> None:
         self.items = tuple(items)
-
-    @classmethod
-    def of(
-        cls,
-        tensors: OpenTensors,
-        names: Sequence[str],
-        exponents: Iterable[Int16[Tensor, "C"]],
-        saturated: Sequence[int],
-    ) -> "FiledStatistics":
-        """Return the statistics in an open file.
-
-        Args:
-            tensors: the file.
-            names: of the packed matrices.
-            exponents: of each.
-            saturated: of each.
-
-        Raises:
-            ValueError: a packed matrix does not go with its exponents.
-            LookupError: the file lacks a matrix.
-        """
-        items = []
-        for name, own, held in zip(names, exponents, saturated, strict=True):
-            item = Packing(own, held, _Reading(tensors, name))
-            if tensors.entries[name].shape != item.shape:
-                raise ValueError(f"{name} has shape {list(tensors.entries[name].shape)}, not {list(item.shape)}")
-            items.append(item)
-        return cls(items)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -149,35 +112,22 @@ class FiledStatistics(Sequence[Statistics]):
     def __getitem__(self, index: int) -> Statistics: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "FiledStatistics": ...
+    def __getitem__(self, index: slice) -> "LazyLayers": ...
 
-    def __getitem__(self, index: int | slice) -> "Statistics | FiledStatistics":
+    def __getitem__(self, index: int | slice) -> "Statistics | LazyLayers":
         if isinstance(index, slice):
-            return FiledStatistics(self.items[index])
-        return self.items[index].unpacked()
+            return LazyLayers(self.items[index])
+        item = self.items[index]
+        return Statistics.unpack(item.packed(), item.exponents, item.saturated)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
             return NotImplemented
         return len(self) == len(other) and all(own == item for own, item in zip(self, other, strict=True))
 
-    def __hash__(self) -> int:
-        return hash(tuple(self))
 
-
-@dataclass(frozen=True)
-class _Reading:
-    """Reads one tensor of an open file."""
-
-    tensors: OpenTensors
-    name: str
-
-    def __call__(self) -> Int64[Tensor, "P"]:
-        return self.tensors.read(self.name)
-
-
-def packings(layers: Sequence[Statistics]) -> tuple[Packing, ...]:
+def lazy_layers(layers: Sequence[Statistics]) -> tuple[LazyStatistics, ...]:
     """Return statistics, in memory or in files, to be read or packed one by one."""
-    if isinstance(layers, FiledStatistics):
+    if isinstance(layers, LazyLayers):
         return layers.items
-    return tuple(Packing(layer.exponents, layer.saturated, layer.packed) for layer in layers)
+    return tuple(LazyStatistics(layer.exponents, layer.saturated, layer.packed) for layer in layers)

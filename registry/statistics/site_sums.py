@@ -37,13 +37,12 @@ class RunningSums:
     """
 
     def __init__(self, exponents: Int16[Tensor, "H"], bits: int, splitter: Splitter) -> None:
-        self._exponents = exponents
         self._sums = GramAccumulator(exponents, bits, splitter)
         self.completed_windows, self.broken = 0, False
 
     def restore(self, total: Statistics, completed_windows: int) -> None:
         """Start from the sums of an interrupted pass and the number of windows in them."""
-        self._sums.include(total.matrix.to(self._exponents.device), total.saturated)
+        self._sums.include(total.matrix.to(self._sums.exponents.device), total.saturated)
         self.completed_windows = completed_windows
 
     def add(self, rows: Float[Tensor, "T H"], runs: Sequence[slice], completed_windows: int) -> None:
@@ -68,8 +67,7 @@ class RunningSums:
         return Statistics(self._sums.matrix().cpu(), self._sums.exponents.cpu(), self._sums.saturated)
 
 
-Place = tuple[str, int]
-"""A site and a layer."""
+SiteLayer = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -107,10 +105,8 @@ class Counting:
     """The sites and scales that a pass counts, of all layers.
 
     Attributes:
-        label: the checkpoint's name in messages.
         scales: site → its scales, of all sites that are asked for.
         same: sites whose activations equal those of another site of the same layer → that site, which has the sums.
-        device: of the sums.
         splitter: the room that all sums share.
     """
 
@@ -137,7 +133,7 @@ class Counting:
         return cls(checkpoint.label, bounds, same, on, Splitter())
 
     @property
-    def places(self) -> list[Place]:
+    def site_layers(self) -> list[SiteLayer]:
         """The sites and layers that have sums of their own."""
         return [
             (site, layer)
@@ -153,18 +149,14 @@ class SiteSums:
     Each counts its own windows. After an interruption in the middle of a batch, those that are ahead skip the windows
     that they have counted.
 
-    Args:
-        counting: what the pass counts.
-        places: the sites and layers.
-
     Attributes:
         sums: (site, layer) → its sums.
     """
 
-    def __init__(self, counting: Counting, places: Collection[Place]) -> None:
+    def __init__(self, counting: Counting, site_layers: Collection[SiteLayer]) -> None:
         self._counting = counting
-        self.sums: dict[Place, RunningSums] = {}
-        for site, layer in places:
+        self.sums: dict[SiteLayer, RunningSums] = {}
+        for site, layer in site_layers:
             scale = counting.scales[site]
             exponents = scale.exponents[layer].to(counting.device)
             self.sums[site, layer] = RunningSums(exponents, scale.bits, counting.splitter)
@@ -183,12 +175,7 @@ class SiteSums:
         return any(sums.broken for sums in self.sums.values())
 
     def next_batch(self, first: int, keep: Bool[Tensor, "B S"]) -> None:
-        """Set the windows that the model sees next.
-
-        Args:
-            first: number of the batch's first window.
-            keep: True where a token counts.
-        """
+        """Set the windows that the model sees next."""
         size, seq_len = keep.shape
         self._first, self._end = first, first + size
         # Padding stands to the right, so that the rows of a window that count, of (T, H), are one run.
@@ -211,9 +198,9 @@ class SiteSums:
             for handle in handles:
                 handle.remove()
 
-    def pop(self, place: Place) -> Statistics:
+    def pop(self, site_layer: SiteLayer) -> Statistics:
         """Return the sums of one site and layer on the CPU; release them."""
-        return self.sums.pop(place).statistics()
+        return self.sums.pop(site_layer).statistics()
 
     def _before(self, point: HookPoint) -> Callable[[Any, tuple[Tensor, ...]], None]:
         return lambda _module, inputs: self._count(point, inputs[0])

@@ -1,4 +1,4 @@
-"""Statistics by slices of windows: exact integers that add up to those of one pass, bit for bit.
+"""Statistics by slices of windows, which tasks of a cluster take: they add up to those of one pass, bit for bit.
 
 A slice is whole batches of consecutive windows, numbered over all windows of the calibration. Its batches are those of
 the single pass, so that the model sees the same shapes; its sums are integers, so that any order of adding gives the
@@ -11,16 +11,15 @@ Bits of a forward pass depend on the kind of processor, the number of torch's th
 Shapes: N windows of a calibration, B windows of a batch, V vocabulary.
 """
 
-import json
 import re
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
@@ -29,13 +28,12 @@ from registry.distributed.node_kind import node_kind
 from registry.errors import CheckpointError, ClusterError, DamagedError, first_line
 from registry.families.sites import SITES
 from registry.io.work_dirs import resumable_folder, temporary_folder
-from registry.maths.statistics import Statistics
 from registry.progress import Progress, remark, silent
 from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
 from registry.statistics.cache import FileCache
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
+from registry.statistics.forward_pass import ModelRun, computed_by, report_resumed, take_statistics
 from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import same_inputs
 from store.digest import json_digest
@@ -129,7 +127,6 @@ class SlicedPass:
         """Return the name of a slice's file, without the digest of its bytes.
 
         Args:
-            part: the slice.
             kind: the kind of node that takes it.
         """
         digest = json_digest([self.key, part.first, part.stop, kind])[:32]
@@ -142,13 +139,7 @@ def take_slice(
     """Take the statistics of a slice, write them to a folder, and return the file.
 
     Args:
-        checkpoint: the checkpoint.
-        model: the same, loaded.
-        whole: the pass.
-        part: the slice.
         folder: where its file goes; other processes may write the same file.
-        kind: the kind of this node.
-        progress: receives the tokens counted.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
@@ -178,8 +169,6 @@ def taken_slices(whole: SlicedPass, folder: Path, kind: str | None = None) -> di
     """Return the intact slices of a pass in a folder that do not overlap, all of one kind of node.
 
     Args:
-        whole: the pass.
-        folder: the folder.
         kind: the kind of node; by default the one that has taken most windows.
     """
     by_kind: dict[str, dict[Slice, Path]] = {}
@@ -205,21 +194,21 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
     One site of one layer is read at a time.
 
     Args:
-        checkpoint: the checkpoint.
-        whole: the pass.
         paths: files of the slices, in any order.
 
     Raises:
         DamagedError: a file cannot be read, or the slices do not cover all windows once.
     """
-    opened = [_OpenSlice.open(path) for path in paths]
+    opened = [_opened_slice(path) for path in paths]
     same = _same(checkpoint, whole.settings)
-    sites: dict[str, tuple[Statistics, ...]] = {}
-    for site in SITES[whole.settings.sites]:
-        if site in same:
-            continue
-        sites[site] = tuple(_sum(opened, site, layer) for layer in range(opened[0].layers(site)))
-    counts = sum((part.token_counts() for part in opened[1:]), opened[0].token_counts())
+    sites = {
+        site: tuple(
+            reduce(add, (part.sites[site][layer] for part in opened)) for layer in range(len(opened[0].sites[site]))
+        )
+        for site in SITES[whole.settings.sites]
+        if site not in same
+    }
+    counts = reduce(add, (part.token_counts for part in opened if part.token_counts is not None))
     tokens = next(iter(sites.values()))[0].count
     if not tokens == int(counts.sum()) == whole.calibration.tokens:
         raise DamagedError(
@@ -235,42 +224,11 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
     )
 
 
-def _sum(opened: Sequence["_OpenSlice"], site: str, layer: int) -> Statistics:
-    """Return the sum of one site and layer."""
-    total = opened[0].statistics(site, layer)
-    for part in opened[1:]:
-        total = total + part.statistics(site, layer)
-    return total
-
-
-@dataclass(frozen=True)
-class _OpenSlice:
-    """The file of a slice, read by site and layer."""
-
-    path: Path
-    file: Any
-    saturated: dict[str, list[int]]
-
-    @classmethod
-    def open(cls, path: Path) -> "_OpenSlice":
-        try:
-            file: Any = safe_open(path, framework="pt")
-            return cls(path, file, json.loads(file.metadata()["expert-registry"])["saturated"])
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise DamagedError(
-                f"{path} cannot be read: {first_line(error)}", "run it again: it is taken again"
-            ) from error
-
-    def layers(self, site: str) -> int:
-        return len(self.saturated[site])
-
-    def statistics(self, site: str, layer: int) -> Statistics:
-        exponents = self.file.get_tensor(f"{site}.exponents")[layer].clone()
-        saturated = int(self.saturated[site][layer])
-        return Statistics.unpack(self.file.get_tensor(f"{site}.gram.{layer}"), exponents, saturated)
-
-    def token_counts(self) -> Any:
-        return self.file.get_tensor("token_counts")
+def _opened_slice(path: Path) -> Collected:
+    try:
+        return statistics_file.load(path)
+    except CheckpointError as error:
+        raise DamagedError(f"{path} cannot be read: {first_line(error)}", "run it again: it is taken again") from error
 
 
 def _same(checkpoint: Checkpoint, settings: PassSettings) -> dict[str, str]:
@@ -284,13 +242,7 @@ def _short(kind: str) -> str:
 
 @dataclass(frozen=True)
 class SharedCheckpoint:
-    """A checkpoint that several processes open by its path.
-
-    Attributes:
-        folder: its folder, which all nodes see.
-        label: its name in messages.
-        weights: digest of its weights.
-    """
+    """A checkpoint that several processes open by its path."""
 
     folder: Path
     label: str
@@ -324,12 +276,8 @@ def collect_slices(
     """Return the statistics of `calibration` as `take_statistics` does, bit for bit, taken by tasks of a cluster.
 
     Args:
-        hashed: the checkpoint.
-        calibration: the tokens.
         settings: settings of the pass, with the device of the tasks.
-        cluster: the cluster.
         partial: a folder that all nodes see, for the slices; after an interruption, the same pass goes on from them.
-        progress: receives the tokens counted.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
@@ -346,12 +294,7 @@ def collect_slices(
             folder = stack.enter_context(resumable_folder(partial.absolute(), whole.key, [hashed.weights]))
         shared = _Shared(SharedCheckpoint.of(hashed), whole, folder)
         taken = taken_slices(whole, folder)
-        if taken:
-            counted = sum(_tokens(calibration, part) for part in taken)
-            remark(
-                progress,
-                f"resuming an interrupted pass: {counted:,} of {calibration.tokens:,} tokens are counted already",
-            )
+        report_resumed(sum(_tokens(calibration, part) for part in taken), calibration, progress)
         before = set(taken)
         kind = _take(shared, taken, cluster, progress)
         if kind is not None and before - (own := taken_slices(whole, folder, kind)).keys():

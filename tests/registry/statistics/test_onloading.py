@@ -27,7 +27,7 @@ from registry.statistics import layer_pass
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
 from registry.statistics.layer_pass import take_statistics_by_layer
-from registry.statistics.memory import PassNeed
+from registry.statistics.memory import PassMemory
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 from tests.registry.statistics.windows import UNEVEN
@@ -255,7 +255,7 @@ def test_the_way_follows_from_the_memory_and_leaves_no_trace(
 
     watched("take_statistics", take_statistics)
     watched("take_statistics_by_layer", take_statistics_by_layer)
-    need = PassNeed.of(checkpoint, PassSettings(512, 32, 4, sites=sites), 32).whole
+    need = PassMemory.of(checkpoint, PassSettings(512, 32, 4, sites=sites), 32).whole
     versions = []
     for name, most in (("any", None), ("enough", need), ("less", need - 1), ("free", None)):
         if name == "free":
@@ -271,7 +271,7 @@ def test_the_way_follows_from_the_memory_and_leaves_no_trace(
 
 
 def test_an_expert_that_samples_its_text_must_fit_without_its_sums(bare: Path, tmp_path: Path) -> None:
-    need = PassNeed.of(Checkpoint(bare), PassSettings(64, 16, 2), 16)
+    need = PassMemory.of(Checkpoint(bare), PassSettings(64, 16, 2), 16)
     assert need.model < need.by_layer < need.whole
     digests = []
     for most in (None, need.model):
