@@ -32,7 +32,6 @@ class RegistrationRequest:
 
     Attributes:
         name: name of the expert or base model; None if the checkpoint is only checked.
-        kind: expert or base.
     """
 
     name: str | None
@@ -53,13 +52,9 @@ class Candidate:
     """An opened checkpoint.
 
     Attributes:
-        request: the request.
         checkpoint: the checkpoint, all its headers checked.
         annotations: those of the request, completed from the checkpoint's own `expert.json`.
         manifest: that file, or None without one.
-        files: calibration files.
-        settings: settings of a forward pass.
-        samples: samples of its weights.
         relations: its distance to every registered version of its shape, the nearest first.
     """
 

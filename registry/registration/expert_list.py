@@ -38,15 +38,14 @@ KEYS = {
 }
 """Key → what its value must be."""
 
+_AS_LISTED = ("base", "keep_calibration", "allow_unrelated", "remote_code", "tokenizer_of")
+"""Keys that are arguments of a request as they are."""
+
 _EXAMPLE = "write each expert as {name: math, checkpoint: checkpoints/math, data: [math.jsonl]}"
 
 
 def read_experts(path: Path, settings: PassSettings) -> list[RegistrationRequest]:
     """Read a list of experts.
-
-    Args:
-        path: the file.
-        settings: settings of the pass of each.
 
     Raises:
         NotFoundError: there is no such file.
@@ -91,19 +90,10 @@ def _request(path: Path, item: Located, settings: PassSettings) -> RegistrationR
         annotations = Annotations(values.get("tags", {}), values.get("license"), values.get("alias"))
     except InvalidInputError as error:
         raise _error(path, item.line, error.message, error.hint) from error
-    return RegistrationRequest(
-        name,
-        _from(path, values["checkpoint"]),
-        "expert",
-        tuple(_from(path, file) for file in values.get("data", [])),
-        settings,
-        annotations,
-        values.get("keep_calibration", False),
-        values.get("base"),
-        values.get("allow_unrelated", False),
-        values.get("remote_code", False),
-        values.get("tokenizer_of"),
-    )
+    as_listed = {key: value for key, value in values.items() if key in _AS_LISTED}
+    data = tuple(_from(path, file) for file in values.get("data", []))
+    checkpoint = _from(path, values["checkpoint"])
+    return RegistrationRequest(name, checkpoint, "expert", data, settings, annotations, **as_listed)
 
 
 def _is(kind: str, value: object) -> bool:

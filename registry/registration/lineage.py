@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +19,7 @@ from registry.io.display import few
 from registry.io.limits import HEADER_BYTES, HEADER_VALUES
 from registry.io.strict_json import parse_json
 from registry.progress import Progress, remark, silent
-from registry.registration.summary_store import summary_store
+from registry.registration.summary_store import SummaryStore
 from registry.workspace import Workspace
 from store.arrays import CARRIERS, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
@@ -49,8 +49,6 @@ class WeightSamples:
     """A model whose tensors can be sampled.
 
     Attributes:
-        shapes: tensor name → shape.
-        dtypes: tensor name → dtype.
         sample: (tensor name, numbers of rows) → these rows, in the carrier dtype.
         stored: the rows `own`, if they were read before.
     """
@@ -86,8 +84,6 @@ class Relation:
     """Distance between a checkpoint and a registered version.
 
     Attributes:
-        ref: the version.
-        kind: expert or base.
         distances: tensor name → ‖a − b‖ / √(‖a‖² + ‖b‖²) of its samples a and b, from 0 (equal) to √2 (opposite);
             1 for independent weights.
         grown: one of the two has rows for tokens that the other lacks.
@@ -140,7 +136,6 @@ def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
     """Return the samples from the result of `pack_weights`, or None if the data is of another form.
 
     Args:
-        data: the packed samples.
         sample: reads other rows, which models with another vocabulary are compared by.
     """
     from safetensors.numpy import load
@@ -165,68 +160,19 @@ def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
     return WeightSamples(shapes, dtypes, sample, blocks)
 
 
-def relation(samples: WeightSamples, version: VersionRecord, registered: WeightSamples) -> Relation | None:
-    """Return the distance of a checkpoint to a registered version, or None if their shapes cannot be compared.
+def relation(samples: WeightSamples, ref: str, kind: str, other: WeightSamples) -> Relation | None:
+    """Return the distance of a checkpoint to another model, or None if their shapes cannot be compared.
 
     Tensors outside the layers may differ in their first axis: a vocabulary may have grown.
     """
-    return relation_to(samples, version.ref, version.kind, registered)
-
-
-def relation_to(samples: WeightSamples, ref: str, kind: str, registered: WeightSamples) -> Relation | None:
-    """Return the distance of a checkpoint to another model (see `relation`).
-
-    Args:
-        samples: the checkpoint's samples.
-        ref: a name of the other model.
-        kind: expert or base.
-        registered: its samples.
-    """
-    if samples.shapes.keys() != registered.shapes.keys():
+    if samples.shapes.keys() != other.shapes.keys():
         return None
-    for name, shape in registered.shapes.items():
+    for name, shape in other.shapes.items():
         first = 0 if ".layers." in name else 1
         if samples.shapes[name][first:] != shape[first:]:
             return None
-    distances = {name: _distance(name, samples, registered) for name in samples.shapes}
-    return Relation(ref, kind, distances, grown=dict(samples.shapes) != dict(registered.shapes))
-
-
-def relations_of(
-    samples: WeightSamples,
-    versions: Iterable[tuple[VersionRecord, Callable[[], WeightSamples]]],
-    progress: Progress,
-    is_gone: Callable[[VersionRecord], bool] = lambda version: False,
-) -> tuple[Relation, ...]:
-    """Return the distance of a checkpoint to each registered version of its shape, the nearest first.
-
-    A version whose arrays are damaged is skipped with a remark, so that it does not block others, nor its own repair. A
-    version purged meanwhile (`is_gone`) is skipped silently.
-
-    Args:
-        samples: samples of the checkpoint's weights.
-        versions: versions, each with a function that reads its samples.
-        progress: receives the remarks.
-        is_gone: tells whether a version was purged.
-    """
-
-    def compare(item: tuple[VersionRecord, Callable[[], WeightSamples]]) -> Relation | DamagedError | None:
-        version, weights = item
-        try:
-            return relation(samples, version, weights())
-        except DamagedError as error:
-            return error
-
-    items, relations = list(versions), []
-    if items:
-        _ = samples.own  # read by one thread, before several ask for it
-    with ThreadPoolExecutor(COMPARING, thread_name_prefix="comparing") as pool:
-        for (version, _), found in zip(items, pool.map(compare, items), strict=True):
-            if isinstance(found, Relation):
-                relations.append(found)
-            elif found is not None and not is_gone(version):
-                remark(progress, f"{version.ref} is not compared: {found.message}")
-    return tuple(sorted(relations, key=lambda other: other.distance))
+    distances = {name: _distance(name, samples, other) for name in samples.shapes}
+    return Relation(ref, kind, distances, grown=dict(samples.shapes) != dict(other.shapes))
 
 
 def check_related(label: str, relations: Iterable[Relation]) -> None:
@@ -249,10 +195,6 @@ def equal_mlps(relations: Iterable[Relation], mlps: Iterable[str]) -> tuple[str,
     """Return a remark if a checkpoint has the MLPs of registered versions of its base model, but other weights.
 
     Adapters of attention alone leave MLPs as they are.
-
-    Args:
-        relations: its distances to registered versions.
-        mlps: names of the tensors of its MLPs.
     """
     names = tuple(mlps)
     refs = [one.ref for one in relations if one.verdict == "same base" and not any(map(one.distances.get, names))]
@@ -339,9 +281,6 @@ class LineageIndex:
         The arrays decide, not the summaries: first those of the nearest relatives, then those of all versions.
 
         Args:
-            label: the checkpoint's name in messages.
-            samples: samples of its weights.
-            versions: all versions.
             relations: the result of `relations` for them.
 
         Raises:
@@ -362,7 +301,7 @@ class LineageIndex:
         def sample(name: str, rows: "npt.NDArray[np.int64]") -> Block:  # for models with another vocabulary
             return self._stored(version).sample(name, rows)
 
-        summary = summary_store(self.workspace).get(version, "weights")
+        summary = SummaryStore(self.workspace).get(version, "weights")
         if summary is not None and (samples := unpack_weights(summary, sample)) is not None:
             return samples
         samples = self._stored(version)
@@ -371,7 +310,7 @@ class LineageIndex:
 
     def keep(self, version: VersionRecord, weights: WeightSamples) -> None:
         """Store the samples that a version is compared by."""
-        summary_store(self.workspace).put(version, "weights", pack_weights(weights))
+        SummaryStore(self.workspace).put(version, "weights", pack_weights(weights))
 
     def _stored(self, version: VersionRecord) -> WeightSamples:
         return weights_of_version(self.workspace.catalog.arrays_of(version), self.workspace.arrays)
@@ -383,8 +322,28 @@ class LineageIndex:
         weights: Callable[[VersionRecord], WeightSamples],
         progress: Progress,
     ) -> tuple[Relation, ...]:
-        readers = ((version, partial(weights, version)) for version in versions)
-        return relations_of(samples, readers, progress, self.workspace.is_purged)
+        """Return the distance to each version of equal shape, the nearest first, given what reads a version's samples.
+
+        A version whose arrays are damaged is skipped with a remark, so that it does not block others, nor its own
+        repair. A version purged meanwhile is skipped silently.
+        """
+
+        def compare(version: VersionRecord) -> Relation | DamagedError | None:
+            try:
+                return relation(samples, version.ref, version.kind, weights(version))
+            except DamagedError as error:
+                return error
+
+        relations = []
+        if versions:
+            _ = samples.own  # read by one thread, before several ask for it
+        with ThreadPoolExecutor(COMPARING, thread_name_prefix="comparing") as pool:
+            for version, found in zip(versions, pool.map(compare, versions), strict=True):
+                if isinstance(found, Relation):
+                    relations.append(found)
+                elif found is not None and not self.workspace.is_purged(version):
+                    remark(progress, f"{version.ref} is not compared: {found.message}")
+        return tuple(sorted(relations, key=lambda other: other.distance))
 
 
 def relations_of_version(workspace: Workspace, ref: str) -> tuple[Relation, ...]:

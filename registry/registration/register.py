@@ -20,9 +20,9 @@ from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.io.torch_blocks import to_block
 from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate
-from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, registered_experts, summarise
+from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, summarise
 from registry.registration.lineage import LineageIndex, Relation, equal_mlps
-from registry.registration.summary_store import summary_store
+from registry.registration.summary_store import SummaryStore
 from registry.statistics.collect import (
     carried_statistics,
     collect,
@@ -32,7 +32,7 @@ from registry.statistics.collect import (
 )
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import computed_by, window_size
-from registry.statistics.open_tensors import Packing, packings
+from registry.statistics.open_tensors import LazyStatistics, lazy_layers
 from registry.workspace import Workspace, content_digest
 from store.arrays import ArraySource, ArrayStore, digest_of
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord
@@ -93,9 +93,6 @@ def content_of(
     """Return the content document of a version; with its arrays it determines the content digest.
 
     Args:
-        hashed: the checkpoint.
-        kind: expert or base.
-        license_id: its license.
         kept: its calibration tokens are among the arrays.
         computed: settings of the pass that collected its statistics (`Collected.computed`).
     """
@@ -192,10 +189,10 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
         )
     report_few_tokens(collected, checkpoint, settings, workspace.progress)
     summaries = summarise(collected.sites.get(MLP_INPUT, ()), workspace.progress)
-    expert_overlaps = overlaps(summaries, registered_experts(workspace, but=request.name), workspace)
+    expert_overlaps = overlaps(summaries, workspace, but=request.name)
     registration = _register(workspace, candidate, hashed, collected)
     if summaries:
-        summary_store(workspace).put(registration.version, "tokens", pack(summaries))
+        SummaryStore(workspace).put(registration.version, "tokens", pack(summaries))
     return replace(registration, overlaps=expert_overlaps, self_sampled=self_sampled)
 
 
@@ -281,7 +278,7 @@ def _annotate(catalog: Catalog, version: VersionRecord, annotations: Annotations
 def _statistics_records(collected: Collected) -> Iterator[StatisticsRecord]:
     digest, label = collected.calibration_digest, collected.calibration_label
     for site, layers in collected.sites.items():
-        saturated = sum(item.saturated for item in packings(layers))
+        saturated = sum(item.saturated for item in lazy_layers(layers))
         yield StatisticsRecord(site, layers[0].count, saturated, digest, label)
     if collected.counts_alone:
         yield StatisticsRecord(TOKEN_COUNTS, collected.tokens, 0, digest, label)
@@ -331,19 +328,10 @@ def _arrays(
     if collected is None:
         return
     for site, layers in collected.sites.items():
-        items = packings(layers)
-        yield (
-            "statistics",
-            f"{site}/exponents",
-            _source(torch.stack([item.exponents for item in items]), "int16"),
-            None,
-        )
-        yield (
-            "statistics",
-            f"{site}/saturated",
-            _source(torch.tensor([item.saturated for item in items]), "int64"),
-            None,
-        )
+        items = lazy_layers(layers)
+        exponents, saturated = [item.exponents for item in items], [item.saturated for item in items]
+        yield "statistics", f"{site}/exponents", _source(torch.stack(exponents), "int16"), None
+        yield "statistics", f"{site}/saturated", _source(torch.tensor(saturated), "int64"), None
         for number, item in enumerate(items):
             yield "statistics", f"{site}/gram/{number}", _packed(item), None
     for name, source in collected.folds.items():
@@ -360,7 +348,7 @@ def _source(tensor: torch.Tensor, dtype: str) -> ArraySource:
     return ArraySource.of(to_block(tensor), dtype)
 
 
-def _packed(item: Packing) -> ArraySource:
+def _packed(item: LazyStatistics) -> ArraySource:
     # Read or packed only while it is written: all layers at once would double the memory.
     return ArraySource("int64", item.shape, lambda: _source(item.packed(), "int64").blocks())
 
@@ -370,12 +358,9 @@ class Check:
     """Report on a checkpoint that can be registered.
 
     Attributes:
-        label: name of the checkpoint.
-        family: its `model_type`.
         hosts: the hosts that carry it, by their names in `--host`, the preferred one first.
         notes: limitations of a composition in the preferred host, and of what a mixture would keep of it.
         dtype: the dtype that most weights have.
-        parameters: number of weights.
         tokens: number of tokens in its tokenizer's vocabulary; None without a tokenizer.json.
         relations: its distance to every registered version of its shape, the nearest first.
         text: label of the text that its statistics were collected on, its own ones or new; None without statistics.
@@ -423,5 +408,5 @@ def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
         tokens=hashed.tokens,
         relations=candidate.relations,
         text=None if collected is None else collected.calibration_label,
-        overlaps=None if summaries is None else overlaps(summaries, registered_experts(workspace), workspace),
+        overlaps=None if summaries is None else overlaps(summaries, workspace),
     )

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from registry.errors import ConflictError, StorageError
-from registry.home import Home
 from registry.io.atomic import atomic_file
 from registry.io.limits import SUMMARY_BYTES
 from registry.workspace import Workspace
-from store.catalog import Catalog, VersionRecord
+from store.catalog import VersionRecord
 from store.lock import exclusive
 
 Kind = Literal["weights", "tokens"]
@@ -33,15 +32,9 @@ _LENGTH = 65
 
 @dataclass(frozen=True)
 class SummaryStore:
-    """The summaries of one registry.
+    """The summaries of one registry."""
 
-    Attributes:
-        home: the home that contains them.
-        catalog: the catalog, which knows the active versions.
-    """
-
-    home: Home
-    catalog: Catalog
+    workspace: Workspace
 
     def get(self, version: VersionRecord, kind: Kind) -> bytes | None:
         """Return a version's summary, or None if it is missing or damaged."""
@@ -64,8 +57,8 @@ class SummaryStore:
         """
         path = self._path(version, kind)
         try:
-            with exclusive(self.home.cache_lock, "keeping a summary"):
-                if len(data) > SUMMARY_BYTES or self.catalog.reread([version])[0].state != "active":
+            with exclusive(self.workspace.home.cache_lock, "keeping a summary"):
+                if len(data) > SUMMARY_BYTES or self.workspace.catalog.reread([version])[0].state != "active":
                     return
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_file(path, f"{path.name}.new", durable=False) as fresh:
@@ -74,12 +67,7 @@ class SummaryStore:
             return
 
     def _path(self, version: VersionRecord, kind: Kind) -> Path:
-        return self.home.summaries / f"{version.digest}.{kind}"
-
-
-def summary_store(workspace: Workspace) -> SummaryStore:
-    """Return the summaries of a registry."""
-    return SummaryStore(workspace.home, workspace.catalog)
+        return self.workspace.home.summaries / f"{version.digest}.{kind}"
 
 
 def strays_in(folder: Path, digests: Collection[str]) -> list[Path]:
