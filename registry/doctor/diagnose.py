@@ -6,7 +6,6 @@ from pathlib import Path
 
 from registry.destination.fresh import fresh
 from registry.doctor.examination import Examination
-from registry.doctor.examined_folder import ExaminedFolder
 from registry.doctor.examined_input import check_examined
 from registry.doctor.file_checks import check_dtypes, check_files, check_integrity, check_members
 from registry.doctor.finding import (
@@ -44,7 +43,6 @@ class Check:
 
     Attributes:
         name: its name, in findings and in `needs`.
-        cost: what it reads.
         passed: what is true of a folder in which it finds nothing.
         run: yields what it finds; an error of `registry.errors` counts as a finding.
         needs: checks without which it makes no sense: it is skipped if one of them found an error or was skipped.
@@ -57,10 +55,6 @@ class Check:
     needs: tuple[str, ...] = ()
 
 
-def _of_folder(check: Callable[[ExaminedFolder], Iterable[Finding]]) -> Callable[[Examination], Iterable[Finding]]:
-    return lambda exam: check(exam.folder)
-
-
 _DOMAINS = 4
 """Most domains in a line to type."""
 
@@ -68,55 +62,43 @@ _FILES = ("files",)
 _RUNS = ("loads",)
 
 CHECKS = (
-    Check("files", HEADERS, "config.json and all weight files are there and whole", _of_folder(check_files)),
-    Check("dtypes", HEADERS, "all tensors have the dtype that config.json says", _of_folder(check_dtypes), _FILES),
-    Check("vocabulary", HEADERS, "embedding, config.json and tokenizer agree", _of_folder(check_vocabulary), _FILES),
+    Check("files", HEADERS, "config.json and all weight files are there and whole", check_files),
+    Check("dtypes", HEADERS, "all tensors have the dtype that config.json says", check_dtypes, _FILES),
+    Check("vocabulary", HEADERS, "embedding, config.json and tokenizer agree", check_vocabulary, _FILES),
     Check(
         "special-tokens",
         HEADERS,
         "all files agree on the tokens that begin, end and pad a text",
-        _of_folder(check_special_tokens),
+        check_special_tokens,
         _FILES,
     ),
-    Check(
-        "chat-template",
-        HEADERS,
-        "the chat template renders a conversation",
-        _of_folder(check_chat_template),
-        ("vocabulary",),
-    ),
+    Check("chat-template", HEADERS, "the chat template renders a conversation", check_chat_template, ("vocabulary",)),
     Check(
         "architecture",
         HEADERS,
         "the sizes in config.json fit one another and the tensors",
-        _of_folder(check_architecture),
+        check_architecture,
         ("files", "vocabulary?"),
     ),
-    Check("tied", HEADERS, "the head is there, or tied to the embedding", _of_folder(check_tied), _FILES),
+    Check("tied", HEADERS, "the head is there, or tied to the embedding", check_tied, _FILES),
     Check(
         "keys",
         HEADERS,
         "names and shapes are those of the architecture",
-        _of_folder(check_keys),
+        check_keys,
         ("dtypes", "vocabulary?", "special-tokens", "architecture", "tied"),
     ),
-    Check(MEMBERS, HEADERS, "all members are registered and active", _of_folder(check_members)),
-    Check("values", WEIGHTS, "every weight is finite, and no part is zero", _of_folder(check_values), _FILES),
-    Check("head", WEIGHTS, "the head equals the embedding, if tied", _of_folder(check_head), ("files", "tied")),
-    Check(
-        "loads",
-        FORWARD,
-        "transformers loads it",
-        check_loads,
-        ("keys", "vocabulary", "values", "head"),
-    ),
+    Check(MEMBERS, HEADERS, "all members are registered and active", check_members),
+    Check("values", WEIGHTS, "every weight is finite, and no part is zero", check_values, _FILES),
+    Check("head", WEIGHTS, "the head equals the embedding, if tied", check_head, ("files", "tied")),
+    Check("loads", FORWARD, "transformers loads it", check_loads, ("keys", "vocabulary", "values", "head")),
     Check("logits", FORWARD, "its logits are finite", check_logits, _RUNS),
     Check("routing", FORWARD, "every router uses its experts", check_routing, ("logits",)),
     Check("perplexity", FORWARD, "it predicts text better than a uniform guess", check_perplexity, ("logits",)),
     Check("generation", FORWARD, "it writes text", check_generation, ("logits", "perplexity?")),
     Check("comparison", FORWARD, "it is compared with its members", check_comparison, ("perplexity",)),
     # Last, as another error says more of what is wrong than that a file was changed.
-    Check("integrity", WEIGHTS, "every file is as it was composed", _of_folder(check_integrity)),
+    Check("integrity", WEIGHTS, "every file is as it was composed", check_integrity),
 )
 """All checks, in their order. A need that ends with `?` is met by a skipped check too."""
 
@@ -134,11 +116,8 @@ def diagnose(
 
     Args:
         workspace: the registry, which knows the members of a composition; None without one.
-        folder: any model folder.
         data: domain → files of text to run it on; default the members' text, else built-in text.
-        quick: read files and weights, and run nothing.
         device: a torch device; None for the GPU if there is one.
-        progress: reports long steps.
 
     Raises:
         CheckpointError: there is no such folder.
@@ -147,17 +126,16 @@ def diagnose(
     path = Path(folder)
     check_examined(folder, data or {})
     files = {domain: [Path(file) for file in listed] for domain, listed in (data or {}).items()}
-    examined = ExaminedFolder(path, workspace, files, device, progress)
-    exam, unmet = Examination(examined), dict[str, str]()
+    exam, unmet = Examination(path, workspace, files, device, progress), dict[str, str]()
     for check in CHECKS:
         found = [replace(one, check=check.name, cost=check.cost) for one in _found(check, exam, unmet, quick)]
-        examined.findings += found
+        exam.findings += found
         severities = {one.severity for one in found}
         if "error" in severities:
             unmet[check.name] = "error"
         elif severities == {"skipped"}:
             unmet[check.name] = "skipped"
-    return Diagnosis(path, tuple(examined.findings), dict(examined.perplexity), _again(examined))
+    return Diagnosis(path, tuple(exam.findings), dict(exam.perplexity), _again(exam))
 
 
 def _found(check: Check, exam: Examination, unmet: Mapping[str, str], quick: bool) -> list[Finding]:
@@ -185,11 +163,11 @@ def _found(check: Check, exam: Examination, unmet: Mapping[str, str], quick: boo
 
 def _without(message: str, exam: Examination) -> str:
     """Return an error's message without the folder's name before it, which the verdict begins with."""
-    for prefix in (f"{exam.folder.path}: ", f"{exam.folder.path.name}: "):
+    for prefix in (f"{exam.path}: ", f"{exam.path.name}: "):
         message = message.removeprefix(prefix)
-    if message.startswith(f"{exam.folder.path} "):
-        return f"it {message.removeprefix(f'{exam.folder.path} ')}"
-    return message.replace(f"{exam.folder.path}/", "")
+    if message.startswith(f"{exam.path} "):
+        return f"it {message.removeprefix(f'{exam.path} ')}"
+    return message.replace(f"{exam.path}/", "")
 
 
 def _bounded(finding: Finding) -> Finding:
@@ -197,12 +175,12 @@ def _bounded(finding: Finding) -> Finding:
     return replace(finding, message=printable(finding.message)[:1000])
 
 
-def _again(examined: ExaminedFolder) -> str | None:
-    errors = [finding for finding in examined.findings if finding.severity == "error"]
+def _again(exam: Examination) -> str | None:
+    errors = [finding for finding in exam.findings if finding.severity == "error"]
     if errors:
-        return examined.again
-    if examined.evaluations:
-        return f"reg report {examined.quoted} --out {fresh('report.html')}"
-    domains = list(examined.perplexity)[:_DOMAINS] if examined.members else []
+        return exam.again
+    if exam.evaluations:
+        return f"reg report {exam.quoted} --out {fresh('report.html')}"
+    domains = list(exam.perplexity)[:_DOMAINS] if exam.members else []
     text = " ".join(f"--data {domain}=FILE" for domain in domains) or "--data DOMAIN=FILE"
-    return f"reg evaluate {examined.quoted} {text}"
+    return f"reg evaluate {exam.quoted} {text}"

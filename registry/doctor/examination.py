@@ -1,15 +1,16 @@
 """The loaded model of a folder under examination, and one pass of it over the text of every domain."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from registry.calibration import Calibration, sample_from_expert
 from registry.checkpoint import Checkpoint
 from registry.composition.dense import write_dense
-from registry.doctor.examined_folder import ExaminedFolder
+from registry.doctor.examined_folder import ExaminedFolder, listed
 from registry.errors import CalibrationError, RegError
 from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of
@@ -70,21 +71,13 @@ class DomainTexts:
     source: Source
 
 
-def settings_of(folder: ExaminedFolder) -> TestSettings:
-    """Return the settings of scoring, with windows that the model takes."""
-    longest = folder.config.get("max_position_embeddings")
-    fits = min(SEQ_LEN, longest) if isinstance(longest, int) and longest > 1 else SEQ_LEN
-    return TestSettings(windows=WINDOWS, seq_len=fits, batch_size=WINDOWS, device=folder.device)
-
-
-def domain_texts(folder: ExaminedFolder) -> DomainTexts:
+def domain_texts(folder: ExaminedFolder, settings: TestSettings) -> DomainTexts:
     """Return the text of each domain.
 
     Raises:
         CalibrationError: a given file cannot be read, or holds no text.
         CheckpointError: the tokenizer fails on it.
     """
-    settings = settings_of(folder)
     if folder.data:
         return DomainTexts(test_windows(folder.data, folder.path, settings), "given")
     kept = {name: _kept(member, settings) for name, member in folder.members.items()}
@@ -103,7 +96,7 @@ def domain_texts(folder: ExaminedFolder) -> DomainTexts:
 
 def is_cheap(member: Member) -> bool:
     """Tell whether a member is small enough to be loaded beside the folder."""
-    return _parameters(member) <= CHEAP
+    return sum(math.prod(link.shape) for link in member.arrays if link.role in ("trunk", "mlp")) <= CHEAP
 
 
 @contextmanager
@@ -113,17 +106,6 @@ def dense_model(folder: ExaminedFolder, name: str, members: list[Member], settin
         out = temporary / "dense"
         write_dense(members, out, silent)
         yield open_model(name, out, settings)
-
-
-def _parameters(member: Member) -> int:
-    total = 0
-    for link in member.arrays:
-        if link.role in ("trunk", "mlp"):
-            count = 1
-            for size in link.shape:
-                count *= size
-            total += count
-    return total
 
 
 def _kept(member: Member, settings: TestSettings) -> Calibration | None:
@@ -140,7 +122,7 @@ def _sampled(folder: ExaminedFolder, member: Member, settings: TestSettings) -> 
         out = temporary / "dense"
         write_dense([member], out, silent)
         model, special = open_model(member.name, out, settings).loaded, Checkpoint(out).special_tokens
-    end = [number for number in _ids(special["eos_token_id"]) if isinstance(number, int)]
+    end = [number for number in listed(special["eos_token_id"]) if isinstance(number, int)]
     start = special["bos_token_id"]
     return sample_from_expert(
         model,
@@ -151,10 +133,6 @@ def _sampled(folder: ExaminedFolder, member: Member, settings: TestSettings) -> 
         batch_size=4,
         progress=silent,
     )
-
-
-def _ids(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _built_in(folder: ExaminedFolder, settings: TestSettings) -> dict[str, Calibration]:
@@ -179,50 +157,48 @@ def _share(text: Calibration, token: int) -> float:
     return int((text.ids == token).sum()) / text.tokens
 
 
-@dataclass
-class Examination:
+class Examination(ExaminedFolder):
     """A folder, and what its forward passes need; each is made once, when a check first asks for it."""
-
-    folder: ExaminedFolder
 
     @cached_property
     def settings(self) -> TestSettings:
-        """The settings of scoring."""
-        return settings_of(self.folder)
+        """The settings of scoring, with windows that the model takes."""
+        longest = self.config.get("max_position_embeddings")
+        fits = min(SEQ_LEN, longest) if isinstance(longest, int) and longest > 1 else SEQ_LEN
+        return TestSettings(windows=WINDOWS, seq_len=fits, batch_size=WINDOWS, device=self.device)
 
     @cached_property
     def texts(self) -> DomainTexts:
         """The text of each domain."""
-        return domain_texts(self.folder)
+        return domain_texts(self, self.settings)
 
     @cached_property
     def model(self) -> Model:
         """The loaded model."""
-        return open_model(self.folder.path.name, self.folder.path, self.settings)
+        return open_model(self.path.name, self.path, self.settings)
 
     @property
     def uniform(self) -> int:
         """The perplexity of a uniform guess: the size of the vocabulary."""
-        return self.folder.embedding_rows or int(self.model.loaded.config.vocab_size)
+        return self.embedding_rows or int(self.model.loaded.config.vocab_size)
 
     @property
     def look_closer(self) -> str:
         """The next step after bad predictions that nothing else explains."""
-        if self.folder.composed is None:
-            return f"try text of its own domain: reg doctor {self.folder.quoted} --data DOMAIN=FILE"
-        data = " ".join(f"--data {name}=FILE" for name in list(self.folder.members)[:2]) or "--data DOMAIN=FILE"
-        return f"see which member or method is at fault: reg evaluate {self.folder.quoted} {data} --baselines"
+        if self.composed is None:
+            return f"try text of its own domain: reg doctor {self.quoted} --data DOMAIN=FILE"
+        data = " ".join(f"--data {name}=FILE" for name in list(self.members)[:2]) or "--data DOMAIN=FILE"
+        return f"see which member or method is at fault: reg evaluate {self.quoted} {data} --baselines"
 
     @property
     def is_decided_by_prompt(self) -> bool:
         """True if the whole prompt weighs the members, so that no token before its end has a probability."""
-        config = self.folder.config
-        return "routing" in config and config.get("routing_tokens") == 0
+        return "routing" in self.config and self.config.get("routing_tokens") == 0
 
     @cached_property
     def experts(self) -> tuple[str, ...]:
         """The names of the experts or members, in their order."""
-        names = tuple(composed_of(self.folder.path))
+        names = tuple(composed_of(self.path))
         return names if len(names) == self.model.experts else tuple(map(str, range(self.model.experts)))
 
     @property
@@ -240,6 +216,6 @@ class Examination:
     @cached_property
     def _pass(self) -> tuple[dict[str, float], Tally | None]:
         tally = Tally(self.model.layers, self.model.experts) if self.model.experts else None
-        found = perplexities_of(self.model, self.texts.windows, self.settings, self.folder.progress, tally=tally)
-        self.folder.perplexity.update(found)
+        found = perplexities_of(self.model, self.texts.windows, self.settings, self.progress, tally=tally)
+        self.perplexity.update(found)
         return found, tally

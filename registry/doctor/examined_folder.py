@@ -35,12 +35,9 @@ class ExaminedFolder:
     """A model folder, which may come from anywhere.
 
     Attributes:
-        path: the folder.
         workspace: the registry, if there is one.
         data: domain → files of its text, where they were given.
         device: a torch device; None for the GPU if there is one.
-        progress: reports long steps.
-        findings: of the checks so far.
         perplexity: domain → perplexity, once it was computed.
     """
 
@@ -147,3 +144,8 @@ class ExaminedFolder:
         ]
         members = {member.name: member for member in load_members(self.workspace, versions)}
         return members if members.keys() == wanted.keys() else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a value of a configuration file that may be a list, of which 1,000 items are read, one item or absent."""
+    return value[:1000] if isinstance(value, list) else [] if value is None else [value]

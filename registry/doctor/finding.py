@@ -27,7 +27,6 @@ class Finding:
         message: a plain sentence without a full stop at its end; of a skipped check, the reason.
         next: the command to type, or what to do.
         check: the name of the check.
-        cost: what the check reads.
     """
 
     severity: Severity
@@ -42,7 +41,6 @@ class Diagnosis:
     """All that was found in a folder.
 
     Attributes:
-        folder: the folder.
         findings: of every check, in the order of the checks.
         perplexity: domain → perplexity, where it was computed.
         again: the command to type if no finding has one.

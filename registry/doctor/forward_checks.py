@@ -70,7 +70,7 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
         expert = next(iter(collapsed.values()))
         where = "every layer" if len(layers) > 1 else "the routing"
         message = f"{where} sends at least {least:.0%} of every domain's tokens to expert {expert}: it has collapsed"
-        yield (warning if exam.texts.source == "built-in" else error)(message, exam.folder.again or _routers_of(exam))
+        yield (warning if exam.texts.source == "built-in" else error)(message, exam.again or _routers_of(exam))
     elif collapsed:
         layer, expert = next(iter(collapsed.items()))
         more = f" ({len(collapsed)} of {len(layers)} layers do so)" if len(collapsed) > 1 else ""
@@ -104,7 +104,7 @@ def check_perplexity(exam: Examination) -> Iterator[Finding]:
         yield error(
             f"it predicts {_FROM[exam.texts.source]} {'hardly better' if built_in else 'worse'} than guessing: "
             f"perplexity {shown}, and {guessing}{_cause(exam)}",
-            exam.folder.again or exam.look_closer,
+            exam.again or exam.look_closer,
         )
     elif worse and not built_in:
         yield warning(f"it predicts {few(worse)} worse than guessing: perplexity {shown}; {guessing}")
@@ -114,20 +114,20 @@ def check_perplexity(exam: Examination) -> Iterator[Finding]:
 
 def check_comparison(exam: Examination) -> Iterator[Finding]:
     """Compare the perplexity with that of the members, each on its own domain, and of their averaged weights."""
-    folder, texts = exam.folder, exam.texts
-    if not folder.members:
+    texts = exam.texts
+    if not exam.members:
         yield skipped("its members are not all registered here, so there is nothing to compare it with")
         return
-    domains = [domain for domain in texts.windows if domain in folder.members]
+    domains = [domain for domain in texts.windows if domain in exam.members]
     if texts.source == "built-in" or not domains:
         yield skipped("there is no text of its members: give --data DOMAIN=FILE, with their names")
         return
     stored = list(_stored(exam))
     yield from stored
-    if not all(is_cheap(member) for member in folder.members.values()):
+    if not all(is_cheap(member) for member in exam.members.values()):
         example = " ".join(f"--data {domain}=FILE" for domain in domains[:2])
         yield skipped(
-            f"members of more than {CHEAP:,} parameters are not loaded; to compare: reg evaluate {folder.quoted} "
+            f"members of more than {CHEAP:,} parameters are not loaded; to compare: reg evaluate {exam.quoted} "
             f"{example} --baselines"
         )
         return
@@ -137,27 +137,27 @@ def check_comparison(exam: Examination) -> Iterator[Finding]:
 
 
 def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iterator[Finding]:
-    folder, windows = exam.folder, {domain: texts.windows[domain] for domain in domains}
+    windows = {domain: texts.windows[domain] for domain in domains}
     own: dict[str, float] = {}
     for domain in domains:
-        with dense_model(folder, domain, [folder.members[domain]], exam.settings) as model:
-            own |= perplexities_of(model, {domain: windows[domain]}, exam.settings, folder.progress)
+        with dense_model(exam, domain, [exam.members[domain]], exam.settings) as model:
+            own |= perplexities_of(model, {domain: windows[domain]}, exam.settings, exam.progress)
     ours, experts = _mean([exam.scored[domain] for domain in domains]), _mean(list(own.values()))
     said = f"perplexity {ours:.4g} over {few(domains)}, each domain's own expert {experts:.4g}"
-    members = list(folder.members.values())
+    members = list(exam.members.values())
     shapes = [{(link.name, link.shape) for link in one.arrays if link.role in ("trunk", "mlp")} for one in members]
     if any(shape != shapes[0] for shape in shapes):
         yield passed(f"{said}; members of several architectures have no averaged weights")
         return
-    with dense_model(folder, "average", members, exam.settings) as model:
-        average = _mean(list(perplexities_of(model, windows, exam.settings, folder.progress).values()))
+    with dense_model(exam, "average", members, exam.settings) as model:
+        average = _mean(list(perplexities_of(model, windows, exam.settings, exam.progress).values()))
     data = " ".join(f"--data {domain}=FILE" for domain in domains)
     if ours > average * _WORSE:
         yield warning(
             f"it is worse than the averaged weights of its members: {said}, averaged weights {average:.4g}; "
             "a mixture should "
             "be better",
-            f"see what routing and trunk each cost: reg evaluate {folder.quoted} {data} --baselines --oracle",
+            f"see what routing and trunk each cost: reg evaluate {exam.quoted} {data} --baselines --oracle",
         )
     else:
         better = ours < average / _WORSE
@@ -170,10 +170,8 @@ def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iter
 
 
 def _stored(exam: Examination) -> Iterator[Finding]:
-    composed = exam.folder.composed
-    record = widest(
-        exam.folder.evaluations, [] if composed is None else [one.name for one in composed.manifest.members]
-    )
+    composed = exam.composed
+    record = widest(exam.evaluations, [] if composed is None else [one.name for one in composed.manifest.members])
     if record is not None:
         scores = record.document.get("figures", {}).get("score", {})
         if isinstance(scores, dict) and scores:
@@ -197,23 +195,23 @@ def _mean(perplexities: list[float]) -> float:
 
 
 def _routers_of(exam: Examination) -> str | None:
-    if exam.folder.composed is None:
+    if exam.composed is None:
         return None
     try:
-        names = ",".join(member.name for member in exam.folder.composed.manifest.members)
+        names = ",".join(member.name for member in exam.composed.manifest.members)
     except RegError:
-        return exam.folder.again
+        return exam.again
     return f"see what other routers do: reg preview --experts {names}"
 
 
 def _cause(exam: Examination) -> str:
     """Return whether a member alone is as bad, if one can be loaded and its own text is known."""
     windows = exam.texts.windows
-    name = next((one for one in windows if one in exam.folder.members and is_cheap(exam.folder.members[one])), None)
+    name = next((one for one in windows if one in exam.members and is_cheap(exam.members[one])), None)
     if name is None or exam.texts.source == "built-in":
         return ""
-    with dense_model(exam.folder, name, [exam.folder.members[name]], exam.settings) as model:
-        alone = perplexities_of(model, {name: windows[name]}, exam.settings, exam.folder.progress)[name]
+    with dense_model(exam, name, [exam.members[name]], exam.settings) as model:
+        alone = perplexities_of(model, {name: windows[name]}, exam.settings, exam.progress)[name]
     blame = "the member is broken itself" if alone > exam.uniform else "so the merge broke it, not the member"
     return f"; its member {name} alone has {alone:,.4g}, {blame}"
 
@@ -245,13 +243,13 @@ def check_generation(exam: Examination) -> Iterator[Finding]:
         prompts[domain] = text.ids[0, begin : begin + size].long()
     rows = _written(exam.model.loaded, torch.stack(list(prompts.values())))
     written = dict(zip(prompts, rows, strict=True))
-    texts = {domain: str(exam.folder.tokenizer.decode(tokens)) for domain, tokens in written.items()}
+    texts = {domain: str(exam.tokenizer.decode(tokens)) for domain, tokens in written.items()}
     loops = [domain for domain, tokens in written.items() if len(set(tokens[-_REPEATED:])) == 1]
     broken = [domain for domain, text in texts.items() if _unprintable(text) > _UNPRINTABLE]
     if len(loops) == len(written):
         yield error(
             f"it writes one token over and over, whatever the text before it: {_shown(texts[loops[0]])}",
-            exam.folder.again or exam.look_closer,
+            exam.again or exam.look_closer,
         )
     elif loops:
         yield warning(f"it writes one token over and over after text of {few(loops)}: {_shown(texts[loops[0]])}")
@@ -264,7 +262,7 @@ def check_generation(exam: Examination) -> Iterator[Finding]:
         yield warning(f"it writes hardly any printable text after text of {few(broken)}: {_shown(texts[broken[0]])}")
     if not loops and not broken:
         for domain in texts:
-            begun = str(exam.folder.tokenizer.decode(prompts[domain].tolist(), skip_special_tokens=True))
+            begun = str(exam.tokenizer.decode(prompts[domain].tolist(), skip_special_tokens=True))
             again = ", and repeats itself: common in small models" if _repeats(written[domain]) else ""
             yield passed(f"after {_shown(begun)} ({domain}) it writes {_shown(texts[domain])}{again}")
 
@@ -316,7 +314,7 @@ def check_logits(exam: Examination) -> Iterator[Finding]:
             yield error(
                 f"its logits are NaN or infinite on text of {domain}, though its weights are finite: numbers overflow "
                 "on the way",
-                exam.folder.again or "look for weights of an absurd size, or merge again with smaller weights",
+                exam.again or "look for weights of an absurd size, or merge again with smaller weights",
             )
             return
     if not exam.texts.windows:

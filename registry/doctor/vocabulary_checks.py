@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from registry.checkpoint.model_files import TOKENIZER_FILES
-from registry.doctor.examined_folder import ExaminedFolder
+from registry.doctor.examined_folder import ExaminedFolder, listed
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.errors import CheckpointError, RegError, first_line, is_foreign
 from registry.io.display import printable
@@ -54,7 +54,7 @@ def check_special_tokens(folder: ExaminedFolder) -> Iterator[Finding]:
     configs = {"config.json": folder.config, "generation_config.json": folder.generation_config}
     for file, config in configs.items():
         for name in _SPECIAL:
-            for number in _listed(config.get(name)):
+            for number in listed(config.get(name)):
                 if not isinstance(number, int) or isinstance(number, bool):
                     yield error(
                         f"{file}: {name} is {str(number)[:40]!r}, it must be a token's number", f"mend it in {file}"
@@ -68,7 +68,7 @@ def check_special_tokens(folder: ExaminedFolder) -> Iterator[Finding]:
                         f"set {name} in {file} to the tokenizer's own",
                     )
     own = getattr(folder.tokenizer, "eos_token_id", None) if _has_tokenizer(folder) else None
-    ends = _listed(folder.generation_config.get("eos_token_id")) or _listed(folder.config.get("eos_token_id"))
+    ends = listed(folder.generation_config.get("eos_token_id")) or listed(folder.config.get("eos_token_id"))
     if not ends and own is None:
         yield warning("no file names an end token (eos_token_id), so generation never stops by itself")
     elif not ends:
@@ -131,7 +131,3 @@ def _has_tokenizer(folder: ExaminedFolder) -> bool:
         return folder.tokenizer is not None
     except RegError:
         return False
-
-
-def _listed(value: Any) -> list[Any]:
-    return value[:1000] if isinstance(value, list) else [] if value is None else [value]

@@ -42,7 +42,6 @@ class Garbage:
         passes: interrupted forward passes and trainings of routers.
         pass_bytes: the size of their saved state on disk.
         merged: adapters merged into their base models by interrupted registrations.
-        merged_bytes: their size on disk.
         work: temporary models of interrupted compositions.
         work_bytes: their size on disk.
         cached: statistics that compositions recollected, which is repeatable, and summaries of inactive versions.
