@@ -8,18 +8,7 @@ from registry.destination.fresh import fresh
 from registry.doctor.examination import Examination
 from registry.doctor.examined_input import check_examined
 from registry.doctor.file_checks import check_dtypes, check_files, check_integrity, check_members
-from registry.doctor.finding import (
-    FORWARD,
-    HEADERS,
-    MEMBERS,
-    WEIGHTS,
-    Cost,
-    Diagnosis,
-    Finding,
-    error,
-    passed,
-    skipped,
-)
+from registry.doctor.finding import FORWARD, HEADERS, MEMBERS, WEIGHTS, Cost, Diagnosis, Finding, error, passed, skipped
 from registry.doctor.forward_checks import (
     check_comparison,
     check_generation,

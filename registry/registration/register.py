@@ -23,13 +23,7 @@ from registry.registration.candidate import Candidate
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, summarise
 from registry.registration.lineage import LineageIndex, Relation, equal_mlps
 from registry.registration.summary_store import SummaryStore
-from registry.statistics.collect import (
-    carried_statistics,
-    collect,
-    evidence_of,
-    report_few_tokens,
-    text_calibration,
-)
+from registry.statistics.collect import carried_statistics, collect, evidence_of, report_few_tokens, text_calibration
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import computed_by, window_size
 from registry.statistics.open_tensors import LazyStatistics, lazy_layers

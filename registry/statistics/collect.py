@@ -93,8 +93,7 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
     redo = "make them again: reg collect CKPT --data FILE --out DIR"
     if collected.weights != weights:
         raise CheckpointError(
-            f"{path} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}",
-            redo,
+            f"{path} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}", redo
         )
     kept, vocabulary = collected.calibration, checkpoint.architecture.vocab_size
     if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < vocabulary:

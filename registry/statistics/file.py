@@ -35,14 +35,7 @@ from store.arrays import ArraySource, Block
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
-_COMPUTED = {
-    "dtype": LABEL,
-    "batch_size": WHOLE,
-    "device": LABEL,
-    "sites": LABEL,
-    "folds": WHOLE,
-    "evidence": LABEL,
-}
+_COMPUTED = {"dtype": LABEL, "batch_size": WHOLE, "device": LABEL, "sites": LABEL, "folds": WHOLE, "evidence": LABEL}
 _REDO = "make it again: reg collect CKPT --data FILE --out DIR"
 _TENSORS = {
     re.compile(r"[a-z_]{1,40}\.exponents"): ("I16", 2),

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import torch
 from jaxtyping import Int16, Int64
@@ -108,13 +108,7 @@ class LazyLayers(Sequence[Statistics]):
     def __len__(self) -> int:
         return len(self.items)
 
-    @overload
-    def __getitem__(self, index: int) -> Statistics: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "LazyLayers": ...
-
-    def __getitem__(self, index: int | slice) -> "Statistics | LazyLayers":
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return LazyLayers(self.items[index])
         item = self.items[index]

@@ -147,13 +147,7 @@ def take_slice(
     """
     calibration = whole.calibration
     collected = take_statistics(
-        checkpoint,
-        whole.weights,
-        ModelRun(model),
-        calibration,
-        whole.settings,
-        windows=part.windows,
-        progress=progress,
+        checkpoint, whole.weights, ModelRun(model), calibration, whole.settings, windows=part.windows, progress=progress
     )
     own = Calibration(calibration.ids[part.first : part.stop], calibration.lengths[part.first : part.stop], "")
     same = _same(checkpoint, whole.settings)
