@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from registry.checkpoint.adapter import is_adapter
 from registry.checkpoint.weights import INDEX
-from registry.doctor.examined_folder import FLOATS, ExaminedFolder
+from registry.doctor.examination import FLOATS, Examination
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.doctor.tensor_names import named
 from registry.errors import ConflictError
@@ -23,7 +23,7 @@ _MASKS = "masks"
 """The masks of a SIMoE, which are bits."""
 
 
-def check_files(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_files(folder: Examination) -> Iterator[Finding]:
     """Check config.json, the presence of every weight file, and their headers."""
     if is_adapter(folder.path):
         yield error(
@@ -48,7 +48,7 @@ def check_files(folder: ExaminedFolder) -> Iterator[Finding]:
         yield warning(f"{few(unlisted)}: in a weight file, but not in {INDEX}", "save the checkpoint again")
 
 
-def check_dtypes(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_dtypes(folder: Examination) -> Iterator[Finding]:
     """Check that weights are numbers that a model computes with, all of the dtype that config.json says."""
     tensors = folder.tensors
     if quantisation := folder.config.get("quantization_config"):
@@ -91,7 +91,7 @@ def _is_buffer(name: str) -> bool:
     )
 
 
-def check_members(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_members(folder: Examination) -> Iterator[Finding]:
     """Look for members that were opted out since, and compare their positions with the folder's."""
     if not (folder.path / MARKER).is_file():
         yield skipped("it was not composed by this program")
@@ -114,7 +114,7 @@ def check_members(folder: ExaminedFolder) -> Iterator[Finding]:
     yield from _positions(folder)
 
 
-def _positions(folder: ExaminedFolder) -> Iterator[Finding]:
+def _positions(folder: Examination) -> Iterator[Finding]:
     own = folder.config.get("max_position_embeddings")
     for name, member in folder.members.items():
         longest = member.architecture.max_position_embeddings
@@ -123,7 +123,7 @@ def _positions(folder: ExaminedFolder) -> Iterator[Finding]:
             return
 
 
-def check_integrity(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_integrity(folder: Examination) -> Iterator[Finding]:
     """Compare every file with the digests of the composition."""
     if not (folder.path / MARKER).is_file():
         yield skipped("it was not composed by this program")

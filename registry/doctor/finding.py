@@ -1,6 +1,7 @@
 """Findings of the checks, and the diagnosis that they add up to."""
 
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,14 @@ class Finding:
     next: str | None = None
     check: str = ""
     cost: Cost = HEADERS
+
+
+error = partial(Finding, "error")
+"""Returns the finding that the folder is broken, given its message and what to do."""
+warning = partial(Finding, "warning")
+passed = partial(Finding, "ok")
+skipped = partial(Finding, "skipped")
+"""Returns the finding that a check was not done, given the reason."""
 
 
 @dataclass(frozen=True)
@@ -111,26 +120,6 @@ class Diagnosis:
             "perplexity": self.perplexity,
             "next": self.next,
         }
-
-
-def error(message: str, following: str | None = None) -> Finding:
-    """Return the finding that the folder is broken."""
-    return Finding("error", message, following)
-
-
-def warning(message: str, following: str | None = None) -> Finding:
-    """Return the finding that something may be wrong."""
-    return Finding("warning", message, following)
-
-
-def passed(message: str) -> Finding:
-    """Return the finding that something is in order."""
-    return Finding("ok", message)
-
-
-def skipped(reason: str) -> Finding:
-    """Return the finding that a check was not done."""
-    return Finding("skipped", reason)
 
 
 def _count(number: int, noun: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
-from registry.doctor.examination import CHEAP, DomainTexts, Examination, dense_model, is_cheap
+from registry.doctor.examination import CHEAP, Examination, dense_model, is_cheap
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.errors import CheckpointError, RegError, first_line
 from registry.evaluation.scoring import perplexities_of
@@ -131,16 +131,16 @@ def check_comparison(exam: Examination) -> Iterator[Finding]:
             f"{example} --baselines"
         )
         return
-    compared = _compared(exam, texts, domains)
+    compared = _compared(exam, domains)
     # Scores of test text say more than a comparison on little text that members wrote, unless that finds a fault.
     yield from (one for one in compared if not stored or texts.source == "given" or one.severity != "ok")
 
 
-def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iterator[Finding]:
-    windows = {domain: texts.windows[domain] for domain in domains}
+def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
+    texts, windows = exam.texts, {domain: exam.texts.windows[domain] for domain in domains}
     own: dict[str, float] = {}
     for domain in domains:
-        with dense_model(exam, domain, [exam.members[domain]], exam.settings) as model:
+        with dense_model(exam, domain, [exam.members[domain]]) as model:
             own |= perplexities_of(model, {domain: windows[domain]}, exam.settings, exam.progress)
     ours, experts = _mean([exam.scored[domain] for domain in domains]), _mean(list(own.values()))
     said = f"perplexity {ours:.4g} over {few(domains)}, each domain's own expert {experts:.4g}"
@@ -149,7 +149,7 @@ def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iter
     if any(shape != shapes[0] for shape in shapes):
         yield passed(f"{said}; members of several architectures have no averaged weights")
         return
-    with dense_model(exam, "average", members, exam.settings) as model:
+    with dense_model(exam, "average", members) as model:
         average = _mean(list(perplexities_of(model, windows, exam.settings, exam.progress).values()))
     data = " ".join(f"--data {domain}=FILE" for domain in domains)
     if ours > average * _WORSE:
@@ -210,7 +210,7 @@ def _cause(exam: Examination) -> str:
     name = next((one for one in windows if one in exam.members and is_cheap(exam.members[one])), None)
     if name is None or exam.texts.source == "built-in":
         return ""
-    with dense_model(exam, name, [exam.members[name]], exam.settings) as model:
+    with dense_model(exam, name, [exam.members[name]]) as model:
         alone = perplexities_of(model, {name: windows[name]}, exam.settings, exam.progress)[name]
     blame = "the member is broken itself" if alone > exam.uniform else "so the merge broke it, not the member"
     return f"; its member {name} alone has {alone:,.4g}, {blame}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from registry.doctor.examined_folder import ExaminedFolder
+from registry.doctor.examination import Examination
 from registry.doctor.finding import Finding, error, skipped, warning
 from registry.doctor.tensor_names import in_words, is_embedding, is_expert, is_head, numbers_of, role_of
 from registry.errors import CheckpointError, first_line, is_foreign
@@ -20,7 +20,7 @@ _SAVE = "save the model again: save_pretrained writes config.json and weights th
 _COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
 
-def check_architecture(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_architecture(folder: Examination) -> Iterator[Finding]:
     """Check that the sizes in config.json fit one another and the tensors, before a model of them is made."""
     config, where = folder.config, str(folder.path / "config.json")
     for name in _COUNTS:
@@ -65,7 +65,7 @@ def _positions(config: dict[str, Any]) -> Iterator[Finding]:
         yield warning(f"config.json has a rope factor of {factor:g}: below 1 it shortens what the model can read")
 
 
-def check_tied(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_tied(folder: Examination) -> Iterator[Finding]:
     """Check that the head is there, or is tied to the embedding."""
     tensors = folder.tensors
     if isinstance(folder.config.get("members"), list) or not any(map(is_embedding, tensors)):
@@ -77,7 +77,7 @@ def check_tied(folder: ExaminedFolder) -> Iterator[Finding]:
         )
 
 
-def check_keys(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_keys(folder: Examination) -> Iterator[Finding]:
     """Compare names and shapes with those of the model that config.json describes; no weight is read."""
     if folder.config.get("auto_map") and not folder.has_our_code:
         yield skipped("it has modelling code of its author, which is never run here")
@@ -122,7 +122,7 @@ def _listed(names: list[str]) -> str:
     return f"{in_words(names[0])} ({names[0]}){more}"
 
 
-def _odd_experts(folder: ExaminedFolder) -> Iterator[Finding]:
+def _odd_experts(folder: Examination) -> Iterator[Finding]:
     """Find tensors that one expert of a layer lacks, or has in another shape: transformers does not name them."""
     found: dict[str, dict[tuple[int, ...], str]] = defaultdict(dict)
     for name in folder.tensors:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from registry.checkpoint.model_files import TOKENIZER_FILES
-from registry.doctor.examined_folder import ExaminedFolder, listed
+from registry.doctor.examination import Examination, listed
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.errors import CheckpointError, RegError, first_line, is_foreign
 from registry.io.display import printable
@@ -15,7 +15,7 @@ _OWN_TOKENIZER = "put the tokenizer that the model was trained with into the fol
 _CHAT = ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "It is 4."})
 
 
-def check_vocabulary(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_vocabulary(folder: Examination) -> Iterator[Finding]:
     """Compare the rows of the embedding with config.json and with the tokenizer."""
     rows, size = folder.embedding_rows, folder.config.get("vocab_size")
     whole_members = isinstance(folder.config.get("members"), list)
@@ -37,7 +37,7 @@ def check_vocabulary(folder: ExaminedFolder) -> Iterator[Finding]:
         yield warning(f"the tokenizer has {len(numbers):,} tokens, the embedding {rows:,} rows", _OWN_TOKENIZER)
 
 
-def _numbers(folder: ExaminedFolder) -> set[int]:
+def _numbers(folder: Examination) -> set[int]:
     try:
         return set(map(int, folder.tokenizer.get_vocab().values()))
     except RegError:
@@ -48,7 +48,7 @@ def _numbers(folder: ExaminedFolder) -> set[int]:
         ) from failure
 
 
-def check_special_tokens(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_special_tokens(folder: Examination) -> Iterator[Finding]:
     """Check that the tokens that begin, end and pad a text exist, and that all files agree on them."""
     rows = folder.embedding_rows or folder.config.get("vocab_size")
     configs = {"config.json": folder.config, "generation_config.json": folder.generation_config}
@@ -84,7 +84,7 @@ def check_special_tokens(folder: ExaminedFolder) -> Iterator[Finding]:
         )
 
 
-def check_chat_template(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_chat_template(folder: Examination) -> Iterator[Finding]:
     """Render a conversation of two messages by the chat template, in the sandbox of transformers."""
     templates = getattr(folder.tokenizer, "chat_template", None)
     if not templates:
@@ -126,7 +126,7 @@ def _has_template(member: Any) -> bool:
     return "tokenizer_config.json" in files and b'"chat_template"' in member.file("tokenizer_config.json")
 
 
-def _has_tokenizer(folder: ExaminedFolder) -> bool:
+def _has_tokenizer(folder: Examination) -> bool:
     try:
         return folder.tokenizer is not None
     except RegError:

@@ -5,7 +5,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,32 +90,35 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
     if path is None:
         return None
     collected = statistics_file.load(path)
-    redo = "make them again: reg collect CKPT --data FILE --out DIR"
+    for problem in _contradictions(collected, checkpoint, weights):
+        raise CheckpointError(f"{path}{problem}", "make them again: reg collect CKPT --data FILE --out DIR")
+    return collected
+
+
+def _contradictions(collected: Collected, checkpoint: Checkpoint, weights: str) -> Iterator[str]:
+    """Yield what is wrong with the statistics of a checkpoint's folder, to follow the name of their file."""
     if collected.weights != weights:
-        raise CheckpointError(
-            f"{path} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}", redo
-        )
+        yield f" has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}"
     kept, vocabulary = collected.calibration, checkpoint.architecture.vocab_size
     if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < vocabulary:
-        raise CheckpointError(f"{path} has calibration tokens that the model does not know", redo)
+        yield " has calibration tokens that the model does not know"
     if unknown := sorted(set(collected.sites) - set(SITES["all"])):
-        raise CheckpointError(f"{path} has statistics of an unknown site: {', '.join(unknown)}", redo)
+        yield f" has statistics of an unknown site: {', '.join(unknown)}"
     if collected.computed.get("sites") == COUNTS:
         if not collected.counts_alone:
-            raise CheckpointError(f"{path} must have token counts alone, as it was made with --sites {COUNTS}", redo)
+            yield f" must have token counts alone, as it was made with --sites {COUNTS}"
     else:
         for site in dict.fromkeys((MLP_INPUT, *collected.sites)):  # first the one whose count the others must have
-            _check_site(checkpoint, collected, site, path, redo)
+            yield from _contradictions_of_site(collected, checkpoint, site)
     counts = collected.token_counts
     if counts is not None and not _are_counts(counts, collected, vocabulary):
-        raise CheckpointError(f"{path}: its token counts are not those of {vocabulary:,} tokens", redo)
+        yield f": its token counts are not those of {vocabulary:,} tokens"
     if not _are_contents(collected):
-        raise CheckpointError(f"{path}: its counts of contents are not a part of its token counts", redo)
+        yield ": its counts of contents are not a part of its token counts"
     if kept is not None:
         same = counts is None or torch.equal(counts, kept.counts(vocabulary))
         if (kept.digest, kept.tokens, same) != (collected.calibration_digest, collected.tokens, True):
-            raise CheckpointError(f"{path}: its statistics were not taken on the calibration tokens it holds", redo)
-    return collected
+            yield ": its statistics were not taken on the calibration tokens it holds"
 
 
 def _are_counts(counts: torch.Tensor, collected: Collected, vocabulary: int) -> bool:
@@ -136,19 +139,17 @@ def _are_contents(collected: Collected) -> bool:
     return bool(((contents >= 0) & (contents <= counts)).all())
 
 
-def _check_site(checkpoint: Checkpoint, collected: Collected, site: str, path: Path, redo: str) -> None:
-    """Check one site of a checkpoint's own statistics against its weights: layers, scales, counts."""
+def _contradictions_of_site(collected: Collected, checkpoint: Checkpoint, site: str) -> Iterator[str]:
+    """Compare one site with the weights: layers, scales, counts."""
     layers, expected = collected.sites.get(site, ()), scales(checkpoint, site).exponents
     if len(layers) != len(expected):
-        raise CheckpointError(f"{path} has {len(layers)} layers of {site}, the checkpoint has {len(expected)}", redo)
+        yield f" has {len(layers)} layers of {site}, the checkpoint has {len(expected)}"
     tokens = collected.sites[MLP_INPUT][0].count
     for number, (layer, exponents) in enumerate(zip(layers, expected, strict=True)):
         if not torch.equal(layer.exponents, exponents):
-            raise CheckpointError(
-                f"{path}: the scales of {site}, layer {number}, are not those that the weights give", redo
-            )
+            yield f": the scales of {site}, layer {number}, are not those that the weights give"
         if layer.count != tokens or tokens < 1 or bool((layer.matrix.diagonal() < 0).any()):
-            raise CheckpointError(f"{path}: {site}, layer {number}, holds no sum over {tokens} tokens", redo)
+            yield f": {site}, layer {number}, holds no sum over {tokens} tokens"
 
 
 def collect(

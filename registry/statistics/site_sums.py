@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int16, Int64
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
@@ -76,7 +77,7 @@ class HookPoint:
 
     site: str
     layer: int
-    module: Any
+    module: nn.Module
     after: bool = False
 
 
@@ -185,13 +186,7 @@ class SiteSums:
     @contextmanager
     def attached(self, points: Iterable[HookPoint]) -> Iterator[None]:
         """Hook the modules of these sums while the context is open; other hook points are left out."""
-        handles = [
-            point.module.register_forward_hook(self._after(point))
-            if point.after
-            else point.module.register_forward_pre_hook(self._before(point))
-            for point in points
-            if (point.site, point.layer) in self.sums
-        ]
+        handles = [self._hook(point) for point in points if (point.site, point.layer) in self.sums]
         try:
             yield
         finally:
@@ -202,11 +197,10 @@ class SiteSums:
         """Return the sums of one site and layer on the CPU; release them."""
         return self.sums.pop(site_layer).statistics()
 
-    def _before(self, point: HookPoint) -> Callable[[Any, tuple[Tensor, ...]], None]:
-        return lambda _module, inputs: self._count(point, inputs[0])
-
-    def _after(self, point: HookPoint) -> Callable[[Any, Any, Tensor], None]:
-        return lambda _module, _inputs, output: self._count(point, output)
+    def _hook(self, point: HookPoint) -> RemovableHandle:
+        if point.after:
+            return point.module.register_forward_hook(lambda _, inputs, output: self._count(point, output))
+        return point.module.register_forward_pre_hook(lambda _, inputs: self._count(point, inputs[0]))
 
     def _count(self, point: HookPoint, activations: Float[Tensor, "*B H"]) -> None:
         sums = self.sums[point.site, point.layer]
