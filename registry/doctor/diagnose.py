@@ -7,7 +7,6 @@ from pathlib import Path
 from registry.destination.fresh import fresh
 from registry.doctor.examination import Examination
 from registry.doctor.examined_input import check_examined
-from registry.doctor.file_checks import check_dtypes, check_files, check_integrity, check_members
 from registry.doctor.finding import FORWARD, HEADERS, MEMBERS, WEIGHTS, Cost, Diagnosis, Finding, error, passed, skipped
 from registry.doctor.forward_checks import (
     check_comparison,
@@ -17,9 +16,19 @@ from registry.doctor.forward_checks import (
     check_perplexity,
     check_routing,
 )
-from registry.doctor.key_checks import check_architecture, check_keys, check_tied
+from registry.doctor.header_checks import (
+    check_architecture,
+    check_chat_template,
+    check_dtypes,
+    check_files,
+    check_integrity,
+    check_keys,
+    check_members,
+    check_special_tokens,
+    check_tied,
+    check_vocabulary,
+)
 from registry.doctor.value_checks import check_head, check_values
-from registry.doctor.vocabulary_checks import check_chat_template, check_special_tokens, check_vocabulary
 from registry.errors import RegError, first_line, is_foreign
 from registry.io.display import printable
 from registry.progress import Progress, silent

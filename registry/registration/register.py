@@ -24,9 +24,8 @@ from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, 
 from registry.registration.lineage import LineageIndex, Relation, equal_mlps
 from registry.registration.summary_store import SummaryStore
 from registry.statistics.collect import carried_statistics, collect, evidence_of, report_few_tokens, text_calibration
-from registry.statistics.file import Collected
+from registry.statistics.file import Collected, LazyStatistics, lazy_layers
 from registry.statistics.forward_pass import computed_by, window_size
-from registry.statistics.open_tensors import LazyStatistics, lazy_layers
 from registry.workspace import Workspace, content_digest
 from store.arrays import ArraySource, ArrayStore, digest_of
 from store.catalog import ArrayLink, Catalog, NewVersion, StatisticsRecord, VersionRecord

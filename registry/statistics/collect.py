@@ -30,8 +30,7 @@ from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics, window_size
-from registry.statistics.layer_pass import take_statistics_by_layer
-from registry.statistics.memory import check_sampling, whole_fits
+from registry.statistics.layer_pass import check_sampling, take_statistics_by_layer, whole_fits
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.statistics.slices import SharedCheckpoint, collect_slices, open_shared

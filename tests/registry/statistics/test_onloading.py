@@ -26,8 +26,7 @@ from registry.statistics import file as statistics_file
 from registry.statistics import layer_pass
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
-from registry.statistics.layer_pass import take_statistics_by_layer
-from registry.statistics.memory import PassMemory
+from registry.statistics.layer_pass import PassMemory, take_statistics_by_layer
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 from tests.registry.statistics.windows import UNEVEN
@@ -259,7 +258,7 @@ def test_the_way_follows_from_the_memory_and_leaves_no_trace(
     versions = []
     for name, most in (("any", None), ("enough", need), ("less", need - 1), ("free", None)):
         if name == "free":
-            monkeypatch.setattr("registry.statistics.memory.free_memory", lambda device: need - 1)
+            monkeypatch.setattr("registry.statistics.layer_pass.free_memory", lambda device: need - 1)
         own = PassSettings(512, 32, 4, sites=sites, max_memory=most)
         with Registry(tmp_path / name) as registry:
             versions.append(
