@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import torch
+
 from registry.checkpoint.weights import Stored
 from registry.doctor.examination import FLOATS, Examination
 from registry.doctor.finding import Finding, error, warning
@@ -138,8 +140,6 @@ def _blocks(stored: Stored) -> Iterator[tuple[int, Any]]:
     Raises:
         CheckpointError: the file cannot be read.
     """
-    import torch
-
     if not math.prod(stored.shape):
         return
     shape, dtype = stored.shape or (1,), torch_dtype(NAMES[stored.dtype])
@@ -158,8 +158,6 @@ def _blocks(stored: Stored) -> Iterator[tuple[int, Any]]:
 
 
 def _take(values: _Values, part: Any, start: int, *, joint: bool) -> None:
-    import torch
-
     least, most = (bound.item() for bound in part.aminmax())
     if math.isnan(least):
         values.has_nan = True

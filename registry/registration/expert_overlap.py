@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 
 from registry.errors import ConflictError, DamagedError, IncompatibleError, NotFoundError, RegError
 from registry.families.sites import MLP_INPUT
@@ -138,8 +139,6 @@ def summarise(layers: Sequence[Statistics], progress: Progress) -> dict[int, Sum
 
 def pack(summaries: Mapping[int, Summary]) -> bytes:
     """Return summaries, by layer, as safetensors."""
-    from safetensors.torch import save
-
     tensors: dict[str, torch.Tensor] = {}
     for layer, summary in summaries.items():
         tensors |= {
@@ -154,8 +153,6 @@ def pack(summaries: Mapping[int, Summary]) -> bytes:
 
 def unpack(data: bytes, layers: Iterable[int]) -> dict[int, Summary] | None:
     """Return the summaries of `layers` from the result of `pack`, or None if the data is of another form."""
-    from safetensors.torch import load
-
     try:
         if int.from_bytes(data[:8], "little") > HEADER_BYTES:
             return None

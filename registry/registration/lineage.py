@@ -11,7 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load, save
 
 from registry.checkpoint import Checkpoint
 from registry.errors import DamagedError, IncompatibleError
@@ -23,10 +27,6 @@ from registry.registration.summary_store import SummaryStore
 from registry.workspace import Workspace
 from store.arrays import CARRIERS, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 SAMPLE = 2**14
 """Weights of a tensor that are compared: complete rows, spread evenly."""
@@ -41,7 +41,7 @@ UNRELATED = 0.9
 """Median distance from which two models have no common ancestor; independent weights have 1."""
 
 Verdict = Literal["same weights", "same base", "unrelated"]
-Sampler = Callable[[str, "npt.NDArray[np.int64]"], Block]
+Sampler = Callable[[str, npt.NDArray[np.int64]], Block]
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class WeightSamples:
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
     sample: Sampler
-    stored: "Mapping[str, Block] | None" = None
+    stored: Mapping[str, Block] | None = None
 
     @cached_property
-    def own(self) -> "Mapping[str, Block]":
+    def own(self) -> Mapping[str, Block]:
         """The rows of every tensor that are compared with models of equal shape; read once."""
         if self.stored is not None:
             return self.stored
         return {name: self.sample(name, _rows(shape[0], _width(shape))) for name, shape in self.shapes.items()}
 
-    def real(self, name: str, rows: "npt.NDArray[np.int64]") -> "tuple[npt.NDArray[np.float64], float]":
+    def real(self, name: str, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], float]:
         """Return rows of one tensor as real numbers (flat), and the sum of their squares; of `own` computed once."""
         shape = self.shapes[name]
         if rows is not _rows(shape[0], _width(shape)):
@@ -75,7 +75,7 @@ class WeightSamples:
         return self._reals[name]
 
     @cached_property
-    def _reals(self) -> "dict[str, tuple[npt.NDArray[np.float64], float]]":
+    def _reals(self) -> dict[str, tuple[npt.NDArray[np.float64], float]]:
         return {}
 
 
@@ -126,8 +126,6 @@ def weights_of_version(links: Iterable[ArrayLink], store: ArrayStore) -> WeightS
 
 def pack_weights(weights: WeightSamples) -> bytes:
     """Return the samples that a model is compared by, with dtypes and shapes, as safetensors."""
-    from safetensors.numpy import save
-
     tensors = {name: [weights.dtypes[name], list(shape)] for name, shape in sorted(weights.shapes.items())}
     return save(dict(weights.own), metadata={_METADATA_KEY: json.dumps([SAMPLE, tensors])})
 
@@ -138,8 +136,6 @@ def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
     Args:
         sample: reads other rows, which models with another vocabulary are compared by.
     """
-    from safetensors.numpy import load
-
     try:
         length = int.from_bytes(data[:8], "little")
         if length > HEADER_BYTES:
@@ -207,8 +203,6 @@ def equal_mlps(relations: Iterable[Relation], mlps: Iterable[str]) -> tuple[str,
 
 
 def _distance(name: str, first: WeightSamples, second: WeightSamples) -> float:
-    import numpy as np
-
     shape = first.shapes[name]
     count = min(shape[0], second.shapes[name][0])
     rows = _rows(count, _width(shape))
@@ -223,18 +217,14 @@ def _width(shape: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _rows(count: int, width: int) -> "npt.NDArray[np.int64]":
+def _rows(count: int, width: int) -> npt.NDArray[np.int64]:
     """Return the rows of a tensor of `count` rows that are compared; the same array object each time."""
-    import numpy as np
-
     wanted = max(1, min(count, SAMPLE // width))
     return np.unique(np.linspace(0, count - 1, wanted).astype(np.int64))
 
 
 def _are_weights(block: Block, dtype: str) -> bool:
     """Tell whether a block is in the carrier dtype of `dtype` and finite, as all registered weights are."""
-    import numpy as np
-
     if block.dtype != np.dtype(CARRIERS[dtype][0]):
         return False
     if dtype == "bfloat16":
@@ -242,9 +232,7 @@ def _are_weights(block: Block, dtype: str) -> bool:
     return bool(np.isfinite(block).all())
 
 
-def _real(block: Block, dtype: str) -> "tuple[npt.NDArray[np.float64], float]":
-    import numpy as np
-
+def _real(block: Block, dtype: str) -> tuple[npt.NDArray[np.float64], float]:
     if dtype == "bfloat16":  # the upper half of a float32
         block = (block.astype(np.uint32) << 16).view(np.float32)
     values = block.astype(np.float64).ravel()
@@ -252,10 +240,8 @@ def _real(block: Block, dtype: str) -> "tuple[npt.NDArray[np.float64], float]":
         return values, _squared(values)
 
 
-def _squared(values: "npt.NDArray[np.float64]") -> float:
+def _squared(values: npt.NDArray[np.float64]) -> float:
     """Return the sum of squares, on this thread alone: BLAS would wake others for a product of 16,384 numbers."""
-    import numpy as np
-
     return float(np.einsum("i,i->", values, values))
 
 
@@ -298,7 +284,7 @@ class LineageIndex:
     def weights(self, version: VersionRecord) -> WeightSamples:
         """Return samples of a version's weights: its summary, else read from its arrays, and stored."""
 
-        def sample(name: str, rows: "npt.NDArray[np.int64]") -> Block:  # for models with another vocabulary
+        def sample(name: str, rows: npt.NDArray[np.int64]) -> Block:  # for models with another vocabulary
             return self._stored(version).sample(name, rows)
 
         summary = SummaryStore(self.workspace).get(version, "weights")

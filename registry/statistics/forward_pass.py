@@ -117,7 +117,7 @@ class _Collector:
         self.header = Collected(weights, {}, calibration.digest, calibration.label, computed)
         self._counting = Counting.of(checkpoint, settings.sites, run.model.device, dense=run.hook_points is None)
         self.sums = SiteSums(self._counting, self._counting.site_layers)
-        self.points = (run.hook_points or dense_hook_points(checkpoint))(run.model)
+        self.points = run.hook_points(run.model) if run.hook_points else dense_hook_points(checkpoint, run.model)
 
     def sites(self) -> dict[str, tuple[Statistics, ...]]:
         """Return the sums of every site, on the CPU, and release them."""

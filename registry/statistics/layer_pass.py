@@ -310,7 +310,7 @@ class _LayerPass:
 
     def run(self, progress: Progress) -> list[Collected]:
         """Run all layers that are not finished, and return the sums of each, and last those of the head's input."""
-        count, points = self._count, dense_hook_points(self.layers.checkpoint)(self.layers.model)
+        count, points = self._count, dense_hook_points(self.layers.checkpoint, self.layers.model)
         head = HEAD_INPUT in self.counting.scales
         finished = self._finished()
         if finished:

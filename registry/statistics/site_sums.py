@@ -85,20 +85,16 @@ HookPoints = Callable[[Any], Sequence[HookPoint]]
 """Returns the hook points of a loaded model."""
 
 
-def dense_hook_points(checkpoint: Checkpoint) -> HookPoints:
-    """Return the function that finds the sites in the checkpoint's own dense model."""
+def dense_hook_points(checkpoint: Checkpoint, model: Any) -> list[HookPoint]:
+    """Return the hook points of the checkpoint's own dense model."""
     family, architecture = checkpoint.family, checkpoint.architecture
-
-    def hook_points(model: Any) -> list[HookPoint]:
-        attention = family.attention(architecture)
-        points = [HookPoint(MLP_INPUT, layer, module) for layer, module in enumerate(family.mlps(model))]
-        for layer in range(architecture.num_hidden_layers):
-            for site, name in ((ATTENTION_INPUT, attention.inputs[0]), (ATTENTION_OUTPUT, attention.output)):
-                points.append(HookPoint(site, layer, model.get_submodule(family.tensor_name(layer, name))))
-        head_norm = model.get_submodule(family.head_input(architecture).norm)
-        return [*points, HookPoint(HEAD_INPUT, 0, head_norm, after=True)]
-
-    return hook_points
+    attention = family.attention(architecture)
+    points = [HookPoint(MLP_INPUT, layer, module) for layer, module in enumerate(family.mlps(model))]
+    for layer in range(architecture.num_hidden_layers):
+        for site, name in ((ATTENTION_INPUT, attention.inputs[0]), (ATTENTION_OUTPUT, attention.output)):
+            points.append(HookPoint(site, layer, model.get_submodule(family.tensor_name(layer, name))))
+    head_norm = model.get_submodule(family.head_input(architecture).norm)
+    return [*points, HookPoint(HEAD_INPUT, 0, head_norm, after=True)]
 
 
 @dataclass(frozen=True)
