@@ -66,9 +66,6 @@ class Examination:
     """A model folder, which may come from anywhere.
 
     Attributes:
-        workspace: the registry, if there is one.
-        data: domain → files of its text, where they were given.
-        device: a torch device; None for the GPU if there is one.
         perplexity: domain → perplexity, once it was computed.
     """
 

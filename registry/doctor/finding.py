@@ -50,7 +50,6 @@ class Diagnosis:
     """All that was found in a folder.
 
     Attributes:
-        findings: of every check, in the order of the checks.
         perplexity: domain → perplexity, where it was computed.
         again: the command to type if no finding has one.
     """

@@ -25,7 +25,6 @@ class Piece:
 
     Attributes:
         name: the path; of an array its digest.
-        nbytes: its size on disk.
     """
 
     name: str
@@ -34,18 +33,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Garbage:
-    """Files that neither a version nor a running command needs.
+    """Files that neither a version nor a running command needs, and their sizes on disk in bytes.
 
     Attributes:
         digests: arrays, on disk or in the catalog.
-        nbytes: their size on disk.
+        nbytes: their size.
         passes: interrupted forward passes and trainings of routers.
-        pass_bytes: the size of their saved state on disk.
         merged: adapters merged into their base models by interrupted registrations.
         work: temporary models of interrupted compositions.
-        work_bytes: their size on disk.
         cached: statistics that compositions recollected, which is repeatable, and summaries of inactive versions.
-        cached_bytes: their size on disk.
         pieces: everything above, each with its size: arrays, then files and folders.
     """
 

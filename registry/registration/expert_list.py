@@ -16,13 +16,19 @@ from typing import Any
 from registry.checkpoint.annotations import Annotations
 from registry.errors import InvalidInputError, NotFoundError
 from registry.io.limits import YAML_BYTES
+from registry.io.schema import SWITCH, Kind
 from registry.io.strict_yaml import Located, parse_yaml
 from registry.names.reference import check_name
 from registry.names.suggest import suggest
 from registry.registration.candidate import RegistrationRequest
 from registry.statistics.settings import PassSettings
 
-_TEXT, _FLAG, _LIST, _MAPPING = "text", "true or false", "a list of text", "a mapping of text to text"
+_TEXT = Kind("text", lambda value: isinstance(value, str) and value != "")
+_LIST = Kind("a list of text", lambda value: isinstance(value, list) and all(map(_TEXT.holds, value)))
+_MAPPING = Kind(
+    "a mapping of text to text",
+    lambda value: isinstance(value, dict) and all(isinstance(part, str) for part in value.values()),
+)
 KEYS = {
     "name": _TEXT,
     "checkpoint": _TEXT,
@@ -31,9 +37,9 @@ KEYS = {
     "tags": _MAPPING,
     "alias": _TEXT,
     "base": _TEXT,
-    "keep_calibration": _FLAG,
-    "allow_unrelated": _FLAG,
-    "remote_code": _FLAG,
+    "keep_calibration": SWITCH,
+    "allow_unrelated": SWITCH,
+    "remote_code": SWITCH,
     "tokenizer_of": _TEXT,
 }
 """Key → what its value must be."""
@@ -79,8 +85,8 @@ def _request(path: Path, item: Located, settings: PassSettings) -> RegistrationR
         value = located.plain
         if value is None:
             continue
-        if not _is(KEYS[key], value):
-            raise _error(path, located.line, f"{key} must be {KEYS[key]}")
+        if not KEYS[key].holds(value):
+            raise _error(path, located.line, f"{key} must be {KEYS[key].words}")
         values[key] = value
     for key in ("name", "checkpoint"):
         if not values.get(key):
@@ -94,16 +100,6 @@ def _request(path: Path, item: Located, settings: PassSettings) -> RegistrationR
     data = tuple(_from(path, file) for file in values.get("data", []))
     checkpoint = _from(path, values["checkpoint"])
     return RegistrationRequest(name, checkpoint, "expert", data, settings, annotations, **as_listed)
-
-
-def _is(kind: str, value: object) -> bool:
-    if kind == _FLAG:
-        return isinstance(value, bool)
-    if kind == _LIST:
-        return isinstance(value, list) and all(isinstance(part, str) and part for part in value)
-    if kind == _MAPPING:
-        return isinstance(value, dict) and all(isinstance(part, str) for part in value.values())
-    return isinstance(value, str) and value != ""
 
 
 def _from(path: Path, text: str) -> str:

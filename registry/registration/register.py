@@ -353,7 +353,6 @@ class Check:
     Attributes:
         hosts: the hosts that carry it, by their names in `--host`, the preferred one first.
         notes: limitations of a composition in the preferred host, and of what a mixture would keep of it.
-        dtype: the dtype that most weights have.
         tokens: number of tokens in its tokenizer's vocabulary; None without a tokenizer.json.
         relations: its distance to every registered version of its shape, the nearest first.
         text: label of the text that its statistics were collected on, its own ones or new; None without statistics.

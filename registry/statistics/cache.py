@@ -156,7 +156,6 @@ class KeptTensors:
     """Files of tensors. Safe for several threads.
 
     Attributes:
-        files: the cache; None to keep nothing beyond a composition.
         work: makes a folder for files that are not kept.
     """
 
@@ -265,7 +264,6 @@ class InputProducts:
         """Open the products of the maps of one input: name of the map → its rows, float64 (r, H).
 
         Args:
-            site: the site of their input.
             names: the weights of the maps, in the dense model.
 
         Raises:

@@ -213,11 +213,7 @@ def collect(
 
 
 def counted(weights: str, calibration: Calibration, checkpoint: Checkpoint, computed: dict[str, Any]) -> Collected:
-    """Return token counts alone.
-
-    Args:
-        weights: digest of the weights that they belong to.
-    """
+    """Return token counts alone."""
     counts = calibration.counts(checkpoint.architecture.vocab_size)
     alone = Collected(weights, {}, calibration.digest, calibration.label, computed, token_counts=counts)
     return _with_contents(alone, calibration, checkpoint)
@@ -265,7 +261,6 @@ def collect_to(
     Args:
         folder: the checkpoint, as `Registry.add_expert` takes it.
         out: the folder of the file; created if absent.
-        data: calibration files; default the checkpoint's own.
         cluster: the nodes that take slices of the pass; they see the checkpoint and `out`.
 
     Raises:

@@ -45,7 +45,6 @@ class OpenTensors:
 
     Attributes:
         file: its descriptor; the file stays readable if it is deleted meanwhile.
-        entries: name → where the tensor is.
     """
 
     file: int
@@ -182,11 +181,8 @@ class Collected:
     Attributes:
         weights: digest of the expert's weights.
         sites: site → one statistic a layer, in order; those in a file are read at each access (`LazyLayers`).
-        calibration_digest: digest of the calibration tokens.
-        calibration_label: name of the calibration for people.
         computed: settings that the result depends on: sites, and of a forward pass dtype, batch size and kind of
             device; `evidence` where contents of messages alone are evidence.
-        calibration: the calibration tokens, if they are kept.
         folds: what statistics of earlier releases have beside their sums: name of the array, as in
             `mlp_input/fold/0/0` → it.
         token_counts: occurrences of each token, int64 of shape (V,).

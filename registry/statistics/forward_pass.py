@@ -107,7 +107,6 @@ class _Collector:
 
     Attributes:
         header: all that the result has but its sums and counts.
-        points: where they are taken.
     """
 
     def __init__(

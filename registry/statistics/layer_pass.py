@@ -53,7 +53,6 @@ class PassMemory:
     """Upper estimates of the memory of a pass, in bytes.
 
     Attributes:
-        model: the whole model, loaded.
         whole: the whole model with the sums of all layers.
         by_layer: one layer with its sums.
     """
@@ -263,9 +262,12 @@ def take_statistics_by_layer(
                 f"{folder} was deleted while statistics were collected there",
                 "if its expert was not opted out meanwhile, repeat the command",
             ) from error
-    return replace(
-        _joined(finished, counting, header), token_counts=calibration.counts(checkpoint.architecture.vocab_size)
-    )
+    sites: dict[str, LazyLayers] = {}
+    for site in counting.scales:
+        of = counting.same.get(site, site)
+        parts = [part.sites[of] for part in finished if of in part.sites]
+        sites[site] = LazyLayers(item for part in parts for item in lazy_layers(part))
+    return replace(header, sites=sites, token_counts=calibration.counts(checkpoint.architecture.vocab_size))
 
 
 class _CheckpointLayers(Layers):
@@ -385,13 +387,3 @@ class _LayerPass:
                 path.unlink()
             return []
         return finished
-
-
-def _joined(finished: list[Collected], counting: Counting, header: Collected) -> Collected:
-    """Return the sums of all modules as one, site by site."""
-    sites: dict[str, LazyLayers] = {}
-    for site in counting.scales:
-        of = counting.same.get(site, site)
-        parts = [part for part in finished if of in part.sites]
-        sites[site] = LazyLayers([item for part in parts for item in lazy_layers(part.sites[of])])
-    return replace(header, sites=sites)

@@ -31,10 +31,6 @@ class RunningSums:
 
     Both change together: Ctrl-C waits until they have, and any other interruption leaves `broken` sums, which must not
     be used.
-
-    Attributes:
-        completed_windows: windows that were counted.
-        broken: an addition did not complete.
     """
 
     def __init__(self, exponents: Int16[Tensor, "H"], bits: int, splitter: Splitter) -> None:
@@ -145,9 +141,6 @@ class SiteSums:
 
     Each counts its own windows. After an interruption in the middle of a batch, those that are ahead skip the windows
     that they have counted.
-
-    Attributes:
-        sums: (site, layer) → its sums.
     """
 
     def __init__(self, counting: Counting, site_layers: Collection[SiteLayer]) -> None:
