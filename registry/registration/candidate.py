@@ -62,7 +62,6 @@ class Candidate:
     checkpoint: Checkpoint
     annotations: Annotations
     manifest: ExpertManifest | None
-    files: tuple[Path, ...]
     settings: PassSettings
     samples: WeightSamples
     relations: tuple[Relation, ...]
@@ -97,7 +96,6 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         workspace.check_owner()
         check_name_is_free(workspace.catalog, request.name, request.kind)
     check_files(request.data)
-    files = tuple(Path(file) for file in request.data)
     with open_checkpoint(
         request.checkpoint,
         workspace.home.merged,
@@ -121,7 +119,6 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
             checkpoint,
             annotations,
             manifest,
-            files,
             on_cluster(request.settings or PassSettings(), workspace.cluster),
             samples,
             relations,

@@ -21,7 +21,7 @@ from registry.maths.threads import one_thread
 from registry.member import load_member
 from registry.progress import Progress, remark
 from registry.registration.lineage import COMPARING
-from registry.registration.summary_store import SummaryStore
+from registry.registration.summary_store import keep_summary, read_summary
 from registry.workspace import Workspace
 from store.catalog import VersionRecord
 
@@ -180,7 +180,7 @@ def _from_store(
     summaries: Mapping[int, Summary], workspace: Workspace, version: VersionRecord
 ) -> dict[int, Overlap] | None:
     """Return layer → overlap from a version's stored summaries, or None if they are missing or cannot be its own."""
-    data = SummaryStore(workspace).get(version, "tokens")
+    data = read_summary(workspace, version, "tokens")
     others = None if data is None else unpack(data, summaries)
     tokens = [record.tokens for record in version.statistics if record.site == MLP_INPUT]
     if others is None or any([summary.count] != tokens for summary in others.values()):
@@ -198,7 +198,7 @@ def _from_statistics(
     """Return layer → overlap from a version's statistics, and store its summaries."""
     member = load_member(workspace, version)
     others = {layer: Summary.of(member.statistics(MLP_INPUT, layer)) for layer in summaries}
-    SummaryStore(workspace).put(version, "tokens", pack(others))
+    keep_summary(workspace, version, "tokens", pack(others))
     return {layer: summary_overlap(summary, others[layer]) for layer, summary in summaries.items()}
 
 

@@ -23,7 +23,7 @@ from registry.io.display import few
 from registry.io.limits import HEADER_BYTES, HEADER_VALUES
 from registry.io.strict_json import parse_json
 from registry.progress import Progress, remark, silent
-from registry.registration.summary_store import SummaryStore
+from registry.registration.summary_store import keep_summary, read_summary
 from registry.workspace import Workspace
 from store.arrays import CARRIERS, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
@@ -287,7 +287,7 @@ class LineageIndex:
         def sample(name: str, rows: npt.NDArray[np.int64]) -> Block:  # for models with another vocabulary
             return self._stored(version).sample(name, rows)
 
-        summary = SummaryStore(self.workspace).get(version, "weights")
+        summary = read_summary(self.workspace, version, "weights")
         if summary is not None and (samples := unpack_weights(summary, sample)) is not None:
             return samples
         samples = self._stored(version)
@@ -296,7 +296,7 @@ class LineageIndex:
 
     def keep(self, version: VersionRecord, weights: WeightSamples) -> None:
         """Store the samples that a version is compared by."""
-        SummaryStore(self.workspace).put(version, "weights", pack_weights(weights))
+        keep_summary(self.workspace, version, "weights", pack_weights(weights))
 
     def _stored(self, version: VersionRecord) -> WeightSamples:
         return weights_of_version(self.workspace.catalog.arrays_of(version), self.workspace.arrays)

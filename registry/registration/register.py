@@ -22,7 +22,7 @@ from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, summarise
 from registry.registration.lineage import LineageIndex, Relation, equal_mlps
-from registry.registration.summary_store import SummaryStore
+from registry.registration.summary_store import keep_summary
 from registry.statistics.collect import carried_statistics, collect, evidence_of, report_few_tokens, text_calibration
 from registry.statistics.file import Collected, LazyStatistics, lazy_layers
 from registry.statistics.forward_pass import computed_by, window_size
@@ -154,7 +154,7 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     """Register an expert with statistics from the first available source; a repeat ends before its forward pass."""
     catalog, request = workspace.catalog, candidate.request
     checkpoint, settings = candidate.checkpoint, candidate.settings
-    calibration = text_calibration(checkpoint, candidate.files, settings, workspace.progress)
+    calibration = text_calibration(checkpoint, candidate.request.data, settings, workspace.progress)
     collected = carried_statistics(hashed) if calibration is None else None
     self_sampled = calibration is None and collected is None
     kept = request.keep_calibration or self_sampled if collected is None else collected.calibration is not None
@@ -185,7 +185,7 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     expert_overlaps = overlaps(summaries, workspace, but=request.name)
     registration = _register(workspace, candidate, hashed, collected)
     if summaries:
-        SummaryStore(workspace).put(registration.version, "tokens", pack(summaries))
+        keep_summary(workspace, registration.version, "tokens", pack(summaries))
     return replace(registration, overlaps=expert_overlaps, self_sampled=self_sampled)
 
 
@@ -381,7 +381,7 @@ def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
     """
     checkpoint, settings, progress = candidate.checkpoint, candidate.settings, workspace.progress
     hashed = hash_checkpoint(checkpoint, progress)
-    calibration = text_calibration(checkpoint, candidate.files, settings, progress)
+    calibration = text_calibration(checkpoint, candidate.request.data, settings, progress)
     collected = carried_statistics(hashed) if calibration is None else None
     if calibration is not None:
         collected = collect(hashed, calibration, settings, progress=progress)

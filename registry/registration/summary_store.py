@@ -13,7 +13,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Collection
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -30,44 +30,40 @@ _LENGTH = 65
 """Bytes of the checksum and the newline after it."""
 
 
-@dataclass(frozen=True)
-class SummaryStore:
-    """The summaries of one registry."""
+def read_summary(workspace: Workspace, version: VersionRecord, kind: Kind) -> bytes | None:
+    """Return a version's summary, or None if it is missing or damaged."""
+    try:
+        descriptor = os.open(_path(workspace, version, kind), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or not _LENGTH <= status.st_size <= _LENGTH + SUMMARY_BYTES:
+                return None
+            checksum, data = file.read(_LENGTH), file.read(SUMMARY_BYTES)
+    except OSError:
+        return None
+    return data if checksum == _checksum(data) else None
 
-    workspace: Workspace
 
-    def get(self, version: VersionRecord, kind: Kind) -> bytes | None:
-        """Return a version's summary, or None if it is missing or damaged."""
-        try:
-            descriptor = os.open(self._path(version, kind), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode) or not _LENGTH <= status.st_size <= _LENGTH + SUMMARY_BYTES:
-                    return None
-                checksum, data = file.read(_LENGTH), file.read(SUMMARY_BYTES)
-        except OSError:
-            return None
-        return data if checksum == _checksum(data) else None
+def keep_summary(workspace: Workspace, version: VersionRecord, kind: Kind, data: bytes) -> None:
+    """Store a summary if the version is still active and the home can be written.
 
-    def put(self, version: VersionRecord, kind: Kind, data: bytes) -> None:
-        """Store a summary if the version is still active and the home can be written.
-
-        An opt-out changes the catalog first, and then deletes summaries under the same lock. So no summary is stored
-        after it, and incomplete files of a crash are deleted too.
-        """
-        path = self._path(version, kind)
-        try:
-            with exclusive(self.workspace.home.cache_lock, "keeping a summary"):
-                if len(data) > SUMMARY_BYTES or self.workspace.catalog.reread([version])[0].state != "active":
-                    return
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_file(path, f"{path.name}.new", durable=False) as fresh:
-                    fresh.write_bytes(_checksum(data) + data)
-        except (OSError, StorageError, ConflictError):
+    An opt-out changes the catalog first, and then deletes summaries under the same lock. So no summary is stored after
+    it, and incomplete files of a crash are deleted too.
+    """
+    path = _path(workspace, version, kind)
+    with (
+        suppress(OSError, StorageError, ConflictError),
+        exclusive(workspace.home.cache_lock, "keeping a summary"),
+    ):
+        if len(data) > SUMMARY_BYTES or workspace.catalog.reread([version])[0].state != "active":
             return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path, f"{path.name}.new", durable=False) as fresh:
+            fresh.write_bytes(_checksum(data) + data)
 
-    def _path(self, version: VersionRecord, kind: Kind) -> Path:
-        return self.workspace.home.summaries / f"{version.digest}.{kind}"
+
+def _path(workspace: Workspace, version: VersionRecord, kind: Kind) -> Path:
+    return workspace.home.summaries / f"{version.digest}.{kind}"
 
 
 def strays_in(folder: Path, digests: Collection[str]) -> list[Path]:

@@ -45,7 +45,7 @@ MOST_TOKENS = 2**53
 
 
 def text_calibration(
-    checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings, progress: Progress = silent
+    checkpoint: Checkpoint, data: Sequence[str | os.PathLike[str]], settings: PassSettings, progress: Progress = silent
 ) -> Calibration | None:
     """Return the calibration tokens of `data`, sampled over all of it.
 
@@ -67,7 +67,8 @@ def text_calibration(
     tokenizer = load_tokenizer(checkpoint.folder)
     seq_len = window_size(checkpoint, settings)
     take = random_places if settings.document_tokens is None else document_beginnings
-    calibration = take(Corpus(data, tokenizer, progress), tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
+    corpus = Corpus([Path(file) for file in data], tokenizer, progress)
+    calibration = take(corpus, tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
     if (largest := int(calibration.ids.max())) >= checkpoint.architecture.vocab_size:
         raise CalibrationError(
             f"{checkpoint.label}: its tokenizer gives token {largest}, the model knows "
@@ -276,7 +277,7 @@ def collect_to(
         raise StorageError(f"{target} cannot be created: {error.strerror}", "choose another --out") from error
     with open_checkpoint(folder, target / "partial", base=base, remote_code=True, progress=progress) as checkpoint:
         hashed = hash_checkpoint(checkpoint, progress)
-        calibration = text_calibration(checkpoint, [Path(file) for file in data], settings, progress)
+        calibration = text_calibration(checkpoint, data, settings, progress)
         collected = collect(
             hashed,
             calibration,
