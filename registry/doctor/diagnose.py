@@ -5,30 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from registry.destination.fresh import fresh
+from registry.doctor import forward_checks as forward
+from registry.doctor import header_checks as header
+from registry.doctor import value_checks as value
 from registry.doctor.examination import Examination
 from registry.doctor.examined_input import check_examined
-from registry.doctor.finding import FORWARD, HEADERS, MEMBERS, WEIGHTS, Cost, Diagnosis, Finding, error, passed, skipped
-from registry.doctor.forward_checks import (
-    check_comparison,
-    check_generation,
-    check_loads,
-    check_logits,
-    check_perplexity,
-    check_routing,
-)
-from registry.doctor.header_checks import (
-    check_architecture,
-    check_chat_template,
-    check_dtypes,
-    check_files,
-    check_integrity,
-    check_keys,
-    check_members,
-    check_special_tokens,
-    check_tied,
-    check_vocabulary,
-)
-from registry.doctor.value_checks import check_head, check_values
+from registry.doctor.finding import MEMBERS, Cost, Diagnosis, Finding, error, passed, skipped
 from registry.errors import RegError, first_line, is_foreign
 from registry.io.display import printable
 from registry.progress import Progress, silent
@@ -60,43 +42,51 @@ _FILES = ("files",)
 _RUNS = ("loads",)
 
 CHECKS = (
-    Check("files", HEADERS, "config.json and all weight files are there and whole", check_files),
-    Check("dtypes", HEADERS, "all tensors have the dtype that config.json says", check_dtypes, _FILES),
-    Check("vocabulary", HEADERS, "embedding, config.json and tokenizer agree", check_vocabulary, _FILES),
+    Check("files", "headers", "config.json and all weight files are there and whole", header.check_files),
+    Check("dtypes", "headers", "all tensors have the dtype that config.json says", header.check_dtypes, _FILES),
+    Check("vocabulary", "headers", "embedding, config.json and tokenizer agree", header.check_vocabulary, _FILES),
     Check(
         "special-tokens",
-        HEADERS,
+        "headers",
         "all files agree on the tokens that begin, end and pad a text",
-        check_special_tokens,
+        header.check_special_tokens,
         _FILES,
     ),
-    Check("chat-template", HEADERS, "the chat template renders a conversation", check_chat_template, ("vocabulary",)),
+    Check(
+        "chat-template",
+        "headers",
+        "the chat template renders a conversation",
+        header.check_chat_template,
+        ("vocabulary",),
+    ),
     Check(
         "architecture",
-        HEADERS,
+        "headers",
         "the sizes in config.json fit one another and the tensors",
-        check_architecture,
+        header.check_architecture,
         ("files", "vocabulary?"),
     ),
-    Check("tied", HEADERS, "the head is there, or tied to the embedding", check_tied, _FILES),
+    Check("tied", "headers", "the head is there, or tied to the embedding", header.check_tied, _FILES),
     Check(
         "keys",
-        HEADERS,
+        "headers",
         "names and shapes are those of the architecture",
-        check_keys,
+        header.check_keys,
         ("dtypes", "vocabulary?", "special-tokens", "architecture", "tied"),
     ),
-    Check(MEMBERS, HEADERS, "all members are registered and active", check_members),
-    Check("values", WEIGHTS, "every weight is finite, and no part is zero", check_values, _FILES),
-    Check("head", WEIGHTS, "the head equals the embedding, if tied", check_head, ("files", "tied")),
-    Check("loads", FORWARD, "transformers loads it", check_loads, ("keys", "vocabulary", "values", "head")),
-    Check("logits", FORWARD, "its logits are finite", check_logits, _RUNS),
-    Check("routing", FORWARD, "every router uses its experts", check_routing, ("logits",)),
-    Check("perplexity", FORWARD, "it predicts text better than a uniform guess", check_perplexity, ("logits",)),
-    Check("generation", FORWARD, "it writes text", check_generation, ("logits", "perplexity?")),
-    Check("comparison", FORWARD, "it is compared with its members", check_comparison, ("perplexity",)),
+    Check(MEMBERS, "headers", "all members are registered and active", header.check_members),
+    Check("values", "weights", "every weight is finite, and no part is zero", value.check_values, _FILES),
+    Check("head", "weights", "the head equals the embedding, if tied", value.check_head, ("files", "tied")),
+    Check("loads", "forward", "transformers loads it", forward.check_loads, ("keys", "vocabulary", "values", "head")),
+    Check("logits", "forward", "its logits are finite", forward.check_logits, _RUNS),
+    Check("routing", "forward", "every router uses its experts", forward.check_routing, ("logits",)),
+    Check(
+        "perplexity", "forward", "it predicts text better than a uniform guess", forward.check_perplexity, ("logits",)
+    ),
+    Check("generation", "forward", "it writes text", forward.check_generation, ("logits", "perplexity?")),
+    Check("comparison", "forward", "it is compared with its members", forward.check_comparison, ("perplexity",)),
     # Last, as another error says more of what is wrong than that a file was changed.
-    Check("integrity", WEIGHTS, "every file is as it was composed", check_integrity),
+    Check("integrity", "weights", "every file is as it was composed", header.check_integrity),
 )
 """All checks, in their order. A need that ends with `?` is met by a skipped check too."""
 
@@ -137,7 +127,7 @@ def diagnose(
 
 
 def _found(check: Check, exam: Examination, unmet: Mapping[str, str], quick: bool) -> list[Finding]:
-    if quick and check.cost == FORWARD:
+    if quick and check.cost == "forward":
         return [skipped("--quick runs nothing")]
     for need in check.needs:
         name = need.rstrip("?!")

@@ -97,11 +97,6 @@ class Examination:
             return ()
         return self.workspace.catalog.evaluations(self.composed.digest)
 
-    @property
-    def has_errors(self) -> bool:
-        """True if a check found an error already."""
-        return any(finding.severity == "error" for finding in self.findings)
-
     @cached_property
     def config(self) -> dict[str, Any]:
         """The content of config.json."""
@@ -119,14 +114,9 @@ class Examination:
         return read_headers(weight_files(self.path))
 
     @cached_property
-    def small_files(self) -> dict[str, bytes]:
-        """config.json and the tokenizer's files by name, of bounded size."""
-        return read_files(self.path)
-
-    @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer."""
-        assert self.small_files is not None  # sizes and links are checked before a library reads the files
+        read_files(self.path)  # checks sizes and links before a library reads the files
         return load_tokenizer(self.path)
 
     @cached_property

@@ -9,10 +9,6 @@ Severity = Literal["ok", "warning", "error", "skipped"]
 Cost = Literal["headers", "weights", "forward"]
 """What a check reads: small files and headers; every weight once; or what the loaded model computes."""
 
-HEADERS: Cost = "headers"
-WEIGHTS: Cost = "weights"
-FORWARD: Cost = "forward"
-
 MEMBERS = "members"
 """The check of the members, of which an error says that the folder must not be used, not that it is broken."""
 
@@ -34,7 +30,7 @@ class Finding:
     message: str
     next: str | None = None
     check: str = ""
-    cost: Cost = HEADERS
+    cost: Cost = "headers"
 
 
 error = partial(Finding, "error")

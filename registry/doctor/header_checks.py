@@ -5,6 +5,7 @@ One, `check_integrity`, reads every file of a composition.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ from registry.runtime.stored_sizes import check_stored_sizes
 _QUANTISED = (".qweight", ".qzeros", ".weight_scale", ".weight_scale_inv", ".absmax", ".quant_map", ".SCB")
 """Ends of the names of tensors that only quantised weights have."""
 
+
+_BUFFERS = ("attention.bias", "attn.bias", ".masked_bias", "inv_freq", "position_ids", "num_batches_tracked")
+"""Ends of the names of tensors that are no weights."""
 
 _MASKS = "masks"
 """The masks of a SIMoE, which are bits."""
@@ -69,7 +73,7 @@ def check_dtypes(folder: Examination) -> Iterator[Finding]:
     whole = sorted(
         name
         for name, one in tensors.items()
-        if one.dtype not in FLOATS and not _is_buffer(name) and not (folder.has_our_code and name == _MASKS)
+        if one.dtype not in FLOATS and not name.endswith(_BUFFERS) and not (folder.has_our_code and name == _MASKS)
     )
     if whole:
         dtype = tensors[whole[0]].dtype
@@ -94,12 +98,6 @@ def check_dtypes(folder: Examination) -> Iterator[Finding]:
             f"config.json says {said}, but the tensors are {most}: it takes other memory than expected",
             "save it again in the dtype that you want",
         )
-
-
-def _is_buffer(name: str) -> bool:
-    return name.endswith(
-        ("attention.bias", "attn.bias", ".masked_bias", "inv_freq", "position_ids", "num_batches_tracked")
-    )
 
 
 def check_members(folder: Examination) -> Iterator[Finding]:
@@ -142,7 +140,8 @@ def check_integrity(folder: Examination) -> Iterator[Finding]:
     if folder.composed is None:
         yield error(f"its {MARKER} cannot be read", "copy that file again, or compose the folder again")
         return
-    judge = warning if folder.has_errors else error  # another error says already what is wrong with the files
+    has_errors = any(finding.severity == "error" for finding in folder.findings)
+    judge = warning if has_errors else error  # another error says already what is wrong with the files
     if folder.changes:
         first = folder.changes[0].replace("since it was written", "since it was composed")
         more = f", and {len(folder.changes) - 1} more files" if len(folder.changes) > 1 else ""
@@ -206,7 +205,9 @@ def check_special_tokens(folder: Examination) -> Iterator[Finding]:
                         + (": it would never stop" if name == "eos_token_id" else ""),
                         f"set {name} in {file} to the tokenizer's own",
                     )
-    own = getattr(folder.tokenizer, "eos_token_id", None) if _has_tokenizer(folder) else None
+    own = None
+    with suppress(RegError):
+        own = getattr(folder.tokenizer, "eos_token_id", None)
     ends = listed(folder.generation_config.get("eos_token_id")) or listed(folder.config.get("eos_token_id"))
     if not ends and own is None:
         yield warning("no file names an end token (eos_token_id), so generation never stops by itself")
@@ -263,13 +264,6 @@ def _has_template(member: Any) -> bool:
     if "chat_template.jinja" in files or "chat_template.json" in files:
         return True
     return "tokenizer_config.json" in files and b'"chat_template"' in member.file("tokenizer_config.json")
-
-
-def _has_tokenizer(folder: Examination) -> bool:
-    try:
-        return folder.tokenizer is not None
-    except RegError:
-        return False
 
 
 _SAVE = "save the model again: save_pretrained writes config.json and weights that belong together"

@@ -24,7 +24,7 @@ from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, 
 from registry.registration.lineage import LineageIndex, Relation, equal_mlps
 from registry.registration.summary_store import keep_summary
 from registry.statistics.collect import carried_statistics, collect, evidence_of, report_few_tokens, text_calibration
-from registry.statistics.file import Collected, LazyStatistics, lazy_layers
+from registry.statistics.file import Collected, lazy_layers
 from registry.statistics.forward_pass import computed_by, window_size
 from registry.workspace import Workspace, content_digest
 from store.arrays import ArraySource, ArrayStore, digest_of
@@ -326,7 +326,7 @@ def _arrays(
         yield "statistics", f"{site}/exponents", _source(torch.stack(exponents), "int16"), None
         yield "statistics", f"{site}/saturated", _source(torch.tensor(saturated), "int64"), None
         for number, item in enumerate(items):
-            yield "statistics", f"{site}/gram/{number}", _packed(item), None
+            yield "statistics", f"{site}/gram/{number}", ArraySource("int64", item.shape, item.blocks), None
     for name, source in collected.folds.items():
         yield "statistics", name, source, None
     for name, counts in ((TOKEN_COUNTS, collected.token_counts), (CONTENT_COUNTS, collected.content_counts)):
@@ -339,11 +339,6 @@ def _arrays(
 
 def _source(tensor: torch.Tensor, dtype: str) -> ArraySource:
     return ArraySource.of(to_block(tensor), dtype)
-
-
-def _packed(item: LazyStatistics) -> ArraySource:
-    # Read or packed only while it is written: all layers at once would double the memory.
-    return ArraySource("int64", item.shape, lambda: _source(item.packed(), "int64").blocks())
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,7 @@ def _compare(candidate: Candidate, kept: list[tuple[str, WeightSamples]]) -> Non
     """
     if candidate.relations:
         return
-    samples = WeightSamples(
-        candidate.samples.shapes, candidate.samples.dtypes, candidate.samples.sample, candidate.samples.own
-    )
+    samples = replace(candidate.samples, stored=candidate.samples.own)
     others = [(name, other) for name, other in kept if dict(other.shapes) == dict(samples.shapes)]
     found = [relation(samples, name, "expert", other) for name, other in others]
     relations = [one for one in found if one is not None]

@@ -115,6 +115,10 @@ class LazyStatistics:
         size = self.exponents.numel() + 1
         return (size * (size + 1) // 2,)
 
+    def blocks(self) -> Iterator[Block]:
+        """Read or pack it only now, while it is written: all layers at once would double the memory."""
+        return ArraySource.of(to_block(self.packed()), "int64").blocks()
+
 
 class LazyLayers(Sequence[Statistics]):
     """Statistics of a site layer by layer, of which each is read at every access."""
@@ -237,8 +241,7 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     for site, number, layer in _layers(collected) if parts is None else map(_held, parts):
         exponents.setdefault(site, []).append(layer.exponents)
         saturated.setdefault(site, []).append(layer.saturated)
-        # Read or packed only while it is written: all layers at once would double the memory.
-        streams.append(Stream(f"{site}.gram.{number}", "int64", layer.shape, partial(_blocks, layer)))
+        streams.append(Stream(f"{site}.gram.{number}", "int64", layer.shape, layer.blocks))
         for name, fold in collected.folds.items():
             if name.startswith(f"{site}/fold/{number}/"):
                 streams.append(Stream(name.replace("/", "."), fold.dtype, fold.shape, fold.blocks))
@@ -273,10 +276,6 @@ def _held(part: Part) -> tuple[str, int, LazyStatistics]:
     site, number, layer = part
     packed = layer.packed()
     return site, number, LazyStatistics(layer.exponents, layer.saturated, lambda: packed)
-
-
-def _blocks(layer: LazyStatistics) -> list[Block]:
-    return [to_block(layer.packed())]
 
 
 def load(path: Path) -> Collected:

@@ -70,8 +70,7 @@ def take_statistics(
     collector = _Collector(checkpoint, weights, run, calibration, settings)
     key = json_digest([weights, calibration.digest, collector.header.computed])
     with resumable(partial, key, [weights]) as state_path:
-        if state_path is not None:
-            collector.resume(state_path)
+        collector.resume(state_path)
         windows = range(len(calibration.ids)) if windows is None else windows
         start = max(collector.sums.completed_windows, windows.start)
         total = int(calibration.lengths[windows.start : windows.stop].sum())
@@ -91,12 +90,11 @@ def take_statistics(
                     # The base model stops before the head: no logits (B, S, V) are computed.
                     run.model.base_model(input_ids=ids.to(run.model.device), use_cache=False)
                     advance(int(keep.sum()))
-                    if state_path is not None and time.monotonic() - saved >= SAVE_SECONDS:
+                    if time.monotonic() - saved >= SAVE_SECONDS:
                         collector.save(state_path)
                         saved = time.monotonic()
         except KeyboardInterrupt:
-            if state_path is not None:
-                collector.save(state_path)
+            collector.save(state_path)
             raise
     counts = calibration.counts(checkpoint.architecture.vocab_size)
     return replace(collector.header, sites=collector.sites(), token_counts=counts)
@@ -126,12 +124,12 @@ class _Collector:
                 found[site] = tuple(self.sums.pop((site, layer)) for layer in range(len(scale.exponents)))
         return {site: found[self._counting.same.get(site, site)] for site in self._counting.scales}
 
-    def save(self, state_path: Path) -> None:
+    def save(self, state_path: Path | None) -> None:
         """Write the state of the pass, unless an interrupted addition left broken sums: the last file stays then.
 
         If the folder is gone, an opt-out deleted it, and nothing is written.
         """
-        if self.sums.broken:
+        if state_path is None or self.sums.broken:
             return
         completed: dict[str, tuple[int, ...]] = {}
         for (site, _), sums in self.sums.sums.items():
@@ -143,9 +141,9 @@ class _Collector:
             if state_path.parent.is_dir():
                 raise
 
-    def resume(self, state_path: Path) -> None:
+    def resume(self, state_path: Path | None) -> None:
         """Restore the sums from `state_path`, if it holds an intact state of this pass."""
-        if not state_path.is_file():
+        if state_path is None or not state_path.is_file():
             return
         try:
             state = statistics_file.load(state_path)
