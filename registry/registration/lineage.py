@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from statistics import median
 from typing import Literal
@@ -57,6 +57,7 @@ class WeightSamples:
     dtypes: Mapping[str, str]
     sample: Sampler
     stored: Mapping[str, Block] | None = None
+    _reals: dict[str, tuple[npt.NDArray[np.float64], float]] = field(default_factory=dict, init=False, compare=False)
 
     @cached_property
     def own(self) -> Mapping[str, Block]:
@@ -73,10 +74,6 @@ class WeightSamples:
         if name not in self._reals:
             self._reals[name] = _real(self.own[name], self.dtypes[name])
         return self._reals[name]
-
-    @cached_property
-    def _reals(self) -> dict[str, tuple[npt.NDArray[np.float64], float]]:
-        return {}
 
 
 @dataclass(frozen=True)

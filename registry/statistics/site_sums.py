@@ -120,7 +120,7 @@ class Counting:
             dense: the model is the checkpoint's own. Routed models may see other activations at a site, so only a
                 dense model's sites share sums.
         """
-        same = same_inputs(checkpoint) if dense and sites == "all" else {}
+        same = same_inputs(checkpoint, sites) if dense else {}
         on = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
         bounds = {site: scales(checkpoint, site) for site in SITES[sites]}
         return cls(checkpoint.label, bounds, same, on, Splitter())
@@ -217,11 +217,12 @@ def _joined(runs: Iterable[slice]) -> tuple[slice, ...]:
     return tuple(joined)
 
 
-def same_inputs(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the sites whose activations equal those of another site of the same layer: site → that site."""
+def same_inputs(checkpoint: Checkpoint, sites: str) -> dict[str, str]:
+    """Return those of `SITES[sites]` whose activations equal those of another site of the same layer: → that site."""
     family, architecture = checkpoint.family, checkpoint.architecture
     attention_input = family.attention_input(architecture)
-    if isinstance(attention_input, NormOutput) and attention_input == family.mlp_input(architecture):
+    is_norm = isinstance(attention_input, NormOutput)
+    if sites == "all" and is_norm and attention_input == family.mlp_input(architecture):
         return {ATTENTION_INPUT: MLP_INPUT}
     return {}
 

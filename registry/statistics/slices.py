@@ -150,7 +150,7 @@ def take_slice(
         checkpoint, whole.weights, ModelRun(model), calibration, whole.settings, windows=part.windows, progress=progress
     )
     own = Calibration(calibration.ids[part.first : part.stop], calibration.lengths[part.first : part.stop], "")
-    same = _same(checkpoint, whole.settings)
+    same = same_inputs(checkpoint, whole.settings.sites)
     sites = {site: layers for site, layers in collected.sites.items() if site not in same}
     counts = own.counts(checkpoint.architecture.vocab_size)
     name = whole.name(part, kind)
@@ -194,7 +194,7 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
         DamagedError: a file cannot be read, or the slices do not cover all windows once.
     """
     opened = [_opened_slice(path) for path in paths]
-    same = _same(checkpoint, whole.settings)
+    same = same_inputs(checkpoint, whole.settings.sites)
     sites = {
         site: tuple(
             reduce(add, (part.sites[site][layer] for part in opened)) for layer in range(len(opened[0].sites[site]))
@@ -223,11 +223,6 @@ def _opened_slice(path: Path) -> Collected:
         return statistics_file.load(path)
     except CheckpointError as error:
         raise DamagedError(f"{path} cannot be read: {first_line(error)}", "run it again: it is taken again") from error
-
-
-def _same(checkpoint: Checkpoint, settings: PassSettings) -> dict[str, str]:
-    """Return the sites that share the sums of another one, which are written once."""
-    return same_inputs(checkpoint) if settings.sites == "all" else {}
 
 
 def _short(kind: str) -> str:
