@@ -46,7 +46,7 @@ from registry.io.safetensors_file import Stream, head, in_order
 from registry.io.torch_blocks import to_block
 from registry.progress import Advance, silent
 from registry.runtime.upcast import load_for_pass
-from registry.statistics import onloading
+from registry.statistics import layer_pass
 from registry.statistics.collect import text_calibration
 from registry.statistics.forward_pass import ModelRun, take_statistics
 
@@ -160,14 +160,14 @@ class Sampler:
 
 def register(folder: Path, home: Path, text: Path, tokens: int, max_memory: int) -> None:
     """Register a checkpoint in this process, and print the measurements as JSON."""
-    sampler, save = Sampler(), onloading._LayerPass._save
+    sampler, save = Sampler(), layer_pass._LayerPass._save
 
     def noted(self: Any, name: str, sums: Any) -> Any:
         saved = save(self, name, sums)
         sampler.end_layer()
         return saved
 
-    onloading._LayerPass._save = noted  # type: ignore[method-assign]
+    layer_pass._LayerPass._save = noted  # type: ignore[method-assign]
     start = time.monotonic()
     settings = PassSettings(tokens=tokens, batch_size=1, max_memory=max_memory, device="cpu")
     with Registry(home, progress=sampler.progress) as registry:
@@ -207,7 +207,7 @@ def compare_times(scratch: Path, text: Path) -> None:
         seconds["whole"].append(time.monotonic() - start)
         del model
         start = time.monotonic()
-        by_layer = onloading.take_statistics_by_layer(
+        by_layer = layer_pass.take_statistics_by_layer(
             checkpoint, "0" * 64, calibration, settings, partial=scratch / "partial", progress=silent
         )
         seconds["layer by layer"].append(time.monotonic() - start)

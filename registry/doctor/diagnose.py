@@ -4,28 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from registry.doctor.composed_checks import check_integrity, check_members
+from registry.doctor import forward_checks as forward
+from registry.doctor import header_checks as header
+from registry.doctor import value_checks as value
 from registry.doctor.examination import Examination
-from registry.doctor.examined_folder import ExaminedFolder
 from registry.doctor.examined_input import check_examined
-from registry.doctor.file_checks import check_dtypes, check_files
-from registry.doctor.finding import (
-    FORWARD,
-    HEADERS,
-    MEMBERS,
-    WEIGHTS,
-    Cost,
-    Diagnosis,
-    Finding,
-    error,
-    passed,
-    skipped,
-)
-from registry.doctor.forward_checks import check_comparison, check_loads, check_perplexity, check_routing
-from registry.doctor.generation_check import check_generation, check_logits
-from registry.doctor.key_checks import check_architecture, check_keys, check_tied
-from registry.doctor.value_checks import check_head, check_values
-from registry.doctor.vocabulary_checks import check_chat_template, check_special_tokens, check_vocabulary
+from registry.doctor.finding import MEMBERS, Cost, Diagnosis, Finding, error, passed, skipped
 from registry.errors import RegError, first_line, is_foreign
 from registry.io.display import printable
 from registry.names.suggest import fresh
@@ -39,7 +23,6 @@ class Check:
 
     Attributes:
         name: its name, in findings and in `needs`.
-        cost: what it reads.
         passed: what is true of a folder in which it finds nothing.
         run: yields what it finds; an error of `registry.errors` counts as a finding.
         needs: checks without which it makes no sense: it is skipped if one of them found an error or was skipped.
@@ -52,10 +35,6 @@ class Check:
     needs: tuple[str, ...] = ()
 
 
-def _of_folder(check: Callable[[ExaminedFolder], Iterable[Finding]]) -> Callable[[Examination], Iterable[Finding]]:
-    return lambda exam: check(exam.folder)
-
-
 _DOMAINS = 4
 """Most domains in a line to type."""
 
@@ -63,55 +42,51 @@ _FILES = ("files",)
 _RUNS = ("loads",)
 
 CHECKS = (
-    Check("files", HEADERS, "config.json and all weight files are there and whole", _of_folder(check_files)),
-    Check("dtypes", HEADERS, "all tensors have the dtype that config.json says", _of_folder(check_dtypes), _FILES),
-    Check("vocabulary", HEADERS, "embedding, config.json and tokenizer agree", _of_folder(check_vocabulary), _FILES),
+    Check("files", "headers", "config.json and all weight files are there and whole", header.check_files),
+    Check("dtypes", "headers", "all tensors have the dtype that config.json says", header.check_dtypes, _FILES),
+    Check("vocabulary", "headers", "embedding, config.json and tokenizer agree", header.check_vocabulary, _FILES),
     Check(
         "special-tokens",
-        HEADERS,
+        "headers",
         "all files agree on the tokens that begin, end and pad a text",
-        _of_folder(check_special_tokens),
+        header.check_special_tokens,
         _FILES,
     ),
     Check(
         "chat-template",
-        HEADERS,
+        "headers",
         "the chat template renders a conversation",
-        _of_folder(check_chat_template),
+        header.check_chat_template,
         ("vocabulary",),
     ),
     Check(
         "architecture",
-        HEADERS,
+        "headers",
         "the sizes in config.json fit one another and the tensors",
-        _of_folder(check_architecture),
+        header.check_architecture,
         ("files", "vocabulary?"),
     ),
-    Check("tied", HEADERS, "the head is there, or tied to the embedding", _of_folder(check_tied), _FILES),
+    Check("tied", "headers", "the head is there, or tied to the embedding", header.check_tied, _FILES),
     Check(
         "keys",
-        HEADERS,
+        "headers",
         "names and shapes are those of the architecture",
-        _of_folder(check_keys),
+        header.check_keys,
         ("dtypes", "vocabulary?", "special-tokens", "architecture", "tied"),
     ),
-    Check(MEMBERS, HEADERS, "all members are registered and active", _of_folder(check_members)),
-    Check("values", WEIGHTS, "every weight is finite, and no part is zero", _of_folder(check_values), _FILES),
-    Check("head", WEIGHTS, "the head equals the embedding, if tied", _of_folder(check_head), ("files", "tied")),
+    Check(MEMBERS, "headers", "all members are registered and active", header.check_members),
+    Check("values", "weights", "every weight is finite, and no part is zero", value.check_values, _FILES),
+    Check("head", "weights", "the head equals the embedding, if tied", value.check_head, ("files", "tied")),
+    Check("loads", "forward", "transformers loads it", forward.check_loads, ("keys", "vocabulary", "values", "head")),
+    Check("logits", "forward", "its logits are finite", forward.check_logits, _RUNS),
+    Check("routing", "forward", "every router uses its experts", forward.check_routing, ("logits",)),
     Check(
-        "loads",
-        FORWARD,
-        "transformers loads it",
-        check_loads,
-        ("keys", "vocabulary", "values", "head"),
+        "perplexity", "forward", "it predicts text better than a uniform guess", forward.check_perplexity, ("logits",)
     ),
-    Check("logits", FORWARD, "its logits are finite", check_logits, _RUNS),
-    Check("routing", FORWARD, "every router uses its experts", check_routing, ("logits",)),
-    Check("perplexity", FORWARD, "it predicts text better than a uniform guess", check_perplexity, ("logits",)),
-    Check("generation", FORWARD, "it writes text", check_generation, ("logits", "perplexity?")),
-    Check("comparison", FORWARD, "it is compared with its members", check_comparison, ("perplexity",)),
+    Check("generation", "forward", "it writes text", forward.check_generation, ("logits", "perplexity?")),
+    Check("comparison", "forward", "it is compared with its members", forward.check_comparison, ("perplexity",)),
     # Last, as another error says more of what is wrong than that a file was changed.
-    Check("integrity", WEIGHTS, "every file is as it was composed", _of_folder(check_integrity)),
+    Check("integrity", "weights", "every file is as it was composed", header.check_integrity),
 )
 """All checks, in their order. A need that ends with `?` is met by a skipped check too."""
 
@@ -129,11 +104,8 @@ def diagnose(
 
     Args:
         workspace: the registry, which knows the members of a composition; None without one.
-        folder: any model folder.
         data: domain → files of text to run it on; default the members' text, else built-in text.
-        quick: read files and weights, and run nothing.
         device: a torch device; None for the GPU if there is one.
-        progress: reports long steps.
 
     Raises:
         CheckpointError: there is no such folder.
@@ -142,21 +114,20 @@ def diagnose(
     path = Path(folder)
     check_examined(folder, data or {})
     files = {domain: [Path(file) for file in listed] for domain, listed in (data or {}).items()}
-    examined = ExaminedFolder(path, workspace, files, device, progress)
-    exam, unmet = Examination(examined), dict[str, str]()
+    exam, unmet = Examination(path, workspace, files, device, progress), dict[str, str]()
     for check in CHECKS:
         found = [replace(one, check=check.name, cost=check.cost) for one in _found(check, exam, unmet, quick)]
-        examined.findings += found
+        exam.findings += found
         severities = {one.severity for one in found}
         if "error" in severities:
             unmet[check.name] = "error"
         elif severities == {"skipped"}:
             unmet[check.name] = "skipped"
-    return Diagnosis(path, tuple(examined.findings), dict(examined.perplexity), _again(examined))
+    return Diagnosis(path, tuple(exam.findings), dict(exam.perplexity), _again(exam))
 
 
 def _found(check: Check, exam: Examination, unmet: Mapping[str, str], quick: bool) -> list[Finding]:
-    if quick and check.cost == FORWARD:
+    if quick and check.cost == "forward":
         return [skipped("--quick runs nothing")]
     for need in check.needs:
         name = need.rstrip("?!")
@@ -180,11 +151,11 @@ def _found(check: Check, exam: Examination, unmet: Mapping[str, str], quick: boo
 
 def _without(message: str, exam: Examination) -> str:
     """Return an error's message without the folder's name before it, which the verdict begins with."""
-    for prefix in (f"{exam.folder.path}: ", f"{exam.folder.path.name}: "):
+    for prefix in (f"{exam.path}: ", f"{exam.path.name}: "):
         message = message.removeprefix(prefix)
-    if message.startswith(f"{exam.folder.path} "):
-        return f"it {message.removeprefix(f'{exam.folder.path} ')}"
-    return message.replace(f"{exam.folder.path}/", "")
+    if message.startswith(f"{exam.path} "):
+        return f"it {message.removeprefix(f'{exam.path} ')}"
+    return message.replace(f"{exam.path}/", "")
 
 
 def _bounded(finding: Finding) -> Finding:
@@ -192,12 +163,12 @@ def _bounded(finding: Finding) -> Finding:
     return replace(finding, message=printable(finding.message)[:1000])
 
 
-def _again(examined: ExaminedFolder) -> str | None:
-    errors = [finding for finding in examined.findings if finding.severity == "error"]
+def _again(exam: Examination) -> str | None:
+    errors = [finding for finding in exam.findings if finding.severity == "error"]
     if errors:
-        return examined.again
-    if examined.evaluations:
-        return f"reg report {examined.quoted} --out {fresh('report.html')}"
-    domains = list(examined.perplexity)[:_DOMAINS] if examined.members else []
+        return exam.again
+    if exam.evaluations:
+        return f"reg report {exam.quoted} --out {fresh('report.html')}"
+    domains = list(exam.perplexity)[:_DOMAINS] if exam.members else []
     text = " ".join(f"--data {domain}=FILE" for domain in domains) or "--data DOMAIN=FILE"
-    return f"reg evaluate {examined.quoted} {text}"
+    return f"reg evaluate {exam.quoted} {text}"

@@ -1,16 +1,13 @@
 """Findings of the checks, and the diagnosis that they add up to."""
 
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 Severity = Literal["ok", "warning", "error", "skipped"]
 Cost = Literal["headers", "weights", "forward"]
 """What a check reads: small files and headers; every weight once; or what the loaded model computes."""
-
-HEADERS: Cost = "headers"
-WEIGHTS: Cost = "weights"
-FORWARD: Cost = "forward"
 
 MEMBERS = "members"
 """The check of the members, of which an error says that the folder must not be used, not that it is broken."""
@@ -27,14 +24,21 @@ class Finding:
         message: a plain sentence without a full stop at its end; of a skipped check, the reason.
         next: the command to type, or what to do.
         check: the name of the check.
-        cost: what the check reads.
     """
 
     severity: Severity
     message: str
     next: str | None = None
     check: str = ""
-    cost: Cost = HEADERS
+    cost: Cost = "headers"
+
+
+error = partial(Finding, "error")
+"""Returns the finding that the folder is broken, given its message and what to do."""
+warning = partial(Finding, "warning")
+passed = partial(Finding, "ok")
+skipped = partial(Finding, "skipped")
+"""Returns the finding that a check was not done, given the reason."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,6 @@ class Diagnosis:
     """All that was found in a folder.
 
     Attributes:
-        folder: the folder.
-        findings: of every check, in the order of the checks.
         perplexity: domain → perplexity, where it was computed.
         again: the command to type if no finding has one.
     """
@@ -113,26 +115,6 @@ class Diagnosis:
             "perplexity": self.perplexity,
             "next": self.next,
         }
-
-
-def error(message: str, following: str | None = None) -> Finding:
-    """Return the finding that the folder is broken."""
-    return Finding("error", message, following)
-
-
-def warning(message: str, following: str | None = None) -> Finding:
-    """Return the finding that something may be wrong."""
-    return Finding("warning", message, following)
-
-
-def passed(message: str) -> Finding:
-    """Return the finding that something is in order."""
-    return Finding("ok", message)
-
-
-def skipped(reason: str) -> Finding:
-    """Return the finding that a check was not done."""
-    return Finding("skipped", reason)
 
 
 def _count(number: int, noun: str) -> str:

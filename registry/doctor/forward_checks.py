@@ -1,17 +1,21 @@
 """Checks of the loaded model: it loads, its routers use their experts, and it predicts text better than chance."""
 
+import unicodedata
 from collections.abc import Iterator
 from math import exp, log
 from statistics import fmean
+from typing import Any
+
+import torch
 
 from registry.calibration import Calibration
-from registry.doctor.domain_texts import CHEAP, DomainTexts, dense_model, is_cheap
-from registry.doctor.examination import Examination
+from registry.doctor.examination import CHEAP, Examination, dense_model, is_cheap
 from registry.doctor.finding import Finding, error, passed, skipped, warning
-from registry.errors import RegError
+from registry.errors import CheckpointError, RegError, first_line
 from registry.evaluation.scoring import perplexities_of
 from registry.evaluation.stored import widest
-from registry.io.display import few
+from registry.io.display import few, printable
+from registry.runtime.loading import quiet_transformers
 
 _ALL = 0.95
 """Share of all tokens from which on a router has collapsed to one expert."""
@@ -66,7 +70,7 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
         expert = next(iter(collapsed.values()))
         where = "every layer" if len(layers) > 1 else "the routing"
         message = f"{where} sends at least {least:.0%} of every domain's tokens to expert {expert}: it has collapsed"
-        yield (warning if exam.texts.source == "built-in" else error)(message, exam.folder.again or _routers_of(exam))
+        yield (warning if exam.texts.source == "built-in" else error)(message, exam.again or _routers_of(exam))
     elif collapsed:
         layer, expert = next(iter(collapsed.items()))
         more = f" ({len(collapsed)} of {len(layers)} layers do so)" if len(collapsed) > 1 else ""
@@ -100,7 +104,7 @@ def check_perplexity(exam: Examination) -> Iterator[Finding]:
         yield error(
             f"it predicts {_FROM[exam.texts.source]} {'hardly better' if built_in else 'worse'} than guessing: "
             f"perplexity {shown}, and {guessing}{_cause(exam)}",
-            exam.folder.again or exam.look_closer,
+            exam.again or exam.look_closer,
         )
     elif worse and not built_in:
         yield warning(f"it predicts {few(worse)} worse than guessing: perplexity {shown}; {guessing}")
@@ -110,50 +114,50 @@ def check_perplexity(exam: Examination) -> Iterator[Finding]:
 
 def check_comparison(exam: Examination) -> Iterator[Finding]:
     """Compare the perplexity with that of the members, each on its own domain, and of their averaged weights."""
-    folder, texts = exam.folder, exam.texts
-    if not folder.members:
+    texts = exam.texts
+    if not exam.members:
         yield skipped("its members are not all registered here, so there is nothing to compare it with")
         return
-    domains = [domain for domain in texts.windows if domain in folder.members]
+    domains = [domain for domain in texts.windows if domain in exam.members]
     if texts.source == "built-in" or not domains:
         yield skipped("there is no text of its members: give --data DOMAIN=FILE, with their names")
         return
     stored = list(_stored(exam))
     yield from stored
-    if not all(is_cheap(member) for member in folder.members.values()):
+    if not all(is_cheap(member) for member in exam.members.values()):
         example = " ".join(f"--data {domain}=FILE" for domain in domains[:2])
         yield skipped(
-            f"members of more than {CHEAP:,} parameters are not loaded; to compare: reg evaluate {folder.quoted} "
+            f"members of more than {CHEAP:,} parameters are not loaded; to compare: reg evaluate {exam.quoted} "
             f"{example} --baselines"
         )
         return
-    compared = _compared(exam, texts, domains)
+    compared = _compared(exam, domains)
     # Scores of test text say more than a comparison on little text that members wrote, unless that finds a fault.
     yield from (one for one in compared if not stored or texts.source == "given" or one.severity != "ok")
 
 
-def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iterator[Finding]:
-    folder, windows = exam.folder, {domain: texts.windows[domain] for domain in domains}
+def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
+    texts, windows = exam.texts, {domain: exam.texts.windows[domain] for domain in domains}
     own: dict[str, float] = {}
     for domain in domains:
-        with dense_model(folder, domain, [folder.members[domain]], exam.settings) as model:
-            own |= perplexities_of(model, {domain: windows[domain]}, exam.settings, folder.progress)
+        with dense_model(exam, domain, [exam.members[domain]]) as model:
+            own |= perplexities_of(model, {domain: windows[domain]}, exam.settings, exam.progress)
     ours, experts = _mean([exam.scored[domain] for domain in domains]), _mean(list(own.values()))
     said = f"perplexity {ours:.4g} over {few(domains)}, each domain's own expert {experts:.4g}"
-    members = list(folder.members.values())
+    members = list(exam.members.values())
     shapes = [{(link.name, link.shape) for link in one.arrays if link.role in ("trunk", "mlp")} for one in members]
     if any(shape != shapes[0] for shape in shapes):
         yield passed(f"{said}; members of several architectures have no averaged weights")
         return
-    with dense_model(folder, "average", members, exam.settings) as model:
-        average = _mean(list(perplexities_of(model, windows, exam.settings, folder.progress).values()))
+    with dense_model(exam, "average", members) as model:
+        average = _mean(list(perplexities_of(model, windows, exam.settings, exam.progress).values()))
     data = " ".join(f"--data {domain}=FILE" for domain in domains)
     if ours > average * _WORSE:
         yield warning(
             f"it is worse than the averaged weights of its members: {said}, averaged weights {average:.4g}; "
             "a mixture should "
             "be better",
-            f"see what routing and trunk each cost: reg evaluate {folder.quoted} {data} --baselines --oracle",
+            f"see what routing and trunk each cost: reg evaluate {exam.quoted} {data} --baselines --oracle",
         )
     else:
         better = ours < average / _WORSE
@@ -166,10 +170,8 @@ def _compared(exam: Examination, texts: DomainTexts, domains: list[str]) -> Iter
 
 
 def _stored(exam: Examination) -> Iterator[Finding]:
-    composed = exam.folder.composed
-    record = widest(
-        exam.folder.evaluations, [] if composed is None else [one.name for one in composed.manifest.members]
-    )
+    composed = exam.composed
+    record = widest(exam.evaluations, [] if composed is None else [one.name for one in composed.manifest.members])
     if record is not None:
         scores = record.document.get("figures", {}).get("score", {})
         if isinstance(scores, dict) and scores:
@@ -193,22 +195,127 @@ def _mean(perplexities: list[float]) -> float:
 
 
 def _routers_of(exam: Examination) -> str | None:
-    if exam.folder.composed is None:
+    if exam.composed is None:
         return None
     try:
-        names = ",".join(member.name for member in exam.folder.composed.manifest.members)
+        names = ",".join(member.name for member in exam.composed.manifest.members)
     except RegError:
-        return exam.folder.again
+        return exam.again
     return f"see what other routers do: reg preview --experts {names}"
 
 
 def _cause(exam: Examination) -> str:
     """Return whether a member alone is as bad, if one can be loaded and its own text is known."""
     windows = exam.texts.windows
-    name = next((one for one in windows if one in exam.folder.members and is_cheap(exam.folder.members[one])), None)
+    name = next((one for one in windows if one in exam.members and is_cheap(exam.members[one])), None)
     if name is None or exam.texts.source == "built-in":
         return ""
-    with dense_model(exam.folder, name, [exam.folder.members[name]], exam.settings) as model:
-        alone = perplexities_of(model, {name: windows[name]}, exam.settings, exam.folder.progress)[name]
+    with dense_model(exam, name, [exam.members[name]]) as model:
+        alone = perplexities_of(model, {name: windows[name]}, exam.settings, exam.progress)[name]
     blame = "the member is broken itself" if alone > exam.uniform else "so the merge broke it, not the member"
     return f"; its member {name} alone has {alone:,.4g}, {blame}"
+
+
+_DOMAINS, _PROMPT, _NEW = 8, 16, 24
+"""Most domains, tokens of the prompt, and tokens that are written after it."""
+
+_CHECKED = 64
+"""Tokens on which logits are checked; any other that is not finite shows in the perplexity."""
+
+_REPEATED = 16
+"""Last tokens that are all the same in a loop of one token."""
+
+_UNPRINTABLE = 0.5
+"""Share of characters that cannot be shown from which on a text is no text."""
+
+
+def check_generation(exam: Examination) -> Iterator[Finding]:
+    """Continue a piece of each domain's text, and look for one token over and over, and for no text at all.
+
+    The piece is the beginning of a window; of text that members wrote it is the end, because experts of one base model
+    begin alike.
+    """
+    windows = dict(list(exam.texts.windows.items())[:_DOMAINS])
+    size = min(_PROMPT, *(int(text.lengths[0]) for text in windows.values()))
+    prompts = {}
+    for domain, text in windows.items():
+        begin = int(text.lengths[0]) - size if exam.texts.source == "sampled" else 0
+        prompts[domain] = text.ids[0, begin : begin + size].long()
+    rows = _written(exam.model.loaded, torch.stack(list(prompts.values())))
+    written = dict(zip(prompts, rows, strict=True))
+    texts = {domain: str(exam.tokenizer.decode(tokens)) for domain, tokens in written.items()}
+    loops = [domain for domain, tokens in written.items() if len(set(tokens[-_REPEATED:])) == 1]
+    broken = [domain for domain, text in texts.items() if _unprintable(text) > _UNPRINTABLE]
+    if len(loops) == len(written):
+        yield error(
+            f"it writes one token over and over, whatever the text before it: {_shown(texts[loops[0]])}",
+            exam.again or exam.look_closer,
+        )
+    elif loops:
+        yield warning(f"it writes one token over and over after text of {few(loops)}: {_shown(texts[loops[0]])}")
+    if len(broken) == len(written):
+        yield error(
+            f"it writes no printable text: {_shown(texts[broken[0]])}",
+            "check that the tokenizer is the one that the model was trained with",
+        )
+    elif broken:
+        yield warning(f"it writes hardly any printable text after text of {few(broken)}: {_shown(texts[broken[0]])}")
+    if not loops and not broken:
+        for domain in texts:
+            begun = str(exam.tokenizer.decode(prompts[domain].tolist(), skip_special_tokens=True))
+            again = ", and repeats itself: common in small models" if _repeats(written[domain]) else ""
+            yield passed(f"after {_shown(begun)} ({domain}) it writes {_shown(texts[domain])}{again}")
+
+
+def _written(model: Any, prompts: torch.Tensor) -> list[list[int]]:
+    """Return the tokens that the model writes after each prompt; no token ends them early."""
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig(do_sample=False, max_new_tokens=_NEW, eos_token_id=None, pad_token_id=0, bos_token_id=0)
+    kept = model.generation_config
+    model.generation_config = settings  # in place of the folder's own, which may penalise or sample
+    tokens = prompts.to(model.device)
+    try:
+        with torch.no_grad(), quiet_transformers():
+            rows = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as failure:
+        raise CheckpointError(
+            f"generation fails: {first_line(failure)}", "save or compose the folder again"
+        ) from failure
+    finally:
+        model.generation_config = kept
+    found: list[list[int]] = rows[:, prompts.shape[1] :].tolist()
+    return found
+
+
+def _repeats(tokens: list[int]) -> bool:
+    """Tell whether the last tokens are a few that come again and again."""
+    last = tokens[-_REPEATED:]
+    return any(last[period:] == last[:-period] for period in range(1, _REPEATED // 2 + 1))
+
+
+def _unprintable(text: str) -> float:
+    """Return the share of characters that cannot be shown: control characters, and bytes that are no character."""
+    odd = sum(char == "\ufffd" or (unicodedata.category(char)[0] == "C" and not char.isspace()) for char in text)
+    return odd / len(text) if text else 0.0
+
+
+def _shown(text: str) -> str:
+    return f'"{printable(text[:80])}"'
+
+
+def check_logits(exam: Examination) -> Iterator[Finding]:
+    """Check that the scores of the next token are finite, on the beginning of every domain's text."""
+    for domain, text in exam.texts.windows.items():
+        ids = text.ids[:1, : min(_CHECKED, int(text.lengths[0]))].long().to(exam.model.loaded.device)
+        with torch.no_grad(), quiet_transformers():
+            logits = exam.model.loaded(input_ids=ids, use_cache=False).logits
+        if not bool(torch.isfinite(logits.float()).all()):
+            yield error(
+                f"its logits are NaN or infinite on text of {domain}, though its weights are finite: numbers overflow "
+                "on the way",
+                exam.again or "look for weights of an absurd size, or merge again with smaller weights",
+            )
+            return
+    if not exam.texts.windows:
+        yield skipped("there is no text")

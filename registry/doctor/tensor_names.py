@@ -70,24 +70,16 @@ def is_made_up(name: str, config: Mapping[str, Any]) -> bool:
 def in_words(name: str) -> str:
     """Return what a tensor is, as in `layer 3's router`."""
     layer, expert, member = _LAYER.search(name), _EXPERT.search(name), _MEMBER.search(name)
-    if is_router(name):
-        part = "router"
-    elif expert:
-        part = f"expert {expert[1]}"
-    elif is_expert(name):
-        part = "experts"
-    elif "norm" in name:
-        part = "norm"
-    elif "attn" in name or "attention" in name:
-        part = "attention"
-    elif ".mlp." in name or ".feed_forward." in name:
-        part = "MLP"
-    elif is_embedding(name):
-        part = "embedding"
-    elif is_head(name):
-        part = "head"
-    else:
-        part = "part"
+    parts = {
+        "router": is_router(name),
+        f"expert {expert[1]}" if expert else "experts": is_expert(name),
+        "norm": "norm" in name,
+        "attention": "attn" in name or "attention" in name,
+        "MLP": ".mlp." in name or ".feed_forward." in name,
+        "embedding": is_embedding(name),
+        "head": is_head(name),
+    }
+    part = next((part for part, is_it in parts.items() if is_it), "part")
     found = f"layer {layer[1]}'s {part}" if layer else f"the {part}" if part != "part" else "a tensor"
     return f"{found} of member {member[1]}" if member else found
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import torch
+
 from registry.checkpoint.model_files import Stored
-from registry.doctor.examined_folder import FLOATS, ExaminedFolder
+from registry.doctor.examination import FLOATS, Examination
 from registry.doctor.finding import Finding, error, warning
 from registry.doctor.tensor_names import (
     in_words,
@@ -52,7 +54,7 @@ class _Values:
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
-def check_values(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_values(folder: Examination) -> Iterator[Finding]:
     """Look for weights that are NaN, infinite, or zero all over, and for tensors far larger than their peers."""
     seen = _read(folder)
     if bad := [name for name, values in seen.items() if values.has_nan]:
@@ -75,7 +77,7 @@ def check_values(folder: ExaminedFolder) -> Iterator[Finding]:
     yield from _outliers({name: values for name, values in trained.items() if values.largest})
 
 
-def check_head(folder: ExaminedFolder) -> Iterator[Finding]:
+def check_head(folder: Examination) -> Iterator[Finding]:
     """Compare a stored head with the embedding that config.json ties it to."""
     if not folder.config.get("tie_word_embeddings", False) or isinstance(folder.config.get("members"), list):
         return
@@ -117,7 +119,7 @@ def _outliers(seen: dict[str, _Values]) -> Iterator[Finding]:
         )
 
 
-def _read(folder: ExaminedFolder) -> dict[str, _Values]:
+def _read(folder: Examination) -> dict[str, _Values]:
     names = [name for name, stored in folder.tensors.items() if stored.dtype in FLOATS]
     seen = {name: _Values(math.prod(folder.tensors[name].shape)) for name in names}
     total = sum(path.stat().st_size for path in {folder.tensors[name].file for name in names})
@@ -138,8 +140,6 @@ def _blocks(stored: Stored) -> Iterator[tuple[int, Any]]:
     Raises:
         CheckpointError: the file cannot be read.
     """
-    import torch
-
     if not math.prod(stored.shape):
         return
     shape, dtype = stored.shape or (1,), torch_dtype(NAMES[stored.dtype])
@@ -158,8 +158,6 @@ def _blocks(stored: Stored) -> Iterator[tuple[int, Any]]:
 
 
 def _take(values: _Values, part: Any, start: int, *, joint: bool) -> None:
-    import torch
-
     least, most = (bound.item() for bound in part.aminmax())
     if math.isnan(least):
         values.has_nan = True

@@ -47,11 +47,7 @@ def copy_arrays(
     repeating it goes on: what is there and intact is not written again.
 
     Args:
-        source: the path or URL of the arrays.
-        target: the path or URL to copy them to.
         home: the registry's home, as in `Registry`: if the arrays at either place are its own, its writers wait.
-        database: the database, as in `Registry`.
-        progress: receives the number of arrays.
 
     Raises:
         InvalidInputError: both places are the same.

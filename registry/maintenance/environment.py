@@ -26,7 +26,6 @@ class Setting:
     """One setting.
 
     Attributes:
-        name: the name of the setting.
         value: the value for display; never a secret.
         source: `option --NAME`, `environment variable NAME`, `file PATH` or `default`.
     """
@@ -46,9 +45,6 @@ def configuration(
     """Return every setting with its source; nothing is created or fetched.
 
     Args:
-        home: the home, as in `Registry`.
-        database: the database, as in `Registry`.
-        arrays: the arrays, as in `Registry`.
         given: those of `home`, `database` and `arrays` that an option named; the others come from the environment.
     """
     location = Home.locate(home, database, arrays)

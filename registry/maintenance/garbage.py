@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from registry.errors import RegError
 from registry.home import Home
 from registry.io.work_dirs import WorkDir, remove, work_dirs_in
 from registry.registration.summary_store import strays_in
 from registry.workspace import Workspace
-from store.catalog import Catalog, VersionRecord
+from store.catalog import Catalog, EventRecord, VersionRecord
 from store.lock import exclusive
 from store.ownership import check_owner, claim
 
@@ -23,7 +25,6 @@ class Piece:
 
     Attributes:
         name: the path; of an array its digest.
-        nbytes: its size on disk.
     """
 
     name: str
@@ -32,19 +33,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Garbage:
-    """Files that neither a version nor a running command needs.
+    """Files that neither a version nor a running command needs, and their sizes on disk in bytes.
 
     Attributes:
         digests: arrays, on disk or in the catalog.
-        nbytes: their size on disk.
+        nbytes: their size.
         passes: interrupted forward passes and trainings of routers.
-        pass_bytes: the size of their saved state on disk.
         merged: adapters merged into their base models by interrupted registrations.
-        merged_bytes: their size on disk.
         work: temporary models of interrupted compositions.
-        work_bytes: their size on disk.
         cached: statistics that compositions recollected, which is repeatable, and summaries of inactive versions.
-        cached_bytes: their size on disk.
         pieces: everything above, each with its size: arrays, then files and folders.
     """
 
@@ -213,3 +210,61 @@ def _size(paths: Sequence[Path]) -> int:
         except FileNotFoundError:  # its command has just ended
             continue
     return total
+
+
+EVENTS = 1000
+"""Number of events without an opt-out after which the last one is noted, so that they are not looked through again."""
+
+
+def follow_opt_outs(workspace: Workspace) -> None:
+    """Delete copies of versions that were opted out since this home was last opened, as `withdraw` does in its own.
+
+    Does nothing if the home has its own catalog. What cannot be read or deleted now, as where the user may only read,
+    is left for the next time.
+    """
+    home, catalog = workspace.home, workspace.catalog
+    if home.has_own_catalog or not catalog.exists:
+        return
+    with suppress(RegError, OSError):
+        last = _seen(home.log_seen)
+        newest, opt_outs = catalog.opt_outs_since(*last)
+        if opt_outs:
+            delete_cache(home)
+            delete_summaries(home, catalog)
+        if purges := [event for event in opt_outs if event.action == "purge"]:
+            _delete_passes(workspace)
+            _delete_chunks(workspace, purges)
+        if opt_outs or newest[0] >= last[0] + EVENTS:
+            home.log_seen.write_text(f"{newest[0]} {newest[1]}\n")
+
+
+def _delete_passes(workspace: Workspace) -> None:
+    """Delete temporary files that nobody uses, but states of passes over weights of active versions.
+
+    The catalog no longer knows what the weights of a purged version were, so states of passes over weights that no
+    active version has are deleted too.
+    """
+    home = workspace.home
+    active = workspace.catalog.versions(states=["active"])
+    known = {version.digest for version in active}
+    known |= {str(version.content["weights"]) for version in active if version.content is not None}
+    delete_work_of(home, [v for v in workspace.catalog.versions(states=["purged"]) if v.digest not in known])
+    for work_dir in work_dirs_in(home.partial):
+        if not work_dir.is_held and not work_dir.holds <= known:
+            remove(work_dir.path)
+
+
+def _delete_chunks(workspace: Workspace, purges: list[EventRecord]) -> None:
+    """Delete copies of deleted arrays, which a command that is running would otherwise make again."""
+    needed = workspace.catalog.referenced()
+    workspace.arrays.drop_copies_of({digest for event in purges for digest in event.details["deleted"]} - needed)
+    workspace.arrays.keep_copies_of(needed)
+
+
+def _seen(path: Path) -> tuple[int, str]:
+    """Return id and digest of the event that was noted; 0 and nothing where none was, or the file is damaged."""
+    try:
+        event, digest = path.read_text().split()
+        return int(event), digest
+    except (OSError, ValueError):
+        return 0, ""

@@ -22,8 +22,6 @@ class Verification:
     """The result of a verification.
 
     Attributes:
-        versions: number of versions checked.
-        arrays: number of arrays read and hashed.
         nbytes: their uncompressed size.
         problems: one line per problem; empty if all stored content is intact.
         orphans: number of arrays on disk that nothing uses: left by a crash, harmless, deleted by `reg gc`.

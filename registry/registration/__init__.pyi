@@ -1,13 +1,13 @@
 from .candidate import Candidate as Candidate
+from .candidate import RegistrationRequest as RegistrationRequest
 from .candidate import open_candidate as open_candidate
-from .check import Check as Check
-from .check import check_candidate as check_candidate
 from .expert_list import read_experts as read_experts
 from .lineage import Relation as Relation
-from .lineage_index import relations_of_version as relations_of_version
+from .lineage import relations_of_version as relations_of_version
+from .register import Check as Check
 from .register import Registration as Registration
+from .register import check_candidate as check_candidate
 from .register import register_base as register_base
 from .register import register_expert as register_expert
 from .register_list import RegisteredList as RegisteredList
 from .register_list import register_experts as register_experts
-from .request import RegistrationRequest as RegistrationRequest

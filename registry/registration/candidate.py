@@ -2,11 +2,13 @@
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 from registry.calibration.corpus import check_files
 from registry.checkpoint import Checkpoint
@@ -18,11 +20,30 @@ from registry.checkpoint.version_files import StoredWeights
 from registry.errors import InvalidInputError, NotFoundError
 from registry.io.untrusted import is_folder
 from registry.names.resolve import check_name_is_free
-from registry.registration.lineage import Relation, WeightSamples, weights_of_checkpoint
-from registry.registration.lineage_index import LineageIndex
-from registry.registration.request import RegistrationRequest
+from registry.registration.lineage import LineageIndex, Relation, WeightSamples, weights_of_checkpoint
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class RegistrationRequest:
+    """A checkpoint to register or to check (attributes as the arguments of `Registry.add_expert`).
+
+    Attributes:
+        name: name of the expert or base model; None if the checkpoint is only checked.
+    """
+
+    name: str | None
+    checkpoint: str | PathLike[str]
+    kind: Literal["expert", "base"] = "expert"
+    data: Sequence[str | PathLike[str]] = ()
+    settings: PassSettings | None = None
+    annotations: Annotations = field(default_factory=Annotations)
+    keep_calibration: bool = False
+    base: str | PathLike[str] | None = None
+    allow_unrelated: bool = False
+    remote_code: bool = False
+    tokenizer_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -30,13 +51,9 @@ class Candidate:
     """An opened checkpoint.
 
     Attributes:
-        request: the request.
         checkpoint: the checkpoint, all its headers checked.
         annotations: those of the request, completed from the checkpoint's own `expert.json`.
         manifest: that file, or None without one.
-        files: calibration files.
-        settings: settings of a forward pass.
-        samples: samples of its weights.
         relations: its distance to every registered version of its shape, the nearest first.
     """
 
@@ -44,7 +61,6 @@ class Candidate:
     checkpoint: Checkpoint
     annotations: Annotations
     manifest: ExpertManifest | None
-    files: tuple[Path, ...]
     settings: PassSettings
     samples: WeightSamples
     relations: tuple[Relation, ...]
@@ -79,7 +95,6 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         workspace.check_owner()
         check_name_is_free(workspace.catalog, request.name, request.kind)
     check_files(request.data)
-    files = tuple(Path(file) for file in request.data)
     with open_checkpoint(
         request.checkpoint,
         workspace.home.merged,
@@ -103,7 +118,6 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
             checkpoint,
             annotations,
             manifest,
-            files,
             on_cluster(request.settings or PassSettings(), workspace.cluster),
             samples,
             relations,

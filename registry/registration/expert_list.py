@@ -17,12 +17,18 @@ from registry.checkpoint.annotations import Annotations
 from registry.errors import InvalidInputError, NotFoundError
 from registry.io.limits import YAML_BYTES
 from registry.io.strict_yaml import Located, parse_yaml
+from registry.io.untrusted import SWITCH, Kind
 from registry.names.reference import check_name
 from registry.names.suggest import suggest
-from registry.registration.request import RegistrationRequest
+from registry.registration.candidate import RegistrationRequest
 from registry.statistics.settings import PassSettings
 
-_TEXT, _FLAG, _LIST, _MAPPING = "text", "true or false", "a list of text", "a mapping of text to text"
+_TEXT = Kind("text", lambda value: isinstance(value, str) and value != "")
+_LIST = Kind("a list of text", lambda value: isinstance(value, list) and all(map(_TEXT.holds, value)))
+_MAPPING = Kind(
+    "a mapping of text to text",
+    lambda value: isinstance(value, dict) and all(isinstance(part, str) for part in value.values()),
+)
 KEYS = {
     "name": _TEXT,
     "checkpoint": _TEXT,
@@ -31,22 +37,21 @@ KEYS = {
     "tags": _MAPPING,
     "alias": _TEXT,
     "base": _TEXT,
-    "keep_calibration": _FLAG,
-    "allow_unrelated": _FLAG,
-    "remote_code": _FLAG,
+    "keep_calibration": SWITCH,
+    "allow_unrelated": SWITCH,
+    "remote_code": SWITCH,
     "tokenizer_of": _TEXT,
 }
 """Key → what its value must be."""
+
+_AS_LISTED = ("base", "keep_calibration", "allow_unrelated", "remote_code", "tokenizer_of")
+"""Keys that are arguments of a request as they are."""
 
 _EXAMPLE = "write each expert as {name: math, checkpoint: checkpoints/math, data: [math.jsonl]}"
 
 
 def read_experts(path: Path, settings: PassSettings) -> list[RegistrationRequest]:
     """Read a list of experts.
-
-    Args:
-        path: the file.
-        settings: settings of the pass of each.
 
     Raises:
         NotFoundError: there is no such file.
@@ -80,8 +85,8 @@ def _request(path: Path, item: Located, settings: PassSettings) -> RegistrationR
         value = located.plain
         if value is None:
             continue
-        if not _is(KEYS[key], value):
-            raise _error(path, located.line, f"{key} must be {KEYS[key]}")
+        if not KEYS[key].holds(value):
+            raise _error(path, located.line, f"{key} must be {KEYS[key].words}")
         values[key] = value
     for key in ("name", "checkpoint"):
         if not values.get(key):
@@ -91,29 +96,10 @@ def _request(path: Path, item: Located, settings: PassSettings) -> RegistrationR
         annotations = Annotations(values.get("tags", {}), values.get("license"), values.get("alias"))
     except InvalidInputError as error:
         raise _error(path, item.line, error.message, error.hint) from error
-    return RegistrationRequest(
-        name,
-        _from(path, values["checkpoint"]),
-        "expert",
-        tuple(_from(path, file) for file in values.get("data", [])),
-        settings,
-        annotations,
-        values.get("keep_calibration", False),
-        values.get("base"),
-        values.get("allow_unrelated", False),
-        values.get("remote_code", False),
-        values.get("tokenizer_of"),
-    )
-
-
-def _is(kind: str, value: object) -> bool:
-    if kind == _FLAG:
-        return isinstance(value, bool)
-    if kind == _LIST:
-        return isinstance(value, list) and all(isinstance(part, str) and part for part in value)
-    if kind == _MAPPING:
-        return isinstance(value, dict) and all(isinstance(part, str) for part in value.values())
-    return isinstance(value, str) and value != ""
+    as_listed = {key: value for key, value in values.items() if key in _AS_LISTED}
+    data = tuple(_from(path, file) for file in values.get("data", []))
+    checkpoint = _from(path, values["checkpoint"])
+    return RegistrationRequest(name, checkpoint, "expert", data, settings, annotations, **as_listed)
 
 
 def _from(path: Path, text: str) -> str:

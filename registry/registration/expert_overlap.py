@@ -1,15 +1,15 @@
 """Overlap of an expert's statistics with those of the registered experts."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from threading import Lock
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 
 from registry.errors import ConflictError, DamagedError, IncompatibleError, NotFoundError, RegError
 from registry.families.sites import MLP_INPUT
@@ -17,10 +17,10 @@ from registry.io.limits import HEADER_BYTES
 from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, Summary, summary_overlap
 from registry.maths.statistics import Statistics
 from registry.maths.threads import one_thread
-from registry.member import Member, load_member
+from registry.member import load_member
 from registry.progress import Progress, remark
 from registry.registration.lineage import COMPARING
-from registry.registration.summary_store import SummaryStore, summary_store
+from registry.registration.summary_store import keep_summary, read_summary
 from registry.workspace import Workspace
 from store.catalog import VersionRecord
 
@@ -44,7 +44,6 @@ class ExpertOverlap:
     """Overlap of an expert's MLP inputs with those of a registered version.
 
     Attributes:
-        ref: the version.
         layers: layer → overlap, for the layers that are compared.
     """
 
@@ -62,42 +61,16 @@ class ExpertOverlap:
         return self.routing >= INDISTINCT
 
 
-@dataclass(frozen=True)
-class RegisteredExpert:
-    """A registered expert to compare with.
-
-    Attributes:
-        version: the version.
-        member: loads its arrays; called only if its summaries are missing.
-    """
-
-    version: VersionRecord
-    member: Callable[[], Member]
-
-
-def registered_experts(workspace: Workspace, *, but: str | None = None) -> list[RegisteredExpert]:
-    """Return the active experts, without those named `but`."""
-    versions = workspace.versions(kind="expert")
-    return [
-        RegisteredExpert(version, partial(load_member, workspace, version))
-        for version in versions
-        if version.name != but
-    ]
-
-
 def overlaps(
-    summaries: Mapping[int, Summary],
-    siblings: Iterable[RegisteredExpert],
-    workspace: Workspace,
+    summaries: Mapping[int, Summary], workspace: Workspace, *, but: str | None = None
 ) -> tuple[ExpertOverlap, ...]:
-    """Return the overlap with each sibling that has as many layers and channels, the largest first.
+    """Return the overlap with each active expert that has as many layers and channels, the largest first.
 
-    Siblings with too few tokens or with token counts alone, and those purged meanwhile, are skipped. If the expert
+    Experts with too few tokens or with token counts alone, and those purged meanwhile, are skipped. If the expert
     itself has too few tokens, the result is empty.
 
     Args:
         summaries: the expert's summaries, by layer (`summarise`).
-        siblings: the experts to compare with.
         workspace: the registry; summaries that it lacks are computed and stored.
     """
     if not summaries:
@@ -105,21 +78,22 @@ def overlaps(
     tokens = min(summary.count for summary in summaries.values())
     size = max(len(summary.mean) for summary in summaries.values())
     comparable = [
-        sibling
-        for sibling in siblings
-        if min([tokens, *(record.tokens for record in sibling.version.statistics)]) >= TOKENS_PER_DIRECTION
-        and any(record.site == MLP_INPUT for record in sibling.version.statistics)
-        and (compared_layers(_size(sibling.version, "num_hidden_layers")), _size(sibling.version, "hidden_size"))
+        version
+        for version in workspace.versions(kind="expert")
+        if version.name != but
+        and min([tokens, *(record.tokens for record in version.statistics)]) >= TOKENS_PER_DIRECTION
+        and any(record.site == MLP_INPUT for record in version.statistics)
+        and (compared_layers(_size(version, "num_hidden_layers")), _size(version, "hidden_size"))
         == (list(summaries), size)
     ]
-    store, progress, reading = summary_store(workspace), workspace.progress, Lock()
+    progress, reading = workspace.progress, Lock()
 
-    def compare(sibling: RegisteredExpert) -> dict[int, Overlap] | Exception:
+    def compare(version: VersionRecord) -> dict[int, Overlap] | Exception:
         try:
-            if (layers := _from_store(summaries, sibling, store)) is not None:
+            if (layers := _from_store(summaries, workspace, version)) is not None:
                 return layers
             with reading:  # the Grams of one expert at a time
-                return _from_statistics(summaries, sibling, store)
+                return _from_statistics(summaries, workspace, version)
         except (DamagedError, NotFoundError, ConflictError, IncompatibleError, ValueError) as error:
             return error  # it must not block a registration; a ValueError: forged or inconsistent statistics
 
@@ -130,13 +104,13 @@ def overlaps(
         progress("comparing", len(comparable), "expert") as advance,
         ThreadPoolExecutor(COMPARING, "comparing", torch.set_num_threads, (1,)) as pool,
     ):
-        for sibling, found in zip(comparable, pool.map(compare, comparable), strict=True):
+        for version, found in zip(comparable, pool.map(compare, comparable), strict=True):
             if not isinstance(found, Exception):
-                results.append(ExpertOverlap(sibling.version.ref, found))
+                results.append(ExpertOverlap(version.ref, found))
             elif not isinstance(found, RegError):
-                remark(progress, f"the text of {sibling.version.ref} is not compared: {found}")
-            elif not workspace.is_purged(sibling.version):
-                remark(progress, f"the text of {sibling.version.ref} is not compared: {found.message}")
+                remark(progress, f"the text of {version.ref} is not compared: {found}")
+            elif not workspace.is_purged(version):
+                remark(progress, f"the text of {version.ref} is not compared: {found.message}")
             advance(1)
     return tuple(sorted(results, key=lambda overlap: -overlap.routing))
 
@@ -164,8 +138,6 @@ def summarise(layers: Sequence[Statistics], progress: Progress) -> dict[int, Sum
 
 def pack(summaries: Mapping[int, Summary]) -> bytes:
     """Return summaries, by layer, as safetensors."""
-    from safetensors.torch import save
-
     tensors: dict[str, torch.Tensor] = {}
     for layer, summary in summaries.items():
         tensors |= {
@@ -180,8 +152,6 @@ def pack(summaries: Mapping[int, Summary]) -> bytes:
 
 def unpack(data: bytes, layers: Iterable[int]) -> dict[int, Summary] | None:
     """Return the summaries of `layers` from the result of `pack`, or None if the data is of another form."""
-    from safetensors.torch import load
-
     try:
         if int.from_bytes(data[:8], "little") > HEADER_BYTES:
             return None
@@ -206,12 +176,12 @@ def _summary(tensors: Mapping[str, torch.Tensor], layer: int) -> Summary:
 
 
 def _from_store(
-    summaries: Mapping[int, Summary], sibling: RegisteredExpert, store: SummaryStore
+    summaries: Mapping[int, Summary], workspace: Workspace, version: VersionRecord
 ) -> dict[int, Overlap] | None:
-    """Return layer → overlap from a sibling's stored summaries, or None if they are missing or cannot be its own."""
-    data = store.get(sibling.version, "tokens")
+    """Return layer → overlap from a version's stored summaries, or None if they are missing or cannot be its own."""
+    data = read_summary(workspace, version, "tokens")
     others = None if data is None else unpack(data, summaries)
-    tokens = [record.tokens for record in sibling.version.statistics if record.site == MLP_INPUT]
+    tokens = [record.tokens for record in version.statistics if record.site == MLP_INPUT]
     if others is None or any([summary.count] != tokens for summary in others.values()):
         return None
     try:
@@ -222,12 +192,12 @@ def _from_store(
 
 
 def _from_statistics(
-    summaries: Mapping[int, Summary], sibling: RegisteredExpert, store: SummaryStore
+    summaries: Mapping[int, Summary], workspace: Workspace, version: VersionRecord
 ) -> dict[int, Overlap]:
-    """Return layer → overlap from a sibling's statistics, and store its summaries."""
-    member = sibling.member()
+    """Return layer → overlap from a version's statistics, and store its summaries."""
+    member = load_member(workspace, version)
     others = {layer: Summary.of(member.statistics(MLP_INPUT, layer)) for layer in summaries}
-    store.put(sibling.version, "tokens", pack(others))
+    keep_summary(workspace, version, "tokens", pack(others))
     return {layer: summary_overlap(summary, others[layer]) for layer, summary in summaries.items()}
 
 

@@ -6,25 +6,27 @@ tensor distinguish the two, quickly, before any forward pass, and without torch.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load, save
 
 from registry.checkpoint import Checkpoint
 from registry.errors import DamagedError, IncompatibleError
 from registry.io.display import few
 from registry.io.limits import HEADER_BYTES, HEADER_VALUES
 from registry.io.untrusted import parse_json
-from registry.progress import Progress, remark
+from registry.progress import Progress, remark, silent
+from registry.registration.summary_store import keep_summary, read_summary
+from registry.workspace import Workspace
 from store.arrays import CARRIERS, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 SAMPLE = 2**14
 """Weights of a tensor that are compared: complete rows, spread evenly."""
@@ -39,7 +41,7 @@ UNRELATED = 0.9
 """Median distance from which two models have no common ancestor; independent weights have 1."""
 
 Verdict = Literal["same weights", "same base", "unrelated"]
-Sampler = Callable[[str, "npt.NDArray[np.int64]"], Block]
+Sampler = Callable[[str, npt.NDArray[np.int64]], Block]
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,6 @@ class WeightSamples:
     """A model whose tensors can be sampled.
 
     Attributes:
-        shapes: tensor name → shape.
-        dtypes: tensor name → dtype.
         sample: (tensor name, numbers of rows) → these rows, in the carrier dtype.
         stored: the rows `own`, if they were read before.
     """
@@ -56,16 +56,17 @@ class WeightSamples:
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
     sample: Sampler
-    stored: "Mapping[str, Block] | None" = None
+    stored: Mapping[str, Block] | None = None
+    _reals: dict[str, tuple[npt.NDArray[np.float64], float]] = field(default_factory=dict, init=False, compare=False)
 
     @cached_property
-    def own(self) -> "Mapping[str, Block]":
+    def own(self) -> Mapping[str, Block]:
         """The rows of every tensor that are compared with models of equal shape; read once."""
         if self.stored is not None:
             return self.stored
         return {name: self.sample(name, _rows(shape[0], _width(shape))) for name, shape in self.shapes.items()}
 
-    def real(self, name: str, rows: "npt.NDArray[np.int64]") -> "tuple[npt.NDArray[np.float64], float]":
+    def real(self, name: str, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], float]:
         """Return rows of one tensor as real numbers (flat), and the sum of their squares; of `own` computed once."""
         shape = self.shapes[name]
         if rows is not _rows(shape[0], _width(shape)):
@@ -74,18 +75,12 @@ class WeightSamples:
             self._reals[name] = _real(self.own[name], self.dtypes[name])
         return self._reals[name]
 
-    @cached_property
-    def _reals(self) -> "dict[str, tuple[npt.NDArray[np.float64], float]]":
-        return {}
-
 
 @dataclass(frozen=True)
 class Relation:
     """Distance between a checkpoint and a registered version.
 
     Attributes:
-        ref: the version.
-        kind: expert or base.
         distances: tensor name → ‖a − b‖ / √(‖a‖² + ‖b‖²) of its samples a and b, from 0 (equal) to √2 (opposite);
             1 for independent weights.
         grown: one of the two has rows for tokens that the other lacks.
@@ -128,8 +123,6 @@ def weights_of_version(links: Iterable[ArrayLink], store: ArrayStore) -> WeightS
 
 def pack_weights(weights: WeightSamples) -> bytes:
     """Return the samples that a model is compared by, with dtypes and shapes, as safetensors."""
-    from safetensors.numpy import save
-
     tensors = {name: [weights.dtypes[name], list(shape)] for name, shape in sorted(weights.shapes.items())}
     return save(dict(weights.own), metadata={_METADATA_KEY: json.dumps([SAMPLE, tensors])})
 
@@ -138,11 +131,8 @@ def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
     """Return the samples from the result of `pack_weights`, or None if the data is of another form.
 
     Args:
-        data: the packed samples.
         sample: reads other rows, which models with another vocabulary are compared by.
     """
-    from safetensors.numpy import load
-
     try:
         length = int.from_bytes(data[:8], "little")
         if length > HEADER_BYTES:
@@ -163,68 +153,19 @@ def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
     return WeightSamples(shapes, dtypes, sample, blocks)
 
 
-def relation(samples: WeightSamples, version: VersionRecord, registered: WeightSamples) -> Relation | None:
-    """Return the distance of a checkpoint to a registered version, or None if their shapes cannot be compared.
+def relation(samples: WeightSamples, ref: str, kind: str, other: WeightSamples) -> Relation | None:
+    """Return the distance of a checkpoint to another model, or None if their shapes cannot be compared.
 
     Tensors outside the layers may differ in their first axis: a vocabulary may have grown.
     """
-    return relation_to(samples, version.ref, version.kind, registered)
-
-
-def relation_to(samples: WeightSamples, ref: str, kind: str, registered: WeightSamples) -> Relation | None:
-    """Return the distance of a checkpoint to another model (see `relation`).
-
-    Args:
-        samples: the checkpoint's samples.
-        ref: a name of the other model.
-        kind: expert or base.
-        registered: its samples.
-    """
-    if samples.shapes.keys() != registered.shapes.keys():
+    if samples.shapes.keys() != other.shapes.keys():
         return None
-    for name, shape in registered.shapes.items():
+    for name, shape in other.shapes.items():
         first = 0 if ".layers." in name else 1
         if samples.shapes[name][first:] != shape[first:]:
             return None
-    distances = {name: _distance(name, samples, registered) for name in samples.shapes}
-    return Relation(ref, kind, distances, grown=dict(samples.shapes) != dict(registered.shapes))
-
-
-def relations_of(
-    samples: WeightSamples,
-    versions: Iterable[tuple[VersionRecord, Callable[[], WeightSamples]]],
-    progress: Progress,
-    is_gone: Callable[[VersionRecord], bool] = lambda version: False,
-) -> tuple[Relation, ...]:
-    """Return the distance of a checkpoint to each registered version of its shape, the nearest first.
-
-    A version whose arrays are damaged is skipped with a remark, so that it does not block others, nor its own repair. A
-    version purged meanwhile (`is_gone`) is skipped silently.
-
-    Args:
-        samples: samples of the checkpoint's weights.
-        versions: versions, each with a function that reads its samples.
-        progress: receives the remarks.
-        is_gone: tells whether a version was purged.
-    """
-
-    def compare(item: tuple[VersionRecord, Callable[[], WeightSamples]]) -> Relation | DamagedError | None:
-        version, weights = item
-        try:
-            return relation(samples, version, weights())
-        except DamagedError as error:
-            return error
-
-    items, relations = list(versions), []
-    if items:
-        _ = samples.own  # read by one thread, before several ask for it
-    with ThreadPoolExecutor(COMPARING, thread_name_prefix="comparing") as pool:
-        for (version, _), found in zip(items, pool.map(compare, items), strict=True):
-            if isinstance(found, Relation):
-                relations.append(found)
-            elif found is not None and not is_gone(version):
-                remark(progress, f"{version.ref} is not compared: {found.message}")
-    return tuple(sorted(relations, key=lambda other: other.distance))
+    distances = {name: _distance(name, samples, other) for name in samples.shapes}
+    return Relation(ref, kind, distances, grown=dict(samples.shapes) != dict(other.shapes))
 
 
 def check_related(label: str, relations: Iterable[Relation]) -> None:
@@ -247,10 +188,6 @@ def equal_mlps(relations: Iterable[Relation], mlps: Iterable[str]) -> tuple[str,
     """Return a remark if a checkpoint has the MLPs of registered versions of its base model, but other weights.
 
     Adapters of attention alone leave MLPs as they are.
-
-    Args:
-        relations: its distances to registered versions.
-        mlps: names of the tensors of its MLPs.
     """
     names = tuple(mlps)
     refs = [one.ref for one in relations if one.verdict == "same base" and not any(map(one.distances.get, names))]
@@ -263,8 +200,6 @@ def equal_mlps(relations: Iterable[Relation], mlps: Iterable[str]) -> tuple[str,
 
 
 def _distance(name: str, first: WeightSamples, second: WeightSamples) -> float:
-    import numpy as np
-
     shape = first.shapes[name]
     count = min(shape[0], second.shapes[name][0])
     rows = _rows(count, _width(shape))
@@ -279,18 +214,14 @@ def _width(shape: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _rows(count: int, width: int) -> "npt.NDArray[np.int64]":
+def _rows(count: int, width: int) -> npt.NDArray[np.int64]:
     """Return the rows of a tensor of `count` rows that are compared; the same array object each time."""
-    import numpy as np
-
     wanted = max(1, min(count, SAMPLE // width))
     return np.unique(np.linspace(0, count - 1, wanted).astype(np.int64))
 
 
 def _are_weights(block: Block, dtype: str) -> bool:
     """Tell whether a block is in the carrier dtype of `dtype` and finite, as all registered weights are."""
-    import numpy as np
-
     if block.dtype != np.dtype(CARRIERS[dtype][0]):
         return False
     if dtype == "bfloat16":
@@ -298,9 +229,7 @@ def _are_weights(block: Block, dtype: str) -> bool:
     return bool(np.isfinite(block).all())
 
 
-def _real(block: Block, dtype: str) -> "tuple[npt.NDArray[np.float64], float]":
-    import numpy as np
-
+def _real(block: Block, dtype: str) -> tuple[npt.NDArray[np.float64], float]:
     if dtype == "bfloat16":  # the upper half of a float32
         block = (block.astype(np.uint32) << 16).view(np.float32)
     values = block.astype(np.float64).ravel()
@@ -308,8 +237,102 @@ def _real(block: Block, dtype: str) -> "tuple[npt.NDArray[np.float64], float]":
         return values, _squared(values)
 
 
-def _squared(values: "npt.NDArray[np.float64]") -> float:
+def _squared(values: npt.NDArray[np.float64]) -> float:
     """Return the sum of squares, on this thread alone: BLAS would wake others for a product of 16,384 numbers."""
-    import numpy as np
-
     return float(np.einsum("i,i->", values, values))
+
+
+@dataclass(frozen=True)
+class LineageIndex:
+    """The registered versions, to compare with.
+
+    Attributes:
+        workspace: the registry; its progress receives remarks on versions that cannot be compared.
+    """
+
+    workspace: Workspace
+
+    def relations(self, samples: WeightSamples, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
+        """Return the distance of a checkpoint to each version of its shape, the nearest first."""
+        return self._relations(samples, versions, self.weights, self.workspace.progress)
+
+    def check_related(
+        self, label: str, samples: WeightSamples, versions: Sequence[VersionRecord], relations: Sequence[Relation]
+    ) -> None:
+        """Check that a checkpoint is related to at least one version of its shape, if there are any.
+
+        The arrays decide, not the summaries: first those of the nearest relatives, then those of all versions.
+
+        Args:
+            relations: the result of `relations` for them.
+
+        Raises:
+            IncompatibleError: the checkpoint is unrelated to every version of its shape.
+        """
+        by_ref = {version.ref: version for version in versions}
+        for estimate in relations:
+            if estimate.verdict == "unrelated":
+                break
+            confirmed = self._relations(samples, [by_ref[estimate.ref]], self._stored, silent)
+            if confirmed and confirmed[0].verdict != "unrelated":
+                return
+        check_related(label, self._relations(samples, versions, self._stored, silent))
+
+    def weights(self, version: VersionRecord) -> WeightSamples:
+        """Return samples of a version's weights: its summary, else read from its arrays, and stored."""
+
+        def sample(name: str, rows: npt.NDArray[np.int64]) -> Block:  # for models with another vocabulary
+            return self._stored(version).sample(name, rows)
+
+        summary = read_summary(self.workspace, version, "weights")
+        if summary is not None and (samples := unpack_weights(summary, sample)) is not None:
+            return samples
+        samples = self._stored(version)
+        self.keep(version, samples)
+        return samples
+
+    def keep(self, version: VersionRecord, weights: WeightSamples) -> None:
+        """Store the samples that a version is compared by."""
+        keep_summary(self.workspace, version, "weights", pack_weights(weights))
+
+    def _stored(self, version: VersionRecord) -> WeightSamples:
+        return weights_of_version(self.workspace.catalog.arrays_of(version), self.workspace.arrays)
+
+    def _relations(
+        self,
+        samples: WeightSamples,
+        versions: Sequence[VersionRecord],
+        weights: Callable[[VersionRecord], WeightSamples],
+        progress: Progress,
+    ) -> tuple[Relation, ...]:
+        """Return the distance to each version of equal shape, the nearest first, given what reads a version's samples.
+
+        A version whose arrays are damaged is skipped with a remark, so that it does not block others, nor its own
+        repair. A version purged meanwhile is skipped silently.
+        """
+
+        def compare(version: VersionRecord) -> Relation | DamagedError | None:
+            try:
+                return relation(samples, version.ref, version.kind, weights(version))
+            except DamagedError as error:
+                return error
+
+        relations = []
+        if versions:
+            _ = samples.own  # read by one thread, before several ask for it
+        with ThreadPoolExecutor(COMPARING, thread_name_prefix="comparing") as pool:
+            for version, found in zip(versions, pool.map(compare, versions), strict=True):
+                if isinstance(found, Relation):
+                    relations.append(found)
+                elif found is not None and not self.workspace.is_purged(version):
+                    remark(progress, f"{version.ref} is not compared: {found.message}")
+        return tuple(sorted(relations, key=lambda other: other.distance))
+
+
+def relations_of_version(workspace: Workspace, ref: str) -> tuple[Relation, ...]:
+    """Return the distance of a version to the others of its shape (arguments and errors as `Registry.relations`)."""
+    version, index = workspace.resolve(ref), LineageIndex(workspace)
+    with workspace.reading(version):
+        workspace.verified_arrays(version)
+        others = [other for other in workspace.versions() if other.id != version.id]
+        return index.relations(index.weights(version), others)

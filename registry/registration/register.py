@@ -20,19 +20,11 @@ from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.io.torch_blocks import to_block
 from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate
-from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, registered_experts, summarise
-from registry.registration.lineage import Relation, equal_mlps
-from registry.registration.lineage_index import LineageIndex
-from registry.registration.summary_store import summary_store
-from registry.statistics.collect import (
-    carried_statistics,
-    collect,
-    evidence_of,
-    report_few_tokens,
-    text_calibration,
-)
-from registry.statistics.file import Collected
-from registry.statistics.filed import Packing, packings
+from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, summarise
+from registry.registration.lineage import LineageIndex, Relation, equal_mlps
+from registry.registration.summary_store import keep_summary
+from registry.statistics.collect import carried_statistics, collect, evidence_of, report_few_tokens, text_calibration
+from registry.statistics.file import Collected, lazy_layers
 from registry.statistics.forward_pass import computed_by, window_size
 from registry.workspace import Workspace, content_digest
 from store.arrays import ArraySource, ArrayStore, digest_of
@@ -94,9 +86,6 @@ def content_of(
     """Return the content document of a version; with its arrays it determines the content digest.
 
     Args:
-        hashed: the checkpoint.
-        kind: expert or base.
-        license_id: its license.
         kept: its calibration tokens are among the arrays.
         computed: settings of the pass that collected its statistics (`Collected.computed`).
     """
@@ -165,7 +154,7 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     """Register an expert with statistics from the first available source; a repeat ends before its forward pass."""
     catalog, request = workspace.catalog, candidate.request
     checkpoint, settings = candidate.checkpoint, candidate.settings
-    calibration = text_calibration(checkpoint, candidate.files, settings, workspace.progress)
+    calibration = text_calibration(checkpoint, candidate.request.data, settings, workspace.progress)
     collected = carried_statistics(hashed) if calibration is None else None
     self_sampled = calibration is None and collected is None
     kept = request.keep_calibration or self_sampled if collected is None else collected.calibration is not None
@@ -193,10 +182,10 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
         )
     report_few_tokens(collected, checkpoint, settings, workspace.progress)
     summaries = summarise(collected.sites.get(MLP_INPUT, ()), workspace.progress)
-    expert_overlaps = overlaps(summaries, registered_experts(workspace, but=request.name), workspace)
+    expert_overlaps = overlaps(summaries, workspace, but=request.name)
     registration = _register(workspace, candidate, hashed, collected)
     if summaries:
-        summary_store(workspace).put(registration.version, "tokens", pack(summaries))
+        keep_summary(workspace, registration.version, "tokens", pack(summaries))
     return replace(registration, overlaps=expert_overlaps, self_sampled=self_sampled)
 
 
@@ -282,7 +271,7 @@ def _annotate(catalog: Catalog, version: VersionRecord, annotations: Annotations
 def _statistics_records(collected: Collected) -> Iterator[StatisticsRecord]:
     digest, label = collected.calibration_digest, collected.calibration_label
     for site, layers in collected.sites.items():
-        saturated = sum(item.saturated for item in packings(layers))
+        saturated = sum(item.saturated for item in lazy_layers(layers))
         yield StatisticsRecord(site, layers[0].count, saturated, digest, label)
     if collected.counts_alone:
         yield StatisticsRecord(TOKEN_COUNTS, collected.tokens, 0, digest, label)
@@ -332,21 +321,12 @@ def _arrays(
     if collected is None:
         return
     for site, layers in collected.sites.items():
-        items = packings(layers)
-        yield (
-            "statistics",
-            f"{site}/exponents",
-            _source(torch.stack([item.exponents for item in items]), "int16"),
-            None,
-        )
-        yield (
-            "statistics",
-            f"{site}/saturated",
-            _source(torch.tensor([item.saturated for item in items]), "int64"),
-            None,
-        )
+        items = lazy_layers(layers)
+        exponents, saturated = [item.exponents for item in items], [item.saturated for item in items]
+        yield "statistics", f"{site}/exponents", _source(torch.stack(exponents), "int16"), None
+        yield "statistics", f"{site}/saturated", _source(torch.tensor(saturated), "int64"), None
         for number, item in enumerate(items):
-            yield "statistics", f"{site}/gram/{number}", _packed(item), None
+            yield "statistics", f"{site}/gram/{number}", ArraySource("int64", item.shape, item.blocks), None
     for name, source in collected.folds.items():
         yield "statistics", name, source, None
     for name, counts in ((TOKEN_COUNTS, collected.token_counts), (CONTENT_COUNTS, collected.content_counts)):
@@ -361,6 +341,59 @@ def _source(tensor: torch.Tensor, dtype: str) -> ArraySource:
     return ArraySource.of(to_block(tensor), dtype)
 
 
-def _packed(item: Packing) -> ArraySource:
-    # Read or packed only while it is written: all layers at once would double the memory.
-    return ArraySource("int64", item.shape, lambda: _source(item.packed(), "int64").blocks())
+@dataclass(frozen=True)
+class Check:
+    """Report on a checkpoint that can be registered.
+
+    Attributes:
+        hosts: the hosts that carry it, by their names in `--host`, the preferred one first.
+        notes: limitations of a composition in the preferred host, and of what a mixture would keep of it.
+        tokens: number of tokens in its tokenizer's vocabulary; None without a tokenizer.json.
+        relations: its distance to every registered version of its shape, the nearest first.
+        text: label of the text that its statistics were collected on, its own ones or new; None without statistics.
+        overlaps: overlap of its statistics with those of registered experts, the largest first; None without text to
+            collect statistics on, and with token counts alone.
+    """
+
+    label: str
+    family: str
+    hosts: tuple[str, ...]
+    notes: tuple[str, ...]
+    dtype: str
+    parameters: int
+    tokens: int | None
+    relations: tuple[Relation, ...]
+    text: str | None
+    overlaps: tuple[ExpertOverlap, ...] | None
+
+
+def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
+    """Return the report on a candidate (`Registry.check`).
+
+    Raises:
+        CheckpointError: weights are NaN or infinite, or the statistics in its folder do not belong to it.
+        CalibrationError: there is no text, or an activation is NaN or infinite.
+    """
+    checkpoint, settings, progress = candidate.checkpoint, candidate.settings, workspace.progress
+    hashed = hash_checkpoint(checkpoint, progress)
+    calibration = text_calibration(checkpoint, candidate.request.data, settings, progress)
+    collected = carried_statistics(hashed) if calibration is None else None
+    if calibration is not None:
+        collected = collect(hashed, calibration, settings, progress=progress)
+    if collected is not None:
+        report_few_tokens(collected, checkpoint, settings, progress)
+    inputs = None if collected is None else collected.sites.get(MLP_INPUT)
+    summaries = None if inputs is None else summarise(inputs, progress)
+    hosts = checkpoint.family.hosts(checkpoint.architecture)
+    return Check(
+        label=checkpoint.label,
+        family=checkpoint.family.model_type,
+        hosts=tuple(hosts),
+        notes=(*next(iter(hosts.values())).notes, *equal_mlps(candidate.relations, candidate.mlps)),
+        dtype=checkpoint.dtype,
+        parameters=checkpoint.parameters,
+        tokens=hashed.tokens,
+        relations=candidate.relations,
+        text=None if collected is None else collected.calibration_label,
+        overlaps=None if summaries is None else overlaps(summaries, workspace),
+    )

@@ -13,22 +13,16 @@ from registry.errors import ClusterError, IncompatibleError, RegError
 from registry.home import Home
 from registry.io.work_dirs import temporary
 from registry.progress import Progress, remark
-from registry.registration.candidate import Candidate, open_candidate
-from registry.registration.lineage import WeightSamples, check_related, relation_to
+from registry.registration.candidate import Candidate, RegistrationRequest, open_candidate
+from registry.registration.lineage import WeightSamples, check_related, relation
 from registry.registration.register import Registration, register_expert
-from registry.registration.request import RegistrationRequest
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class RegisteredList:
-    """Results of registering many experts, by name in the order of the list.
-
-    Attributes:
-        registered: name → its registration.
-        failed: name → the reason why it is not registered.
-    """
+    """Results of registering many experts, by name in the order of the list."""
 
     registered: dict[str, Registration] = field(default_factory=dict)
     failed: dict[str, RegError] = field(default_factory=dict)
@@ -77,7 +71,6 @@ def _compare(candidate: Candidate, kept: list[tuple[str, WeightSamples]]) -> Non
     """Check that a candidate is related to an earlier one of its shape, if none is registered.
 
     Args:
-        candidate: the candidate.
         kept: name and samples of earlier ones; of those that are related to each other, one.
 
     Raises:
@@ -85,13 +78,11 @@ def _compare(candidate: Candidate, kept: list[tuple[str, WeightSamples]]) -> Non
     """
     if candidate.relations:
         return
-    samples = WeightSamples(
-        candidate.samples.shapes, candidate.samples.dtypes, candidate.samples.sample, candidate.samples.own
-    )
+    samples = replace(candidate.samples, stored=candidate.samples.own)
     others = [(name, other) for name, other in kept if dict(other.shapes) == dict(samples.shapes)]
-    found = [relation_to(samples, name, "expert", other) for name, other in others]
-    relations = [relation for relation in found if relation is not None]
-    if any(relation.verdict != "unrelated" for relation in relations):
+    found = [relation(samples, name, "expert", other) for name, other in others]
+    relations = [one for one in found if one is not None]
+    if any(one.verdict != "unrelated" for one in relations):
         return
     if not candidate.request.allow_unrelated:
         try:
@@ -111,7 +102,7 @@ def _on_cluster(workspace: Workspace, cluster: Cluster, requests: Sequence[Regis
             f"the catalog is an SQLite file, which {others[0]} and {here} cannot write at once",
             "put the catalog into PostgreSQL: --database postgresql://…; or leave out --ray",
         )
-    requests = [replace(request, settings=_pinned(request, cluster)) for request in requests]
+    requests = [replace(one, settings=on_cluster(one.settings or PassSettings(), cluster)) for one in requests]
     done: dict[str, Registration | RegError] = {}
     with temporary(home.work) as folder:
         tasks = [Task(str(request.name), (request,), 1) for request in requests]
@@ -123,18 +114,11 @@ def _on_cluster(workspace: Workspace, cluster: Cluster, requests: Sequence[Regis
             done[finished.task.name] = finished.error or finished.result
             if finished.error is not None:
                 remark(workspace.progress, f"{finished.task.name} is not registered: {finished.error.message}")
-    result = RegisteredList()
-    for request in requests:
-        outcome = done[str(request.name)]
-        if isinstance(outcome, RegError):
-            result.failed[str(request.name)] = outcome
-        else:
-            result.registered[str(request.name)] = outcome
-    return result
-
-
-def _pinned(request: RegistrationRequest, cluster: Cluster) -> PassSettings:
-    return on_cluster(request.settings or PassSettings(), cluster)
+    outcomes = {str(request.name): done[str(request.name)] for request in requests}
+    return RegisteredList(
+        {name: found for name, found in outcomes.items() if not isinstance(found, RegError)},
+        {name: found for name, found in outcomes.items() if isinstance(found, RegError)},
+    )
 
 
 def register_in_task(home: Home, request: RegistrationRequest, *, progress: Progress) -> Registration:

@@ -13,16 +13,15 @@ import hashlib
 import os
 import stat
 from collections.abc import Collection
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
 from registry.errors import ConflictError, StorageError
-from registry.home import Home
 from registry.io.disk import atomic_file
 from registry.io.limits import SUMMARY_BYTES
 from registry.workspace import Workspace
-from store.catalog import Catalog, VersionRecord
+from store.catalog import VersionRecord
 from store.lock import exclusive
 
 Kind = Literal["weights", "tokens"]
@@ -31,55 +30,40 @@ _LENGTH = 65
 """Bytes of the checksum and the newline after it."""
 
 
-@dataclass(frozen=True)
-class SummaryStore:
-    """The summaries of one registry.
+def read_summary(workspace: Workspace, version: VersionRecord, kind: Kind) -> bytes | None:
+    """Return a version's summary, or None if it is missing or damaged."""
+    try:
+        descriptor = os.open(_path(workspace, version, kind), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or not _LENGTH <= status.st_size <= _LENGTH + SUMMARY_BYTES:
+                return None
+            checksum, data = file.read(_LENGTH), file.read(SUMMARY_BYTES)
+    except OSError:
+        return None
+    return data if checksum == _checksum(data) else None
 
-    Attributes:
-        home: the home that contains them.
-        catalog: the catalog, which knows the active versions.
+
+def keep_summary(workspace: Workspace, version: VersionRecord, kind: Kind, data: bytes) -> None:
+    """Store a summary if the version is still active and the home can be written.
+
+    An opt-out changes the catalog first, and then deletes summaries under the same lock. So no summary is stored after
+    it, and incomplete files of a crash are deleted too.
     """
-
-    home: Home
-    catalog: Catalog
-
-    def get(self, version: VersionRecord, kind: Kind) -> bytes | None:
-        """Return a version's summary, or None if it is missing or damaged."""
-        try:
-            descriptor = os.open(self._path(version, kind), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode) or not _LENGTH <= status.st_size <= _LENGTH + SUMMARY_BYTES:
-                    return None
-                checksum, data = file.read(_LENGTH), file.read(SUMMARY_BYTES)
-        except OSError:
-            return None
-        return data if checksum == _checksum(data) else None
-
-    def put(self, version: VersionRecord, kind: Kind, data: bytes) -> None:
-        """Store a summary if the version is still active and the home can be written.
-
-        An opt-out changes the catalog first, and then deletes summaries under the same lock. So no summary is stored
-        after it, and incomplete files of a crash are deleted too.
-        """
-        path = self._path(version, kind)
-        try:
-            with exclusive(self.home.cache_lock, "keeping a summary"):
-                if len(data) > SUMMARY_BYTES or self.catalog.reread([version])[0].state != "active":
-                    return
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_file(path, f"{path.name}.new", durable=False) as fresh:
-                    fresh.write_bytes(_checksum(data) + data)
-        except (OSError, StorageError, ConflictError):
+    path = _path(workspace, version, kind)
+    with (
+        suppress(OSError, StorageError, ConflictError),
+        exclusive(workspace.home.cache_lock, "keeping a summary"),
+    ):
+        if len(data) > SUMMARY_BYTES or workspace.catalog.reread([version])[0].state != "active":
             return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path, f"{path.name}.new", durable=False) as fresh:
+            fresh.write_bytes(_checksum(data) + data)
 
-    def _path(self, version: VersionRecord, kind: Kind) -> Path:
-        return self.home.summaries / f"{version.digest}.{kind}"
 
-
-def summary_store(workspace: Workspace) -> SummaryStore:
-    """Return the summaries of a registry."""
-    return SummaryStore(workspace.home, workspace.catalog)
+def _path(workspace: Workspace, version: VersionRecord, kind: Kind) -> Path:
+    return workspace.home.summaries / f"{version.digest}.{kind}"
 
 
 def strays_in(folder: Path, digests: Collection[str]) -> list[Path]:

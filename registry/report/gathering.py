@@ -19,7 +19,7 @@ from registry.evaluation.stored import widest
 from registry.member import load_member
 from registry.methods.simoe.mask_overlap import mask_overlaps
 from registry.names.resolve import by_digest
-from registry.registration.lineage_index import LineageIndex
+from registry.registration.lineage import LineageIndex
 from registry.report.data import (
     POINTS,
     ActiveExperts,

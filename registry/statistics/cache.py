@@ -1,21 +1,48 @@
-"""A cache of statistics that compositions collected: files named after the digest of their inputs.
+"""The cache of what compositions compute: files named after the digest of their inputs, which can be made again.
 
-A file's name ends with the SHA-256 of its bytes, so that a damaged file is detected and its statistics are collected
-again. Every file can be recomputed, and an opt-out deletes all of them. Writing to the cache and emptying it exclude
-each other, and a writer first checks that no version it used was opted out meanwhile.
+A file's name ends with the SHA-256 of its bytes, so that a damaged file is detected and made again. An opt-out deletes
+all of them. Writing to the cache and emptying it exclude each other, and a writer first checks that no version it used
+was opted out meanwhile.
+
+Beside statistics (`StatisticsCache`) it has float64 tensors (`KeptTensors`), so that compositions have the same bytes
+with and without them: products of one member (`InputProducts`), sums and solved maps of a subset (`SubsetSums`). Their
+key is the digest of everything that the bits depend on: the digests of the arrays that they were made from, the factors
+that these entered with, and this machine's arithmetic. They are bounded: files that were not used for long are deleted
+for new ones. What has no room, or where the home cannot be written, is kept in the working folder of the composition
+for as long as it is used.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from tempfile import mkdtemp
+from threading import Lock
 from typing import Any
 
-from registry.errors import DamagedError
+import torch
+from jaxtyping import Float
+from safetensors import safe_open
+from torch import Tensor
+
+from registry.errors import CheckpointError, DamagedError, StorageError
 from registry.io.disk import file_digest
+from registry.io.safetensors_file import Stream, write_shard
+from registry.io.torch_blocks import to_block, to_tensor
+from registry.maths.gram_sum import GramSum, gram_sum
 from registry.maths.statistics import PackedStatistics, Statistics
+from registry.maths.trunk.combination import Rows
+from registry.maths.trunk.regmean import products
+from registry.member import Member
 from registry.statistics import file as statistics_file
-from registry.statistics.file import Collected
+from registry.statistics.file import Collected, OpenTensors
+from store.arrays import Block
+from store.digest import json_digest
 
 
 @dataclass(frozen=True)
@@ -23,7 +50,6 @@ class Cached:
     """Statistics in a file, read layer by layer.
 
     Attributes:
-        path: its path in the cache.
         file: the open file; it stays readable if an opt-out empties the cache meanwhile.
     """
 
@@ -37,8 +63,6 @@ class Cached:
         Raises:
             DamagedError: the file does not exist.
         """
-        from safetensors import safe_open
-
         try:
             return cls(path, safe_open(path, framework="pt"))
         except OSError as error:
@@ -59,7 +83,6 @@ class FileCache:
     """Files in one folder, each named after a key and the SHA-256 of its bytes.
 
     Attributes:
-        folder: the folder.
         staging: the folder that files are written to first; default the folder itself.
         putting: returns the context in which a file is moved into the folder; it raises if that is not allowed.
     """
@@ -97,9 +120,9 @@ class StatisticsCache(FileCache):
 
     def get(self, key: str) -> Cached | None:
         """Return the statistics with a digest, or None if the cache has no intact file of them."""
-        path = self.find(key)
-        with suppress(DamagedError):
-            return None if path is None else Cached.open(path)
+        if (path := self.find(key)) is not None:
+            with suppress(DamagedError):
+                return Cached.open(path)
         return None
 
     def put(self, key: str, collected: Collected) -> Cached:
@@ -115,3 +138,281 @@ class StatisticsCache(FileCache):
         statistics_file.save(fresh, collected)
         cached = Cached.open(fresh)  # the open file stays readable if an opt-out empties the cache meanwhile
         return replace(cached, path=self.keep(key, fresh))
+
+
+MOST_BYTES = 2**36
+"""Bytes of files in the cache at most, 64 GiB; and at most as many as the disk has left."""
+
+PRODUCTS, SUMS, MAPS = "products-", "sums-", "maps-"
+"""Begin the names of these files in the cache: one member's products, a subset's sums, a subset's solved maps."""
+
+PREFIXES = (PRODUCTS, SUMS, MAPS)
+
+_KEEPING = Lock()
+
+
+@dataclass(frozen=True)
+class KeptTensors:
+    """Files of tensors. Safe for several threads.
+
+    Attributes:
+        work: makes a folder for files that are not kept.
+    """
+
+    files: FileCache | None = None
+    work: Callable[[], str] = mkdtemp
+
+    @contextmanager
+    def opened(self, prefix: str, made_from: Any, streams: Callable[[], list[Stream]]) -> Iterator[OpenTensors]:
+        """Open the file of some tensors, which is made where the cache has no intact one.
+
+        Args:
+            prefix: one of `PREFIXES`.
+            made_from: what the bits depend on beside this machine's arithmetic, as JSON.
+            streams: returns the tensors, float64, by which the file is made.
+
+        Raises:
+            StorageError: the disk is full or refuses.
+        """
+        key = prefix + json_digest([_arithmetic(), made_from])
+        with ExitStack() as stack:
+            found = self._find(key)
+            if found is None:
+                folder = self.work()
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                fresh = Path(folder) / f"{key}.new"
+                _write(fresh, streams())
+                found = OpenTensors.open(fresh)
+                self._keep(key, fresh)
+            yield found
+
+    def _find(self, key: str) -> OpenTensors | None:
+        """Open a file of the cache."""
+        if self.files is not None and (path := self.files.find(key)) is not None:
+            with suppress(OSError, CheckpointError):
+                os.utime(path)  # it was used
+                return OpenTensors.open(path)
+        return None
+
+    def _keep(self, key: str, fresh: Path) -> None:
+        """Move a file into the cache, if it has room there and the home can be written."""
+        if self.files is None:
+            return
+        with _KEEPING, suppress(OSError, StorageError):
+            if self._make_room(fresh):
+                self.files.keep(key, fresh)
+
+    def _make_room(self, fresh: Path) -> bool:
+        """Delete files that were not used for long until a new one has room, and tell whether it has."""
+        assert self.files is not None
+        nbytes = fresh.stat().st_size
+        kept = []
+        for path in self.files.folder.glob("*"):
+            with suppress(FileNotFoundError):
+                if path.name.startswith(PREFIXES):
+                    status = path.stat()
+                    kept.append((status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, size, _ in kept)
+        room = min(MOST_BYTES, (total + shutil.disk_usage(fresh.parent).free) // 2)
+        if nbytes > room:
+            return False
+        for _, size, path in sorted(kept):
+            if total + nbytes <= room:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+        return True
+
+
+def _write(path: Path, streams: list[Stream]) -> None:
+    try:
+        write_shard(path, streams)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}", "free some space, or choose --trunk mean"
+        ) from error
+
+
+@cache
+def _arithmetic() -> str:
+    """Return what the last bits of a product of matrices depend on, beside its factors."""
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
+    chosen = {name: value for name, value in os.environ.items() if name.startswith(("MKL_", "OPENBLAS_"))}
+    threads = ("MKL_NUM_THREADS", "MKL_DYNAMIC", "OPENBLAS_NUM_THREADS")
+    return json_digest(
+        [
+            torch.__version__,
+            torch.backends.cpu.get_cpu_capability(),
+            {name: str(value) for name, value in capabilities.items() if not name.startswith("num_")},
+            {name: value for name, value in chosen.items() if name not in threads},
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class InputProducts:
+    """Products W_e G_e of members' linear maps and the Grams of their inputs. Safe for several threads.
+
+    RegMean needs them (`registry.maths.trunk.regmean`). They take 8 R H bytes for each map of R rows and H inputs, four
+    times its weight in bfloat16; in float32, G_e W_e would lose digits where it is solved.
+    """
+
+    kept: KeptTensors = field(default_factory=KeptTensors)
+
+    @contextmanager
+    def of(self, member: Member, site: str, layer: int, names: Sequence[str]) -> Iterator[dict[str, Rows]]:
+        """Open the products of the maps of one input: name of the map → its rows, float64 (r, H).
+
+        Args:
+            names: the weights of the maps, in the dense model.
+
+        Raises:
+            DamagedError: a stored array is damaged.
+            StorageError: the disk is full or refuses.
+        """
+        made_from = [layer, list(names), arrays_of(member, site, layer, names)]
+        with self.kept.opened(PRODUCTS, made_from, lambda: _product_streams(member, site, layer, names)) as tensors:
+            yield {name: partial(tensors.rows, name) for name in names}
+
+
+def arrays_of(member: Member, site: str, layer: int, names: Sequence[str] = ()) -> list[str]:
+    """Return the digests of the arrays of one site and layer's Gram, and of some weights."""
+    links = [member.link("statistics", f"{site}/gram/{layer}"), member.link("statistics", f"{site}/exponents")]
+    return [link.digest for link in (*links, *map(member.weight, names))]
+
+
+def _product_streams(member: Member, site: str, layer: int, names: Sequence[str]) -> list[Stream]:
+    gram = member.packed_statistics(site, layer).gram  # (H, H)
+    return [Stream(name, "float64", member.weight(name).shape, partial(_blocks, member, name, gram)) for name in names]
+
+
+def _blocks(member: Member, name: str, gram: Float[Tensor, "H H"]) -> Iterator[Block]:
+    source = member.open_weight(name)
+    return map(to_block, products((to_tensor(block, source.dtype) for block in source.blocks()), gram))
+
+
+NumberedBlock = tuple[int, Tensor]
+"""The number of a map among those that are solved together, and a block of its rows, (r, H)."""
+
+ROWS = 512
+"""Rows of a map that are read at once."""
+
+
+@dataclass(frozen=True)
+class SubsetSums:
+    """Sums of members' Grams, and maps solved from them. Safe for several threads.
+
+    Adding the members' statistics takes longer the more members there are; a kept sum is read once, for routers of any
+    ridge strength. Maps that RegMean solved serve any router over the same trunk. Only sums in which members count
+    alike are kept: other factors are mostly tried once.
+
+    Bytes of one layer: 4 H (H + 1) for the Grams of one site, and 8 R H for each map of R rows and H inputs.
+
+    Attributes:
+        kept: the files; without a cache there are none, not even for a while.
+    """
+
+    kept: KeptTensors = field(default_factory=KeptTensors)
+
+    def keeps(self, weights: Sequence[float]) -> bool:
+        """Tell whether sums with these factors of the members are kept."""
+        return self.kept.files is not None and len(set(weights)) == 1
+
+    def gram(self, members: Sequence[Member], site: str, layer: int, weights: Sequence[float]) -> GramSum:
+        """Return the weighted sum of the members' Grams at one site and layer, for the caller to overwrite.
+
+        Raises:
+            IncompatibleError: a member was registered without these statistics.
+            DamagedError: a stored array is damaged.
+        """
+        compute = partial(_gram_sum, members, site, layer, weights)
+        for member in members:
+            member.require_statistics([site], "this", "needs")
+        if not self.keeps(weights):
+            return compute()
+        fresh: list[GramSum] = []
+
+        def streams() -> list[Stream]:
+            fresh.append(compute())
+            return _sum_streams(fresh[0])
+
+        made_from = [layer, [arrays_of(member, site, layer) for member in members], list(weights)]
+        with ExitStack() as stack:
+            tensors = _unless_full(stack, self.kept.opened(SUMS, made_from, streams))
+            if fresh or tensors is None:
+                return fresh[0] if fresh else compute()
+            size, experts = tensors.entries["moments"].shape
+            gram, moments = (torch.empty((size, width), dtype=torch.float64) for width in (size, experts))
+            total = GramSum(gram, moments)
+            tensors.fill("moments", 0, total.moments)
+            begin = 0
+            for row in range(size):
+                tensors.fill("gram", begin, total.gram[row, row:])
+                begin += size - row
+        return total
+
+    def maps(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        made_from: Any,
+        solve: Callable[[int], Iterator[NumberedBlock]],
+        first: int = 0,
+    ) -> Iterator[NumberedBlock]:
+        """Yield the rows of linear maps that are solved together, each with the number of its map, in their order.
+
+        Args:
+            shapes: the shape of each map, (R, H).
+            made_from: what their bits depend on beside this machine's arithmetic, as JSON.
+            solve: yields the same, float64, from the map of a number on, without the cache.
+
+        Raises:
+            Exception: any error of `solve`.
+        """
+
+        def streams() -> list[Stream]:
+            solved = groupby(solve(0), key=itemgetter(0))
+            return [Stream(_name(number), "float64", shape, lambda: _next(solved)) for number, shape in numbered]
+
+        numbered = list(enumerate(shapes))
+        with ExitStack() as stack:
+            tensors = _unless_full(stack, self.kept.opened(MAPS, made_from, streams))
+            if tensors is None:
+                yield from solve(first)
+                return
+            for number, (height, *_) in numbered[first:]:
+                for start in range(0, height, ROWS):
+                    yield number, tensors.rows(_name(number), start, min(start + ROWS, height))
+
+
+def _unless_full(stack: ExitStack, opened: AbstractContextManager[OpenTensors]) -> OpenTensors | None:
+    """Open a file of tensors for as long as the stack lasts; None if the disk is full or refuses."""
+    try:
+        return stack.enter_context(opened)
+    except (OSError, StorageError):
+        return None
+
+
+def _gram_sum(members: Sequence[Member], site: str, layer: int, weights: Sequence[float]) -> GramSum:
+    # A generator: a Gram is (H + 1, H + 1), and only one member's needs to be in memory.
+    return gram_sum((member.packed_statistics(site, layer) for member in members), weights)
+
+
+def _sum_streams(total: GramSum) -> list[Stream]:
+    """Return a sum as tensors of a file: the upper triangle row by row, (H (H + 1) / 2,), and the moments, (H, E)."""
+    size = len(total.gram)
+    rows = (total.gram[row, row:] for row in range(size))
+    return [
+        Stream("gram", "float64", (size * (size + 1) // 2,), lambda: map(to_block, rows)),
+        Stream.of("moments", to_block(total.moments), "float64"),
+    ]
+
+
+def _name(number: int) -> str:
+    """Return the name of a map in a file, whose tensors are written by name."""
+    return f"{number:06d}"
+
+
+def _next(solved: Iterator[tuple[int, Iterator[NumberedBlock]]]) -> Iterator[Block]:
+    """Yield the rows of the map that comes next."""
+    _, blocks = next(solved)
+    yield from (to_block(rows) for _, rows in blocks)

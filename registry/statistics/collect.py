@@ -5,7 +5,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,10 @@ from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics, window_size
-from registry.statistics.onloading import take_statistics_by_layer
-from registry.statistics.pass_need import check_sampling, whole_fits
+from registry.statistics.layer_pass import check_sampling, take_statistics_by_layer, whole_fits
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings, on_cluster
-from registry.statistics.sliced_pass import SharedCheckpoint, collect_slices, open_shared
+from registry.statistics.slices import SharedCheckpoint, collect_slices, open_shared
 
 SEED = 0
 
@@ -46,7 +45,7 @@ MOST_TOKENS = 2**53
 
 
 def text_calibration(
-    checkpoint: Checkpoint, data: Sequence[Path], settings: PassSettings, progress: Progress = silent
+    checkpoint: Checkpoint, data: Sequence[str | os.PathLike[str]], settings: PassSettings, progress: Progress = silent
 ) -> Calibration | None:
     """Return the calibration tokens of `data`, sampled over all of it.
 
@@ -68,7 +67,8 @@ def text_calibration(
     tokenizer = load_tokenizer(checkpoint.folder)
     seq_len = window_size(checkpoint, settings)
     take = random_places if settings.document_tokens is None else document_beginnings
-    calibration = take(Corpus(data, tokenizer, progress), tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
+    corpus = Corpus([Path(file) for file in data], tokenizer, progress)
+    calibration = take(corpus, tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
     if (largest := int(calibration.ids.max())) >= checkpoint.architecture.vocab_size:
         raise CalibrationError(
             f"{checkpoint.label}: its tokenizer gives token {largest}, the model knows "
@@ -90,39 +90,39 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
     if path is None:
         return None
     collected = statistics_file.load(path)
-    redo = "make them again: reg collect CKPT --data FILE --out DIR"
-    if collected.weights != weights:
-        raise CheckpointError(
-            f"{path} has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}",
-            redo,
-        )
-    kept = collected.calibration
-    if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < checkpoint.architecture.vocab_size:
-        raise CheckpointError(f"{path} has calibration tokens that the model does not know", redo)
-    if unknown := sorted(set(collected.sites) - set(SITES["all"])):
-        raise CheckpointError(f"{path} has statistics of an unknown site: {', '.join(unknown)}", redo)
-    if collected.computed.get("sites") == COUNTS:
-        if not collected.counts_alone:
-            raise CheckpointError(f"{path} must have token counts alone, as it was made with --sites {COUNTS}", redo)
-    else:
-        for site in dict.fromkeys((MLP_INPUT, *collected.sites)):  # first the one whose count the others must have
-            _check_site(checkpoint, collected, site, path, redo)
-    vocabulary = checkpoint.architecture.vocab_size
-    if collected.token_counts is not None and not _are_counts(collected, vocabulary):
-        raise CheckpointError(f"{path}: its token counts are not those of {vocabulary:,} tokens", redo)
-    if not _are_contents(collected):
-        raise CheckpointError(f"{path}: its counts of contents are not a part of its token counts", redo)
-    if kept is not None:
-        same = collected.token_counts is None or torch.equal(collected.token_counts, kept.counts(vocabulary))
-        if (kept.digest, kept.tokens, same) != (collected.calibration_digest, collected.tokens, True):
-            raise CheckpointError(f"{path}: its statistics were not taken on the calibration tokens it holds", redo)
+    for problem in _contradictions(collected, checkpoint, weights):
+        raise CheckpointError(f"{path}{problem}", "make them again: reg collect CKPT --data FILE --out DIR")
     return collected
 
 
-def _are_counts(collected: Collected, vocabulary: int) -> bool:
-    """Tell whether token counts are one a token, none negative, and add up to the tokens of the statistics."""
+def _contradictions(collected: Collected, checkpoint: Checkpoint, weights: str) -> Iterator[str]:
+    """Yield what is wrong with the statistics of a checkpoint's folder, to follow the name of their file."""
+    if collected.weights != weights:
+        yield f" has statistics of weights {collected.weights[:12]}, the checkpoint has {weights[:12]}"
+    kept, vocabulary = collected.calibration, checkpoint.architecture.vocab_size
+    if kept is not None and not 0 <= int(kept.ids.min()) <= int(kept.ids.max()) < vocabulary:
+        yield " has calibration tokens that the model does not know"
+    if unknown := sorted(set(collected.sites) - set(SITES["all"])):
+        yield f" has statistics of an unknown site: {', '.join(unknown)}"
+    if collected.computed.get("sites") == COUNTS:
+        if not collected.counts_alone:
+            yield f" must have token counts alone, as it was made with --sites {COUNTS}"
+    else:
+        for site in dict.fromkeys((MLP_INPUT, *collected.sites)):  # first the one whose count the others must have
+            yield from _contradictions_of_site(collected, checkpoint, site)
     counts = collected.token_counts
-    assert counts is not None
+    if counts is not None and not _are_counts(counts, collected, vocabulary):
+        yield f": its token counts are not those of {vocabulary:,} tokens"
+    if not _are_contents(collected):
+        yield ": its counts of contents are not a part of its token counts"
+    if kept is not None:
+        same = counts is None or torch.equal(counts, kept.counts(vocabulary))
+        if (kept.digest, kept.tokens, same) != (collected.calibration_digest, collected.tokens, True):
+            yield ": its statistics were not taken on the calibration tokens it holds"
+
+
+def _are_counts(counts: torch.Tensor, collected: Collected, vocabulary: int) -> bool:
+    """Tell whether token counts are one a token, none negative, and add up to the tokens of the statistics."""
     if counts.shape != (vocabulary,) or int(counts.min()) < 0:
         return False
     total: int = sum(counts.tolist())  # as Python's integers: a forged sum may not wrap around
@@ -139,19 +139,17 @@ def _are_contents(collected: Collected) -> bool:
     return bool(((contents >= 0) & (contents <= counts)).all())
 
 
-def _check_site(checkpoint: Checkpoint, collected: Collected, site: str, path: Path, redo: str) -> None:
-    """Check one site of a checkpoint's own statistics against its weights: layers, scales, counts."""
+def _contradictions_of_site(collected: Collected, checkpoint: Checkpoint, site: str) -> Iterator[str]:
+    """Compare one site with the weights: layers, scales, counts."""
     layers, expected = collected.sites.get(site, ()), scales(checkpoint, site).exponents
     if len(layers) != len(expected):
-        raise CheckpointError(f"{path} has {len(layers)} layers of {site}, the checkpoint has {len(expected)}", redo)
+        yield f" has {len(layers)} layers of {site}, the checkpoint has {len(expected)}"
     tokens = collected.sites[MLP_INPUT][0].count
     for number, (layer, exponents) in enumerate(zip(layers, expected, strict=True)):
         if not torch.equal(layer.exponents, exponents):
-            raise CheckpointError(
-                f"{path}: the scales of {site}, layer {number}, are not those that the weights give", redo
-            )
+            yield f": the scales of {site}, layer {number}, are not those that the weights give"
         if layer.count != tokens or tokens < 1 or bool((layer.matrix.diagonal() < 0).any()):
-            raise CheckpointError(f"{path}: {site}, layer {number}, holds no sum over {tokens} tokens", redo)
+            yield f": {site}, layer {number}, holds no sum over {tokens} tokens"
 
 
 def collect(
@@ -170,13 +168,9 @@ def collect(
     its sums (`settings.max_memory`), it is read layer by layer.
 
     Args:
-        hashed: the checkpoint.
-        calibration: the result of `text_calibration`.
-        settings: settings of the pass.
         keep_calibration: include the tokens in the result; self-sampled tokens are always included.
         partial: as in `take_statistics`.
         cluster: the nodes that take slices of the pass; None to run it in this process.
-        progress: receives the tokens sampled and counted.
 
     Raises:
         CalibrationError: the expert cannot sample text, or does not fit into memory for it; or an activation is NaN or
@@ -184,39 +178,26 @@ def collect(
         CheckpointError: the model cannot be loaded.
         ClusterError: the nodes cannot do the work.
     """
-    checkpoint = hashed.checkpoint
-    if calibration is not None and settings.sites == COUNTS:
-        collected = counted(hashed.weights, calibration, checkpoint, computed_by(checkpoint, settings))
-        return replace(collected, calibration=calibration) if keep_calibration else collected
-    if cluster is not None:
-        settings = on_cluster(settings, cluster)
-        if calibration is None:
-            calibration, keep_calibration = _sampled_by(cluster, hashed, settings, partial, progress), True
-        if settings.sites == COUNTS:
-            computed = computed_by(checkpoint, settings, self_sampled=True)
-            collected = counted(hashed.weights, calibration, checkpoint, computed)
-        else:
-            collected = collect_slices(hashed, calibration, settings, cluster, partial, progress)
-        return _completed(collected, calibration, checkpoint, keep=keep_calibration)
-    whole = whole_fits(checkpoint, settings, window_size(checkpoint, settings), progress)
-    model = None
-    if whole or calibration is None:
-        if calibration is None:
-            check_sampling(checkpoint, settings, window_size(checkpoint, settings))
-        model = load_for_pass(
-            checkpoint.folder,
-            settings.dtype,
-            settings.device,
-            prefer_whole=calibration is None,  # text is sampled token by token
-            progress=progress,
-        )
+    checkpoint, model = hashed.checkpoint, None
+    self_sampled = calibration is None
+    runs_model = self_sampled or settings.sites != COUNTS
+    settings = on_cluster(settings, cluster if runs_model else None)
+    seq_len = window_size(checkpoint, settings)
+    whole = runs_model and cluster is None and whole_fits(checkpoint, settings, seq_len, progress)
     if calibration is None:
-        calibration = _sampled_calibration(checkpoint, model, settings, progress)
-        keep_calibration = True  # they reveal no more than the weights
+        if cluster is not None:
+            calibration = _sampled_by(cluster, hashed, settings, partial, progress)
+        else:
+            check_sampling(checkpoint, settings, seq_len)
+            calibration, model = _sampled_calibration(checkpoint, settings, progress)
     if settings.sites == COUNTS:
-        computed = computed_by(checkpoint, settings, self_sampled=True)
+        computed = computed_by(checkpoint, settings, self_sampled=self_sampled)
         collected = counted(hashed.weights, calibration, checkpoint, computed)
+    elif cluster is not None:
+        collected = collect_slices(hashed, calibration, settings, cluster, partial, progress)
     elif whole:
+        if model is None:
+            model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, progress=progress)
         run = ModelRun(model)
         collected = take_statistics(
             checkpoint, hashed.weights, run, calibration, settings, partial=partial, progress=progress
@@ -227,29 +208,21 @@ def collect(
         collected = take_statistics_by_layer(
             checkpoint, hashed.weights, calibration, settings, partial=partial, progress=progress
         )
-    return _completed(collected, calibration, checkpoint, keep=keep_calibration)
+    # Tokens that the expert sampled reveal no more than its weights.
+    kept = calibration if keep_calibration or self_sampled else None
+    return replace(_with_contents(collected, calibration, checkpoint), calibration=kept)
 
 
 def counted(weights: str, calibration: Calibration, checkpoint: Checkpoint, computed: dict[str, Any]) -> Collected:
-    """Return token counts alone.
-
-    Args:
-        weights: digest of the weights that they belong to.
-        calibration: the tokens.
-        checkpoint: a model of their vocabulary.
-        computed: the settings.
-    """
+    """Return token counts alone."""
     counts = calibration.counts(checkpoint.architecture.vocab_size)
     alone = Collected(weights, {}, calibration.digest, calibration.label, computed, token_counts=counts)
-    return _completed(alone, calibration, checkpoint, keep=False)
+    return _with_contents(alone, calibration, checkpoint)
 
 
-def _completed(collected: Collected, calibration: Calibration, checkpoint: Checkpoint, *, keep: bool) -> Collected:
-    """Return statistics with what follows from the calibration: counts of contents, and with `keep` its tokens."""
+def _with_contents(collected: Collected, calibration: Calibration, checkpoint: Checkpoint) -> Collected:
     contents = calibration.content_counts(checkpoint.architecture.vocab_size)
-    computed = collected.computed | evidence_of(calibration)
-    kept = calibration if keep else None
-    return replace(collected, computed=computed, content_counts=contents, calibration=kept)
+    return replace(collected, computed=collected.computed | evidence_of(calibration), content_counts=contents)
 
 
 def evidence_of(calibration: Calibration | None) -> dict[str, str]:
@@ -289,12 +262,7 @@ def collect_to(
     Args:
         folder: the checkpoint, as `Registry.add_expert` takes it.
         out: the folder of the file; created if absent.
-        data: calibration files; default the checkpoint's own.
-        settings: settings of the pass.
-        keep_calibration: write the tokens too.
-        base: an adapter's base model.
         cluster: the nodes that take slices of the pass; they see the checkpoint and `out`.
-        progress: receives the tokens counted.
 
     Raises:
         CheckpointError, UnsupportedFamilyError: the checkpoint cannot be registered.
@@ -309,7 +277,7 @@ def collect_to(
         raise StorageError(f"{target} cannot be created: {error.strerror}", "choose another --out") from error
     with open_checkpoint(folder, target / "partial", base=base, remote_code=True, progress=progress) as checkpoint:
         hashed = hash_checkpoint(checkpoint, progress)
-        calibration = text_calibration(checkpoint, [Path(file) for file in data], settings, progress)
+        calibration = text_calibration(checkpoint, data, settings, progress)
         collected = collect(
             hashed,
             calibration,
@@ -341,18 +309,18 @@ def _sampled_by(
 def sample_in_task(shared: tuple[SharedCheckpoint, PassSettings], *, progress: Progress) -> Calibration:
     """Sample an expert's text in a task."""
     described, settings = shared
-    checkpoint = open_shared(described)
+    return _sampled_calibration(open_shared(described), settings, progress)[0]
+
+
+def _sampled_calibration(checkpoint: Checkpoint, settings: PassSettings, progress: Progress) -> tuple[Calibration, Any]:
+    """Return text that an expert samples token by token, and its loaded model."""
     model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, prefer_whole=True, progress=progress)
-    return _sampled_calibration(checkpoint, model, settings, progress)
-
-
-def _sampled_calibration(checkpoint: Checkpoint, model: Any, settings: PassSettings, progress: Progress) -> Calibration:
     configured = checkpoint.special_tokens["eos_token_id"]
     end = [configured] if isinstance(configured, int) else list(configured or [])
     start = checkpoint.special_tokens["bos_token_id"]
     if start is None and (checkpoint.folder / "tokenizer_config.json").is_file():
         start = start_token(load_tokenizer(checkpoint.folder))
-    return sample_from_expert(
+    sampled = sample_from_expert(
         model,
         start=start if start is not None else next(iter(end), None),
         end=end,
@@ -361,3 +329,4 @@ def _sampled_calibration(checkpoint: Checkpoint, model: Any, settings: PassSetti
         batch_size=settings.batch_size,
         progress=progress,
     )
+    return sampled, model

@@ -1,6 +1,6 @@
 """`statistics.safetensors`: the file format of an expert's statistics, which travel while the data stays.
 
-Tensors: `<site>.exponents` int16 (L, H) · `<site>.gram.<layer>` int64, the packed upper triangle of G ·
+Tensors: `<site>.exponents` int16 (L, C) · `<site>.gram.<layer>` int64, the packed upper triangle of G ·
 `token_counts` int64 (V,) · where a chat template made text, `content_counts` int64 (V,) of contents of messages alone ·
 with kept calibration also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header has the
 digest of the weights that they belong to.
@@ -8,40 +8,147 @@ digest of the weights that they belong to.
 Earlier releases also kept parts of the sums, `<site>.fold.<layer>.<fold>`, in the form of `gram`, which is the sum of
 all parts. Nothing is computed from them; they are carried on, because the digest of a version covers them.
 
-Shapes: L layers, V vocabulary, N windows, S tokens of a window, G (H + 1, H + 1) packed to ((H + 1)(H + 2) / 2,).
+Shapes: L layers, V vocabulary, N windows, S tokens of a window; C channels of a site, G (C + 1, C + 1) packed to
+P = (C + 1)(C + 2) / 2 integers.
 """
 
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int16, Int64
+from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, DamagedError, first_line
 from registry.families.sites import CONTENT_COUNTS, COUNTS, TOKEN_COUNTS
-from registry.io.safetensors_file import Stream, read_header, replace_shard
-from registry.io.torch_blocks import to_block
+from registry.io.dtypes import NAMES
+from registry.io.safetensors_file import Entry, Stream, read_header, replace_shard
+from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.untrusted import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, json_object, list_of, maybe
 from registry.maths.statistics import Statistics
-from registry.statistics.filed import FiledStatistics, Packing, packings
-from registry.statistics.open_tensors import OpenTensors
 from store.arrays import ArraySource, Block
+
+
+@dataclass(frozen=True)
+class OpenTensors:
+    """The tensors of an open safetensors file, read, not mapped, so that they leave the memory after their use.
+
+    Attributes:
+        file: its descriptor; the file stays readable if it is deleted meanwhile.
+    """
+
+    file: int
+    entries: dict[str, Entry]
+
+    @classmethod
+    def open(cls, path: Path) -> "OpenTensors":
+        """Open a file, which is closed with the last reference to it.
+
+        Raises:
+            CheckpointError: it is not a safetensors file, or cannot be read.
+        """
+        entries = read_header(path).tensors
+        try:
+            opened = cls(os.open(path, os.O_RDONLY), entries)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}", "copy the file again") from error
+        weakref.finalize(opened, os.close, opened.file)
+        return opened
+
+    def fill(self, name: str, begin: int, into: Tensor) -> None:
+        """Read consecutive elements of a tensor, from number `begin` on.
+
+        Args:
+            into: takes them; contiguous, of the tensor's dtype.
+
+        Raises:
+            DamagedError: the file ends early.
+        """
+        rest, at = into.numpy().data.cast("B"), self.entries[name].begin + into.element_size() * begin
+        while rest:
+            if not (read := os.preadv(self.file, [rest], at)):
+                raise DamagedError("a file of statistics ends early", "repeat the command: the file is made again")
+            rest, at = rest[read:], at + read
+
+    def read(self, name: str) -> Tensor:
+        """Return a whole tensor of integers or of float64 (errors as `fill`)."""
+        entry = self.entries[name]
+        found = torch.empty(entry.shape, dtype=torch_dtype(NAMES[entry.dtype]))
+        self.fill(name, 0, found)
+        return found
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Return some rows of a matrix of float64, (r, H)."""
+        _, width = self.entries[name].shape
+        found = torch.empty((stop - start, width), dtype=torch.float64)
+        self.fill(name, start * width, found)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class LazyStatistics:
+    """The statistics of one layer, read or packed when they are asked for.
+
+    Attributes:
+        exponents: p of shape (C,).
+        saturated: as in `Statistics`.
+        packed: returns the upper triangle of G row by row, (P,).
+    """
+
+    exponents: Int16[Tensor, "C"]
+    saturated: int
+    packed: Callable[[], Int64[Tensor, "P"]]
+
+    @property
+    def shape(self) -> tuple[int]:
+        """The shape (P,) of `packed`."""
+        size = self.exponents.numel() + 1
+        return (size * (size + 1) // 2,)
+
+    def blocks(self) -> Iterator[Block]:
+        """Read or pack it only now, while it is written: all layers at once would double the memory."""
+        return ArraySource.of(to_block(self.packed()), "int64").blocks()
+
+
+class LazyLayers(Sequence[Statistics]):
+    """Statistics of a site layer by layer, of which each is read at every access."""
+
+    def __init__(self, items: Iterable[LazyStatistics]) -> None:
+        self.items = tuple(items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return LazyLayers(self.items[index])
+        item = self.items[index]
+        return Statistics.unpack(item.packed(), item.exponents, item.saturated)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(own == item for own, item in zip(self, other, strict=True))
+
+
+def lazy_layers(layers: Sequence[Statistics]) -> tuple[LazyStatistics, ...]:
+    """Return statistics, in memory or in files, to be read or packed one by one."""
+    if isinstance(layers, LazyLayers):
+        return layers.items
+    return tuple(LazyStatistics(layer.exponents, layer.saturated, layer.packed) for layer in layers)
+
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
-_COMPUTED = {
-    "dtype": LABEL,
-    "batch_size": WHOLE,
-    "device": LABEL,
-    "sites": LABEL,
-    "folds": WHOLE,
-    "evidence": LABEL,
-}
+_COMPUTED = {"dtype": LABEL, "batch_size": WHOLE, "device": LABEL, "sites": LABEL, "folds": WHOLE, "evidence": LABEL}
 _REDO = "make it again: reg collect CKPT --data FILE --out DIR"
 _TENSORS = {
     re.compile(r"[a-z_]{1,40}\.exponents"): ("I16", 2),
@@ -75,12 +182,9 @@ class Collected:
 
     Attributes:
         weights: digest of the expert's weights.
-        sites: site → one statistic a layer, in order; those in a file are read at each access (`FiledStatistics`).
-        calibration_digest: digest of the calibration tokens.
-        calibration_label: name of the calibration for people.
+        sites: site → one statistic a layer, in order; those in a file are read at each access (`LazyLayers`).
         computed: settings that the result depends on: sites, and of a forward pass dtype, batch size and kind of
             device; `evidence` where contents of messages alone are evidence.
-        calibration: the calibration tokens, if they are kept.
         folds: what statistics of earlier releases have beside their sums: name of the array, as in
             `mlp_input/fold/0/0` → it.
         token_counts: occurrences of each token, int64 of shape (V,).
@@ -120,8 +224,6 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     """Write statistics to `path` atomically.
 
     Args:
-        path: the file.
-        collected: the statistics.
         parts: written in place of its sites, layer by layer in order, so that only one is in memory at a time.
 
     Raises:
@@ -134,16 +236,15 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
 
     exponents: dict[str, list[torch.Tensor]] = {site: [] for site in collected.sites}
     saturated: dict[str, list[int]] = {site: [] for site in collected.sites}
-    for site, number, layer in _packed(collected) if parts is None else map(_held, parts):
+    for site, number, layer in _layers(collected) if parts is None else map(_held, parts):
         exponents.setdefault(site, []).append(layer.exponents)
         saturated.setdefault(site, []).append(layer.saturated)
-        # Read or packed only while it is written: all layers at once would double the memory.
-        streams.append(Stream(f"{site}.gram.{number}", "int64", layer.shape, partial(_blocks, layer)))
+        streams.append(Stream(f"{site}.gram.{number}", "int64", layer.shape, layer.blocks))
         for name, fold in collected.folds.items():
             if name.startswith(f"{site}/fold/{number}/"):
                 streams.append(Stream(name.replace("/", "."), fold.dtype, fold.shape, fold.blocks))
     for site, layers in exponents.items():
-        add(f"{site}.exponents", torch.stack(layers))  # L tensors (H,) → (L, H)
+        add(f"{site}.exponents", torch.stack(layers))  # L tensors (C,) → (L, C)
     for name in (TOKEN_COUNTS, CONTENT_COUNTS):
         if (counts := getattr(collected, name)) is not None:
             add(name, counts)
@@ -162,21 +263,17 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     replace_shard(path, streams, {"expert-registry": json.dumps(document)})
 
 
-def _packed(collected: Collected) -> Iterator[tuple[str, int, Packing]]:
+def _layers(collected: Collected) -> Iterator[tuple[str, int, LazyStatistics]]:
     for site, layers in collected.sites.items():
-        for number, layer in enumerate(packings(layers)):
+        for number, layer in enumerate(lazy_layers(layers)):
             yield site, number, layer
 
 
-def _held(part: Part) -> tuple[str, int, Packing]:
+def _held(part: Part) -> tuple[str, int, LazyStatistics]:
     """Return a temporary part packed: only its packed half stays in memory."""
     site, number, layer = part
     packed = layer.packed()
-    return site, number, Packing(layer.exponents, layer.saturated, lambda: packed)
-
-
-def _blocks(layer: Packing) -> list[Block]:
-    return [to_block(layer.packed())]
+    return site, number, LazyStatistics(layer.exponents, layer.saturated, lambda: packed)
 
 
 def load(path: Path) -> Collected:
@@ -200,10 +297,12 @@ def load(path: Path) -> Collected:
         file = OpenTensors.open(path)
         sites, folds = {}, dict[str, ArraySource]()
         for site, saturated in document["saturated"].items():
-            exponents = file.read(f"{site}.exponents")
-            names = [f"{site}.gram.{layer}" for layer in range(len(saturated))]
-            sites[site] = FiledStatistics.of(file, names, exponents[: len(names)], list(map(int, saturated)))
-            folds |= {name: fold for layer in range(len(names)) for name, fold in _folds(file, site, layer)}
+            exponents = file.read(f"{site}.exponents")[: len(saturated)]
+            sites[site] = LazyLayers(
+                _layer(file, f"{site}.gram.{number}", own, int(held))
+                for number, (own, held) in enumerate(zip(exponents, saturated, strict=True))
+            )
+            folds |= {name: fold for layer in range(len(saturated)) for name, fold in _folds(file, site, layer)}
         calibration = None
         label = document["calibration_label"]
         if "calibration.ids" in file.entries:
@@ -225,6 +324,14 @@ def load(path: Path) -> Collected:
         )
     except (OSError, DamagedError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}", _REDO) from error
+
+
+def _layer(file: OpenTensors, name: str, exponents: torch.Tensor, saturated: int) -> LazyStatistics:
+    """Return one layer's statistics, given the name of its packed matrix, int64 (P,), and its exponents (C,)."""
+    layer = LazyStatistics(exponents, saturated, partial(file.read, name))
+    if file.entries[name].shape != layer.shape:
+        raise ValueError(f"{name} has shape {list(file.entries[name].shape)}, not {list(layer.shape)}")
+    return layer
 
 
 def _folds(file: OpenTensors, site: str, layer: int) -> Iterator[tuple[str, ArraySource]]:

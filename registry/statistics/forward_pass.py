@@ -34,7 +34,6 @@ class ModelRun:
     """A loaded model, and how it is observed.
 
     Attributes:
-        model: the loaded model.
         hook_points: finds the sites in `model`; None for a checkpoint's own dense model.
     """
 
@@ -60,33 +59,23 @@ def take_statistics(
 
     Args:
         checkpoint: the checkpoint that the bounds are computed from.
-        weights: digest of the weights, written into the result.
-        run: the model and its hook points.
-        calibration: the tokens.
-        settings: sites, batch size, device and dtype.
         windows: whole batches of consecutive windows to count; None for all. Such parts add up to the whole, bit for
             bit: batches are numbered over all windows. Token counts are those of the whole.
         partial: a folder for the state of a running pass; the same pass, started again, resumes from it.
-        progress: receives the tokens counted.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
         StorageError: `partial` cannot be written.
     """
     collector = _Collector(checkpoint, weights, run, calibration, settings)
-    key = json_digest([weights, calibration.digest, collector.computed])
+    key = json_digest([weights, calibration.digest, collector.header.computed])
     with resumable(partial, key, [weights]) as state_path:
-        if state_path is not None:
-            collector.resume(state_path)
+        collector.resume(state_path)
         windows = range(len(calibration.ids)) if windows is None else windows
         start = max(collector.sums.completed_windows, windows.start)
         total = int(calibration.lengths[windows.start : windows.stop].sum())
         counted = int(calibration.lengths[windows.start : start].sum())
-        if counted:
-            remark(
-                progress,
-                f"resuming an interrupted pass: {counted:,} of {calibration.tokens:,} tokens are counted already",
-            )
+        report_resumed(counted, calibration, progress)
         saved = time.monotonic()
         try:
             with (
@@ -101,85 +90,81 @@ def take_statistics(
                     # The base model stops before the head: no logits (B, S, V) are computed.
                     run.model.base_model(input_ids=ids.to(run.model.device), use_cache=False)
                     advance(int(keep.sum()))
-                    if state_path is not None and time.monotonic() - saved >= SAVE_SECONDS:
+                    if time.monotonic() - saved >= SAVE_SECONDS:
                         collector.save(state_path)
                         saved = time.monotonic()
         except KeyboardInterrupt:
-            if state_path is not None:
-                collector.save(state_path)
+            collector.save(state_path)
             raise
-    return collector.collected()
+    counts = calibration.counts(checkpoint.architecture.vocab_size)
+    return replace(collector.header, sites=collector.sites(), token_counts=counts)
 
 
 class _Collector:
     """The sums of a pass through the whole model, and their state on disk.
 
     Attributes:
-        computed: how the pass runs, as far as its result depends on that.
-        sums: the running sums.
-        points: where they are taken.
+        header: all that the result has but its sums and counts.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, weights: str, run: ModelRun, calibration: Calibration, settings: PassSettings
     ) -> None:
-        self.computed = computed_by(checkpoint, settings)
+        computed = computed_by(checkpoint, settings)
+        self.header = Collected(weights, {}, calibration.digest, calibration.label, computed)
         self._counting = Counting.of(checkpoint, settings.sites, run.model.device, dense=run.hook_points is None)
-        self.sums = SiteSums(self._counting, self._counting.places)
-        self.points = (run.hook_points or dense_hook_points(checkpoint))(run.model)
-        self._vocabulary = checkpoint.architecture.vocab_size
-        self._weights, self._calibration = weights, calibration
+        self.sums = SiteSums(self._counting, self._counting.site_layers)
+        self.points = run.hook_points(run.model) if run.hook_points else dense_hook_points(checkpoint, run.model)
 
-    def collected(self) -> Collected:
-        """Return the sums, on the CPU, and release them."""
-        sites: dict[str, tuple[Statistics, ...]] = {}
+    def sites(self) -> dict[str, tuple[Statistics, ...]]:
+        """Return the sums of every site, on the CPU, and release them."""
+        found: dict[str, tuple[Statistics, ...]] = {}
         for site, scale in self._counting.scales.items():
             if site not in self._counting.same:
-                sites[site] = tuple(self.sums.pop((site, layer)) for layer in range(len(scale.exponents)))
-        return Collected(
-            self._weights,
-            {site: sites[self._counting.same.get(site, site)] for site in self._counting.scales},
-            self._calibration.digest,
-            self._calibration.label,
-            self.computed,
-            token_counts=self._calibration.counts(self._vocabulary),
-        )
+                found[site] = tuple(self.sums.pop((site, layer)) for layer in range(len(scale.exponents)))
+        return {site: found[self._counting.same.get(site, site)] for site in self._counting.scales}
 
-    def save(self, state_path: Path) -> None:
+    def save(self, state_path: Path | None) -> None:
         """Write the state of the pass, unless an interrupted addition left broken sums: the last file stays then.
 
         If the folder is gone, an opt-out deleted it, and nothing is written.
         """
-        if self.sums.broken:
+        if state_path is None or self.sums.broken:
             return
         completed: dict[str, tuple[int, ...]] = {}
         for (site, _), sums in self.sums.sums.items():
             completed[site] = (*completed.get(site, ()), sums.completed_windows)
-        header = Collected(
-            self._weights, {}, self._calibration.digest, self._calibration.label, self.computed, done=completed
-        )
         parts = ((site, layer, sums.statistics()) for (site, layer), sums in self.sums.sums.items())
         try:
-            statistics_file.save(state_path, header, parts)
+            statistics_file.save(state_path, replace(self.header, done=completed), parts)
         except StorageError:
             if state_path.parent.is_dir():
                 raise
 
-    def resume(self, state_path: Path) -> None:
+    def resume(self, state_path: Path | None) -> None:
         """Restore the sums from `state_path`, if it holds an intact state of this pass."""
-        if not state_path.is_file():
+        if state_path is None or not state_path.is_file():
             return
         try:
             state = statistics_file.load(state_path)
         except CheckpointError:
             return  # damaged: the pass starts from the first window
-        if state.done is None or state.calibration_digest != self._calibration.digest:
+        if state.done is None or state.calibration_digest != self.header.calibration_digest:
             return
-        places = {(site, layer) for site, layers in state.sites.items() for layer in range(len(layers))}
-        if places != set(self.sums.sums):
+        if {(site, layer) for site, layers in state.sites.items() for layer in range(len(layers))} != set(
+            self.sums.sums
+        ):
             return
         for (site, layer), sums in self.sums.sums.items():
             sums.restore(state.sites[site][layer], state.done[site][layer])
+
+
+def report_resumed(counted: int, calibration: Calibration, progress: Progress) -> None:
+    """Report how many tokens of a pass were counted before an interruption, if any were."""
+    if counted:
+        remark(
+            progress, f"resuming an interrupted pass: {counted:,} of {calibration.tokens:,} tokens are counted already"
+        )
 
 
 def computed_by(checkpoint: Checkpoint, settings: PassSettings, *, self_sampled: bool = False) -> dict[str, Any]:

@@ -39,26 +39,28 @@ def scales(checkpoint: Checkpoint, site: str) -> Scales:
     return Scales(tuple(exponents_for(bound, bits) for bound in bounds), bits)
 
 
+_BEFORE_LAYERS = slice(None, -1, 2)
+"""The even bounds of the residual stream without the last: the stream before each layer."""
+
 Bounds = tuple[list[Tensor], int]
 """The bounds of each layer, of shape (C,), and the bits of an integer."""
 
 
 def _mlp_input(checkpoint: Checkpoint) -> Bounds:
-    match checkpoint.family.mlp_input(checkpoint.architecture):
-        case NormOutput() as norm:
-            return [norm_bound(*_norm(checkpoint, name, norm)) for name in _below(checkpoint, norm.norm)], NORM_BITS
-        case ResidualStream() as stream:
-            # The odd bounds: the stream after each layer's attention, before its MLP.
-            return _stream_bounds(checkpoint, stream)[1::2], RESIDUAL_BITS
+    # The odd bounds: the stream after each layer's attention, before its MLP.
+    return _layer_input(checkpoint, checkpoint.family.mlp_input(checkpoint.architecture), slice(1, None, 2))
 
 
 def _attention_input(checkpoint: Checkpoint) -> Bounds:
-    match checkpoint.family.attention_input(checkpoint.architecture):
-        case NormOutput() as norm:
-            return [norm_bound(*_norm(checkpoint, name, norm)) for name in _below(checkpoint, norm.norm)], NORM_BITS
-        case ResidualStream() as stream:
-            # The even bounds without the last: the stream before each layer.
-            return _stream_bounds(checkpoint, stream)[:-1:2], RESIDUAL_BITS
+    return _layer_input(checkpoint, checkpoint.family.attention_input(checkpoint.architecture), _BEFORE_LAYERS)
+
+
+def _layer_input(checkpoint: Checkpoint, source: NormOutput | ResidualStream, of_stream: slice) -> Bounds:
+    """Bound the output of a norm in each layer, or the residual stream at some of its bounds."""
+    if isinstance(source, ResidualStream):
+        return _stream_bounds(checkpoint, source)[of_stream], RESIDUAL_BITS
+    names = [checkpoint.family.tensor_name(layer, source.norm) for layer in _layers(checkpoint)]
+    return [norm_bound(*_norm(checkpoint, name, source)) for name in names], NORM_BITS
 
 
 def _attention_output(checkpoint: Checkpoint) -> Bounds:
@@ -69,9 +71,9 @@ def _attention_output(checkpoint: Checkpoint) -> Bounds:
     """
     architecture, family = checkpoint.architecture, checkpoint.family
     source = family.attention_input(architecture)
-    stream = _stream_bounds(checkpoint, source)[:-1:2] if isinstance(source, ResidualStream) else []
+    stream = _stream_bounds(checkpoint, source)[_BEFORE_LAYERS] if isinstance(source, ResidualStream) else []
     bounds = []
-    for layer in range(architecture.num_hidden_layers):
+    for layer in _layers(checkpoint):
         weight, bias = _values(checkpoint, layer)  # (K D, H), (K D,)
         if isinstance(source, NormOutput):
             gain, shift = _norm(checkpoint, family.tensor_name(layer, source.norm), source)  # (H,) each
@@ -99,8 +101,8 @@ _BOUNDS = {
 }
 
 
-def _below(checkpoint: Checkpoint, name: str) -> list[str]:
-    return [checkpoint.family.tensor_name(layer, name) for layer in range(checkpoint.architecture.num_hidden_layers)]
+def _layers(checkpoint: Checkpoint) -> range:
+    return range(checkpoint.architecture.num_hidden_layers)
 
 
 def _norm(checkpoint: Checkpoint, name: str, norm: NormOutput) -> tuple[Tensor, Tensor | None]:
@@ -127,7 +129,7 @@ def _stream_bounds(checkpoint: Checkpoint, stream: ResidualStream) -> list[Tenso
     embedding = torch.stack(largest).amax(dim=0)  # blocks of rows of (V, H) → (H,): the largest of any token
     added = [
         norm_bound(checkpoint.tensor(checkpoint.family.tensor_name(layer, f"{norm}.weight")))
-        for layer in range(checkpoint.architecture.num_hidden_layers)
+        for layer in _layers(checkpoint)
         for norm in (stream.after_attention, stream.after_mlp)
     ]
     return [embedding, *residual_bounds(embedding, added)]

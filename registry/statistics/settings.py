@@ -19,8 +19,6 @@ class PassSettings:
     """Settings of a forward pass.
 
     Attributes:
-        tokens: calibration tokens wanted.
-        seq_len: tokens in a window.
         batch_size: windows in a batch; every batch has this many, so that all have one shape.
         device: a torch device, or None for the GPU if there is one.
         dtype: the dtype of the computation; `auto` is the checkpoint's own where the device computes it fast, else

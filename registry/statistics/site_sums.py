@@ -10,21 +10,61 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
-from torch import Tensor
+from jaxtyping import Bool, Float, Int16, Int64
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError
 from registry.families import NormOutput
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT, SITES
+from registry.io.process import defer_sigint
 from registry.maths.digits import Splitter
+from registry.maths.gram import GramAccumulator
 from registry.maths.statistics import Statistics
-from registry.statistics.accumulator import RunningSums
 from registry.statistics.scales import Scales, scales
 
-Place = tuple[str, int]
-"""A site and a layer."""
+
+class RunningSums:
+    """The sums, and the number of windows in them.
+
+    Both change together: Ctrl-C waits until they have, and any other interruption leaves `broken` sums, which must not
+    be used.
+    """
+
+    def __init__(self, exponents: Int16[Tensor, "H"], bits: int, splitter: Splitter) -> None:
+        self._sums = GramAccumulator(exponents, bits, splitter)
+        self.completed_windows, self.broken = 0, False
+
+    def restore(self, total: Statistics, completed_windows: int) -> None:
+        """Start from the sums of an interrupted pass and the number of windows in them."""
+        self._sums.include(total.matrix.to(self._sums.exponents.device), total.saturated)
+        self.completed_windows = completed_windows
+
+    def add(self, rows: Float[Tensor, "T H"], runs: Sequence[slice], completed_windows: int) -> None:
+        """Add the windows of a batch.
+
+        Args:
+            rows: activations, one row a token.
+            runs: which rows count, as runs of rows.
+            completed_windows: the number of windows that the sums hold afterwards.
+
+        Raises:
+            ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.
+        """
+        with defer_sigint():
+            self.broken = True
+            if runs:
+                self._sums.add([rows[run] for run in runs])  # views of the rows that count, not copied
+            self.completed_windows, self.broken = completed_windows, False
+
+    def statistics(self) -> Statistics:
+        """Return the sums on the CPU."""
+        return Statistics(self._sums.matrix().cpu(), self._sums.exponents.cpu(), self._sums.saturated)
+
+
+SiteLayer = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -33,7 +73,7 @@ class HookPoint:
 
     site: str
     layer: int
-    module: Any
+    module: nn.Module
     after: bool = False
 
 
@@ -41,20 +81,16 @@ HookPoints = Callable[[Any], Sequence[HookPoint]]
 """Returns the hook points of a loaded model."""
 
 
-def dense_hook_points(checkpoint: Checkpoint) -> HookPoints:
-    """Return the function that finds the sites in the checkpoint's own dense model."""
+def dense_hook_points(checkpoint: Checkpoint, model: Any) -> list[HookPoint]:
+    """Return the hook points of the checkpoint's own dense model."""
     family, architecture = checkpoint.family, checkpoint.architecture
-
-    def hook_points(model: Any) -> list[HookPoint]:
-        attention = family.attention(architecture)
-        points = [HookPoint(MLP_INPUT, layer, module) for layer, module in enumerate(family.mlps(model))]
-        for layer in range(architecture.num_hidden_layers):
-            for site, name in ((ATTENTION_INPUT, attention.inputs[0]), (ATTENTION_OUTPUT, attention.output)):
-                points.append(HookPoint(site, layer, model.get_submodule(family.tensor_name(layer, name))))
-        head_norm = model.get_submodule(family.head_input(architecture).norm)
-        return [*points, HookPoint(HEAD_INPUT, 0, head_norm, after=True)]
-
-    return hook_points
+    attention = family.attention(architecture)
+    points = [HookPoint(MLP_INPUT, layer, module) for layer, module in enumerate(family.mlps(model))]
+    for layer in range(architecture.num_hidden_layers):
+        for site, name in ((ATTENTION_INPUT, attention.inputs[0]), (ATTENTION_OUTPUT, attention.output)):
+            points.append(HookPoint(site, layer, model.get_submodule(family.tensor_name(layer, name))))
+    head_norm = model.get_submodule(family.head_input(architecture).norm)
+    return [*points, HookPoint(HEAD_INPUT, 0, head_norm, after=True)]
 
 
 @dataclass(frozen=True)
@@ -62,10 +98,8 @@ class Counting:
     """The sites and scales that a pass counts, of all layers.
 
     Attributes:
-        label: the checkpoint's name in messages.
         scales: site → its scales, of all sites that are asked for.
         same: sites whose activations equal those of another site of the same layer → that site, which has the sums.
-        device: of the sums.
         splitter: the room that all sums share.
     """
 
@@ -86,13 +120,13 @@ class Counting:
             dense: the model is the checkpoint's own. Routed models may see other activations at a site, so only a
                 dense model's sites share sums.
         """
-        same = same_inputs(checkpoint) if dense and sites == "all" else {}
+        same = same_inputs(checkpoint, sites) if dense else {}
         on = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
         bounds = {site: scales(checkpoint, site) for site in SITES[sites]}
         return cls(checkpoint.label, bounds, same, on, Splitter())
 
     @property
-    def places(self) -> list[Place]:
+    def site_layers(self) -> list[SiteLayer]:
         """The sites and layers that have sums of their own."""
         return [
             (site, layer)
@@ -107,19 +141,12 @@ class SiteSums:
 
     Each counts its own windows. After an interruption in the middle of a batch, those that are ahead skip the windows
     that they have counted.
-
-    Args:
-        counting: what the pass counts.
-        places: the sites and layers.
-
-    Attributes:
-        sums: (site, layer) → its sums.
     """
 
-    def __init__(self, counting: Counting, places: Collection[Place]) -> None:
+    def __init__(self, counting: Counting, site_layers: Collection[SiteLayer]) -> None:
         self._counting = counting
-        self.sums: dict[Place, RunningSums] = {}
-        for site, layer in places:
+        self.sums: dict[SiteLayer, RunningSums] = {}
+        for site, layer in site_layers:
             scale = counting.scales[site]
             exponents = scale.exponents[layer].to(counting.device)
             self.sums[site, layer] = RunningSums(exponents, scale.bits, counting.splitter)
@@ -138,12 +165,7 @@ class SiteSums:
         return any(sums.broken for sums in self.sums.values())
 
     def next_batch(self, first: int, keep: Bool[Tensor, "B S"]) -> None:
-        """Set the windows that the model sees next.
-
-        Args:
-            first: number of the batch's first window.
-            keep: True where a token counts.
-        """
+        """Set the windows that the model sees next."""
         size, seq_len = keep.shape
         self._first, self._end = first, first + size
         # Padding stands to the right, so that the rows of a window that count, of (T, H), are one run.
@@ -153,28 +175,21 @@ class SiteSums:
     @contextmanager
     def attached(self, points: Iterable[HookPoint]) -> Iterator[None]:
         """Hook the modules of these sums while the context is open; other hook points are left out."""
-        handles = [
-            point.module.register_forward_hook(self._after(point))
-            if point.after
-            else point.module.register_forward_pre_hook(self._before(point))
-            for point in points
-            if (point.site, point.layer) in self.sums
-        ]
+        handles = [self._hook(point) for point in points if (point.site, point.layer) in self.sums]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def pop(self, place: Place) -> Statistics:
+    def pop(self, site_layer: SiteLayer) -> Statistics:
         """Return the sums of one site and layer on the CPU; release them."""
-        return self.sums.pop(place).statistics()
+        return self.sums.pop(site_layer).statistics()
 
-    def _before(self, point: HookPoint) -> Callable[[Any, tuple[Tensor, ...]], None]:
-        return lambda _module, inputs: self._count(point, inputs[0])
-
-    def _after(self, point: HookPoint) -> Callable[[Any, Any, Tensor], None]:
-        return lambda _module, _inputs, output: self._count(point, output)
+    def _hook(self, point: HookPoint) -> RemovableHandle:
+        if point.after:
+            return point.module.register_forward_hook(lambda _, inputs, output: self._count(point, output))
+        return point.module.register_forward_pre_hook(lambda _, inputs: self._count(point, inputs[0]))
 
     def _count(self, point: HookPoint, activations: Float[Tensor, "*B H"]) -> None:
         sums = self.sums[point.site, point.layer]
@@ -202,11 +217,12 @@ def _joined(runs: Iterable[slice]) -> tuple[slice, ...]:
     return tuple(joined)
 
 
-def same_inputs(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the sites whose activations equal those of another site of the same layer: site → that site."""
+def same_inputs(checkpoint: Checkpoint, sites: str) -> dict[str, str]:
+    """Return those of `SITES[sites]` whose activations equal those of another site of the same layer: → that site."""
     family, architecture = checkpoint.family, checkpoint.architecture
     attention_input = family.attention_input(architecture)
-    if isinstance(attention_input, NormOutput) and attention_input == family.mlp_input(architecture):
+    is_norm = isinstance(attention_input, NormOutput)
+    if sites == "all" and is_norm and attention_input == family.mlp_input(architecture):
         return {ATTENTION_INPUT: MLP_INPUT}
     return {}
 

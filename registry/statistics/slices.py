@@ -1,4 +1,4 @@
-"""Statistics by slices of windows: exact integers that add up to those of one pass, bit for bit.
+"""Statistics by slices of windows, which tasks of a cluster take: they add up to those of one pass, bit for bit.
 
 A slice is whole batches of consecutive windows, numbered over all windows of the calibration. Its batches are those of
 the single pass, so that the model sees the same shapes; its sums are integers, so that any order of adding gives the
@@ -11,27 +11,29 @@ Bits of a forward pass depend on the kind of processor, the number of torch's th
 Shapes: N windows of a calibration, B windows of a batch, V vocabulary.
 """
 
-import json
 import re
 import uuid
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from registry.calibration import Calibration
-from registry.checkpoint import Checkpoint
-from registry.errors import DamagedError, first_line
+from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.distributed import Cluster, Step, Task
+from registry.distributed.node_kind import node_kind
+from registry.errors import CheckpointError, ClusterError, DamagedError, first_line
 from registry.families.sites import SITES
-from registry.maths.statistics import Statistics
-from registry.progress import Progress
+from registry.io.work_dirs import resumable_folder, temporary_folder
+from registry.progress import Progress, remark, silent
+from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
 from registry.statistics.cache import FileCache
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
+from registry.statistics.forward_pass import ModelRun, computed_by, report_resumed, take_statistics
 from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import same_inputs
 from store.digest import json_digest
@@ -125,7 +127,6 @@ class SlicedPass:
         """Return the name of a slice's file, without the digest of its bytes.
 
         Args:
-            part: the slice.
             kind: the kind of node that takes it.
         """
         digest = json_digest([self.key, part.first, part.stop, kind])[:32]
@@ -138,13 +139,7 @@ def take_slice(
     """Take the statistics of a slice, write them to a folder, and return the file.
 
     Args:
-        checkpoint: the checkpoint.
-        model: the same, loaded.
-        whole: the pass.
-        part: the slice.
         folder: where its file goes; other processes may write the same file.
-        kind: the kind of this node.
-        progress: receives the tokens counted.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
@@ -152,16 +147,10 @@ def take_slice(
     """
     calibration = whole.calibration
     collected = take_statistics(
-        checkpoint,
-        whole.weights,
-        ModelRun(model),
-        calibration,
-        whole.settings,
-        windows=part.windows,
-        progress=progress,
+        checkpoint, whole.weights, ModelRun(model), calibration, whole.settings, windows=part.windows, progress=progress
     )
     own = Calibration(calibration.ids[part.first : part.stop], calibration.lengths[part.first : part.stop], "")
-    same = _same(checkpoint, whole.settings)
+    same = same_inputs(checkpoint, whole.settings.sites)
     sites = {site: layers for site, layers in collected.sites.items() if site not in same}
     counts = own.counts(checkpoint.architecture.vocab_size)
     name = whole.name(part, kind)
@@ -174,8 +163,6 @@ def taken_slices(whole: SlicedPass, folder: Path, kind: str | None = None) -> di
     """Return the intact slices of a pass in a folder that do not overlap, all of one kind of node.
 
     Args:
-        whole: the pass.
-        folder: the folder.
         kind: the kind of node; by default the one that has taken most windows.
     """
     by_kind: dict[str, dict[Slice, Path]] = {}
@@ -201,21 +188,21 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
     One site of one layer is read at a time.
 
     Args:
-        checkpoint: the checkpoint.
-        whole: the pass.
         paths: files of the slices, in any order.
 
     Raises:
         DamagedError: a file cannot be read, or the slices do not cover all windows once.
     """
-    opened = [_OpenSlice.open(path) for path in paths]
-    same = _same(checkpoint, whole.settings)
-    sites: dict[str, tuple[Statistics, ...]] = {}
-    for site in SITES[whole.settings.sites]:
-        if site in same:
-            continue
-        sites[site] = tuple(_sum(opened, site, layer) for layer in range(opened[0].layers(site)))
-    counts = sum((part.token_counts() for part in opened[1:]), opened[0].token_counts())
+    opened = [_opened_slice(path) for path in paths]
+    same = same_inputs(checkpoint, whole.settings.sites)
+    sites = {
+        site: tuple(
+            reduce(add, (part.sites[site][layer] for part in opened)) for layer in range(len(opened[0].sites[site]))
+        )
+        for site in SITES[whole.settings.sites]
+        if site not in same
+    }
+    counts = reduce(add, (part.token_counts for part in opened if part.token_counts is not None))
     tokens = next(iter(sites.values()))[0].count
     if not tokens == int(counts.sum()) == whole.calibration.tokens:
         raise DamagedError(
@@ -231,48 +218,135 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
     )
 
 
-def _sum(opened: Sequence["_OpenSlice"], site: str, layer: int) -> Statistics:
-    """Return the sum of one site and layer."""
-    total = opened[0].statistics(site, layer)
-    for part in opened[1:]:
-        total = total + part.statistics(site, layer)
-    return total
-
-
-@dataclass(frozen=True)
-class _OpenSlice:
-    """The file of a slice, read by site and layer."""
-
-    path: Path
-    file: Any
-    saturated: dict[str, list[int]]
-
-    @classmethod
-    def open(cls, path: Path) -> "_OpenSlice":
-        try:
-            file: Any = safe_open(path, framework="pt")
-            return cls(path, file, json.loads(file.metadata()["expert-registry"])["saturated"])
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise DamagedError(
-                f"{path} cannot be read: {first_line(error)}", "run it again: it is taken again"
-            ) from error
-
-    def layers(self, site: str) -> int:
-        return len(self.saturated[site])
-
-    def statistics(self, site: str, layer: int) -> Statistics:
-        exponents = self.file.get_tensor(f"{site}.exponents")[layer].clone()
-        saturated = int(self.saturated[site][layer])
-        return Statistics.unpack(self.file.get_tensor(f"{site}.gram.{layer}"), exponents, saturated)
-
-    def token_counts(self) -> Any:
-        return self.file.get_tensor("token_counts")
-
-
-def _same(checkpoint: Checkpoint, settings: PassSettings) -> dict[str, str]:
-    """Return the sites that share the sums of another one, which are written once."""
-    return same_inputs(checkpoint) if settings.sites == "all" else {}
+def _opened_slice(path: Path) -> Collected:
+    try:
+        return statistics_file.load(path)
+    except CheckpointError as error:
+        raise DamagedError(f"{path} cannot be read: {first_line(error)}", "run it again: it is taken again") from error
 
 
 def _short(kind: str) -> str:
     return json_digest(kind)[:16]
+
+
+@dataclass(frozen=True)
+class SharedCheckpoint:
+    """A checkpoint that several processes open by its path."""
+
+    folder: Path
+    label: str
+    weights: str
+
+    @classmethod
+    def of(cls, hashed: HashedCheckpoint) -> "SharedCheckpoint":
+        """Return the description of a checkpoint."""
+        return cls(hashed.checkpoint.folder.absolute(), hashed.checkpoint.label, hashed.weights)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    checkpoint: SharedCheckpoint
+    whole: SlicedPass
+    folder: Path
+
+
+_opened: dict[tuple[SharedCheckpoint, str, str | None], tuple[Checkpoint, Any]] = {}
+"""The checkpoint and the model that this process loaded last: its next task mostly needs the same."""
+
+
+def collect_slices(
+    hashed: HashedCheckpoint,
+    calibration: Calibration,
+    settings: PassSettings,
+    cluster: Cluster,
+    partial: Path | None,
+    progress: Progress,
+) -> Collected:
+    """Return the statistics of `calibration` as `take_statistics` does, bit for bit, taken by tasks of a cluster.
+
+    Args:
+        settings: settings of the pass, with the device of the tasks.
+        partial: a folder that all nodes see, for the slices; after an interruption, the same pass goes on from them.
+
+    Raises:
+        CalibrationError: an activation is NaN or infinite.
+        CheckpointError: a node reads other weights in the checkpoint's folder.
+        ClusterError: the nodes are of different kinds, or tasks lost their processes too often.
+        StorageError: `partial` cannot be written.
+    """
+    checkpoint = hashed.checkpoint
+    whole = SlicedPass.of(checkpoint, hashed.weights, calibration, settings)
+    with ExitStack() as stack:
+        if partial is None:
+            folder = stack.enter_context(temporary_folder())
+        else:
+            folder = stack.enter_context(resumable_folder(partial.absolute(), whole.key, [hashed.weights]))
+        shared = _Shared(SharedCheckpoint.of(hashed), whole, folder)
+        taken = taken_slices(whole, folder)
+        report_resumed(sum(_tokens(calibration, part) for part in taken), calibration, progress)
+        before = set(taken)
+        kind = _take(shared, taken, cluster, progress)
+        if kind is not None and before - (own := taken_slices(whole, folder, kind)).keys():
+            remark(progress, "what was counted before was counted on another kind of node: it is counted again")
+            taken = own
+            if _take(shared, taken, cluster, progress) not in (kind, None):
+                raise ClusterError("nodes of another kind joined the cluster meanwhile", "run it again")
+        return add_slices(checkpoint, whole, [taken[part] for part in sorted(taken)])
+
+
+def _take(shared: _Shared, taken: dict[Slice, Path], cluster: Cluster, progress: Progress) -> str | None:
+    """Take the slices that are missing, and return the kind of the nodes that took them; None if none is missing."""
+    whole = shared.whole
+    missing = plan_slices(len(whole.calibration.ids), whole.settings.batch_size, cluster.slots, [*taken])
+    tasks = [Task(str(part), (part,), _tokens(whole.calibration, part)) for part in missing]
+    device = str(whole.settings.device)
+    step = Step("collecting", "token", take_in_task, shared, tasks, shared.folder, device)
+    nodes: dict[str, str] = {}
+    for finished in cluster.results(step, progress):
+        nodes.setdefault(finished.kind, finished.node)
+        taken[finished.task.arguments[0]] = shared.folder / finished.result
+    if len(nodes) > 1:
+        for path in taken.values():
+            path.unlink(missing_ok=True)
+        listed = "; ".join(f"{node} is {kind}" for kind, node in nodes.items())
+        raise ClusterError(
+            f"the nodes are of different kinds, on which the bits of a pass may differ: {listed}",
+            "use nodes of one kind, with the same libraries, then run it again",
+        )
+    return next(iter(nodes), None)
+
+
+def take_in_task(shared: _Shared, part: Slice, *, progress: Progress) -> str:
+    """Take one slice in a task, and return the name of its file."""
+    checkpoint, model = _loaded(shared.checkpoint, shared.whole.settings, progress)
+    kind = node_kind(str(shared.whole.settings.device))
+    return take_slice(checkpoint, model, shared.whole, part, shared.folder, kind, progress).name
+
+
+def _loaded(shared: SharedCheckpoint, settings: PassSettings, progress: Progress) -> tuple[Checkpoint, Any]:
+    """Return a checkpoint and its model, which are opened and checked once in each process."""
+    key = shared, settings.dtype, settings.device
+    if key not in _opened:
+        _opened.clear()
+        checkpoint = open_shared(shared)
+        _opened[key] = checkpoint, load_for_pass(shared.folder, settings.dtype, settings.device, progress=progress)
+    return _opened[key]
+
+
+def open_shared(shared: SharedCheckpoint) -> Checkpoint:
+    """Open a checkpoint by its path, and check that its weights are those that the main process has read.
+
+    Raises:
+        CheckpointError: they are others, or there is no such folder.
+    """
+    checkpoint = Checkpoint(shared.folder, label=shared.label, remote_code=True)
+    if hash_checkpoint(checkpoint, silent).weights != shared.weights:
+        raise CheckpointError(
+            f"{shared.folder} holds other weights on this node than where the command was started",
+            "name a folder on a file system that all nodes share",
+        )
+    return checkpoint
+
+
+def _tokens(calibration: Calibration, part: Slice) -> int:
+    return int(calibration.lengths[part.first : part.stop].sum())

@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 from registry import Recipe, Registry, demo
 from registry.demo import DemoResult
 from registry.evaluation import Row
-from registry.statistics.accumulator import RunningSums
+from registry.statistics.site_sums import RunningSums
 from store.catalog import schema
 from tests.catalogs import Schemas
 from tests.cli.conftest import PAIR, Reg, some_text

@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from registry.errors import RegError
-from registry.statistics.kept_tensors import PREFIXES
+from registry.statistics.cache import PREFIXES
 from tests.fuzz import of_checkpoints, of_compositions, of_text, of_training
 from tests.fuzz.fuzz_world import World
 from tests.fuzz.reading import Act

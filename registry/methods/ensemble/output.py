@@ -192,4 +192,4 @@ def routing_of(recipe: Recipe) -> Routing:
 
 def mixes(recipe: Recipe) -> bool:
     """Tell whether the folder needs the modelling file of `prompt-perplexity` and of mixed logits."""
-    return recipe.routing == PROMPT_PERPLEXITY or recipe.mixing == LOGITS
+    return bool(recipe.routing == PROMPT_PERPLEXITY or recipe.mixing == LOGITS)

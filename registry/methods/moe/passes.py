@@ -46,9 +46,8 @@ from registry.methods.moe.tensor_source import RecollectedSource, StoredSource, 
 from registry.progress import Progress, remark
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
-from registry.statistics.cache import Cached, StatisticsCache
+from registry.statistics.cache import Cached, KeptTensors, StatisticsCache
 from registry.statistics.forward_pass import ModelRun, take_statistics
-from registry.statistics.kept_tensors import KeptTensors
 from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import HookPoint
 from registry.workspace import Workspace

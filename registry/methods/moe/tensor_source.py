@@ -40,10 +40,7 @@ from registry.methods.moe.context.context_inputs import ContextInputs
 from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.recipe import router_of, trunk_of
 from registry.methods.moe.trunks.task_vectors import SUM
-from registry.statistics.cache import Cached
-from registry.statistics.input_products import InputProducts, arrays_of
-from registry.statistics.kept_tensors import KeptTensors
-from registry.statistics.subset_sums import NumberedBlock, SubsetSums
+from registry.statistics.cache import Cached, InputProducts, KeptTensors, NumberedBlock, SubsetSums, arrays_of
 from store.arrays import ArraySource, blocks_of_rows
 
 

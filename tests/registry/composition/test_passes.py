@@ -23,9 +23,9 @@ from registry.runtime.gates import gates
 from registry.runtime.layerwise import watched
 from registry.runtime.loading import load_model
 from registry.statistics import file as statistics_file
+from registry.statistics.cache import PREFIXES
 from registry.statistics.collect import collect_to
 from registry.statistics.forward_pass import ModelRun, take_statistics
-from registry.statistics.kept_tensors import PREFIXES
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings
 from tests.conftest import SETTINGS, Zoo, files_of

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from registry.progress import Progress
-from registry.statistics import sliced_pass
+from registry.statistics import slices
 from registry.statistics.slices import Slice
 
 MARKER = "marker"
-_take = sliced_pass.take_in_task
+_take = slices.take_in_task
 
 
 def marker_of(out: Path) -> Path:

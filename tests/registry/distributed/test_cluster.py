@@ -27,7 +27,7 @@ from registry.distributed.cluster import QUIET
 from registry.errors import CalibrationError, CheckpointError, ClusterError, InvalidInputError
 from registry.io import model_folder
 from registry.progress import Advance, silent
-from registry.statistics import sliced_pass
+from registry.statistics import slices
 from registry.statistics.collect import collect_to
 from registry.statistics.file import FILE_NAME
 from tests.conftest import SETTINGS, Zoo, copy_home, files_of
@@ -126,7 +126,7 @@ def test_nodes_of_two_kinds_are_refused(
     zoo: Zoo, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes.use(1)
-    monkeypatch.setattr(sliced_pass, "take_in_task", faults.together)
+    monkeypatch.setattr(slices, "take_in_task", faults.together)
     faults.marker_of(tmp_path).write_text("2")
     other = nodes.add(env_vars={"MKL_CBWR": "COMPATIBLE"})
     with connect(nodes.address) as cluster, pytest.raises(ClusterError, match=r"different kinds.*MKL_CBWR=COMPATIBLE"):
@@ -142,7 +142,7 @@ def test_statistics_are_those_of_one_pass(
 ) -> None:
     nodes.use(count)
     seen = Seen()
-    monkeypatch.setattr(sliced_pass, "take_in_task", faults.together)
+    monkeypatch.setattr(slices, "take_in_task", faults.together)
     faults.marker_of(tmp_path).write_text(str(count))
     with connect(nodes.address) as cluster:
         assert cluster.slots == count
@@ -160,7 +160,7 @@ def test_a_node_that_is_removed_in_the_middle_changes_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     nodes.use(3)
-    monkeypatch.setattr(sliced_pass, "take_in_task", faults.stuck_once)
+    monkeypatch.setattr(slices, "take_in_task", faults.stuck_once)
     removed = threading.Thread(target=lambda: nodes.remove(stuck(tmp_path)[0]))
     removed.start()
     with connect(nodes.address) as cluster:
@@ -172,7 +172,7 @@ def test_a_node_that_is_removed_in_the_middle_changes_nothing(
 def test_a_killed_process_changes_nothing(
     zoo: Zoo, alone: bytes, two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sliced_pass, "take_in_task", faults.killed_once)
+    monkeypatch.setattr(slices, "take_in_task", faults.killed_once)
     assert statistics(zoo, tmp_path, two) == alone
     assert faults.marker_of(tmp_path).exists()
 
@@ -200,7 +200,7 @@ def test_an_interrupt_cancels_tasks_and_the_next_run_goes_on(
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(sliced_pass, "take_in_task", faults.stuck_once)
+    monkeypatch.setattr(slices, "take_in_task", faults.stuck_once)
     thread = threading.Thread(target=interrupt)
     thread.start()
     words = ["collect", zoo.experts["code"], "--data", zoo.train["code"], "--out", tmp_path, "--ray", nodes.address]
@@ -236,7 +236,7 @@ def test_errors_of_tasks_are_ours_and_threads_those_of_the_main_process(
 
     assert result(threads_in_task, None) == torch.get_num_threads() == 1
     with pytest.raises(CheckpointError, match="holds other weights on this node"):
-        result(open_in_task, sliced_pass.SharedCheckpoint(bare, "bare", "0" * 64))
+        result(open_in_task, slices.SharedCheckpoint(bare, "bare", "0" * 64))
     with pytest.raises(ClusterError, match="does not see the folder"):
         result(open_in_task, None, tmp_path / "absent")
     with pytest.raises(ZeroDivisionError):
@@ -250,7 +250,7 @@ def test_errors_of_tasks_are_ours_and_threads_those_of_the_main_process(
 
 
 def open_in_task(shared: Any, *, progress: Any) -> None:
-    sliced_pass.open_shared(shared)
+    slices.open_shared(shared)
 
 
 def divide_in_task(shared: int, *, progress: Any) -> float:

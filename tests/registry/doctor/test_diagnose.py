@@ -10,7 +10,7 @@ import pytest
 
 from registry import PassSettings, Recipe, RegError, Registry, TestSettings
 from registry.doctor import CHECKS, Diagnosis, diagnose
-from registry.doctor.generation_check import _repeats
+from registry.doctor.forward_checks import _repeats
 from tests.conftest import Shared, copy_home
 from tests.registry.doctor.broken import ATTENTION, BROKEN, settings, tensors
 from tests.tiny import ALL_RECIPES, BASE, BASE_NAME, CONTENTS, SETTINGS, SPARSE, WIDE, make, make_pool, with_others

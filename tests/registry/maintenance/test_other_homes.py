@@ -162,7 +162,7 @@ def test_long_log_is_looked_through_once(
 ) -> None:
     Registry(there, **places).close()
     assert not (there / "log-seen").exists()
-    monkeypatch.setattr("registry.maintenance.other_homes.EVENTS", 3)
+    monkeypatch.setattr("registry.maintenance.garbage.EVENTS", 3)
     Registry(there, **places).close()
     assert int((there / "log-seen").read_text().split()[0]) == here.log(limit=1)[0].id
 

@@ -75,7 +75,7 @@ def test_dtypes_may_differ(filled: Registry, tmp_path: Path, tokenizer: Any, dty
     half = save_checkpoint(make_model("llama", 101), tmp_path / "half", tokenizer, dtype=dtype)
     version = filled.resolve("code")
     mine, theirs = weights_of_checkpoint(Checkpoint(half)), weights_of_version(filled.arrays_of(version), filled.arrays)
-    found = relation(mine, version, theirs)
+    found = relation(mine, version.ref, version.kind, theirs)
     assert found is not None
     assert 0 < found.distance < 0.01
 
@@ -83,7 +83,7 @@ def test_dtypes_may_differ(filled: Registry, tmp_path: Path, tokenizer: Any, dty
 def test_all_zero_tensors_are_equal(filled: Registry, zoo: Zoo) -> None:
     weights = weights_of_checkpoint(Checkpoint(zoo.base))
     flat = type(weights)(weights.shapes, weights.dtypes, lambda name, rows: weights.sample(name, rows) * 0)
-    found = relation(flat, filled.resolve("code"), flat)
+    found = relation(flat, "code@1", "expert", flat)
     assert found is not None
     assert found.verdict == "same weights"
 

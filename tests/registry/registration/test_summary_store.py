@@ -18,7 +18,7 @@ from registry import PassSettings, Registry
 from registry.checkpoint import Checkpoint
 from registry.errors import IncompatibleError
 from registry.registration.lineage import Relation, pack_weights, weights_of_checkpoint
-from registry.registration.summary_store import summary_store
+from registry.registration.summary_store import keep_summary, read_summary
 from store.arrays import FolderArrays
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint
@@ -108,8 +108,8 @@ def test_a_summary_too_large_is_neither_read_nor_kept(filled: Registry, monkeypa
     before, whole = told(filled.relations("code")), files_of(filled.home.summaries)
     monkeypatch.setattr("registry.registration.summary_store.SUMMARY_BYTES", 1000)
     version = filled.resolve("code")
-    assert summary_store(filled._workspace).get(version, "weights") is None
-    summary_store(filled._workspace).put(version, "weights", bytes(1001))
+    assert read_summary(filled._workspace, version, "weights") is None
+    keep_summary(filled._workspace, version, "weights", bytes(1001))
     assert told(filled.relations("code")) == before
     assert files_of(filled.home.summaries) == whole
 
@@ -142,8 +142,8 @@ def test_two_that_keep_the_same_summary_leave_it_whole(filled: Registry) -> None
     def put() -> bool:
         with Registry(filled.home.path) as registry:
             for _ in range(5):
-                summary_store(registry._workspace).put(version, "weights", data)
-                if summary_store(registry._workspace).get(version, "weights") != data:
+                keep_summary(registry._workspace, version, "weights", data)
+                if read_summary(registry._workspace, version, "weights") != data:
                     return False
         return True
 
@@ -159,7 +159,7 @@ def test_a_summary_goes_when_its_version_is_opted_out_and_others_stay(filled: Re
     (filled.home.summaries / f"{math.digest}.tokens.new").write_bytes(b"half")  # as a crash leaves it
     filled.opt_out("math", purge=purge)
     assert digests(filled) == before - {math.digest}
-    summary_store(filled._workspace).put(math, "weights", b"late")
+    keep_summary(filled._workspace, math, "weights", b"late")
     assert digests(filled) == before - {math.digest}
 
 

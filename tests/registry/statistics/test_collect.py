@@ -70,7 +70,7 @@ def test_equals_float64_and_never_saturates(family: str, dtype: str, tmp_path: P
 
         tap.module.register_forward_hook(keep)
 
-    for tap in dense_hook_points(hashed.checkpoint)(model):
+    for tap in dense_hook_points(hashed.checkpoint, model):
         watch(tap)
     collected = taken((hashed, model), calibration, batch_size=6)
     assert set(collected.sites) == set(SITES["all"])

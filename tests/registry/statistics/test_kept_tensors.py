@@ -23,11 +23,8 @@ from registry.hosts.remote_code import REMOTE_CODE
 from registry.io.torch_blocks import to_tensor
 from registry.maths.gram_sum import GramSum, gram_sum
 from registry.member import Member
-from registry.statistics import kept_tensors
-from registry.statistics.cache import FileCache
-from registry.statistics.input_products import InputProducts
-from registry.statistics.kept_tensors import MAPS, PRODUCTS, SUMS, KeptTensors
-from registry.statistics.subset_sums import SubsetSums
+from registry.statistics import cache as kept_files
+from registry.statistics.cache import MAPS, PRODUCTS, SUMS, FileCache, InputProducts, KeptTensors, SubsetSums
 from tests.conftest import files_of
 from tests.registry.maths.drawn import with_threads
 
@@ -168,12 +165,12 @@ def test_the_last_used_stays(members: Members, kept: KeptTensors, cache: Path, m
         use(*(name.replace("layers.1", f"layers.{layer}") for name in NAMES), layer=layer)
         files = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         assert len(files) == min(place + 1, 2)
-    monkeypatch.setattr(kept_tensors, "MOST_BYTES", sum(path.stat().st_size for path in files) + 10)
+    monkeypatch.setattr(kept_files, "MOST_BYTES", sum(path.stat().st_size for path in files) + 10)
     use(NAMES[0])
     left = set(cache.iterdir())
     assert files[1] in left
     assert files[0] not in left
-    monkeypatch.setattr(kept_tensors, "MOST_BYTES", 10)
+    monkeypatch.setattr(kept_files, "MOST_BYTES", 10)
     use(*NAMES[1:])
     assert set(cache.iterdir()) == left
 
@@ -236,7 +233,7 @@ def test_compositions_have_the_same_bytes_whatever_is_kept(
         assert expected is None or kinds(filled.home.cache) == expected
     if not recipe.refine:  # whose passes through models may round otherwise on more threads
         with_threads(lambda: compose("gone"), 2, 3)
-    monkeypatch.setattr(kept_tensors, "MOST_BYTES", 10)
+    monkeypatch.setattr(kept_files, "MOST_BYTES", 10)
     compose("gone")
     assert not kinds(filled.home.cache) & {SUMS, PRODUCTS, MAPS}
     assert all(files == found[0] for files in found)

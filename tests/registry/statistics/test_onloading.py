@@ -23,11 +23,10 @@ from registry.runtime.layerwise import Layers
 from registry.runtime.row_file import RowFile
 from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
-from registry.statistics import onloading
+from registry.statistics import layer_pass
 from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
-from registry.statistics.onloading import take_statistics_by_layer
-from registry.statistics.pass_need import PassNeed
+from registry.statistics.layer_pass import PassMemory, take_statistics_by_layer
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 from tests.registry.statistics.windows import UNEVEN
@@ -137,14 +136,14 @@ def test_resumes_after_the_last_layer(
 
 def after_saving(patch: pytest.MonkeyPatch, action: Callable[[Path, str], None]) -> None:
     """Do something with the folder of a pass each time after it saved the sums of a layer, or of the head."""
-    save = onloading._LayerPass._save
+    save = layer_pass._LayerPass._save
 
     def saving(self: Any, name: str, sums: Any) -> Collected:
         result = save(self, name, sums)
         action(self.folder, name)
         return result
 
-    patch.setattr(onloading._LayerPass, "_save", saving)
+    patch.setattr(layer_pass._LayerPass, "_save", saving)
 
 
 @pytest.mark.check(after=1)
@@ -195,10 +194,10 @@ def test_activations_that_are_not_finite_are_refused(tmp_path: Path, tokenizer: 
 KILLED = """
 import os, signal, sys
 from registry import PassSettings, Registry
-from registry.statistics import onloading
+from registry.statistics import layer_pass
 
 checkpoint, home, text, name = sys.argv[1:]
-save = onloading._LayerPass._save
+save = layer_pass._LayerPass._save
 
 def killed(self, own, sums):
     result = save(self, own, sums)
@@ -206,7 +205,7 @@ def killed(self, own, sums):
         os.kill(os.getpid(), signal.SIGKILL)
     return result
 
-onloading._LayerPass._save = killed
+layer_pass._LayerPass._save = killed
 with Registry(home) as registry:
     registry.add_expert("math", checkpoint, data=[text], settings=PassSettings(512, 32, 4, max_memory=1))
 """
@@ -255,11 +254,11 @@ def test_the_way_follows_from_the_memory_and_leaves_no_trace(
 
     watched("take_statistics", take_statistics)
     watched("take_statistics_by_layer", take_statistics_by_layer)
-    need = PassNeed.of(checkpoint, PassSettings(512, 32, 4, sites=sites), 32).whole
+    need = PassMemory.of(checkpoint, PassSettings(512, 32, 4, sites=sites), 32).whole
     versions = []
     for name, most in (("any", None), ("enough", need), ("less", need - 1), ("free", None)):
         if name == "free":
-            monkeypatch.setattr("registry.statistics.pass_need.free_memory", lambda device: need - 1)
+            monkeypatch.setattr("registry.statistics.layer_pass.free_memory", lambda device: need - 1)
         own = PassSettings(512, 32, 4, sites=sites, max_memory=most)
         with Registry(tmp_path / name) as registry:
             versions.append(
@@ -271,7 +270,7 @@ def test_the_way_follows_from_the_memory_and_leaves_no_trace(
 
 
 def test_an_expert_that_samples_its_text_must_fit_without_its_sums(bare: Path, tmp_path: Path) -> None:
-    need = PassNeed.of(Checkpoint(bare), PassSettings(64, 16, 2), 16)
+    need = PassMemory.of(Checkpoint(bare), PassSettings(64, 16, 2), 16)
     assert need.model < need.by_layer < need.whole
     digests = []
     for most in (None, need.model):

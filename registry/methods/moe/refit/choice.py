@@ -16,8 +16,8 @@ from registry.io.torch_blocks import torch_dtype
 from registry.maths.digits import Splitter
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.methods.moe.tensor_source import RouterSolver
-from registry.statistics.accumulator import RunningSums
 from registry.statistics.scales import Scales, scales
+from registry.statistics.site_sums import RunningSums
 
 
 @runtime_checkable
