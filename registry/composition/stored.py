@@ -10,7 +10,9 @@ from registry.errors import InvalidInputError
 from registry.hosts import RowSelection
 from registry.io.safetensors_file import Span
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
-from store.arrays import ArraySource, Block
+from registry.maths.trunk.combination import Pass
+from registry.member import Member
+from store.arrays import ArraySource, Block, blocks_of_rows
 
 
 def held(blocks: Iterable[Block], dtype: str, name: str) -> Iterator[Block]:
@@ -70,3 +72,17 @@ def selected(
                 yield selected
     else:
         yield torch.cat(list(blocks))[list(rows.rows)]  # the whole tensor at once: any row may come first
+
+
+def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
+    """Return a function that starts a pass over a member's tensor, in blocks of its rows.
+
+    Args:
+        member: the member.
+        name: the tensor.
+        rows: rows of a block, at most, if the tensor is stored uncompressed; each of its files begins a new block.
+    """
+    source = member.open_weight(name)
+    if rows is not None and (raw := source.raw) is not None:
+        return lambda: (to_tensor(block, source.dtype) for block in blocks_of_rows(raw, rows))
+    return lambda: (to_tensor(block, source.dtype) for block in source.blocks())

@@ -25,6 +25,9 @@ from torch import Tensor
 from registry.calibration import Corpus, random_places
 from registry.checkpoint import Checkpoint
 from registry.composition.compose import plan_composition
+from registry.composition.document_means import document_means
+from registry.composition.passes import PassContext, pass_context, stored_folder
+from registry.composition.recipe.fields import FIELDS
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import CalibrationError, InvalidInputError
 from registry.families.sites import MLP_INPUT
@@ -33,9 +36,6 @@ from registry.io.model_folder import check_output, fresh_folder
 from registry.maths.discriminant import discriminant
 from registry.maths.statistics import Statistics
 from registry.member import Member
-from registry.methods.dense.domain_weights import document_means
-from registry.methods.moe.options import LAM
-from registry.methods.moe.passes import PassContext, pass_context, stored_folder
 from registry.names.reference import require_list
 from registry.progress import remark
 from registry.runtime.loading import load_tokenizer
@@ -152,7 +152,7 @@ def _directions(members: Sequence[Member], public: Iterable[Statistics]) -> list
     for layer, other in enumerate(public):
         for member, found in zip(members, rows, strict=True):
             try:
-                found.append(discriminant(member.packed_statistics(MLP_INPUT, layer), other, LAM.default))
+                found.append(discriminant(member.packed_statistics(MLP_INPUT, layer), other, FIELDS["lam"].default))
             except ValueError as error:
                 raise CalibrationError(
                     f"{member.version.ref} cannot be distinguished from public text at layer {layer}: {error}",

@@ -12,32 +12,26 @@ last layer alone 74, with the first 69. Embeddings from each expert's own pass a
 Shapes: E members, L layers, H hidden size, T tokens of a document.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from registry.calibration import Corpus
-from registry.calibration.windows import encode
-from registry.checkpoint import Checkpoint
 from registry.composition.compose import plan_composition
+from registry.composition.document_means import document_means
+from registry.composition.passes import PassContext, pass_context, stored_folder
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import CalibrationError
 from registry.families.sites import MLP_INPUT
 from registry.io.dtypes import AUTO
 from registry.member import Member
-from registry.methods.moe.passes import PassContext, pass_context, stored_folder
 from registry.names.reference import require_list
-from registry.progress import Progress
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
 from registry.workspace import PathLike, Workspace
-
-DOCUMENT_TOKENS = 256
-"""Tokens of a document that are used at most."""
 
 
 def document_shares(
@@ -87,38 +81,6 @@ def shares_of_documents(
         raise CalibrationError(f"{corpus.label} holds no text to be like", "give --like a file of documents")
     shares = torch.bincount(torch.tensor(nearest), minlength=len(members)).double() / len(nearest)
     return {member.name: float(share) for member, share in zip(members, shares, strict=True) if share > 0}
-
-
-def document_means(
-    base: Member | Checkpoint, model: Any, corpus: Corpus, tokenizer: Any, progress: Progress
-) -> Iterator[tuple[int, Float64[Tensor, "L H"]]]:
-    """Yield the number of each document that has a token, from 0, and its mean MLP inputs in the base model.
-
-    Args:
-        base: the base model.
-        model: the same, loaded.
-        corpus: the documents, of which the first `DOCUMENT_TOKENS` tokens are used.
-        tokenizer: of the base model.
-        progress: reports documents.
-    """
-    limit = min(DOCUMENT_TOKENS, base.architecture.max_position_embeddings)
-    seen: dict[int, Tensor] = {}
-    handles = [
-        module.register_forward_pre_hook(lambda _module, inputs, layer=layer: seen.update({layer: inputs[0]}))
-        for layer, module in enumerate(base.family.mlps(model))
-    ]
-    try:
-        with torch.no_grad(), progress("embedding", sum(1 for _ in corpus), "document") as advance:
-            for number, document in enumerate(corpus):
-                tokens = encode(document, tokenizer)[:limit]
-                if tokens:
-                    model.base_model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False)
-                    inputs = [seen[layer].reshape(-1, seen[layer].shape[-1]) for layer in seen]  # (1, T, H) → (T, H)
-                    yield number, torch.stack([x.double().mean(0) for x in inputs]).cpu()
-                advance(1)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _centroids(member: Member, layers: int) -> Float64[Tensor, "L H"]:

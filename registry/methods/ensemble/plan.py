@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry.composition.compatibility import Subset, common_dtype, make_subset
+from registry.composition.passes import pass_context
 from registry.composition.plan import OutputTensor, Plan, Source, Stored
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import IncompatibleError
@@ -19,7 +20,7 @@ from registry.methods.ensemble.output import mixes, routing_of
 from registry.methods.ensemble.routings import POSTERIOR
 from registry.methods.moe.checks import check_soups, check_statistics, takes_task_vectors
 from registry.methods.moe.model_writer import rendering_threads, streams_of
-from registry.methods.moe.passes import pass_context, tensor_source_of
+from registry.methods.moe.passes import tensor_source_of
 from registry.methods.moe.plan import trunk_dtype
 from registry.methods.whole_members import loading
 from registry.workspace import Workspace

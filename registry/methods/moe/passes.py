@@ -11,9 +11,9 @@ kept in the cache under the digest of these.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -21,8 +21,8 @@ from typing import Any
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
-from registry.composition.dense import write_dense
 from registry.composition.method import COUNTS
+from registry.composition.passes import PassContext, pass_context, stored_folder
 from registry.composition.plan import Plan, Source
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import copied, span
@@ -33,7 +33,6 @@ from registry.hosts import RowSelection
 from registry.io.model_folder import json_file, write_files
 from registry.io.safetensors_file import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
-from registry.io.work_dirs import working_folder
 from registry.member import Member
 from registry.methods.moe.context.member_evidence import choices_of, evidence_of
 from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, write_model
@@ -43,58 +42,15 @@ from registry.methods.moe.recipe import pass_document, retakes
 from registry.methods.moe.refit import KnownChoice, refit
 from registry.methods.moe.render import render
 from registry.methods.moe.tensor_source import RecollectedSource, StoredSource, TensorSource
-from registry.progress import Progress, remark
+from registry.progress import remark
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
-from registry.statistics.cache import Cached, KeptTensors, StatisticsCache
+from registry.statistics.cache import Cached, KeptTensors
 from registry.statistics.forward_pass import ModelRun, take_statistics
 from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import HookPoint
 from registry.workspace import Workspace
 from store.digest import json_digest
-from store.lock import exclusive
-
-
-@dataclass(frozen=True)
-class PassContext:
-    """The working folder and the cache of a composition's passes.
-
-    Attributes:
-        workspace: the registry.
-        work: a folder for the models that passes need; each is deleted after its pass.
-        cache: statistics of earlier passes.
-    """
-
-    workspace: Workspace
-    work: Path
-    cache: StatisticsCache
-
-    @property
-    def progress(self) -> Progress:
-        """Progress reports."""
-        return self.workspace.progress
-
-
-@contextmanager
-def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[PassContext]:
-    """Open a working folder for passes, deleted when the context ends.
-
-    It is in the registry's home, or in the system's temporary folder if the home cannot be written.
-
-    Args:
-        workspace: the registry.
-        members: the versions that passes use. Once one is opted out, nothing more is put into the cache.
-    """
-    home, versions = workspace.home, [member.version for member in members]
-
-    @contextmanager
-    def putting() -> Iterator[None]:
-        with exclusive(home.cache_lock, "keeping statistics"):
-            workspace.catalog.check_active(versions)
-            yield
-
-    with working_folder(home.work, [version.digest for version in versions]) as work:
-        yield PassContext(workspace, work, StatisticsCache(home.cache, work, putting))
 
 
 @contextmanager
@@ -277,15 +233,6 @@ def _passed(
 def routed_hook_points(model: Any) -> list[HookPoint]:
     """Return the inputs of a mixture's routers, which are the MLP inputs."""
     return [HookPoint(MLP_INPUT, gate.layer, gate.module) for gate in gates(model)]
-
-
-@contextmanager
-def stored_folder(member: Member, context: PassContext) -> Iterator[Path]:
-    """Write a registered version as the dense folder that it was registered from, for as long as the context lasts."""
-    with TemporaryDirectory(dir=context.work) as above:
-        folder = Path(above) / "model"
-        write_dense([member], folder, context.progress)
-        yield folder
 
 
 @contextmanager

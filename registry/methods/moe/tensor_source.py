@@ -27,21 +27,21 @@ from torch import Tensor
 from registry.composition.method import BASE, OWN
 from registry.composition.method import Trunk as TrunkMethod
 from registry.composition.plan import Plan
+from registry.composition.stored import pass_over
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.process import return_freed_memory
-from registry.io.torch_blocks import to_tensor
 from registry.maths.router.balance import balanced
 from registry.maths.router.inputs import RouterInputs
 from registry.maths.statistics import PackedStatistics, Statistics
-from registry.maths.trunk.combination import Combination, Pass, Rows, tile_rows
+from registry.maths.trunk.combination import Combination, Rows, tile_rows
 from registry.member import Member
 from registry.methods.moe.context.context_inputs import ContextInputs
 from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.recipe import router_of, trunk_of
 from registry.methods.moe.trunks.task_vectors import SUM
 from registry.statistics.cache import Cached, InputProducts, KeptTensors, NumberedBlock, SubsetSums, arrays_of
-from store.arrays import ArraySource, blocks_of_rows
+from store.arrays import ArraySource
 
 
 @runtime_checkable
@@ -295,20 +295,6 @@ class RecollectedSource:
     def mlp(self, member: int, name: str) -> ArraySource:
         """Return one MLP tensor of the inner source."""
         return self._inner.mlp(member, name)
-
-
-def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
-    """Return a function that starts a pass over a member's tensor, in blocks of its rows.
-
-    Args:
-        member: the member.
-        name: the tensor.
-        rows: rows of a block, at most, if the tensor is stored uncompressed; each of its files begins a new block.
-    """
-    source = member.open_weight(name)
-    if rows is not None and (raw := source.raw) is not None:
-        return lambda: (to_tensor(block, source.dtype) for block in blocks_of_rows(raw, rows))
-    return lambda: (to_tensor(block, source.dtype) for block in source.blocks())
 
 
 def _statistics(members: tuple[Member, ...], site: str, layer: int) -> Iterator[PackedStatistics]:

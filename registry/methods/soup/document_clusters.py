@@ -24,8 +24,8 @@ import torch
 from registry.calibration import Corpus
 from registry.calibration.corpus import Document
 from registry.checkpoint import Checkpoint
+from registry.composition.document_means import document_means
 from registry.errors import CalibrationError, StorageError
-from registry.methods.dense.domain_weights import document_means
 from registry.names.reference import copy_name
 from registry.progress import Progress
 

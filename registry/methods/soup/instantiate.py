@@ -19,6 +19,8 @@ from registry.calibration import Corpus
 from registry.checkpoint.model_files import SOUP_ROUTER
 from registry.checkpoint.trained_files import SoupRouter, unpack_router
 from registry.composition.compose import compose
+from registry.composition.document_means import document_means
+from registry.composition.passes import pass_context, stored_folder
 from registry.composition.plan import Plan
 from registry.composition.recipe.recipe import Recipe
 from registry.destination.address import destination_of
@@ -27,8 +29,6 @@ from registry.io.display import few
 from registry.io.dtypes import AUTO
 from registry.maths.soup_weights import coefficients, nearest_shares
 from registry.member import Member, load_member
-from registry.methods.dense.domain_weights import document_means
-from registry.methods.moe.passes import pass_context, stored_folder
 from registry.methods.soup.version import check_soup
 from registry.names.reference import copy_name, require_list
 from registry.names.suggest import suggest

@@ -19,11 +19,11 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor, nn
 
 from registry.composition.plan import Plan
+from registry.composition.stored import pass_over
 from registry.errors import CheckpointError
 from registry.io.torch_blocks import torch_dtype
 from registry.maths.trunk.combination import Pass, tile_rows
 from registry.member import Member
-from registry.methods.moe.tensor_source import pass_over
 from registry.training.losses import next_token_loss
 
 

@@ -1,0 +1,66 @@
+"""Passes of tokens through models: the working folder, the cache, and versions as the folders that models load from."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from registry.composition.dense import write_dense
+from registry.io.work_dirs import working_folder
+from registry.member import Member
+from registry.progress import Progress
+from registry.statistics.cache import StatisticsCache
+from registry.workspace import Workspace
+from store.lock import exclusive
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """The working folder and the cache of a composition's passes.
+
+    Attributes:
+        workspace: the registry.
+        work: a folder for the models that passes need; each is deleted after its pass.
+        cache: statistics of earlier passes.
+    """
+
+    workspace: Workspace
+    work: Path
+    cache: StatisticsCache
+
+    @property
+    def progress(self) -> Progress:
+        """Progress reports."""
+        return self.workspace.progress
+
+
+@contextmanager
+def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[PassContext]:
+    """Open a working folder for passes, deleted when the context ends.
+
+    It is in the registry's home, or in the system's temporary folder if the home cannot be written.
+
+    Args:
+        workspace: the registry.
+        members: the versions that passes use. Once one is opted out, nothing more is put into the cache.
+    """
+    home, versions = workspace.home, [member.version for member in members]
+
+    @contextmanager
+    def putting() -> Iterator[None]:
+        with exclusive(home.cache_lock, "keeping statistics"):
+            workspace.catalog.check_active(versions)
+            yield
+
+    with working_folder(home.work, [version.digest for version in versions]) as work:
+        yield PassContext(workspace, work, StatisticsCache(home.cache, work, putting))
+
+
+@contextmanager
+def stored_folder(member: Member, context: PassContext) -> Iterator[Path]:
+    """Write a registered version as the dense folder that it was registered from, for as long as the context lasts."""
+    with TemporaryDirectory(dir=context.work) as above:
+        folder = Path(above) / "model"
+        write_dense([member], folder, context.progress)
+        yield folder
