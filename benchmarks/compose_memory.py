@@ -111,7 +111,7 @@ def main() -> None:
                     )
                 print(f"registered {name} in {time.monotonic() - start:.0f} s", flush=True)
                 shutil.rmtree(folder)
-        rows = {"imports alone": measured("import numpy, sqlalchemy, torch, zarr, registry.composition.write")}
+        rows = {"imports alone": measured("import numpy, sqlalchemy, torch, zarr, registry.composition.compose")}
         for trunk in arguments.trunks.split(","):
             rows[f"compose, trunk {trunk}"] = measured(composing(scratch / "home", names, scratch / "moe", trunk))
             shutil.rmtree(scratch / "moe")

@@ -8,8 +8,8 @@ import transformers.models.mixtral.modeling_mixtral
 import zarr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import registry.composition.compose
 import registry.composition.reproduce
-import registry.composition.write
 import registry.evaluation.service
 import registry.methods.moe.refit
 import registry.opt_out.verify_receipt

@@ -11,11 +11,11 @@ from .plan import Plan as Plan
 from .plan import RoutingCost as RoutingCost
 from .preview import Preview as Preview
 from .recipe.recipe import Recipe as Recipe
+from .recipe.schema import recipe_schema as recipe_schema
 from .recipe_file import RecipeFile as RecipeFile
 from .recipe_file import check_recipe_output as check_recipe_output
 from .recipe_file import read_recipe as read_recipe
 from .recipe_file import write_recipe as write_recipe
-from .recipe_schema import recipe_schema as recipe_schema
 from .reproduce import Reproduction as Reproduction
 from .reproduce import reproduce_folder as reproduce_folder
 from .trained.trained_biases import trained_biases as trained_biases

@@ -64,7 +64,7 @@ class Methods(Mapping[str, M], Generic[M]):
         """Return a method by its name.
 
         Raises:
-            InvalidInputError: there is none of this name.
+            InvalidInputError: no method has this name.
         """
         if isinstance(name, str) and name in self._found:
             return self._found[name]

@@ -87,7 +87,7 @@ class Compared:
 
 
 class Method:
-    """What trunks, routers and outputs have in common.
+    """Base class of trunks, routers and outputs.
 
     Attributes:
         name: the value of `--trunk`, `--router` or `--to`: small letters, digits and hyphens.

@@ -18,6 +18,7 @@ from registry.hosts import RowSelection
 from registry.io.dtypes import WEIGHT_DTYPES
 from registry.io.model_folder import json_file
 from registry.io.safetensors_file import Stream
+from registry.io.torch_blocks import to_block, torch_dtype
 from registry.member import Member
 from store.arrays import CARRIERS, CHUNK_ELEMENTS, Block
 from store.catalog import VersionRecord
@@ -118,8 +119,6 @@ class Computed:
         """Return it as it is written."""
 
         def blocks() -> Iterator[Block]:
-            from registry.io.torch_blocks import to_block, torch_dtype
-
             yield from held([to_block(self.compute().to(torch_dtype(dtype)))], dtype, name)
 
         return Stream(name, dtype, self.shape, blocks)

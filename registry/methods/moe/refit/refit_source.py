@@ -9,13 +9,14 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.composition.stored import pass_over
 from registry.io.process import return_freed_memory
 from registry.io.safetensors_file import Stream, write_shard
 from registry.io.torch_blocks import RowReader, dtype_name, to_block
 from registry.maths.refit import Factor, LeastSquares
 from registry.maths.trunk.combination import Combination, aligned
 from registry.methods.moe.context.context_inputs import ContextInputs
-from registry.methods.moe.tensor_source import RouterSolver, TensorSource, pass_over
+from registry.methods.moe.tensor_source import RouterSolver, TensorSource
 from store.arrays import ArraySource
 
 _KEY = "tensor"
