@@ -12,10 +12,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from registry import Registry
+from registry import Recipe, Registry
+from registry.composition.plan import Plan
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.io.model_folder import composed_of
-from registry.methods.ensemble.plan import Ensemble, make_ensemble
+from registry.methods.ensemble.plan import EnsembleParts, make_ensemble
 from registry.methods.ensemble.routings import ROUTINGS
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
 from tests.conftest import Zoo, files_of
@@ -29,22 +30,22 @@ IDS = torch.randint(1, 320, (2, 20), generator=torch.Generator().manual_seed(1))
 FIRST = 6
 """How many tokens the task vectors are compared on."""
 
-Write = Callable[..., tuple[Ensemble, Path]]
+Write = Callable[..., tuple[Plan, Path]]
 
 
 @pytest.fixture
 def write(filled: Registry, tmp_path: Path) -> Write:
     """Write an ensemble of the zoo's experts, and return what was planned and the folder."""
 
-    def written(names: Sequence[str] = NAMES, **recipe: Any) -> tuple[Ensemble, Path]:
+    def written(names: Sequence[str] = NAMES, **recipe: Any) -> tuple[Plan, Path]:
         return write_from(filled, names, tmp_path / "ensemble", **recipe)
 
     return written
 
 
-def write_from(registry: Registry, names: Sequence[str], out: Path, **recipe: Any) -> tuple[Ensemble, Path]:
+def write_from(registry: Registry, names: Sequence[str], out: Path, **recipe: Any) -> tuple[Plan, Path]:
     ensemble = registry.compose(names, out, Recipe(to="ensemble", **recipe), force=True)
-    assert isinstance(ensemble, Ensemble)
+    assert isinstance(ensemble.parts, EnsembleParts)
     return ensemble, out
 
 
@@ -216,7 +217,7 @@ def test_what_members_share_is_stored_once(registry: Registry, tokenizer: Any, t
     norms = sum(tensor.nbytes for name, tensor in own["base"].items() if "norm" in name)
     written = sum(tensor.nbytes for tensor in stored.values())
     assert written == ensemble.nbytes == ensemble.parameters * 4 == size - 2 * trunk - norms
-    assert ensemble.shared[embedding] == [0, 0, 2, 0]
+    assert ensemble.parts.shared[embedding] == [0, 0, 2, 0]
     assert {name for name in stored if name.endswith(embedding)} == {f"members.{n}.{embedding}" for n in (0, 2)}
     model = load(folder)
     everyone: list[Any] = [*model.members, model.base]
@@ -272,7 +273,7 @@ def test_document_and_figures_are_those_of_the_plan(write: Write, filled: Regist
     assert all(filled.resolve(name).digest in page for name in (*NAMES, "base"))
     posterior, _ = write(weights={"law": 2.0})
     assert posterior.base is None
-    assert posterior.config["routing_prior"] == [0.25, 0.5, 0.25]
+    assert posterior.output.config(posterior)["routing_prior"] == [0.25, 0.5, 0.25]
     assert posterior.digest != ensemble.digest
     assert posterior.active_parameters == posterior.parameters == 3 * ensemble.active_parameters // 2
 
