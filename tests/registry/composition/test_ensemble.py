@@ -169,7 +169,8 @@ def test_task_vectors_run_only_whom_they_chose(write: Write) -> None:
 @pytest.mark.check(after=1)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_a_cache_goes_on_where_it_stopped_and_padding_says_nothing(write: Write, routing: str) -> None:
-    _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)
+    first = {"routing_tokens": FIRST} if routing in ("prompt-perplexity", "task-vector") else {}
+    _, folder = write(routing=routing, top_k=2, temperature=0.1, **first)
     model = load(folder)
     check_generated(model, IDS[:, :8], left=4, tokens=8)
     whole, cache, parts = mixed(model), DynamicCache(config=model.config), []
@@ -313,7 +314,8 @@ def test_what_a_model_cannot_take_is_told(write: Write) -> None:
 def test_what_does_not_fit_is_refused(filled: Registry, tmp_path: Path) -> None:
     first: dict[str, Any] = {"routing": "prompt-perplexity", "routing_tokens": 1}
     refusals: list[tuple[dict[str, Any], str]] = [
-        ({"routing_tokens": 1}, "routing-tokens is 1, it must be 2 or more"),
+        ({"routing_tokens": 2}, "routing_tokens has no part in routing method 'posterior'"),
+        (first | {"routing": "task-vector"}, "routing-tokens is 1, it must be 2 or more"),
         (first, "routing-tokens is 1, it must be 2 or more"),
         ({"routing": "task-vector", "routing_tokens": 0}, "routing-tokens is 0, it must be 2 or more"),
         ({"weights": {"law": 2.0}, "routing": "perplexity"}, "weights has no part in routing method 'perplexity'"),

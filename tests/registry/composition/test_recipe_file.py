@@ -317,7 +317,7 @@ def test_the_example_of_the_page_on_composing_is_a_recipe_file(tmp_path: Path) -
 
 
 def test_fields_are_written_where_they_have_a_part_and_read_the_same_with_quotes_or_without() -> None:
-    assert recipe_text(Recipe(router="random", lam=5.0)) == recipe_text(Recipe(router="random"))
+    assert recipe_text(Recipe(router="ridge", lam=5.0).replace(router="random")) == recipe_text(Recipe(router="random"))
     assert "lam: 5.0\n" in recipe_text(Recipe(router="ridge", lam=5.0))
     for text in ("null", "no", "7", "1e3", "a b", "ä", "\U0001f600", '"', "\\", "- a", "x: y", "#", "a@2", "On"):
         written = next(one for one in recipe_text(Recipe(device=text)).splitlines() if one.startswith("device: "))
