@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from cli.commands.compose import compose
-from registry.composition.found import ROUTERS, TRUNKS
+from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
 from registry.composition.recipe.fields import FIELDS
 from registry.evaluation import METHODS, Continual, Row
 from registry.evaluation.methods import DENSE

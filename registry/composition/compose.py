@@ -67,7 +67,7 @@ def _plan_copies(
             "the experts are copies of the base model, and others were named",
             "name no experts, or leave out --from-base",
         )
-    if problem := problem_of_copies(count, recipe.given):
+    if problem := problem_of_copies(count, recipe.fields):
         raise problem.error()
     member = load_member(workspace, base_model(workspace.catalog, base))
     copies = copies_of(member, count)

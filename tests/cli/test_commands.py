@@ -99,7 +99,13 @@ def test_compose_and_plan(reg: Reg, filled: Registry, tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.stdout.startswith(f"composed code@1, math@1 into {out}  ")
     recipe = Recipe(
-        "base", router="ridge", lam=0.5, top_k=2, temperature=0.5, weights={"code": 2.0, "math": 0.5}, dtype="bfloat16"
+        trunk="base",
+        router="ridge",
+        lam=0.5,
+        top_k=2,
+        temperature=0.5,
+        weights={"code": 2.0, "math": 0.5},
+        dtype="bfloat16",
     )
     filled.compose(["code", "math"], tmp_path / "same", recipe, base="base")
     assert files_of(out) == files_of(tmp_path / "same")

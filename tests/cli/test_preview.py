@@ -3,7 +3,7 @@
 import pytest
 
 from registry import Registry
-from registry.methods.moe.preview import Preview, PreviewedMember
+from registry.composition.preview import Preview, PreviewedMember
 from tests.cli.conftest import PAIR, Reg
 
 

@@ -50,16 +50,24 @@ def test_every_field_is_an_option_with_its_help_and_default() -> None:
 @pytest.mark.check
 def test_options_win_over_the_file(reg: Reg, filled: Registry, file: Path) -> None:
     pair, ties = ("code", "math"), {"density": 0.5}
-    cases: tuple[tuple[tuple[object, ...], tuple[str, ...], Recipe | Recipe], ...] = (
-        ((), pair, Recipe("ties", ties, top_k=1, weights={"math": 2.0})),
-        (("--top-k", 2), pair, Recipe("ties", ties, top_k=2, weights={"math": 2.0})),
-        (("--density", 0.9), pair, Recipe("ties", {"density": 0.9}, top_k=1, weights={"math": 2.0})),
-        (("--trunk", "mean"), pair, Recipe("mean", top_k=1, weights={"math": 2.0})),
-        (("--weights", "code=3"), pair, Recipe("ties", ties, top_k=1, weights={"code": 3.0})),
-        (("--experts", "code,law"), ("code", "law"), Recipe("ties", ties, top_k=1)),
+    cases: tuple[tuple[tuple[object, ...], tuple[str, ...], Recipe], ...] = (
+        ((), pair, Recipe(trunk="ties", trunk_options=ties, top_k=1, weights={"math": 2.0})),
+        (("--top-k", 2), pair, Recipe(trunk="ties", trunk_options=ties, top_k=2, weights={"math": 2.0})),
+        (
+            ("--density", 0.9),
+            pair,
+            Recipe(trunk="ties", trunk_options={"density": 0.9}, top_k=1, weights={"math": 2.0}),
+        ),
+        (("--trunk", "mean"), pair, Recipe(trunk="mean", top_k=1, weights={"math": 2.0})),
+        (("--weights", "code=3"), pair, Recipe(trunk="ties", trunk_options=ties, top_k=1, weights={"code": 3.0})),
+        (("--experts", "code,law"), ("code", "law"), Recipe(trunk="ties", trunk_options=ties, top_k=1)),
         (("--to", "ensemble"), pair, Recipe(to="ensemble", top_k=1, weights={"math": 2.0})),
-        (("--to", "dense"), pair, Recipe("ties", ties, to="dense", weights={"math": 2.0})),
-        (("--remote-code",), pair, Recipe("ties", ties, top_k=1, weights={"math": 2.0}, host="remote-code")),
+        (("--to", "dense"), pair, Recipe(trunk="ties", trunk_options=ties, to="dense", weights={"math": 2.0})),
+        (
+            ("--remote-code",),
+            pair,
+            Recipe(trunk="ties", trunk_options=ties, top_k=1, weights={"math": 2.0}, host="remote-code"),
+        ),
     )
     for words, experts, recipe in cases:
         found = reg.json("compose", "--recipe", file, "--plan", *words)
@@ -100,7 +108,9 @@ def test_what_was_asked_for_is_saved(reg: Reg, filled: Registry, file: Path, tmp
     assert told.stderr.splitlines()[0] == f"recipe written to {saved}"
     found = read_recipe(saved)
     assert (found.experts, found.base) == (("math", "code@1"), "base")
-    expected = Recipe("ties", {"density": 0.5}, router="ridge", lam=0.5, top_k=1, weights={"math": 2.0})
+    expected = Recipe(
+        trunk="ties", trunk_options={"density": 0.5}, router="ridge", lam=0.5, top_k=1, weights={"math": 2.0}
+    )
     assert found.recipe == expected
     before = saved.read_bytes()
     refused = reg(*words, "--top-k", 2, "--out", tmp_path / "out", code=1).stderr

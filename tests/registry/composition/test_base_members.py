@@ -5,7 +5,6 @@ written, reproduced, trained, evaluated and opted out.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +169,7 @@ def test_it_gives_what_the_base_model_gives_and_says_what_it_is(filled: Registry
     assert document["base"] == {"name": "base", "digest": digest}
     assert filled.plan([], from_base=COUNT).digest == document["digest"]
     assert filled.plan([], UPCYCLED, base="base@1", from_base=COUNT).digest == document["digest"]
-    others = [filled.plan([], from_base=2), filled.plan([], replace(UPCYCLED, seed=1), from_base=COUNT)]
+    others = [filled.plan([], from_base=2), filled.plan([], UPCYCLED.replace(seed=1), from_base=COUNT)]
     assert len({document["digest"], *(other.digest for other in others)}) == 3
     record = filled.composition(document["digest"][:12])
     assert record is not None
@@ -268,9 +267,9 @@ def test_what_cannot_be_is_refused_first(filled: Registry, zoo: Zoo, tmp_path: P
         (4, {"recipe": Recipe()}, "router method 'context' cannot tell copies"),
         (4, {"recipe": Recipe(router="random", trunk="mean")}, "trunk method 'mean' has nothing"),
         (4, {"recipe": Recipe(to="ensemble")}, "--to ensemble makes none"),
-        (2, {"recipe": replace(UPCYCLED, top_k=3)}, "top-k is 3"),
-        (4, {"recipe": replace(UPCYCLED, weights={"base-1": 2.0})}, "weights change nothing"),
-        (4, {"recipe": replace(UPCYCLED, refine_mlp=True)}, "there is nothing to refine"),
+        (2, {"recipe": UPCYCLED.replace(top_k=3)}, "top-k is 3"),
+        (4, {"recipe": UPCYCLED.replace(weights={"base-1": 2.0})}, "weights change nothing"),
+        (4, {"recipe": UPCYCLED.replace(refine_mlp=True)}, "there is nothing to refine"),
         (4, {"experts": ["law"]}, "and others were named"),
         (2, {"base": "b" * 99}, "names of more than 100 characters"),
     ]

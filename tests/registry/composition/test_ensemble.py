@@ -12,10 +12,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from registry import Registry
+from registry import Recipe, Registry
+from registry.composition.plan import Plan
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.io.model_folder import composed_of
-from registry.methods.ensemble.plan import Ensemble, make_ensemble
+from registry.methods.ensemble.plan import EnsembleParts, make_ensemble
 from registry.methods.ensemble.routings import ROUTINGS
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
 from tests.conftest import Zoo, files_of
@@ -29,22 +30,22 @@ IDS = torch.randint(1, 320, (2, 20), generator=torch.Generator().manual_seed(1))
 FIRST = 6
 """How many tokens the task vectors are compared on."""
 
-Write = Callable[..., tuple[Ensemble, Path]]
+Write = Callable[..., tuple[Plan, Path]]
 
 
 @pytest.fixture
 def write(filled: Registry, tmp_path: Path) -> Write:
     """Write an ensemble of the zoo's experts, and return what was planned and the folder."""
 
-    def written(names: Sequence[str] = NAMES, **recipe: Any) -> tuple[Ensemble, Path]:
+    def written(names: Sequence[str] = NAMES, **recipe: Any) -> tuple[Plan, Path]:
         return write_from(filled, names, tmp_path / "ensemble", **recipe)
 
     return written
 
 
-def write_from(registry: Registry, names: Sequence[str], out: Path, **recipe: Any) -> tuple[Ensemble, Path]:
+def write_from(registry: Registry, names: Sequence[str], out: Path, **recipe: Any) -> tuple[Plan, Path]:
     ensemble = registry.compose(names, out, Recipe(to="ensemble", **recipe), force=True)
-    assert isinstance(ensemble, Ensemble)
+    assert isinstance(ensemble.parts, EnsembleParts)
     return ensemble, out
 
 
@@ -168,7 +169,8 @@ def test_task_vectors_run_only_whom_they_chose(write: Write) -> None:
 @pytest.mark.check(after=1)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_a_cache_goes_on_where_it_stopped_and_padding_says_nothing(write: Write, routing: str) -> None:
-    _, folder = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST)
+    first = {"routing_tokens": FIRST} if routing in ("prompt-perplexity", "task-vector") else {}
+    _, folder = write(routing=routing, top_k=2, temperature=0.1, **first)
     model = load(folder)
     check_generated(model, IDS[:, :8], left=4, tokens=8)
     whole, cache, parts = mixed(model), DynamicCache(config=model.config), []
@@ -216,7 +218,7 @@ def test_what_members_share_is_stored_once(registry: Registry, tokenizer: Any, t
     norms = sum(tensor.nbytes for name, tensor in own["base"].items() if "norm" in name)
     written = sum(tensor.nbytes for tensor in stored.values())
     assert written == ensemble.nbytes == ensemble.parameters * 4 == size - 2 * trunk - norms
-    assert ensemble.shared[embedding] == [0, 0, 2, 0]
+    assert ensemble.parts.shared[embedding] == [0, 0, 2, 0]
     assert {name for name in stored if name.endswith(embedding)} == {f"members.{n}.{embedding}" for n in (0, 2)}
     model = load(folder)
     everyone: list[Any] = [*model.members, model.base]
@@ -272,7 +274,7 @@ def test_document_and_figures_are_those_of_the_plan(write: Write, filled: Regist
     assert all(filled.resolve(name).digest in page for name in (*NAMES, "base"))
     posterior, _ = write(weights={"law": 2.0})
     assert posterior.base is None
-    assert posterior.config["routing_prior"] == [0.25, 0.5, 0.25]
+    assert posterior.output.config(posterior)["routing_prior"] == [0.25, 0.5, 0.25]
     assert posterior.digest != ensemble.digest
     assert posterior.active_parameters == posterior.parameters == 3 * ensemble.active_parameters // 2
 
@@ -312,7 +314,8 @@ def test_what_a_model_cannot_take_is_told(write: Write) -> None:
 def test_what_does_not_fit_is_refused(filled: Registry, tmp_path: Path) -> None:
     first: dict[str, Any] = {"routing": "prompt-perplexity", "routing_tokens": 1}
     refusals: list[tuple[dict[str, Any], str]] = [
-        ({"routing_tokens": 1}, "routing-tokens is 1, it must be 2 or more"),
+        ({"routing_tokens": 2}, "routing_tokens has no part in routing method 'posterior'"),
+        (first | {"routing": "task-vector"}, "routing-tokens is 1, it must be 2 or more"),
         (first, "routing-tokens is 1, it must be 2 or more"),
         ({"routing": "task-vector", "routing_tokens": 0}, "routing-tokens is 0, it must be 2 or more"),
         ({"weights": {"law": 2.0}, "routing": "perplexity"}, "weights has no part in routing method 'perplexity'"),

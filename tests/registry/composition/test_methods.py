@@ -1,6 +1,5 @@
 """Proves: compositions by each method are what their equations say, computed here from raw features in float64."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from registry import Recipe, Registry
 from registry.composition.found import TRUNKS
 from registry.errors import IncompatibleError
+from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.tensor_source import StoredSource
 from registry.runtime.layerwise import watched
 from registry.runtime.loading import load_model
@@ -125,8 +125,8 @@ def test_sums_of_task_vectors_replace_their_mean(filled: Registry, zoo: Zoo, tmp
     """Where another combination was in the same folder before, also where routers follow from the trunk."""
     mean = Recipe(trunk="ties", router="ridge", refine=1, trunk_options={"density": 1.0, "scale": 0.5})
     filled.compose(PAIR, tmp_path / "moe", mean)
-    filled.compose(PAIR, tmp_path / "moe", replace(mean, combine="sum"), force=True)
-    assert files_of(tmp_path / "moe") == files_elsewhere(zoo, tmp_path, PAIR, replace(mean, combine="sum"))
+    filled.compose(PAIR, tmp_path / "moe", mean.replace(combine="sum"), force=True)
+    assert files_of(tmp_path / "moe") == files_elsewhere(zoo, tmp_path, PAIR, mean.replace(combine="sum"))
     code, math, base = (tensors_of(path) for path in (zoo.experts["code"], zoo.experts["math"], zoo.base))
     for name, tensor in tensors_of(tmp_path / "moe").items():
         if name in base and ".mlp." not in name:
@@ -170,11 +170,11 @@ def test_balance_weighs_statistics_by_their_tokens(registry: Registry, zoo: Zoo,
     registry.add_expert("math", zoo.experts["math"], data=[zoo.train["math"]], settings=few)
     registry.add_expert("code", zoo.experts["code"])
     balanced = Recipe(router="ridge", balance="tokens", lam=1e-6)
-    weights = registry.plan(PAIR, balanced).statistics_weights
+    weights = statistics_weights(registry.plan(PAIR, balanced))
     assert weights == pytest.approx([0.625, 2.5])  # 512 and 128 tokens
-    by_hand = replace(balanced, balance="none", weights=dict(zip(PAIR, weights, strict=True)))
+    by_hand = balanced.replace(balance="none", weights=dict(zip(PAIR, weights, strict=True)))
     found, expected, plain = (dict[str, torch.Tensor]() for _ in range(3))
-    for tensors, recipe in ((found, balanced), (expected, by_hand), (plain, replace(balanced, balance="none"))):
+    for tensors, recipe in ((found, balanced), (expected, by_hand), (plain, balanced.replace(balance="none"))):
         registry.compose(PAIR, tmp_path / "moe", recipe, force=True)
         tensors |= tensors_of(tmp_path / "moe")
     maps = {name for name in found if name.endswith("_proj.weight")}

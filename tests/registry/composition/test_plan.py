@@ -3,7 +3,6 @@
 Experts that differ in attention alone are remarked on when checked, registered and planned.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,9 @@ def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_pat
     assert plan.parameters == sum(tensor.numel() for tensor in tensors.values())
     assert plan.nbytes == sum(tensor.nbytes for tensor in tensors.values())
     experts = sum(tensor.numel() for name, tensor in tensors.items() if ".experts." in name)
-    assert plan.active_parameters == plan.parameters - experts // 3 * (3 - recipe.top_k_of(3))
+    top_k = recipe.top_k_of(3)
+    assert top_k is not None
+    assert plan.active_parameters == plan.parameters - experts // 3 * (3 - top_k)
     assert plan.names == ["code", "law", "math"]
     assert plan.peak_bytes > 0
 
@@ -41,11 +42,11 @@ def test_memory_of_refits_is_estimated(filled: Registry) -> None:
     """A batch and the sums of a step count; two members' routers are less than the MLPs' sums."""
     ridge = Recipe(router="ridge")
     plain, mlps = (
-        filled.plan(["math", "code"], recipe).peak_bytes for recipe in (ridge, replace(ridge, refine_mlp=True))
+        filled.plan(["math", "code"], recipe).peak_bytes for recipe in (ridge, ridge.replace(refine_mlp=True))
     )
     batch = 4 * BATCH_TOKENS * (4 * SIZES["intermediate_size"] + 8 * SIZES["hidden_size"])
     assert plain + batch < mlps
-    refined = filled.plan(["math", "code"], replace(ridge, refine_mlp=True, refine=2)).peak_bytes
+    refined = filled.plan(["math", "code"], ridge.replace(refine_mlp=True, refine=2)).peak_bytes
     assert refined >= mlps
 
 

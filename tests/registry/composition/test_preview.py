@@ -1,7 +1,5 @@
 """Proves: a preview is foretold from statistics alone, says who is drowned out, and refuses what it cannot foretell."""
 
-from dataclasses import replace
-
 import pytest
 
 from registry import PassSettings, Recipe, Registry
@@ -34,8 +32,8 @@ def test_no_weight_is_read(filled: Registry, monkeypatch: pytest.MonkeyPatch) ->
 def test_order_and_trunk_do_not_matter(filled: Registry) -> None:
     found = filled.preview(["math", "code"], RIDGE)
     assert filled.preview(["code@1", "math@1"], RIDGE) == found
-    assert filled.preview(["code", "math"], replace(RIDGE, trunk="mean", top_k=1)) == found
-    assert filled.preview(["code", "math"], replace(RIDGE, normalize=True)) != found
+    assert filled.preview(["code", "math"], RIDGE.replace(trunk="mean", top_k=1)) == found
+    assert filled.preview(["code", "math"], RIDGE.replace(normalize=True)) != found
     assert filled.preview(["math", "code"]) != found  # by counts
 
 
@@ -51,7 +49,7 @@ def test_who_is_drowned_is_told_and_balance_helps(registry: Registry, zoo: Zoo, 
     assert german.accuracy < 0.5
     assert german.drowned is not None
     assert "--balance tokens" in german.drowned
-    balanced = registry.preview(["code", "german"], replace(RIDGE, balance="tokens")).members[1]
+    balanced = registry.preview(["code", "german"], RIDGE.replace(balance="tokens")).members[1]
     assert balanced.part == pytest.approx(0.5)
     assert balanced.accuracy > german.accuracy
 
@@ -61,7 +59,7 @@ def test_same_text_twice_is_told(registry: Registry, zoo: Zoo) -> None:
     settings = PassSettings(tokens=2048, seq_len=32, batch_size=8)
     data = write_jsonl(zoo.base.parent / "again.jsonl", sentences("code", 200, seed=6))
     registry.add_expert("coder", zoo.experts["code"], data=[data], settings=settings)
-    found = registry.preview(["code", "coder"], replace(RIDGE, balance="tokens"))
+    found = registry.preview(["code", "coder"], RIDGE.replace(balance="tokens"))
     assert found.accuracy < 0.8
     assert len(found.overlap) == 1
     (member,) = registry.preview(["code"]).members
@@ -71,7 +69,7 @@ def test_same_text_twice_is_told(registry: Registry, zoo: Zoo) -> None:
 def test_what_is_not_foretold_is_said_or_refused(filled: Registry) -> None:
     assert 0.1 < filled.preview(["code", "german", "math"], Recipe(router="random")).accuracy < 0.6
     plain = filled.preview(["code", "math"], RIDGE)
-    refined = filled.preview(["code", "math"], replace(RIDGE, refine=1, refine_mlp=True))
+    refined = filled.preview(["code", "math"], RIDGE.replace(refine=1, refine_mlp=True))
     assert refined.confusion == plain.confusion
     assert (plain.notes, len(refined.notes)) == ((), 1)
     for recipe, message in ((Recipe(to="dense"), "--to dense"), (Recipe(router="domain-embedding"), "domain-embed")):

@@ -9,7 +9,6 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ COUNTS = PassSettings(tokens=64, seq_len=32, sites="counts")
 NAMES = ("law.beside", "math.beside")
 EVERYONE = (*NAMES, "base")
 ANCHORED = Recipe(router="anchored", trunk="base")
-BIASED = replace(ANCHORED, bias={"law.beside": -0.5, "math.beside": -2.0})
+BIASED = ANCHORED.replace(bias={"law.beside": -0.5, "math.beside": -2.0})
 
 
 def write_beside(base: Path, folder: Path, anchor: str, seed: int, bias: Sequence[float] | None = None) -> Path:
@@ -81,7 +80,7 @@ def outputs(folder: Path, dtype: str = "float32", forced: int | None = None) -> 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_a_bias_is_added_exactly(filled: Registry, zoo: Zoo, tmp_path: Path, temperature: float) -> None:
     add_beside(filled, zoo, tmp_path, bias={"math.beside": [0.375, -0.125]})
-    plan = filled.compose(EVERYONE, tmp_path / "moe", replace(BIASED, temperature=temperature))
+    plan = filled.compose(EVERYONE, tmp_path / "moe", BIASED.replace(temperature=temperature))
     assert plan.model_type == "routed_llama"
     assert any("routers have a bias" in note for note in plan.notes)
     expected = [[0.0, -0.5, -1.625], [0.0, -0.5, -2.125]]  # base, law, math: asked for, plus trained
@@ -106,8 +105,8 @@ def test_at_minus_infinity_it_is_the_base_model(
     filled: Registry, zoo: Zoo, tmp_path: Path, top_k: int, dtype: str, bias: float
 ) -> None:
     add_beside(filled, zoo, tmp_path, bias={"law.beside": [0.5, 1.0]})
-    unbiased, base = replace(ANCHORED, top_k=top_k, dtype=dtype), outputs(zoo.base, dtype)
-    filled.compose(EVERYONE, tmp_path / "moe", replace(unbiased, bias=dict.fromkeys(NAMES, bias)))
+    unbiased, base = ANCHORED.replace(top_k=top_k, dtype=dtype), outputs(zoo.base, dtype)
+    filled.compose(EVERYONE, tmp_path / "moe", unbiased.replace(bias=dict.fromkeys(NAMES, bias)))
     assert torch.equal(outputs(tmp_path / "moe", dtype), base)
     filled.compose(EVERYONE, tmp_path / "unbiased", unbiased)
     assert not torch.equal(outputs(tmp_path / "unbiased", dtype), base)
@@ -132,12 +131,12 @@ def test_orders_and_an_opt_out_change_no_byte(filled: Registry, zoo: Zoo, tmp_pa
         assert "modeling_biased.py" in document["files"]
         assert has_our_code(tmp_path / name)
         assert filled.reproduce(tmp_path / name).is_same
-    plain, zero = (filled.plan(["law.beside", "base"], replace(ANCHORED, bias=b)) for b in ({}, {"law.beside": 0.0}))
+    plain, zero = (filled.plan(["law.beside", "base"], ANCHORED.replace(bias=b)) for b in ({}, {"law.beside": 0.0}))
     assert (plain.model_type, "bias" in plain.document["recipe"], zero.digest) == ("mixtral", False, plain.digest)
     source = tmp_path / "asked" / "modeling_biased.py"
     source.write_bytes(source.read_bytes() + b"raise SystemExit\n")
     assert not has_our_code(tmp_path / "asked")
-    pair = replace(ANCHORED, bias={"law.beside": -0.5})
+    pair = ANCHORED.replace(bias={"law.beside": -0.5})
     filled.compose(["law.beside", "base"], tmp_path / "pair", pair)
     filled.opt_out("math.beside", purge=True)
     filled.compose(["law.beside", "base"], tmp_path / "after", pair)
@@ -149,7 +148,7 @@ def test_orders_and_an_opt_out_change_no_byte(filled: Registry, zoo: Zoo, tmp_pa
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_bias_joins_the_softmax_over_all_experts(filled: Registry, zoo: Zoo, tmp_path: Path, k: int) -> None:
     add_beside(filled, zoo, tmp_path, bias={"math.beside": [0.375, -0.125]})
-    plan = filled.compose(EVERYONE, tmp_path / "moe", replace(BIASED, top_k=k, gating="softmax-topk"))
+    plan = filled.compose(EVERYONE, tmp_path / "moe", BIASED.replace(top_k=k, gating="softmax-topk"))
     assert plan.model_type == "routed_llama"
     assert has_our_code(tmp_path / "moe")
     model = load_model(tmp_path / "moe", "float32", "cpu")
@@ -197,7 +196,7 @@ def test_other_families_carry_one(registry: Registry, zoo: Zoo, tmp_path: Path, 
     assert content is not None
     path = write_beside(base, tmp_path / "law", content["weights"], 0, [0.25, -0.25])
     registry.add_expert("law", path, data=[zoo.train["law"]], settings=COUNTS, remote_code=True)
-    recipe = replace(ANCHORED, bias={"law": -1e4})
+    recipe = ANCHORED.replace(bias={"law": -1e4})
     assert registry.compose(["law", "base"], tmp_path / "moe", recipe).model_type == f"routed_{family}"
     assert torch.equal(outputs(tmp_path / "moe"), outputs(base))
 
@@ -211,17 +210,17 @@ def test_wrong_biases_are_refused_first(filled: Registry, zoo: Zoo, tmp_path: Pa
         ("bias for nobody, which is not a member", "members are", EVERYONE, {"nobody": -1.0}),
     ):
         with pytest.raises(InvalidInputError, match=message) as caught:
-            filled.plan(experts, replace(ANCHORED, bias=bias))
+            filled.plan(experts, ANCHORED.replace(bias=bias))
         assert hint in str(caught.value.hint)
     with pytest.raises(InvalidInputError, match=r"law.beside is 0.5; .* stand back from the public one") as positive:
-        replace(ANCHORED, bias={"law.beside": 0.5})
+        ANCHORED.replace(bias={"law.beside": 0.5})
     assert "--bias law.beside=-0.5" in str(positive.value.hint)
     with pytest.raises(UnsupportedFamilyError, match="'mixtral' has no router bias"):
-        filled.plan(EVERYONE, replace(BIASED, host="mixtral"))
+        filled.plan(EVERYONE, BIASED.replace(host="mixtral"))
     write_beside(zoo.base, tmp_path / "stranger", "0" * 64, 3)
     filled.add_expert("stranger", tmp_path / "stranger", data=[zoo.train["law"]], settings=COUNTS)
     with pytest.raises(IncompatibleError, match="beside another public expert"):
-        filled.plan(["stranger", "base"], replace(ANCHORED, bias={"stranger": -1.0}))
+        filled.plan(["stranger", "base"], ANCHORED.replace(bias={"stranger": -1.0}))
     content = filled.resolve("base").content
     assert content is not None
     moved = write_beside(zoo.base, tmp_path / "moved", content["weights"], 4)
@@ -230,7 +229,7 @@ def test_wrong_biases_are_refused_first(filled: Registry, zoo: Zoo, tmp_path: Pa
     save_file(weights, moved / "model.safetensors", {"format": "pt"})
     filled.add_expert("moved", moved, data=[zoo.train["law"]], settings=COUNTS)
     with pytest.raises(IncompatibleError, match=r"model.norm.weight of moved@1 differs"):
-        filled.plan(["moved", "base"], replace(ANCHORED, bias={"moved": -1.0}))
+        filled.plan(["moved", "base"], ANCHORED.replace(bias={"moved": -1.0}))
 
 
 @pytest.mark.check

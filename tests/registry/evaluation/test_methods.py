@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry, TrainSettings
+from registry.composition.method import SEEDS, TRAIN_STEPS, TRAINED_SEEDS
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation import METHODS, Continual, Method, Row
 from registry.evaluation.benchmark import TokenizerSource
-from registry.evaluation.methods import DENSE, SEEDS, TRAIN_STEPS, TRAINED_SEEDS, named_methods
+from registry.evaluation.methods import DENSE, named_methods
 from registry.evaluation.results import over_seeds
 from registry.evaluation.service import composer_of
 from registry.evaluation.table import Composed, Wanted, evaluate

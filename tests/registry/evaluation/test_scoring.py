@@ -54,7 +54,7 @@ def test_one_expert_gets_everything_and_its_oracle_is_the_expert(
 
 @pytest.mark.check
 @pytest.mark.trust(after=1)
-@pytest.mark.parametrize("recipe", [RIDGE, replace(RIDGE, top_k=1), replace(RIDGE, host="remote-code")], ids=str)
+@pytest.mark.parametrize("recipe", [RIDGE, RIDGE.replace(top_k=1), RIDGE.replace(host="remote-code")], ids=str)
 def test_routing_is_what_the_routers_decide(filled: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe) -> None:
     names = ["code", "law", "math"]
     plan = filled.compose(names, tmp_path / "moe", recipe)

@@ -261,7 +261,7 @@ def test_what_needs_statistics_says_so(counted: Registry, zoo: Zoo) -> None:
         (lambda: counted.preview(["counted", "math"], MEAN), f"{lacking}, which a preview needs"),
         (lambda: counted.preview(["kept", "math"], refined), "kept@1 has no statistics of mlp_input, which a preview"),
         (lambda: counted.likeness(["counted", "math"], [zoo.test["code"]]), f"{lacking}, which the comparison with"),
-        (lambda: counted.plan(["counted", "math"], replace(refined, refine=0)), f"{lacking}, which router method"),
+        (lambda: counted.plan(["counted", "math"], refined.replace(refine=0)), f"{lacking}, which router method"),
         (lambda: counted.plan(["counted", "math"], refined), "counted@1 kept no calibration tokens"),
     ):
         with pytest.raises(IncompatibleError, match=message):

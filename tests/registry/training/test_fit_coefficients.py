@@ -75,7 +75,7 @@ def registered(root: Path, tokenizer: Any, family: str, sizes: tuple[int, ...], 
 
 def loaded(registry: Registry, coefficients: dict[str, float], folder: Path) -> tuple[CombinedWeights, Any]:
     """Return the weights by coefficients of a model that was composed with these."""
-    plan = registry.plan([*coefficients], replace(MODEL, coefficients=coefficients))
+    plan = registry.plan([*coefficients], MODEL.replace(coefficients=coefficients))
     write_plan(registry._workspace, plan, folder)
     model = load_model(folder, "float32", "cpu")
     return CombinedWeights(plan, model), model
@@ -144,7 +144,7 @@ def test_text_of_a_domain_finds_its_expert(trained: Registry, text: Path, tmp_pa
     assert record.after < record.before - 0.5
     assert (len(fitted.losses), fitted.losses[-1] < fitted.losses[0]) == (20, True)
     assert 2048 < record.tokens <= 4096
-    assert fitted.recipe == replace(MODEL, coefficients=fitted.coefficients, fit=record)
+    assert fitted.recipe == MODEL.replace(coefficients=fitted.coefficients, fit=record)
     plan = trained.compose(DOMAINS, tmp_path / "out", fitted.recipe)
     assert plan.document["recipe"]["fit"] == record.document()
     text.unlink()  # reproducing reads no text
@@ -227,7 +227,7 @@ def test_opt_out_refuses_what_was_fitted_with_the_member(trained: Registry, text
             use()
     rest = {name: fitted.coefficients[name] for name in ("code", "math")}
     with pytest.raises(errors.InvalidInputError, match="the coefficients were fitted for other members"):
-        trained.compose(["code", "math"], tmp_path / "rest", replace(fitted.recipe, coefficients=rest))
+        trained.compose(["code", "math"], tmp_path / "rest", fitted.recipe.replace(coefficients=rest))
     again = trained.fit(["code", "math"], [text], settings=SHORT)
     assert again.coefficients["code"] != rest["code"]
     trained.compose(["code", "math"], tmp_path / "rest", again.recipe)
@@ -273,9 +273,9 @@ def test_recipes_text_and_members_that_will_not_do_are_refused(filled: Registry,
     for recipe, message in (
         (Recipe(trunk="task-arithmetic"), "the recipe makes --to moe --trunk task-arithmetic"),
         (Recipe(to="dense", trunk="mean"), "the recipe makes --to dense --trunk mean"),
-        (replace(MODEL, coefficients={"code": 1.0}), "there are coefficients already"),
-        (replace(MODEL, trunk_options={"scale": 0.5}), "scale multiplies all task vectors"),
-        (replace(MODEL, weights={"code": 2.0}), "weights multiply task vectors"),
+        (MODEL.replace(coefficients={"code": 1.0}), "there are coefficients already"),
+        (MODEL.replace(trunk_options={"scale": 0.5}), "scale multiplies all task vectors"),
+        (MODEL.replace(weights={"code": 2.0}), "weights multiply task vectors"),
     ):
         with pytest.raises(errors.InvalidInputError, match=message) as caught:
             filled.fit(["code", "math"], text, recipe)

@@ -3,7 +3,6 @@
 In the model card, the report and `reg show`; the card of what is not of copies keeps its bytes.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +160,7 @@ def test_what_copies_cannot_have_is_refused_and_read(filled: Registry, moe: Path
     ]
     for count, changes, message, hint in wrong:
         with pytest.raises(InvalidInputError, match=message) as refused:
-            filled.compose([], tmp_path / "out", replace(unbalanced, **changes), from_base=count)
+            filled.compose([], tmp_path / "out", unbalanced.replace(**changes), from_base=count)
         assert refused.value.hint == hint
     document = dict(ComposedFolder.read(moe).content)
     document["recipe"] = document["recipe"] | {"balance": "tokens"}  # as it was possible before

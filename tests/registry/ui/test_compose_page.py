@@ -17,7 +17,7 @@ from registry.composition.recipe.fields import FIELDS
 from registry.composition.recipe.option import OptionKind
 from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
-from registry.ui.composer.choices import BASICS, CHOICES, GROUPS, OPTIONS, WORDS, Choices, select_values
+from registry.ui.composer.choices import BASICS, CHOICES, GROUPS, OPTIONS, Choices, select_values
 from registry.ui.composer.composing import beside_latest, suggested_folder
 from registry.ui.describing import sentences
 from registry.ui.site import url
@@ -267,7 +267,7 @@ def test_every_choice_of_the_form_is_an_option_of_compose_and_in_one_group() -> 
         assert tuple(one for one in select_values(choice) if one) == tuple(listed)
     shown = [*BASICS, *(one for fields in GROUPS.values() for one in fields)]
     assert sorted(one.name for one in shown) == sorted(one.name for one in CHOICES)
-    assert tuple(WORDS) == CHOICES[0].choices
+    assert tuple(OPTIONS["to"]) == CHOICES[0].choices
 
 
 def test_the_choices_of_a_recipe_are_read_back_and_leave_defaults_out() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from registry import MixtureTraining, Recipe, Registry, SimoeTraining
-from registry.ui.describing import MADE, difference, kind, sentences, stated
+from registry.composition.found import OUTPUTS
+from registry.ui.describing import difference, kind, sentences, stated
 from registry.ui.site import url
 from store.catalog import CompositionRecord
 from tests.conftest import Zoo
@@ -180,4 +181,4 @@ def test_every_recipe_has_words() -> None:
         document = {"recipe": recipe.document(names), "members": [{"name": name} for name in names]}
         assert sentences(document)[0].startswith(kinds)
         assert kind(document)
-        assert stated(document)["to"] in MADE
+        assert stated(document)["to"] in OUTPUTS

@@ -4,20 +4,18 @@ Routes, scores, reports, pages and refusals.
 """
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from registry import Recipe, Registry, TestSettings, TrainSettings
-from registry.composition.plan import Plan
+from registry.composition.plan import Plan, RoutingCost
 from registry.composition.route import route
 from registry.errors import InvalidInputError
 from registry.evaluation import test_windows
 from registry.hosts.context import ContextWindows
 from registry.hosts.remote_code import REMOTE_CODE
-from registry.methods.moe.context.context_cost import ContextCost, context_cost
 from registry.methods.moe.context.member_evidence import choices_of, evidence_of
 from registry.report import page
 from tests.conftest import Zoo, files_of
@@ -90,8 +88,9 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path: data for path, data in files_of(folder).items() if not path.endswith(("-shm", "-wal"))}
 
 
-def cost_of(registry: Registry, recipe: Recipe, experts: tuple[str, ...] = PAIR) -> ContextCost | None:
-    return context_cost(registry.plan(experts, recipe))
+def cost_of(registry: Registry, recipe: Recipe, experts: tuple[str, ...] = PAIR) -> RoutingCost | None:
+    plan = registry.plan(experts, recipe)
+    return plan.output.routing_cost(plan)
 
 
 @pytest.mark.check(after=1)
@@ -103,12 +102,12 @@ def test_cost_is_the_difference_of_the_folders(
 ) -> None:
     sizes = {}
     for router in ("ridge", "context"):
-        recipe = Recipe(router=router, trunk=trunk, vocabulary=vocabulary)
+        recipe = Recipe(router="context", trunk=trunk, vocabulary=vocabulary).replace(router=router)
         plan = filled.compose(PAIR, tmp_path / router, recipe)
         tensors = tensors_of(tmp_path / router).values()
         sizes[router] = [sum(each.numel() for each in tensors), sum(each.nbytes for each in tensors)]
     assert isinstance(plan, Plan)
-    cost = context_cost(plan)
+    cost = plan.output.routing_cost(plan)
     assert cost is not None
     assert [cost.parameters, cost.bytes] == [sizes["context"][n] - sizes["ridge"][n] for n in range(2)]
     configs = [json_of(tmp_path / router, "config.json") for router in ("context", "ridge")]
@@ -134,7 +133,7 @@ def test_plan_shows_it(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> Non
     assert json.loads(reg(filled, *words, "--json").stdout)["context"] == cost.document()
     for how, start in (("mapped", "head maps, "), ("shared", "")):
         code = (*words, "--router", "context", "--remote-code", "--vocabulary", how)
-        cost = cost_of(filled, replace(CONTEXT, host=REMOTE_CODE, vocabulary=how))
+        cost = cost_of(filled, CONTEXT.replace(host=REMOTE_CODE, vocabulary=how))
         assert cost is not None
         assert json.loads(reg(filled, *code, "--json").stdout)["context"] == cost.document()
         assert f"context routing adds  {start}{cost.parameters:,} parameters" in reg(filled, *code).stdout

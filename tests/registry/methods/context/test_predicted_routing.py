@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from registry import PassSettings, Recipe, Registry
+from registry.composition.plan import Plan, PlanWarning
 from registry.errors import InvalidInputError
 from registry.evaluation import TestSettings, test_windows
 from registry.member import Member
@@ -22,6 +23,10 @@ from tests.registry.composition.composed import reg
 
 CONTEXT = Recipe()
 NAMES = ["code", "german", "math"]
+
+
+def warnings_of(plan: Plan) -> tuple[PlanWarning, ...]:
+    return tuple(plan.output.warnings(plan))
 
 
 def test_only_counts_are_read(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

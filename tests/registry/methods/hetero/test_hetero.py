@@ -209,7 +209,7 @@ def test_members_with_the_shared_tables_are_their_dense_models(family: str, tmp_
         for name, model in (("code", first), ("law", second)):
             add_model(registry, tmp_path / name, model, settings=SETTINGS, keep_calibration=True)
         plan = compose(registry, tmp_path / "out", ("code", "law"))
-    assert plan.projected == ([False, False], [False, False])
+    assert plan.parts.projected == [(False, False), (False, False)]
     model = load(tmp_path / "out")
     for index, name in enumerate(("code", "law")):
         assert torch.equal(forced(model, index)(IDS), logits_of(load(tmp_path / name), IDS))

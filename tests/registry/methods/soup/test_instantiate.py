@@ -88,7 +88,7 @@ def test_coefficients_can_be_fitted_to_text(soup: Registry, zoo: Zoo, tmp_path: 
     assert found.coefficients == expected.coefficients
 
 
-TEXT = Path(__file__).parents[3] / "constraints.txt"
+TEXT = Path(__file__).parents[4] / "constraints.txt"
 REFUSED: dict[str, tuple[str, dict[str, object], type[RegError], str, str]] = {
     "unknown domain": ("soup", {"weights": {"cod": 1}}, InvalidInputError, "'cod' is no domain of", "are: code, "),
     "negative": ("soup", {"weights": {"code": -1}}, InvalidInputError, "code is -1", "0 or more"),
