@@ -60,7 +60,7 @@ pass_options = options(
     choice(
         "--sites",
         list(SITES),
-        "all; or router: only the statistics of ridge routers, without those that --trunk regmean needs; or counts: "
+        "all; or router: only the statistics of routers, without those that --trunk regmean needs; or counts: "
         "only how often each token occurs, without a forward pass.",
         "all",
     ),

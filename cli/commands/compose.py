@@ -33,13 +33,16 @@ from cli.session import Session, pass_session
 from cli.shared_options import connected, ray_option
 from registry import composition
 from registry.calibration.corpus import check_files
-from registry.composition.found import ROUTERS
-from registry.composition.recipe.fields import chosen
+from registry.composition.found import ROUTERS, TRUNKS
+from registry.composition.recipe.fields import chosen, listed
 from registry.composition.recipe.rules import LEAST_COPIES, MOST_COPIES
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
     from registry.doctor import Diagnosis
+
+NEED_BASE = [name for name, one in TRUNKS.items() if one.needs_base]
+"""Trunk methods that take the base model."""
 
 _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 
@@ -64,8 +67,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 @click.option(
     "--base",
     metavar="NAME[@V]",
-    help="The base model, with a trunk method that needs it: base, ties, dare, task-arithmetic. "
-    "[default: the only one registered]",
+    help=f"The base model, with a trunk method that needs it: {listed(NEED_BASE)}. [default: the only one registered]",
 )
 @advanced(
     "--from-base",

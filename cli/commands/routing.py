@@ -136,7 +136,7 @@ _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating
             "remote_code")  # fmt: skip
 
 
-@command("reg preview --experts code,math", "reg preview --experts code,math,law --router ridge")
+@command("reg preview --experts code,math", "reg preview --experts code,math,law --router random")
 @experts_option
 @recipe_options(*_WITHOUT)
 @click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")

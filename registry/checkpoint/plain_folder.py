@@ -72,7 +72,7 @@ def plain_folder(folder: Path, label: str, scratch: Path, progress: Progress) ->
     if _is_tied(family, config) and not _has_one_table({names[key]: stored[key] for key in stored}, family, label):
         changes["tie_word_embeddings"] = False
         notes.append(
-            f"config.json ties the head to the embedding, and {family.head} in its files is another: it keeps a head "
+            f"by config.json the head is the embedding, and {family.head} in its files is another: it keeps a head "
             "of its own"
         )
     if not notes:

@@ -1,7 +1,7 @@
 """Recipe files: YAML with the fields of a recipe, the experts and the base model.
 
     experts: [code, math@2]        # or by weight: {code: 2, math@2: 1}
-    trunk: ties
+    trunk: dare
     trunk_options: {density: 0.5}
     base: base
 

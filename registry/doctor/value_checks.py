@@ -78,7 +78,7 @@ def check_values(folder: Examination) -> Iterator[Finding]:
 
 
 def check_head(folder: Examination) -> Iterator[Finding]:
-    """Compare a stored head with the embedding that config.json ties it to."""
+    """Compare a stored head with the embedding that config.json makes it share."""
     if not folder.config.get("tie_word_embeddings", False) or isinstance(folder.config.get("members"), list):
         return
     heads = [name for name in folder.tensors if is_head(name)]

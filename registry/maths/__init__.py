@@ -1,6 +1,6 @@
 """The mathematics, pure: torch and the standard library, no file, database or model.
 
-Symbols: H hidden size, E experts, T tokens, `lam` ridge strength, `k` experts per token.
+Symbols: H hidden size, E experts, T tokens, `lam` the strength λ of damping, `k` experts per token.
 """
 
 import lazy_loader

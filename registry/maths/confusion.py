@@ -82,7 +82,7 @@ def predicted_confusion(
 def composed_confusion(
     statistics: Sequence[Statistics], weights: Sequence[float], lam: float, normalize: bool = True
 ) -> Float[Tensor, "E E"]:
-    """Return, row by row, the share of expert e's tokens that a ridge router will send to each expert (top-1), float64.
+    """Return, row by row, the share of expert e's tokens that solved routers will send to each expert first, float64.
 
     Rows sum to 1. A pure function of the statistics, up to rounding the same in any order of members. Costs one
     eigendecomposition, O(H³), and holds E + 3 matrices of H × H.
@@ -90,7 +90,7 @@ def composed_confusion(
     Args:
         statistics: one a member, at one layer's `mlp_input`, over the same channels at whatever scales.
         weights: ω_e > 0, one a member.
-        lam: ridge strength ≥ 0, absolute.
+        lam: λ ≥ 0, absolute.
         normalize: router columns at unit length.
 
     Raises:

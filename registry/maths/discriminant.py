@@ -13,13 +13,13 @@ def discriminant(
 ) -> Float[Tensor, "H"]:
     """Return w = (A + A' + lam·I)⁻¹ (s / n − s' / n'), float64, for the Grams A, moments s and counts n of two texts.
 
-    It is the linear discriminant (Fisher 1936) with the Gram in place of the scatter, or the ridge regression of 1 / n
+    It is the linear discriminant (Fisher 1936) with the Gram in place of the scatter, or the damped regression of 1 / n
     on the tokens of one text and −1 / n' on those of the other: w·x is large for tokens like those of `own`.
 
     Args:
         own: statistics of one text at one layer.
         other: those of the other text, over the same channels at whatever scales.
-        lam: ridge strength ≥ 0, absolute.
+        lam: λ ≥ 0, absolute.
 
     Raises:
         ValueError: a text has no tokens, or the regularised Gram is not positive definite.

@@ -4,7 +4,7 @@ A composed model's hidden state drifts from the expert's: the trunk is a comprom
 with inputs x (of the composed model) and wanted outputs y (made from the expert's) is solved again, with W here (O, I):
 
     W = argmin Σ_t w_t ‖W x_t − y_t‖² + r ‖W − W₀‖²    =    (B + r W₀) (G + r I)⁻¹
-    G = Σ_t w_t x_t x_tᵀ  (I, I)        B = Σ_t w_t y_t x_tᵀ  (O, I)        r = ridge · mean of G's diagonal
+    G = Σ_t w_t x_t x_tᵀ  (I, I)        B = Σ_t w_t y_t x_tᵀ  (O, I)        r = damping · mean of G's diagonal
 
 Ridge regression towards W₀ rather than 0 (Hoerl & Kennard 1970, eq. 2.1; Tikhonov's general form). G and B are sums
 over tokens, members too, and their order of summation is all that decides the last bits. With y = W_e x of every member
@@ -19,8 +19,8 @@ What y is, with h the residual stream before a block, ° the dense expert's and 
 
 Activations are float32, and so are the products of at most `RUN` tokens; the sums of these runs are float64. A product
 of a run is off by some √RUN · 2⁻²⁴ ≈ 4e-6 of √(G_ii G_jj) at most, and the error of independent runs grows slower than
-their sum. The ridge keeps the system's condition near trace(G) / r = I / ridge, and the inputs themselves were rounded
-to float32 in every layer below: products in float64 would be no nearer to the truth, and cost four times as much.
+their sum. The damping keeps the system's condition near trace(G) / r = I / damping, and the inputs themselves were
+rounded to float32 in every layer below: products in float64 would be no nearer to the truth, and cost four times as much.
 """
 
 import math
@@ -120,19 +120,19 @@ class LeastSquares:
         """Return the sums with W_e y in place of y: those of a map to P outputs, without a product per token."""
         return LeastSquares(self._lower, weight.to(self.cross.device, torch.float64) @ self.cross)
 
-    def solve(self, towards: Float[Tensor, "O I"], ridge: float = RIDGE) -> Float[Tensor, "O I"]:
+    def solve(self, towards: Float[Tensor, "O I"], damping: float = RIDGE) -> Float[Tensor, "O I"]:
         """Return W in float64, by Cholesky on one thread: the same whatever the number of threads.
 
         Args:
             towards: W₀, in any floating dtype; what stays where no token shows otherwise.
-            ridge: ≥ 0, times the mean of G's diagonal.
+            damping: ≥ 0, times the mean of G's diagonal.
 
         Raises:
-            ValueError: G + r I is not positive definite: no token, or a ridge of 0 and inputs that never vary.
+            ValueError: G + r I is not positive definite: no token, or a damping of 0 and inputs that never vary.
         """
         if towards.shape != self.cross.shape:
             raise ValueError(f"a map of shape {list(towards.shape)} does not go with {list(self.cross.shape)}")
-        return Factor(self._lower, ridge).solve(self.cross, towards)
+        return Factor(self._lower, damping).solve(self.cross, towards)
 
 
 class Factor:
@@ -140,14 +140,14 @@ class Factor:
 
     Args:
         gram: G, (I, I); only the lower triangle is read.
-        ridge: ≥ 0, times the mean of G's diagonal.
+        damping: ≥ 0, times the mean of G's diagonal.
 
     Raises:
         ValueError: G + r I is not positive definite.
     """
 
-    def __init__(self, gram: Float[Tensor, "I I"], ridge: float = RIDGE) -> None:
-        self._r = ridge * float(gram.diagonal().mean())
+    def __init__(self, gram: Float[Tensor, "I I"], damping: float = RIDGE) -> None:
+        self._r = damping * float(gram.diagonal().mean())
         self._lower = gram.clone()
         self._lower.diagonal().add_(self._r)
         info = torch.empty((), dtype=torch.int32, device=gram.device)

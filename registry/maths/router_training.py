@@ -46,10 +46,10 @@ def balance_loss(
     return experts * (used / len(logits) * logits.float().softmax(dim=-1).mean(dim=0)).sum()
 
 
-def whitener(gram: Float[Tensor, "H H"], ridge: float) -> Float[Tensor, "H H"]:
+def whitener(gram: Float[Tensor, "H H"], damping: float) -> Float[Tensor, "H H"]:
     """Return the lower triangular M for which M x has unit second moments where x has those of `gram`.
 
-    It is the inverse of the Cholesky factor of gram + `ridge` · mean(diagonal) · I, in float64.
+    It is the inverse of the Cholesky factor of gram + `damping` · mean(diagonal) · I, in float64.
 
     Raises:
         ValueError: the Gram is not finite, or not positive.
@@ -57,7 +57,7 @@ def whitener(gram: Float[Tensor, "H H"], ridge: float) -> Float[Tensor, "H H"]:
     gram = gram.double()
     size = len(gram)
     eye = torch.eye(size, dtype=torch.float64, device=gram.device)
-    factor, failed = torch.linalg.cholesky_ex(gram + ridge * gram.diagonal().mean() * eye)
+    factor, failed = torch.linalg.cholesky_ex(gram + damping * gram.diagonal().mean() * eye)
     if int(failed) or not bool(torch.isfinite(factor).all()):
         raise ValueError("the Gram of a router's inputs is not finite and positive")
     inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)

@@ -5,7 +5,7 @@ With x_t ∈ R^H the activation of token t, x̃ = [x; 1] and q̃ its fixed-point
     G = Σ_t q̃_t q̃_tᵀ  =  [ A  s ]     A (H, H) Gram · s (H,) moment = the expert's own column of b · n token count
                           [ sᵀ n ]
 
-One-hot targets make b the stack of the moments, so this one symmetric matrix of integers carries all a ridge solution
+One-hot targets make b the stack of the moments, so this one symmetric matrix of integers carries all that least squares
 needs. Statistics over the same scales add up; `Statistics.zero` adds nothing.
 """
 

@@ -34,7 +34,7 @@ LAYERS = 8
 """Layers that are compared, spread evenly over the network: adjacent layers overlap alike."""
 
 OVERLAP_OF_ACTIVATIONS = (
-    "The share of two experts’ tokens that a linear router, such as ridge, cannot tell apart by what enters the MLPs."
+    "The share of two experts’ tokens that a linear router cannot tell apart by what enters the MLPs."
 )
 """What this overlap tells, for people; that of token counts is another (`predicted_routing`)."""
 

@@ -303,7 +303,7 @@ class SubsetSums:
     """Sums of members' Grams, and maps solved from them. Safe for several threads.
 
     Adding the members' statistics takes longer the more members there are; a kept sum is read once, for routers of any
-    ridge strength. Maps that RegMean solved serve any router over the same trunk. Only sums in which members count
+    λ. Maps that RegMean solved serve any router over the same trunk. Only sums in which members count
     alike are kept: other factors are mostly tried once.
 
     Bytes of one layer: 4 H (H + 1) for the Grams of one site, and 8 R H for each map of R rows and H inputs.

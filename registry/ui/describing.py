@@ -57,7 +57,7 @@ class Difference:
     Attributes:
         other: the earlier one.
         title: its name.
-        words: what differs, each as a few words: `router ridge instead of context`.
+        words: what differs, each as a few words: `router random instead of context`.
     """
 
     other: CompositionRecord
@@ -134,7 +134,7 @@ def usual_top_k(recipe: Mapping[str, Any], count: int) -> Any:
 
 
 def set_in_recipe(document: Mapping[str, Any]) -> str:
-    """Return the fields of a composition's recipe that are not at their defaults: `router ridge`, `default recipe`."""
+    """Return the fields of a composition's recipe that are not at their defaults: `router random`, `default recipe`."""
     return (
         "; ".join(words for _, words in _fields_changed(stated(document), {"to": OUTPUTS.default.name}))
         or "default recipe"

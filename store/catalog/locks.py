@@ -1,6 +1,6 @@
 """The registry's lock: a file beside a SQLite catalog, an advisory lock in PostgreSQL. There, outputs have locks too.
 
-PostgreSQL ties the lock to a connection of its own. A lost connection loses the lock, and the process may not know. So
+PostgreSQL binds the lock to a connection of its own. A lost connection loses the lock, and the process may not know. So
 every writing transaction locks the row of the registry, then asks whether the lock is still held; and whoever gets the
 lock waits for that row once, before reading what is referenced. A writer that lost its lock has thus either committed
 before the next holder reads, or is refused. The same protects deletions: see `Transactions.holding`.

@@ -88,7 +88,10 @@ def test_what_does_not_fit_the_members_is_told(reg: Reg, tmp_path: Path) -> None
 @pytest.mark.check
 def test_options_reach_the_recipe(reg: Reg, filled: Registry) -> None:
     cases: tuple[tuple[tuple[object, ...], Recipe], ...] = (
-        (("--trunk", "ties", "--density", 0.5, "--scale", 2), Recipe(trunk="ties", trunk_options={"density": 0.5, "scale": 2.0})),
+        (
+            ("--trunk", "ties", "--density", 0.5, "--scale", 2),
+            Recipe(trunk="ties", trunk_options={"density": 0.5, "scale": 2.0}),
+        ),
         (("--alpha", 0.5), Recipe(trunk_options={"alpha": 0.5})),
         (("--context-window", 0, "--vocabulary", "shared"), Recipe(context_window=0.0, vocabulary="shared")),
         (("--router", "ridge", "--no-normalize"), Recipe(router="ridge", normalize=False)),

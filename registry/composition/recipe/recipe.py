@@ -20,7 +20,7 @@ from registry.names.suggest import suggest
 class Recipe:
     """What is made of experts, and how: `Recipe(to="ensemble", routing="perplexity")`.
 
-    Every option of `reg compose` that says how is a keyword and an attribute, with `_` for `-`: `Recipe(trunk="ties",
+    Every option of `reg compose` that says how is a keyword and an attribute, with `_` for `-`: `Recipe(trunk="mean",
     top_k=1).top_k` is 1. Attributes that were not given are at their defaults; those that have no part are None, or
     empty where they hold numbers by member. docs/methods.md lists them. Recipes are equal if all of these are.
 

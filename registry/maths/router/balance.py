@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def balanced(weights: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """Return ω_e · n̄ / n_e with n̄ = (Σ n_e)/E: every expert enters the ridge solution with ω_e · n̄ tokens.
+    """Return ω_e · n̄ / n_e with n̄ = (Σ n_e)/E: every expert enters the solution with ω_e · n̄ tokens.
 
     Ratios are those of integers, rounded once: equal counts leave the weights exactly as they are, and the order of
     members does not matter. An expert with ten times the tokens (its statistics times ten) gets a tenth of the weight

@@ -32,7 +32,7 @@ def domain_embedding(
     Args:
         statistics: one a member, of that expert's text in the base model. Taken one at a time; Grams are summed only
             where there is a bias.
-        lam: ridge strength ≥ 0 of w_0, absolute.
+        lam: λ ≥ 0 of w_0, absolute.
         bias: b_e, one a member; empty for zeros.
         normalize: False leaves μ_e as it is.
 

@@ -17,7 +17,7 @@ class RouterInputs:
         statistics: one a member, in name order, from the passes that the method names; read one at a time, once.
             Empty for methods without statistics.
         weights: ω_e > 0, one a member.
-        lam: ridge strength ≥ 0, absolute.
+        lam: λ ≥ 0, absolute.
         normalize: rows at unit length.
         bias: b_e, one a member, added to its logit as far as a linear router can; empty for none.
         seed: of what is drawn at random.

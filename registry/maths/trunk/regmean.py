@@ -3,7 +3,7 @@
     W = (Σ_e ω_e Ĝ_e + r I)⁻¹ (Σ_e ω_e Ĝ_e W_e + r W̄)        Ĝ = α G + (1 − α) diag(G)          (Jin eq. 2, §3.3)
 
 minimises Σ_e ω_e ‖X_e (W − W_e)‖² at α = 1, with G_e = X_eᵀ X_e the Gram of the map's own input and W here (in, out). A
-small ridge r towards the average W̄ decides what no token shows. An embedding looks rows up: its Gram is diagonal, the
+small damping r towards the average W̄ decides what no token shows. An embedding looks rows up: its Gram is diagonal, the
 count of each token, so a row is the average weighted by how often each member's calibration used it. All else is
 averaged, and so is a head that is tied to the embedding, whose rows are weighted as the embedding's.
 
@@ -105,8 +105,8 @@ def _by_counts(combination: Combination, counts: Sequence[Tensor]) -> Iterator[T
 
 def _solved(combination: Combination, rows: RowBlock, factor: _Factor) -> Tensor:
     """Return rows of W, (r, H): the solution for Σ_e ω_e Ĝ_e W_e + r W̄."""
-    lower, ridge, diagonals = factor
-    alpha, right = combination.options["alpha"], average(rows, combination.weights).mul_(ridge)
+    lower, damping, diagonals = factor
+    alpha, right = combination.options["alpha"], average(rows, combination.weights).mul_(damping)
     stop = rows.start + len(right)
     for place, member in enumerate(rows.present):
         weight, part = combination.input_weights[member], rows.parts[member]
@@ -135,12 +135,12 @@ def _factor(combination: Combination, members: tuple[int, ...]) -> _Factor:
             gram.diagonal().add_(diagonals[-1], alpha=weight * (1 - alpha))
         del statistics  # so that one member's is in memory
     assert gram is not None
-    ridge = RIDGE * float(gram.diagonal().mean())
-    gram.diagonal().add_(ridge)
+    damping = RIDGE * float(gram.diagonal().mean())
+    gram.diagonal().add_(damping)
     lower, order = cholesky_factor(gram)
-    if order or not ridge > 0:
+    if order or not damping > 0:
         raise ValueError(f"the summed Gram of its input is not positive definite (order {order} of {len(gram)})")
-    return lower, ridge, diagonals
+    return lower, damping, diagonals
 
 
 def _few(rows: RowBlock) -> Iterator[RowBlock]:

@@ -34,7 +34,7 @@ class Hetero(Output):
 
     Options in recipes: `top_k` members are kept for a sequence. `temperature` divides the router's scores, which lie
     about 1 for a text of the member and 0 for others. `routing_tokens` says how many first tokens decide; 0 stands for
-    the tokens of the model's first call, which is the prompt in generation. `lam` is the ridge strength of input
+    the tokens of the model's first call, which is the prompt in generation. `lam` is the strength λ of input
     projectors and router, relative to the mean of the diagonal of their Grams.
     """
 

@@ -39,6 +39,7 @@ from registry.methods.moe.model_writer import host_config, rendering_threads, st
 from registry.methods.moe.plan import dense_plan
 from registry.methods.moe.provenance import trunk_digest
 from registry.methods.moe.recipe import pass_document, retakes
+from registry.methods.moe.refinement import SOLVES_AGAIN
 from registry.methods.moe.refit import KnownChoice, refit
 from registry.methods.moe.render import render
 from registry.methods.moe.tensor_source import RecollectedSource, StoredSource, TensorSource
@@ -130,7 +131,7 @@ def _check_known(calibration: Calibration, member: Member, through: Member) -> N
         raise IncompatibleError(
             f"{member.version.ref} was calibrated on token {largest}, and {through.version.ref}, which this recipe "
             f"runs its text through, knows {rows}",
-            "choose a router of the experts' own features: --router ridge",
+            f"choose a router of the experts' own features: --router {SOLVES_AGAIN}",
         )
 
 

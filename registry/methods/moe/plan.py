@@ -36,6 +36,7 @@ from registry.member import Member
 from registry.methods.moe.checks import check_mixture, equal_mlp_notes
 from registry.methods.moe.options import SOFTMAX_TOPK
 from registry.methods.moe.recipe import top_k, trunk_of
+from registry.methods.moe.refinement import SOLVES_AGAIN
 from registry.methods.moe.routers.context import SHARED
 from registry.methods.moe.special_routers import (
     has_router_bias,
@@ -128,7 +129,8 @@ def with_context(plan: Plan) -> Plan:
     except ValueError as error:
         raise UnsupportedFamilyError(
             f"--router context cannot be used here: {error}",
-            "choose --router ridge, or add --remote-code: the folder then carries a modelling file of its own",
+            f"choose --router {SOLVES_AGAIN}, or add --remote-code: the folder then carries a modelling file of its "
+            "own",
         ) from error
     dtypes = {layout.name(tensor.name): tensor.dtype for tensor in plan.tensors if tensor.part == TRUNK}
     trunk = layout.trunk(translation.trunk)

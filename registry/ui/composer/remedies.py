@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from registry.composition import Preview
-from registry.composition.found import OUTPUTS
+from registry.composition.found import OUTPUTS, ROUTERS
+from registry.composition.method import COUNTS, OWN
 from registry.errors import RegError
 from registry.ui.composer.choices import CHOICES, default_text
 from registry.ui.composer.composing import Composing
@@ -25,7 +26,9 @@ MOST_TRIED_MEMBERS = 32
 
 SECONDS = 2.0
 """Time after which no other change is tried. If one prediction takes longer, only the one from counts is tried."""
-CHEAP = "context"
+SOLVED = [name for name, one in ROUTERS.items() if one.statistics in (COUNTS, OWN)]
+"""Routers that are made from the experts' own statistics, the cheapest to predict first."""
+CHEAP = SOLVED[0]
 
 Predict = Callable[[Composing], tuple[Preview, float]]
 """Returns a prediction and the seconds that it took."""
@@ -118,8 +121,7 @@ def _for_error(composing: Composing, resolved: Mapping[str, str]) -> Iterator[tu
     texts = composing.choices.texts
     for label, name, value in (
         ("Average the trunks", "trunk", "mean"),
-        ("Use the context router", "router", "context"),
-        ("Use the ridge router", "router", "ridge"),
+        *((f"Use the {router} router", "router", router) for router in SOLVED),
         ("Write a modelling file", "remote_code", "1"),
         *((f"Make {one.words}", "to", name) for name, one in OUTPUTS.items()),
     ):
@@ -131,7 +133,7 @@ def _for_error(composing: Composing, resolved: Mapping[str, str]) -> Iterator[tu
 
 def _for_preview(composing: Composing, preview: Preview) -> Iterator[tuple[str, Composing]]:
     recipe = composing.choices.recipe()
-    for router in (CHEAP, "ridge"):
+    for router in SOLVED:
         if recipe.router != router:
             yield f"Use the {router} router", composing.having(router=router)
     if recipe.balance == "none" and recipe.router != CHEAP:

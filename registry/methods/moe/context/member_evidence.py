@@ -18,6 +18,7 @@ from registry.maths.context.prefix import FAST, context_scores, prefix_means
 from registry.maths.context.rotary import recency_weights, rotary_tables
 from registry.methods.moe.context.head_maps import SharedTensors
 from registry.methods.moe.plan import context_windows
+from registry.methods.moe.refinement import SOLVES_AGAIN
 
 NEUTRAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Keys of special tokens, which are no evidence: how often they stand depends on the length of documents."""
@@ -35,7 +36,8 @@ def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
         if int(own.min()) < 0 or int(own.sum()) < 1:
             raise InvalidInputError(
                 f"{member.version.ref} counted no token, and --router context knows members by their tokens",
-                f"register it again with text: reg add-expert {member.name} CKPT --data FILE, or choose --router ridge",
+                f"register it again with text: reg add-expert {member.name} CKPT --data FILE; or choose --router "
+                f"{SOLVES_AGAIN}",
             )
     rows = plan.lead.architecture.vocab_size
     evidence = token_evidence(counts, neutral_tokens(plan))[:rows]

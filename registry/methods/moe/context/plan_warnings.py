@@ -10,6 +10,7 @@ from registry.families.sites import CONTENT_COUNTS
 from registry.methods.moe.context.predicted_routing import INDISTINCT_COUNTS, predict_routing
 from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.recipe import router_of
+from registry.methods.moe.refinement import SOLVES_AGAIN
 from registry.progress import silent
 
 LEAST_OWN = 0.05
@@ -19,7 +20,7 @@ LEAST_LOAD = 0.003
 """So is a member that gets a smaller share of all tokens, if every member's text has as many."""
 
 LEAST_PART = 0.15
-"""Least part in the solve of ridge routers, as a share of an even part.
+"""Least part in the solve of routers, as a share of an even part.
 
 *Measured* on three experts of the demo: with a part of 0.39 a member gets 73 % of its tokens (88 % with an even one),
 with 0.14 it gets 50 %, with 0.04 27 %.
@@ -72,7 +73,7 @@ def _of_routing(plan: Plan) -> Iterator[PlanWarning]:
                 (ref,),
                 row[number],
                 f"{ref} is drowned: {row[number]:.1%} of its own tokens are predicted to go to it, most to {taker}",
-                "leave it out, or route by activations: --router ridge",
+                f"leave it out, or route by activations: --router {SOLVES_AGAIN}",
             )
     for (a, b), share in predicted.overlap.items():
         if share >= INDISTINCT_COUNTS:
@@ -80,7 +81,8 @@ def _of_routing(plan: Plan) -> Iterator[PlanWarning]:
                 (refs[a], refs[b]),
                 share,
                 f"{refs[a]} and {refs[b]} overlap in token counts: {min(share, 1.0):.0%} of their texts look alike",
-                "leave one out; if reg preview --router ridge shows a small overlap of activations, use that router",
+                f"leave one out; if reg preview --router {SOLVES_AGAIN} shows a small overlap of activations, use that "
+                "router",
             )
 
 
