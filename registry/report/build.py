@@ -14,10 +14,9 @@ from registry.evaluation.service import evaluate_registered
 from registry.evaluation.table import Wanted
 from registry.names.resolve import composition_of
 from registry.registration.expert_overlap import INDISTINCT
-from registry.report.advice import advice
 from registry.report.data import Audit, Evaluated, MemberFigures, ReportData, RoutingData
 from registry.report.gathering import Gathering, scores_of
-from registry.report.verdict import verdict
+from registry.report.verdict import advice, verdict
 from registry.workspace import PathLike, Workspace
 from store.catalog import EvaluationRecord, VersionRecord
 

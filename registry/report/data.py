@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from registry.evaluation.stored import FEW_TOKENS
 from registry.hosts.remote_code import ENSEMBLE, SIMOE
 
 
@@ -142,6 +143,11 @@ class Evaluated:
     at: str | None
     tokens: Mapping[str, int]
     labels: Mapping[str, str]
+
+    @property
+    def is_small(self) -> bool:
+        """True if some domain has so few tokens that its score is uncertain."""
+        return min(self.tokens.values(), default=FEW_TOKENS) < FEW_TOKENS
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from registry.report.data import (
     Training,
 )
 from registry.report.mask_tree import mask_joins
+from registry.report.score_words import sample
 from registry.workspace import Workspace
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
 
@@ -228,9 +229,7 @@ class Gathering:
 
 
 def _text_of(evaluation: EvaluationRecord) -> str:
-    """Return the size of an evaluation's text in words: `12,288 tokens of 5 domains`."""
-    tokens = [text["tokens"] for text in evaluation.document["data"].values()]
-    return f"{sum(tokens):,} tokens of {len(tokens)} domain{'s' if len(tokens) != 1 else ''}"
+    return sample([text["tokens"] for text in evaluation.document["data"].values()])
 
 
 def scores_of(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:

@@ -10,12 +10,13 @@ from typing import Any
 
 from registry.design import colour_class, stylesheet
 from registry.errors import RegError
+from registry.evaluation.stored import score_text
 from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.report.charts import charts
 from registry.report.data import ReportData
 from registry.report.frame import Frame
-from registry.report.verdict import INTERVAL_MEANS, OVER_100, interval_text, is_small, sample, score_text, unbroken
+from registry.report.score_words import INTERVAL_MEANS, OVER_100, interval_text, named_sample, unbroken
 
 _FOLDER = Path(__file__).parent
 _SHARE = re.compile(r"(\b[0-9]+(?:\.[0-9]+)?) %")
@@ -59,8 +60,8 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
         figures=figures,
         frame=frame,
         colour=lambda name: colour_class(name, figures.colours),
-        sample=sample(evaluated) if evaluated else "",
-        small=evaluated is not None and is_small(evaluated),
+        sample=named_sample(evaluated.tokens) if evaluated else "",
+        small=evaluated is not None and evaluated.is_small,
         over_100=OVER_100,
         overlap_of_activations=OVERLAP_OF_ACTIVATIONS,
         overlap_of_token_counts=OVERLAP_OF_TOKEN_COUNTS,

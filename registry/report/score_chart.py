@@ -3,8 +3,8 @@
 from typing import Any
 
 from registry.report.data import ReportData, ScoreRow
+from registry.report.score_words import interval_text
 from registry.report.theme import Spec, expert_colour, linear_axis, ticks
-from registry.report.verdict import interval_text
 
 ROW = 38
 """Height of a domain's row, in pixels."""

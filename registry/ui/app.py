@@ -12,7 +12,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from registry.registry import Registry
-from registry.ui.beside.side_by_side import side_by_side
+from registry.ui.comparison import side_by_side
 from registry.ui.composer.compose_page import composer, preview
 from registry.ui.composition_list import compositions
 from registry.ui.compositions import composition, report

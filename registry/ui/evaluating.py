@@ -12,9 +12,9 @@ from starlette.datastructures import QueryParams
 
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
+from registry.report.score_words import counted
 from registry.ui.composer.composing import MOST_PATH
 from registry.ui.jobs import Phase
-from registry.ui.wording import counted
 from store.catalog import CompositionRecord
 
 MOST_DOMAINS = 64

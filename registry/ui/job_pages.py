@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from registry.composition import Plan
 from registry.errors import InvalidInputError
-from registry.ui.beside.side_by_side import compared
+from registry.ui.comparison import compared
 from registry.ui.composer.compose_page import suggested
 from registry.ui.composer.composing import Composing, check_new_folder, phases_of_composing
 from registry.ui.compositions import composition_page, requested

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from registry.destination.address import may_exist
+from registry.evaluation.stored import Score, scores_of, widest_first
 from registry.registry import Registry
+from registry.report.score_words import counted
 from registry.ui.describing import Described, describe
-from registry.ui.scores import Score, widest_first
 from registry.ui.site import Paging, Site, url, whole
-from registry.ui.wording import counted
 from store.catalog import CompositionRecord, VersionRecord
 from store.catalog.records import Kind
 
@@ -214,13 +214,13 @@ def _made(registry: Registry) -> Made:
     handled: dict[str, Handled] = {}
     described, scored = [], []
     for number, record in enumerate(reversed(records[-RECENT:])):
-        evaluations = registry.evaluations(record)
         earlier = records[: len(records) - 1 - number][-RECENT:] if number < LATELY else ()
-        shown = next(iter(widest_first(evaluations, record)), None)
-        described.append(describe(record, earlier, None if shown is None else Score.of(shown)))
-        scored += [(Score.of(one), described[-1]) for one in evaluations]
+        scores = scores_of(registry.evaluations(record), record)
+        shown = next(iter(widest_first(scores, record)), None)
+        described.append(describe(record, earlier, shown))
+        scored += [(one, described[-1]) for one in scores]
         if shown is not None:
-            _add_handled(handled, record, Score.of(shown), shown.document["figures"].get("routing") or {})
+            _add_handled(handled, record, shown, shown.document["figures"].get("routing") or {})
     return Made(len(records), described[:LATELY], _rankings(scored), handled, uses)
 
 

@@ -21,12 +21,12 @@ from registry.errors import ConflictError, InvalidInputError, NotFoundError, Reg
 from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.registry import Registry
-from registry.report.verdict import FEW_MEANS, INTERVAL_MEANS, OVER_100, interval_text, score_text, unbroken
+from registry.report.score_words import FEW_MEANS, INTERVAL_MEANS, OVER_100, evaluation_text, unbroken
 from registry.ui.describing import title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
 from registry.ui.jobs import Jobs
 from registry.ui.page_cache import PageCache
-from registry.ui.wording import FILTERS, counted, details, sentence
+from registry.ui.wording import FILTERS, details, sentence
 from store.catalog import EventRecord
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -76,7 +76,7 @@ class Site:
             lstrip_blocks=True,
         )
         self._templates.filters.update(FILTERS)
-        self._templates.filters.update(title=title, interval=interval_text)
+        self._templates.filters.update(title=title)
         self._templates.globals.update(
             details=self._said,
             url=url,
@@ -203,15 +203,8 @@ class Site:
 
     def _evaluated(self) -> dict[tuple[str, str], str]:
         """Return (composition, digest of data and settings) → domains, windows and average score, in words."""
-        found = {}
-        for one in self.registry.catalog.evaluations():
-            average, settings = one.document["figures"]["average"], one.document["settings"]
-            windows, least = settings["windows"], min(text["tokens"] for text in one.document["data"].values())
-            fewer = "up to " if least < windows * (settings["seq_len"] - 1) else ""  # the first token is not predicted
-            words = [f"on {', '.join(one.document['data'])}", f"{fewer}{counted(windows, 'window')} a domain"]
-            words += [] if average is None else [f"score {score_text(average)}"]
-            found[one.composition, one.asked] = "; ".join(words)
-        return found
+        evaluations = self.registry.catalog.evaluations()
+        return {(one.composition, one.asked): evaluation_text(one.document) for one in evaluations}
 
     def _known(self) -> tuple[Sequence[str], frozenset[str]]:
         """Return the names of experts, and the names without a colour: of base models, and of opted-out experts."""

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from registry.destination.address import may_exist
+from registry.evaluation.stored import shown_score
 from registry.names.resolve import ALL_STATES, resolve, versions_of
 from registry.opt_out.shared_training import trained_together
 from registry.ui.comparing import MOST, MOST_RELATED, compare
 from registry.ui.describing import describe
-from registry.ui.scores import score_of
 from registry.ui.site import PART, Site, url
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
 from store.catalog.records import Role, StatisticsRecord
@@ -54,7 +54,7 @@ def version(site: Site, request: Request) -> Response:
         count, nbytes = sizes.get(link.role, (0, 0))
         sizes[link.role] = count + 1, nbytes + link.nbytes
     compositions = list(reversed(registry.catalog.compositions([record])))
-    uses = [describe(made, (), score_of(registry.evaluations(made), made)) for made in compositions[:USES]]
+    uses = [describe(made, (), shown_score(registry.evaluations(made), made)) for made in compositions[:USES]]
     written = [folder for made in compositions for folder in made.folders]
     others = [version.name for version in registry.versions(kind="expert", limit=OTHERS) if version.name != record.name]
     return site.render(

@@ -9,21 +9,12 @@ from starlette.responses import Response
 
 from registry.destination.address import may_exist
 from registry.errors import InvalidInputError, NotFoundError
+from registry.evaluation.same_text import Mean, apart, best, found_in, mean_of, readers, shared_rows, uncovered
+from registry.evaluation.stored import Score, scores_of, shown_score
+from registry.report.score_words import which_is_better, why_apart
 from registry.report.verdict import PLACE
-from registry.ui.beside.same_text import (
-    Mean,
-    apart,
-    best,
-    found_in,
-    mean_of,
-    readers,
-    shared_rows,
-    uncovered,
-    verdict,
-)
 from registry.ui.describing import Described, changes, describe, sentences, title
 from registry.ui.evaluating import MORE_WINDOWS, domains_of, folders_of, known_files
-from registry.ui.scores import Score, widest_first
 from registry.ui.site import Site, url
 from registry.ui.sizes import Size, size_of
 from registry.ui.wording import compact, short, size
@@ -81,7 +72,7 @@ def side_by_side(site: Site, request: Request) -> Response:
     evaluations = [site.registry.evaluations(record) for record in records]
     experts = [[one["name"] for one in record.document["members"]] for record in records]
     columns = [_column(site, records, at, names[at], own) for at, own in enumerate(evaluations)]
-    found = [found_in(own, members) for own, members in zip(evaluations, experts, strict=True)]
+    found = [found_in(scores_of(own, record)) for own, record in zip(evaluations, records, strict=True)]
     rows = shared_rows(found)
     mean = mean_of(rows)
     small = any(cell.is_small for row in rows for cell in row.read)
@@ -104,7 +95,7 @@ def side_by_side(site: Site, request: Request) -> Response:
         unknown=unknown,
         most=MOST,
         offered=[one for one in reversed(everything) if one.digest not in chosen][:MOST_OFFERED],
-        verdict=verdict(names, found, rows, mean, experts, final=sum(not column.gone for column in columns) < 2)
+        verdict=which_is_better(names, found, rows, mean, experts, final=sum(not column.gone for column in columns) < 2)
         if len(columns) > 1
         else None,
         rows=rows,
@@ -114,7 +105,10 @@ def side_by_side(site: Site, request: Request) -> Response:
         small=small,
         with_intervals=any(cell.interval for row in rows for cell in row.read),
         on_windows=any(cell.losses for row in rows for cell in row.read),
-        apart=apart(found, rows, names),
+        apart=[
+            (at, cell, why_apart(cell.text, rival and (names[rival[0]], rival[1])))
+            for at, cell, rival in apart(found, rows)
+        ],
         command_line=_command(site, columns, known_files(job.words for job in jobs), small=small),
         more_windows=MORE_WINDOWS,
         to_evaluate=[column for column in lacking if folders_of(column.described.record)],
@@ -163,8 +157,7 @@ def _column(
     site: Site, records: Sequence[CompositionRecord], at: int, name: str, evaluations: Sequence[EvaluationRecord]
 ) -> Column:
     record, gone = records[at], site.opted_out()
-    shown = next(iter(widest_first(evaluations, record)), None)
-    score = None if shown is None else Score.of(shown)
+    score = shown_score(evaluations, record)
     return Column(
         describe(record, (), score),
         name,
@@ -173,7 +166,7 @@ def _column(
         [ref for ref in record.members if ref in gone],
         next((folder for folder in reversed(record.folders) if may_exist(folder)), ""),
         score,
-        0 if shown is None else shown.document["settings"]["windows"],
+        0 if score is None else score.document["settings"]["windows"],
         address([one for one in records if one is not record]),
         size_of(site, record, evaluations),
     )
