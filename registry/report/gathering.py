@@ -29,7 +29,7 @@ from registry.report.data import (
     ScoreRow,
     Training,
 )
-from registry.report.mask_tree import mask_joins
+from registry.report.graphs import mask_joins
 from registry.report.score_words import sample
 from registry.workspace import Workspace
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
