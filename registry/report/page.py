@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,32 @@ from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUN
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.report.charts import charts
 from registry.report.data import ReportData
-from registry.report.frame import Frame
 from registry.report.score_words import INTERVAL_MEANS, OVER_100, interval_text, named_sample, unbroken
 
 _FOLDER = Path(__file__).parent
 _SHARE = re.compile(r"(\b[0-9]+(?:\.[0-9]+)?) %")
 _EXTRA = "run: pip install 'expert-registry[report]'"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The surroundings of a report among the local pages; a file has none.
+
+    Attributes:
+        links: name and address of each page in the navigation; none in a file.
+        active: address of the page in the navigation that the report belongs to.
+        back: name and address of the page that the report belongs to.
+        theme: light or dark, where the reader chose one; None for the system's.
+        program: the beginning of commands: `reg`, or `reg --home DIR`.
+        form: address of the form that evaluates the composition; None where work cannot be started.
+    """
+
+    links: tuple[tuple[str, str], ...] = ()
+    active: str | None = None
+    back: tuple[str, str] | None = None
+    theme: str | None = None
+    program: str = "reg"
+    form: str | None = None
 
 
 def page(figures: ReportData, frame: Frame | None = None) -> str:

@@ -16,7 +16,7 @@ from registry.errors import NotFoundError, RegError
 from registry.evaluation.stored import Score, scores_of, shown_score, widest_first
 from registry.names.resolve import ALL_STATES, resolve
 from registry.report.data import Warned
-from registry.report.frame import Frame
+from registry.report.page import Frame
 from registry.report.page import page as report_page
 from registry.report.score_words import chance_of_average, unbroken
 from registry.report.verdict import opted_out, worse_than_average
