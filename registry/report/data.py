@@ -14,12 +14,10 @@ class MemberFigures:
     """One expert of the composition.
 
     Attributes:
-        name: the expert.
         ref: the version in this registry; None if it is not registered here, or was opted out.
         digest: its content digest.
         tokens: calibration tokens; None if it is not registered here.
-        license: its license, if it has one.
-        drowned: the reason why it is predicted to be drowned out, if it is.
+        drowned: the reason why it is predicted to lose its own text to others, if it is.
         opted_out: the version that was opted out since, if it was.
     """
 
@@ -34,12 +32,7 @@ class MemberFigures:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The first sentences of a report.
-
-    Attributes:
-        text: one or two sentences.
-        command: the command that says more, if there is one; it begins with `reg`.
-    """
+    """The first one or two sentences of a report, and the command that says more, if any; it begins with `reg`."""
 
     text: str
     command: str | None = None
@@ -47,13 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Warned:
-    """A warning of a report.
-
-    Attributes:
-        text: what is the matter, in a sentence.
-        mend: what mends it, in a sentence.
-        command: the command that mends it, if there is one; it begins with `reg`.
-    """
+    """A warning: what is the matter, what mends it, and the command that does, if any; it begins with `reg`."""
 
     text: str
     mend: str
@@ -104,14 +91,13 @@ class ScoreRow:
     """Normalised scores of one model: 100 is each domain's own expert.
 
     Attributes:
-        name: the name of the model.
         kind: composition, oracle, average, base or expert.
         score: domain → score.
         perplexity: domain → perplexity.
         average: mean score, if all domains have one.
         interval: domain → low and high end of the score's 95 % interval, where it was recorded.
         average_interval: the same of the average.
-        ahead_of_average: low and high end of the 95 % interval of its average less that of averaged weights.
+        ahead_of_average: the same of its average less that of averaged weights.
     """
 
     name: str
@@ -154,12 +140,7 @@ class Evaluated:
 class ActiveExperts:
     """Figures of the composition with another number of experts per token (FlexOlmo, Fig. 3).
 
-    Attributes:
-        experts_per_token: the number.
-        active_parameters: number of weights used for one token.
-        score: domain → normalised score, where the domain's own expert is registered.
-        perplexity: domain → perplexity.
-        average: mean score, if all domains have one.
+    `active_parameters` are the weights used for one token; the others are as in `ScoreRow`.
     """
 
     experts_per_token: int
@@ -180,7 +161,7 @@ class Training:
         before: loss on held-out text before the first step, in nats per token; as all losses.
         after: the same after the last step.
         at: steps, counted from 1: the middle of those that each number of `loss` is the mean of.
-        loss: losses on the training text, at most `data.POINTS`.
+        loss: losses on the training text, at most `POINTS`.
     """
 
     name: str

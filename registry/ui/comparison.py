@@ -47,7 +47,6 @@ class Column:
         score: of its widest evaluation; None if there is none.
         windows: windows per domain of that evaluation; 0 if there is none.
         others: the address without it.
-        size: its size.
     """
 
     described: Described

@@ -44,27 +44,8 @@ FOLDERS = 3
 
 
 @dataclass(frozen=True)
-class Group:
-    """The versions of one name on a page.
-
-    Attributes:
-        latest: the latest version, an active one if there is any.
-        others: the other ones, latest first.
-    """
-
-    latest: VersionRecord
-    others: Sequence[VersionRecord]
-
-
-@dataclass(frozen=True)
 class Affected:
-    """A folder that may still contain opted-out experts.
-
-    Attributes:
-        path: the folder.
-        record: the composition that was written to it.
-        experts: the references of its opted-out experts.
-    """
+    """A folder that may still contain opted-out `experts` (references), and the composition that was written to it."""
 
     path: str
     record: CompositionRecord
@@ -77,10 +58,8 @@ class Check:
 
     Attributes:
         good: nothing needs to be done.
-        text: what was found.
         command: the words of the command that mends it or checks more.
-        folders: folders that it concerns, as many as are named.
-        more: number of the others.
+        folders: folders that it concerns, as many as are named; `more` is the number of the others.
     """
 
     good: bool
@@ -92,12 +71,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The compositions with the best average scores on the same text, best first.
+    """The compositions with the best average scores on the same text of `domains`, best first.
 
-    Attributes:
-        domains: the domains of the text.
-        best: the best, each with its score there.
-        elsewhere: number of compositions that were scored on other text of the same domains alone.
+    `elsewhere` is the number of compositions that were scored on other text of the same domains alone.
     """
 
     domains: Sequence[str]
@@ -110,7 +86,6 @@ class Handled:
     """The tokens that a version gets in a composition, as an evaluation measured it.
 
     Attributes:
-        record: the composition.
         score: the scores of the evaluation, with its sample.
         shares: the domains of which it gets the largest shares, from 0 to 1, largest first.
     """
@@ -197,12 +172,12 @@ def overview(site: Site, request: Request) -> Response:
     )
 
 
-def _groups(versions: Sequence[VersionRecord]) -> list[Group]:
-    groups = []
-    for _, same in groupby(versions, key=lambda version: version.name):
-        ordered = sorted(same, key=lambda version: (version.state == "active", version.number), reverse=True)
-        groups.append(Group(ordered[0], ordered[1:]))
-    return groups
+def _groups(versions: Sequence[VersionRecord]) -> list[list[VersionRecord]]:
+    """Return the versions of each name, the latest first; an active one stands before all others."""
+    return [
+        sorted(same, key=lambda version: (version.state == "active", version.number), reverse=True)
+        for _, same in groupby(versions, key=lambda version: version.name)
+    ]
 
 
 def _made(registry: Registry) -> Made:

@@ -185,34 +185,15 @@ def _part_of(content: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A text that statistics of a version were collected on.
-
-    Attributes:
-        label: its name.
-        digest: the digest of its tokens.
-        tokens: number of its tokens.
-        sites: what was collected on it.
-    """
-
-    label: str
-    digest: str
-    tokens: int
-    sites: Sequence[str]
-
-
-@dataclass(frozen=True)
 class OwnScore:
     """The perplexity of an expert on a text of its domain, as evaluations of compositions measured it.
 
     Attributes:
         record: the composition that was best on the text.
         label: the text.
-        tokens: number of tokens scored.
         perplexity: the expert's own.
         composed: that of the composition.
         bases: base model → its perplexity on the same text, where that was scored.
-        at: the time of the evaluation.
     """
 
     record: CompositionRecord
@@ -224,15 +205,12 @@ class OwnScore:
     at: str
 
 
-def _texts(version: VersionRecord) -> list[Text]:
-    """Return the texts that statistics of a version were collected on, each once."""
+def _texts(version: VersionRecord) -> list[list[StatisticsRecord]]:
+    """Return the texts that statistics of a version were collected on, each once: all that was collected on it."""
     found: dict[str, list[StatisticsRecord]] = {}
     for one in version.statistics:
         found.setdefault(one.calibration_digest, []).append(one)
-    return [
-        Text(records[0].calibration_label, digest, records[0].tokens, [one.site for one in records])
-        for digest, records in found.items()
-    ]
+    return list(found.values())
 
 
 def _own(
