@@ -1,4 +1,4 @@
-"""The first page: what the registry holds, what was made lately, the best scores, and the registry's health."""
+"""The first page, with what the registry holds, what was made lately and its health; and the page of the log."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from registry.registry import Registry
 from registry.report.score_words import counted
 from registry.ui.describing import Described, describe
 from registry.ui.site import Paging, Site, url, whole
+from registry.ui.wording import day
 from store.catalog import CompositionRecord, VersionRecord
 from store.catalog.records import Kind
 
@@ -35,6 +36,9 @@ LATELY, DOMAINS = 5, 3
 
 BEST, RANKINGS = 3, 3
 """Numbers of compositions of a ranking, and of rankings, that the page shows."""
+
+LOG_PAGE = 100
+"""Events per page of the log."""
 
 LOG_EVENTS = 20_000
 """Number of events up to which the page verifies the log; `reg verify` verifies any."""
@@ -272,3 +276,20 @@ def _kept_checks(registry: Registry) -> tuple[list[Check], list[Affected]]:
         for folder in record.folders
     }
     return checks, [affected[folder] for folder in sorted(affected)]
+
+
+def log(site: Site, request: Request) -> Response:
+    """Return the log, newest first, by day."""
+    before = whole(request, "before", 0) or None
+    events = site.registry.log(limit=LOG_PAGE + 1, before=before)
+    older = url("log", before=events[LOG_PAGE - 1].id) if len(events) > LOG_PAGE else None
+    days = [(name, list(found)) for name, found in groupby(events[:LOG_PAGE], key=lambda event: day(event.at))]
+    return site.render(
+        request,
+        "log.html",
+        days=days,
+        older=older,
+        before=before,
+        opted_out_here=next((event.subject for event in events[:LOG_PAGE] if event.action in ("opt-out", "purge")), ""),
+        attributed=any(event.actor for event in events[:LOG_PAGE]),
+    )
