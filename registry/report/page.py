@@ -50,19 +50,9 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
     Raises:
         RegError: Jinja2 or vl-convert-python is not installed.
     """
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise RegError("reports need Jinja2, which is not installed", _EXTRA) from error
     frame = frame or Frame()
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
+    templates = environment(_FOLDER / "templates")
+    templates.filters |= {
         "percent": _percent,
         "number": _number,
         "score": score_text,
@@ -77,7 +67,7 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
     scripts = {"library": library(), "own": (_FOLDER / "page.js").read_text(encoding="utf-8")}
     own_style = (_FOLDER / "page.css").read_text(encoding="utf-8")
     evaluated = figures.evaluated
-    return environment.get_template("page.html").render(
+    return templates.get_template("page.html").render(
         figures=figures,
         frame=frame,
         colour=lambda name: colour_class(name, figures.colours),
@@ -92,6 +82,21 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
         data=_trusted(as_data(specs)),
         scripts={name: _trusted(text) for name, text in scripts.items()},
         policy=" ".join(f"'sha256-{_hash(text)}'" for text in scripts.values()),
+    )
+
+
+def environment(folder: Path) -> Any:
+    """Return the Jinja2 environment of the templates in a folder, which escapes all values (errors as in `page`)."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise RegError("reports need Jinja2, which is not installed", _EXTRA) from error
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 

@@ -165,10 +165,9 @@ def _sample(figures: ReportData) -> Iterator[Warned]:
         wrong.append(f"{text}; {FEW_MEANS}.")
         mend = "Evaluate on more text."
     if has_domains(figures) and 0 < len(missing) < len(figures.experts):
-        text = f"{len(missing)} of {len(figures.experts)} members are not evaluated on their own domains: "
-        text = (
-            text if len(missing) > 1 else f"One of {len(figures.experts)} members is not evaluated on its own domain: "
-        )
+        text = f"One of {len(figures.experts)} members is not evaluated on its own domain: "
+        if len(missing) > 1:
+            text = f"{len(missing)} of {len(figures.experts)} members are not evaluated on their own domains: "
         mend = f"Evaluate on {'more text,' if wrong else 'text'} of every member's domain."
         wrong.append(f"{text}{listed(missing)}.")
     if wrong:  # the same command mends both

@@ -68,7 +68,6 @@ class Phase:
 
     Attributes:
         pattern: matches the labels of its steps, as a regular expression; as a rule the label itself.
-        words: what it does.
         sure: it is one step, and takes place; else the command decides.
     """
 
@@ -91,8 +90,6 @@ class Job:
         phases: what its command does, in its order.
         state: waiting, running, cancelling, done, failed or cancelled.
         created: when it was asked for.
-        started: when its command was started.
-        ended: when it ended.
         steps: its steps, the current one last.
         lines: its remarks.
         left_out: number of earlier remarks that were dropped.
@@ -234,26 +231,17 @@ class Jobs:
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job: one that waits ends at once, one that runs is interrupted and cleans up."""
-        job = self.get(job_id)
+        self.get(job_id)
         with self._changed:
-            job = self._jobs[job.id]
-            if job.state == WAITING:
-                job = self._set(job.id, state=CANCELLED, ended=datetime.now(UTC))
-            elif job.state == RUNNING:
-                job = self._set(job.id, state=CANCELLING)
-                self._interrupt(CANCEL_SECONDS)
-        return job
+            self._stop(self._jobs[job_id], CANCEL_SECONDS)
+            return self._jobs[job_id]
 
     def close(self) -> None:
         """Cancel all jobs, and return when no command runs any more."""
         with self._changed:
             self._closed = True
-            for job in self._jobs.values():
-                if job.state == WAITING:
-                    self._set(job.id, state=CANCELLED, ended=datetime.now(UTC))
-                elif job.state == RUNNING:
-                    self._set(job.id, state=CANCELLING)
-                    self._interrupt(CLOSE_SECONDS)
+            for job in list(self._jobs.values()):
+                self._stop(job, CLOSE_SECONDS)
             self._changed.notify_all()
         if self._worker is not None:
             self._worker.join(CLOSE_SECONDS)
@@ -265,6 +253,13 @@ class Jobs:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _stop(self, job: Job, seconds: float) -> None:
+        if job.state == WAITING:
+            self._set(job.id, state=CANCELLED, ended=datetime.now(UTC))
+        elif job.state == RUNNING:
+            self._set(job.id, state=CANCELLING)
+            self._interrupt(seconds)
 
     def _set(self, job_id: str, **values: Any) -> Job:
         with self._changed:
@@ -332,7 +327,6 @@ class Jobs:
         return failure
 
     def _end(self, job_id: str, code: int, written: bytes, failure: str) -> None:
-        document = _object(written)
         error: tuple[str, str | None] | None = None
         if code == 0:
             state = DONE
@@ -345,7 +339,7 @@ class Jobs:
             if isinstance(told, dict) and isinstance(told.get("message"), str):
                 hint = told.get("next")
                 error = told["message"], hint if isinstance(hint, str) else None
-        self._set(job_id, state=state, ended=datetime.now(UTC), result=document, error=error)
+        self._set(job_id, state=state, ended=datetime.now(UTC), result=_object(written), error=error)
 
     def _interrupt(self, seconds: float) -> None:
         """Interrupt the running command, and kill it if it has not ended after so many seconds."""

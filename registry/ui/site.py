@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -23,6 +22,7 @@ from registry.errors import ConflictError, InvalidInputError, NotFoundError, Reg
 from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.registry import Registry
+from registry.report.page import environment
 from registry.report.score_words import FEW_MEANS, INTERVAL_MEANS, OVER_100, evaluation_text, unbroken
 from registry.ui.describing import title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
@@ -118,15 +118,8 @@ class Site:
         self.reports = PageCache(self._state, REPORTS)
         self.index = PageCache(self._state)  # of what is quick, so that no page waits for what is slow
         self._names = PageCache(self._state, 1)
-        self._templates = Environment(
-            loader=FileSystemLoader(TEMPLATES),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._templates.filters.update(FILTERS)
-        self._templates.filters.update(title=title)
+        self._templates = environment(TEMPLATES)
+        self._templates.filters |= FILTERS | {"title": title}
         self._templates.globals.update(
             details=self._said,
             url=url,
@@ -135,21 +128,22 @@ class Site:
             titles=self._titles,
             event_title=self._event_title,
             opted_out=self.opted_out,
+            prefixed=self.prefixed,
+            next_step=self.next_step,
+            overlap_of_activations=OVERLAP_OF_ACTIVATIONS,
+            overlap_of_token_counts=OVERLAP_OF_TOKEN_COUNTS,
+            over_100=OVER_100,
+            few_means=FEW_MEANS,
+            interval_means=INTERVAL_MEANS,
         )
-        self._templates.globals.update(
-            overlap_of_activations=OVERLAP_OF_ACTIVATIONS, overlap_of_token_counts=OVERLAP_OF_TOKEN_COUNTS
-        )
-        self._templates.globals.update(prefixed=self.prefixed, next_step=self.next_step)
-        self._templates.globals.update(over_100=OVER_100, few_means=FEW_MEANS, interval_means=INTERVAL_MEANS)
 
     def page(self, make: "Page") -> Callable[[Request], Response]:
         """Return `make` as an endpoint whose errors become a page with a hint."""
 
         def endpoint(request: Request) -> Response:
             try:
-                self.cache.refresh()
-                self.reports.refresh()
-                self.index.refresh()
+                for cache in (self.cache, self.reports, self.index):
+                    cache.refresh()
                 return make(self, request)
             except HTTPException:
                 raise
@@ -276,14 +270,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Paging:
-    """One page of a list.
-
-    Attributes:
-        number: the number of the page, from 1.
-        total: number of items in the list.
-        size: number of items per page.
-        at: function from a page's number to its address.
-    """
+    """One page of a list of `total` items; pages are numbered from 1, and `at` gives the address of one."""
 
     number: int
     total: int

@@ -268,7 +268,6 @@ class Comparison:
     Attributes:
         relations: distances of weights, nearest first; empty if there are too many versions.
         overlaps: overlaps with other experts, largest first.
-        layers: the compared layers.
         left_out: number of experts that were not compared, beyond `MOST_OVERLAPS`.
         related: True if weights were compared.
         remarks: comparisons that failed, with reasons.
