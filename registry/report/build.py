@@ -44,8 +44,6 @@ from registry.report.verdict import advice, verdict
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
 
-MaskOverlap = tuple[str, str, float]
-
 _BASES = 8
 """Maximum number of base models that members are compared with for the lineage."""
 
@@ -97,25 +95,28 @@ def build_report(
     routing = _measured(measured) if measured else _predicted(preview, names)
     if measured is None:
         gathering.notes += _unmeasured(manifest, evaluated, preview)
-    if evaluated is not None and manifest.recipe.output.is_combined and not any(row.kind == "oracle" for row in scores):
+    no_oracle = all(row.kind != "oracle" for row in scores)
+    if evaluated is not None and manifest.recipe.output.is_combined and no_oracle:
         gathering.notes.append("perfect routing was not scored: evaluate with --oracle")
     drowned = {} if preview is None else dict(zip(names, (each.drowned for each in preview.members), strict=True))
     record = records.get(digest)
     folders = [str(composition)] if folder else [at for at in (record.folders if record else ()) if Path(at).is_dir()]
-    mask_overlap = gathering.masks(manifest, versions)
+    mask_overlap, joins = gathering.masks(manifest, versions)
     first = rows[-1] if rows else None
     figures = ReportData(
         name=folder.name if folder else Path(folders[-1]).name if folders else ", ".join(names),
         digest=digest,
         host=manifest.host,
         made=record.created_at if record else None,
-        recipe=_recipe(document["recipe"]),
+        recipe={key: _text(value) for key, value in document["recipe"].items()},
         members=tuple(_member(gathering, each, versions.get(each.name), drowned) for each in manifest.members),
         parameters=first.parameters if first else plan.parameters if plan else None,
         active_parameters=first.active_parameters if first else plan.active_parameters if plan else None,
         top_k=manifest.recipe.top_k_of(len(names)),
         routing=routing,
-        overlap=() if preview is None else tuple((_name(a), _name(b), v) for (a, b), v in preview.overlap.items()),
+        overlap=()
+        if preview is None
+        else tuple((a.partition("@")[0], b.partition("@")[0], share) for (a, b), share in preview.overlap.items()),
         scores=scores,
         evaluated=evaluated,
         active_experts=gathering.active_experts(digest),
@@ -125,7 +126,7 @@ def build_report(
         training=gathering.training(document),
         from_base=manifest.from_base,
         mask_overlap=mask_overlap,
-        mask_joins=gathering.mask_joins(names, mask_overlap),
+        mask_joins=joins,
         notes=tuple(gathering.notes),
         to=manifest.recipe.to,
         folder=folders[-1] if folders else None,
@@ -222,9 +223,7 @@ class Gathering:
     ) -> tuple[Plan | None, Preview | None]:
         """Return the plan and its preview, without forward passes; None if a member is not registered here."""
         recipe = manifest.recipe
-        if not recipe.output.is_previewed:
-            return None, None
-        if len(versions) < len(manifest.members):
+        if not recipe.output.is_previewed or len(versions) < len(manifest.members):
             return None, None
         plan = preview = None
         with self._noted("its routing is not predicted"):
@@ -243,19 +242,18 @@ class Gathering:
                 self.notes.append("predictions from statistics concern the composition before its training")
         return plan, preview
 
-    def masks(self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]) -> tuple[MaskOverlap, ...]:
-        """Return the overlaps of the masks of a SIMoE's members; none where a member is not registered here."""
-        if len(versions) < len(manifest.members):
-            return ()
-        with self._noted("the overlap of masks is not available"):
-            return mask_overlaps([load_member(self._workspace, version) for version in versions.values()])
-        return ()
-
-    def mask_joins(self, names: Sequence[str], overlap: Sequence[MaskOverlap]) -> tuple[MaskJoin, ...]:
-        """Return the joins of a SIMoE's members by the overlap of their masks; none without overlaps."""
-        with self._noted("the tree of masks is not available"):
-            return mask_joins(names, overlap)
-        return ()
+    def masks(
+        self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
+    ) -> tuple[tuple[tuple[str, str, float], ...], tuple[MaskJoin, ...]]:
+        """Return the overlaps of the masks of a SIMoE's members, and their joins; none if one is unknown here."""
+        overlap: tuple[tuple[str, str, float], ...] = ()
+        joins: tuple[MaskJoin, ...] = ()
+        if len(versions) == len(manifest.members):
+            with self._noted("the overlap of masks is not available"):
+                overlap = mask_overlaps([load_member(self._workspace, version) for version in versions.values()])
+            with self._noted("the tree of masks is not available"):
+                joins = mask_joins([member.name for member in manifest.members], overlap)
+        return overlap, joins
 
     def lineage(
         self,
@@ -287,26 +285,23 @@ class Gathering:
             nodes.append(Node(member.digest, label, "expert", ancestors_of.get(member.name, ()), caption))
         sources = list(dict.fromkeys(one.digest for one in manifest.versions))
         names = {one.digest: Path(one.folders[-1]).name for one in records if one.folders}
+
+        def name_of(composition: str) -> str:
+            return names.get(composition, composition[:_DIGITS])
+
         own = folder or names.get(digest) or digest[:_DIGITS]
         parent = manifest.parent
         if parent:
             told = f"{parent[:12]}, before training"
-            nodes.append(Node(parent, names.get(parent, parent[:_DIGITS]), "composition", tuple(sources), told))
+            nodes.append(Node(parent, name_of(parent), "composition", tuple(sources), told))
             told = f"{digest[:12]}, this composition, after training"
             nodes.append(Node(digest, own, "trained", (parent,), told))
         else:
             nodes.append(Node(digest, own, "composition", tuple(sources), f"{digest[:12]}, this composition"))
         children = [record for record in records if record.document.get("parent") == digest]
-        nodes += [
-            Node(
-                child.digest,
-                names.get(child.digest, child.digest[:_DIGITS]),
-                "trained",
-                (digest,),
-                f"{child.digest[:12]}, trained, {child.created_at[:10]}",
-            )
-            for child in children[:_CHILDREN]
-        ]
+        for child in children[:_CHILDREN]:
+            told = f"{child.digest[:12]}, trained, {child.created_at[:10]}"
+            nodes.append(Node(child.digest, name_of(child.digest), "trained", (digest,), told))
         return tuple(nodes)
 
     def _ancestors(self, version: VersionRecord, bases: Sequence[VersionRecord]) -> tuple[str, ...]:
@@ -363,21 +358,16 @@ def _measured(row: Row) -> RoutingData:
 def _predicted(preview: Preview | None, names: Sequence[str]) -> RoutingData | None:
     if preview is None:
         return None
+    of_layers, experts = preview.confusion, list(enumerate(names))
     shares = {
-        domain: {expert: [layer[row][column] for layer in preview.confusion] for column, expert in enumerate(names)}
-        for row, domain in enumerate(names)
+        domain: {expert: [layer[row][column] for layer in of_layers] for column, expert in experts}
+        for row, domain in experts
     }
-    count = len(names)
     load = {
-        expert: [sum(layer[row][column] for row in range(count)) / count for layer in preview.confusion]
-        for column, expert in enumerate(names)
+        expert: [sum(layer[row][column] for row, _ in experts) / len(names) for layer in of_layers]
+        for column, expert in experts
     }
     return RoutingData(False, preview.layers, shares, load)
-
-
-def _recipe(document: object) -> dict[str, str]:
-    assert isinstance(document, dict)
-    return {str(key): _text(value) for key, value in document.items()}
 
 
 def _text(value: object) -> str:
@@ -388,10 +378,6 @@ def _text(value: object) -> str:
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _name(ref: str) -> str:
-    return ref.partition("@")[0]
-
-
 def _text_of(evaluation: EvaluationRecord) -> str:
     return sample([text["tokens"] for text in evaluation.document["data"].values()])
 
@@ -399,23 +385,13 @@ def _text_of(evaluation: EvaluationRecord) -> str:
 def scores_of(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
     """Return the scores of rows, the composition's first."""
     kinds = {"average": "average", f"{folder} oracle": "oracle", folder: "composition"}
+    keys = ("name", "score", "perplexity", "average", "interval", "average_interval", "ahead_of_average")
     scored = []
     for row in rows:
         kind = kinds.get(row.name, "composition")
         for prefix in ("base", "expert"):
             kind = prefix if row.name.startswith(f"{prefix} ") else kind
-        scored.append(
-            ScoreRow(
-                row.name,
-                kind,
-                row.score,
-                row.perplexity,
-                row.average,
-                row.interval,
-                row.average_interval,
-                row.ahead_of_average,
-            )
-        )
+        scored.append(ScoreRow(kind=kind, **{key: getattr(row, key) for key in keys}))
     order = ("composition", "oracle", "average", "base", "expert")
     return tuple(sorted(scored, key=lambda row: order.index(row.kind)))
 
@@ -424,9 +400,7 @@ def training_figures(name: str, record: TrainingRecord) -> Training:
     """Return a training with at most `POINTS` losses, each the mean of as many."""
     size = -(-len(record.loss) // POINTS)
     starts = range(0, len(record.loss), size)
-    every = record.at
-    at = tuple(fmean(every[start : start + size]) for start in starts)
-    loss = tuple(fmean(record.loss[start : start + size]) for start in starts)
+    at, loss = (tuple(fmean(of[start : start + size]) for start in starts) for of in (record.at, record.loss))
     return Training(name, record.steps, record.tokens, record.before, record.after, at, loss)
 
 

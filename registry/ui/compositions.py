@@ -114,7 +114,6 @@ def composition_page(
         composition=record,
         versions=versions,
         experts=experts,
-        count=len(names),
         copies=record.document.get("from_base"),
         base=base,
         made=sentences(record.document),

@@ -145,8 +145,7 @@ def overview(site: Site, request: Request) -> Response:
     offered_tags = [f"{tag.key}={tag.value}" for tag in registry.tag_counts(TAGS)]
     offered_tags += [tag for tag in chosen if tag not in offered_tags]
     made = site.index.get("made", lambda: _made(registry))
-    narrowed = bool(search or kind or chosen)
-    whole_registry = not narrowed and paging.number == 1
+    whole_registry = not (search or kind or chosen) and paging.number == 1
     health = _health(site) if whole_registry else []
     return site.render(
         request,
@@ -167,7 +166,6 @@ def overview(site: Site, request: Request) -> Response:
             )
             for tag in offered_tags
         ],
-        narrowed=narrowed,
         registered=bool(total) or registry.count_versions(everything=True) > 0,
         made=made,
         health=health,
