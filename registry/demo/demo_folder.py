@@ -4,8 +4,7 @@ from pathlib import Path
 
 from registry.errors import OutputError
 
-MARKER = "demo.json"
-"""The file that marks a folder as one of the demo."""
+MARKER = "demo.json"  # the file that marks a folder as one of the demo
 
 
 def check_demo_folder(out: Path) -> None:

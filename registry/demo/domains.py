@@ -12,8 +12,7 @@ from pathlib import Path
 from registry.errors import CheckpointError
 from registry.io.disk import atomic_file
 
-DOMAIN_CHARACTERS = 800_000
-"""Maximum number of characters per domain."""
+DOMAIN_CHARACTERS = 800_000  # at most so many characters per domain
 
 _TEST_SHARE = 10  # one document in ten is for testing
 

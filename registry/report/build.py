@@ -44,14 +44,9 @@ from registry.report.verdict import advice, verdict
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
 
-_BASES = 8
-"""Maximum number of base models that members are compared with for the lineage."""
-
-_CHILDREN = 8
-"""Maximum number of trained compositions in a lineage."""
-
-_DIGITS = 8
-"""Digits of a composition without a folder in a lineage: as many as fit side by side on a phone."""
+_BASES = 8  # at most so many base models that members are compared with for the lineage
+_CHILDREN = 8  # at most so many trained compositions in a lineage
+_DIGITS = 8  # digits of a composition without a folder in a lineage: as many as fit side by side on a phone
 
 
 def build_report(

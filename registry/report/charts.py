@@ -19,20 +19,11 @@ from registry.report.theme import (
     tips,
 )
 
-CELL = 26
-"""Height of a row of a heat map, in pixels."""
-
-SCORE_ROW = 38
-"""Height of a domain's row among the scores, in pixels."""
-
-MEAN = "all domains"
-"""The row of the averages among the scores."""
-
-MOST_LABELLED = 14
-"""Number of columns up to which every cell of a heat map shows its value, and every layer its number."""
-
-NUMBERED = 5
-"""Of more layers, those divisible by it show their numbers: 26 of 128, which do not touch one another."""
+CELL = 26  # height of a row of a heat map, in pixels
+SCORE_ROW = 38  # height of a domain's row among the scores, in pixels
+MEAN = "all domains"  # the row of the averages among the scores
+MOST_LABELLED = 14  # columns up to which every cell of a heat map shows its value, and every layer its number
+NUMBERED = 5  # of more layers, those divisible by it show their numbers: 26 of 128, which do not touch one another
 
 _AUTOSIZE = {"type": "fit-x", "contains": "padding"}
 _LEGEND = {

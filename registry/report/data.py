@@ -173,8 +173,7 @@ class Training:
     loss: tuple[float, ...]
 
 
-POINTS = 200
-"""Most points of a loss curve in a report."""
+POINTS = 200  # most points of a loss curve in a report
 
 
 @dataclass(frozen=True)

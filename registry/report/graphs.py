@@ -6,8 +6,7 @@ from registry.errors import RegError
 from registry.report.data import MaskJoin, ReportData
 from registry.report.theme import OWN_COLOUR, Spec, expert_colour, tips
 
-ROW = 34
-"""Height of an expert's row in the tree, in pixels."""
+ROW = 34  # height of an expert's row in the tree, in pixels
 
 _COLUMNS = ("base", "expert", "composition", "trained")
 

@@ -22,11 +22,8 @@ INTERVAL_MEANS = (
 )
 """What an interval of a score means."""
 
-MOST_NAMED = 3
-"""Names up to which a sentence lists them all."""
-
-_SHOWN = 0.05
-"""Points from which on a difference does not round to 0.0."""
+MOST_NAMED = 3  # names up to which a sentence lists them all
+_SHOWN = 0.05  # points from which on a difference does not round to 0.0
 
 _PERCENT = re.compile(r"(?<=[0-9])%(?!\w)")
 _BREAKABLE = re.compile(r"(?<=[0-9]) %(?!\w)")

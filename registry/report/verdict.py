@@ -19,25 +19,17 @@ from registry.report.score_words import (
     spaced,
 )
 
-PLACE = "DIR"
-"""What commands name where a folder is to be chosen, or none is known."""
+PLACE = "DIR"  # what commands name where a folder is to be chosen, or none is known
 
 _DEFAULTS = {"to": "moe", "trunk": "regmean", "router": "context"}
 
-CONTEXT = "context"
-"""The router that reads the text so far, which separates domains best."""
-
-DROWNED = 0.5
-"""An expert that gets less than this share of its own domain's tokens loses its text to the others."""
-
-CONFUSED = 0.25
-"""Share of a domain's tokens from which on another expert that gets them is worth a warning."""
-
+CONTEXT = "context"  # the router that reads the text so far, which separates domains best
+DROWNED = 0.5  # an expert that gets less than this share of its own domain's tokens loses its text to the others
+CONFUSED = 0.25  # share of a domain's tokens from which on another expert that gets them is worth a warning
 UNEVEN = 0.25
 """How far an expert's share of all tokens may exceed the share of its domain's text; a quarter of all tokens."""
 
-COST = 3.0
-"""Points between perfect routing and the composition from which on routing is worth mending."""
+COST = 3.0  # points between perfect routing and the composition from which on routing is worth mending
 
 _ROUTED = ("moe", "hetero", "ensemble")
 

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 ADDRESS = "127.0.0.1"
-SHUTDOWN_SECONDS = 1
-"""Seconds that running requests may take after the server is asked to stop."""
+SHUTDOWN_SECONDS = 1  # seconds that running requests may take after the server is asked to stop
 
 PAGES: dict[str, Page] = {
     "/": overview,

@@ -20,17 +20,10 @@ from registry.ui.sizes import Size, size_of
 from registry.ui.wording import compact, short, size
 from store.catalog import CompositionRecord, EvaluationRecord
 
-MOST = 4
-"""Compositions side by side."""
-
-MOST_OFFERED = 200
-"""Compositions, the latest, that can be added."""
-
-MOST_DOMAINS = 12
-"""Domains that the command names; more would be hard to fill in."""
-
-_MOST_READ = 32
-"""Digests of an address that are looked up."""
+MOST = 4  # compositions side by side
+MOST_OFFERED = 200  # compositions, the latest, that can be added
+MOST_DOMAINS = 12  # domains that the command names; more would be hard to fill in
+_MOST_READ = 32  # digests of an address that are looked up
 
 
 @dataclass(frozen=True)

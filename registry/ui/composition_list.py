@@ -14,14 +14,11 @@ from registry.ui.describing import EARLIER, Described, describe, difference, kin
 from registry.ui.site import Paging, Site, url, whole
 from store.catalog import CompositionRecord, EvaluationRecord
 
-PAGE = 25
-"""Compositions per page."""
-
+PAGE = 25  # compositions per page
 SORTS = {"newest": "newest first", "score": "best score first", "name": "name"}
 """Order → its words; the first is the order of an address that names none."""
 
-MOST_DOMAINS = 200
-"""Domains that the filter offers."""
+MOST_DOMAINS = 200  # domains that the filter offers
 
 _CHARACTERS = 200
 

@@ -38,11 +38,8 @@ from registry.ui.sizes import size_of
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord
 
-EVENTS = 25
-"""Number of events on the page of a composition."""
-
-COLLAPSED = 0.25
-"""Part of the load that its text would give an expert, below which a page says that it is hardly used."""
+EVENTS = 25  # events on the page of a composition
+COLLAPSED = 0.25  # part of the load that its text would give an expert, below which a page says that it is hardly used
 
 REPORT_POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -53,11 +50,8 @@ REPORT_POLICY = (
 REPORT_LINKS = (("Home", "/"), ("Compositions", "/compositions"), ("Compose", "/compose"), ("Log", "/log"))
 """The pages that a report links to: those of `page.html`."""
 
-JOBS = (("Jobs", "/jobs"),)
-"""The page that a report also links to for a browser that may start work."""
-
-THEME = "reg-theme"
-"""The cookie of the chosen theme: a sandboxed page cannot read the browser's storage."""
+JOBS = (("Jobs", "/jobs"),)  # the page that a report also links to for a browser that may start work
+THEME = "reg-theme"  # the cookie of the chosen theme: a sandboxed page cannot read the browser's storage
 
 _HASH = re.compile(r"'sha256-[A-Za-z0-9+/]+=*'")
 

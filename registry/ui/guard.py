@@ -44,11 +44,8 @@ HEADERS = {
 
 _OTHER_SITE = 403, "another site's page may not send this request"
 
-TOKEN = "token"
-"""The query parameter with which a browser brings the secret."""
-
-MAY_WRITE = "reg.may_write"
-"""Key of a request's scope: True if its browser has the secret."""
+TOKEN = "token"  # the query parameter with which a browser brings the secret
+MAY_WRITE = "reg.may_write"  # key of a request's scope: True if its browser has the secret
 
 
 class RefusedError(RegError):

@@ -83,8 +83,7 @@ def cancel(site: Site, request: Request, form: QueryParams) -> Response:
     return _see(_jobs(site, request).cancel(request.path_params["job"]))
 
 
-JOB_PAGES: dict[str, Page] = {"/jobs": jobs, "/jobs/{job}": job}
-"""Path → page, with write access."""
+JOB_PAGES: dict[str, Page] = {"/jobs": jobs, "/jobs/{job}": job}  # path → page, with write access
 
 FORMS: dict[str, TakeForm] = {
     "/jobs": start,

@@ -26,21 +26,14 @@ DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
 GOING_ON = (WAITING, RUNNING, CANCELLING)
 
 MOST_WAITING = 16
-MOST_KEPT = 64
-"""Ended jobs that are kept; the oldest are forgotten first."""
-
-MOST_LINES, MOST_CHARACTERS, MOST_STEPS = 200, 1000, 32
-"""Remarks of a job that are kept, characters of each, and steps."""
+MOST_KEPT = 64  # ended jobs that are kept; the oldest are forgotten first
+MOST_LINES, MOST_CHARACTERS, MOST_STEPS = 200, 1000, 32  # remarks of a job that are kept, characters of each, and steps
 
 MOST_RESULT_BYTES, MOST_LINE_BYTES = 1 << 20, 1 << 16
 CANCEL_SECONDS = 60
 """Seconds that a cancelled command has to clean up; then it is killed, which its next run cleans up after."""
-CLOSE_SECONDS = 10
-"""The same when the server ends."""
-
-COMPOSING = "composing"
-"""Label of the step that writes the composed folder."""
-
+CLOSE_SECONDS = 10  # the same when the server ends
+COMPOSING = "composing"  # label of the step that writes the composed folder
 _CALLED = {"writing": "writing the model that the next step reads, into a temporary folder"}
 """Label of a step that says too little → its words."""
 

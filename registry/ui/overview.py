@@ -19,32 +19,15 @@ from registry.ui.wording import day
 from store.catalog import CompositionRecord, VersionRecord
 from store.catalog.records import Kind
 
-PAGE = 50
-"""Versions per page."""
-
-TAGS = 24
-"""Number of tags that the list offers as filters."""
-
-SEARCH_CHARACTERS = 200
-"""Maximum length of a search; the rest is ignored."""
-
-RECENT = 200
-"""Number of compositions, the latest, whose scores the page looks at."""
-
-LATELY, DOMAINS = 5, 3
-"""Numbers of compositions made lately, and of an expert's domains that the page shows."""
-
-BEST, RANKINGS = 3, 3
-"""Numbers of compositions of a ranking, and of rankings, that the page shows."""
-
-LOG_PAGE = 100
-"""Events per page of the log."""
-
-LOG_EVENTS = 20_000
-"""Number of events up to which the page verifies the log; `reg verify` verifies any."""
-
-FOLDERS = 3
-"""Number of folders with opted-out experts that the page names."""
+PAGE = 50  # versions per page
+TAGS = 24  # tags that the list offers as filters
+SEARCH_CHARACTERS = 200  # maximum length of a search; the rest is ignored
+RECENT = 200  # compositions, the latest, whose scores the page looks at
+LATELY, DOMAINS = 5, 3  # numbers of compositions made lately, and of an expert's domains that the page shows
+BEST, RANKINGS = 3, 3  # numbers of compositions of a ranking, and of rankings, that the page shows
+LOG_PAGE = 100  # events per page of the log
+LOG_EVENTS = 20_000  # events up to which the page verifies the log; `reg verify` verifies any
+FOLDERS = 3  # folders with opted-out experts that the page names
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,8 @@ from registry.ui.wording import FILTERS, details, sentence
 from store.catalog import EventRecord
 
 TEMPLATES = Path(__file__).with_name("templates")
-PART = "part"
-"""The query parameter with which the script requests a part of a page."""
-
-REPORTS = 8
-"""Number of reports kept in memory, of some MB each."""
-
+PART = "part"  # the query parameter with which the script requests a part of a page
+REPORTS = 8  # reports kept in memory, of some MB each
 _COMMAND = re.compile(r"(?P<before>^(?:or )?|: |\(|[;,] (?:or )?)reg (?=[a-z])")
 """The beginning of a command in a text, not of a sentence about one."""
 

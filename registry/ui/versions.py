@@ -24,29 +24,14 @@ from registry.ui.site import PART, Site, url
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
 from store.catalog.records import Role, StatisticsRecord
 
-MOST = 64
-"""Number of versions up to which a page compares all of them when it opens; beyond that, only on request."""
-
-MOST_RELATED = 500
-"""Number of versions up to which pages compare weights; `reg show` compares more."""
-
-MOST_OVERLAPS = 16
-"""Maximum number of experts, the latest registered, whose statistics are compared."""
-
-USES = 20
-"""Number of compositions on the page of a version."""
-
-OTHERS = 2
-"""Number of experts that are looked at for one to compose with."""
-
-SHOWN = 8
-"""Number of compositions, the latest, that a page names of those that an opt-out would touch."""
-
-MOST_HEIRS = 4
-"""Number of members that a page names of those that would get an expert's tokens."""
-
-EVENTS = 20
-"""Number of events on the page of a version."""
+MOST = 64  # versions up to which a page compares all of them when it opens; beyond that, only on request
+MOST_RELATED = 500  # versions up to which pages compare weights; `reg show` compares more
+MOST_OVERLAPS = 16  # at most so many experts, the latest registered, whose statistics are compared
+USES = 20  # compositions on the page of a version
+OTHERS = 2  # experts that are looked at for one to compose with
+SHOWN = 8  # compositions, the latest, that a page names of those that an opt-out would touch
+MOST_HEIRS = 4  # members that a page names of those that would get an expert's tokens
+EVENTS = 20  # events on the page of a version
 
 ROLES: Mapping[Role, str] = {
     "trunk": "trunk",
