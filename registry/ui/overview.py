@@ -1,5 +1,6 @@
 """The first page, with what the registry holds, what was made lately and its health; and the page of the log."""
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -30,13 +31,8 @@ LOG_EVENTS = 20_000  # events up to which the page verifies the log; `reg verify
 FOLDERS = 3  # folders with opted-out experts that the page names
 
 
-@dataclass(frozen=True)
-class Affected:
-    """A folder that may still contain opted-out `experts` (references), and the composition that was written to it."""
-
-    path: str
-    record: CompositionRecord
-    experts: Sequence[str]
+Affected = Mapping[str, Any]
+"""A folder that may still contain opted-out experts: `path`, `record` of its composition, `experts` as references."""
 
 
 @dataclass(frozen=True)
@@ -85,25 +81,6 @@ class Handled:
     def rank(self) -> tuple[int, float]:
         """Number of domains, then average score: the largest is the best evaluation."""
         return len(self.score.domains), -1.0 if self.score.average is None else self.score.average
-
-
-@dataclass(frozen=True)
-class Made:
-    """A summary of the registry's compositions.
-
-    Attributes:
-        number: the number of all compositions.
-        lately: the latest.
-        rankings: best average scores on the same text among the latest `RECENT`, those over most domains first.
-        handled: version → what it gets in the best evaluation with it.
-        uses: version → number of compositions made from it.
-    """
-
-    number: int
-    lately: Sequence[Described]
-    rankings: Sequence[Ranking]
-    handled: Mapping[str, Handled]
-    uses: Mapping[str, int]
 
 
 def overview(site: Site, request: Request) -> Response:
@@ -165,12 +142,15 @@ def _groups(versions: Sequence[VersionRecord]) -> list[list[VersionRecord]]:
     ]
 
 
-def _made(registry: Registry) -> Made:
+def _made(registry: Registry) -> dict[str, Any]:
+    """Return a summary of the registry's compositions.
+
+    Returns:
+        `number` of all, the latest ones (`lately`), `rankings` of the latest `RECENT`, those over most domains first;
+        version → what it gets in the best evaluation with it (`handled`), and in how many compositions it is (`uses`).
+    """
     records = registry.compositions()
-    uses: dict[str, int] = {}
-    for record in records:
-        for ref in record.members:
-            uses[ref] = uses.get(ref, 0) + 1
+    uses = Counter(ref for record in records for ref in record.members)
     handled: dict[str, Handled] = {}
     described, scored = [], []
     for number, record in enumerate(reversed(records[-RECENT:])):
@@ -181,7 +161,8 @@ def _made(registry: Registry) -> Made:
         scored += [(one, described[-1]) for one in scores]
         if shown is not None:
             _add_handled(handled, record, shown, shown.document["figures"].get("routing") or {})
-    return Made(len(records), described[:LATELY], _rankings(scored), handled, uses)
+    shown: dict[str, Any] = {"lately": described[:LATELY], "rankings": _rankings(scored)}
+    return shown | {"number": len(records), "handled": handled, "uses": uses}
 
 
 def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[Ranking]:
@@ -227,7 +208,7 @@ def _add_handled(
 def _health(site: Site) -> list[Check]:
     """Return the lines of the registry's health; folders are looked for each time, as anybody may delete them."""
     checks, candidates = site.index.get("health", lambda: _kept_checks(site.registry))
-    folders = [folder for folder in candidates if may_exist(folder.path)]
+    folders = [folder for folder in candidates if may_exist(folder["path"])]
     if folders:
         text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
         return [*checks, Check(False, text, (), folders[:FOLDERS], len(folders[FOLDERS:]))]
@@ -251,12 +232,11 @@ def _kept_checks(registry: Registry) -> tuple[list[Check], list[Affected]]:
         checks.append(Check(False, text, ("opt-out", withdrawn[0].ref, "--purge")))
     made = registry.catalog.compositions(gone) if gone else []
     refs_gone = {version.ref for version in gone}
-    affected = {
-        folder: Affected(folder, record, [ref for ref in record.members if ref in refs_gone])
-        for record in made
-        for folder in record.folders
-    }
-    return checks, [affected[folder] for folder in sorted(affected)]
+    affected = {folder: record for record in made for folder in record.folders}
+    return checks, [
+        {"path": folder, "record": record, "experts": [ref for ref in record.members if ref in refs_gone]}
+        for folder, record in sorted(affected.items(), key=lambda pair: pair[0])
+    ]
 
 
 def log(site: Site, request: Request) -> Response:
