@@ -272,11 +272,11 @@ def _active_experts(figures: ReportData) -> Spec:
     }
     y = linear_axis("value", title, ticks(min(drawn), max(drawn)))
     colour = colours_of("domain", dict.fromkeys(point["domain"] for point in points), figures.colours, _LEGEND)
-    number, parameters, value = tips(
+    number, parameters, figure = tips(
         ("count", "experts per token"), ("parameters", "parameters per token", ","), ("value", title, ".2f")
     )
-    of_mean = [number, parameters, {**value, "title": "average score"}]
-    of_domain = [*tips(("domain", "domain")), number, parameters, value]
+    of_mean = [number, parameters, {**figure, "title": "average score"}]
+    of_domain = [*tips(("domain", "domain")), number, parameters, figure]
     layers = [
         {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour}},
         {

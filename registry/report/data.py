@@ -229,7 +229,6 @@ class ReportData:
 
     Attributes:
         name: the composition's folder, or its members.
-        digest: the composition's digest.
         host: the composition's `model_type`.
         made: the time when it was first composed here, ISO 8601.
         recipe: setting → text.
@@ -237,15 +236,12 @@ class ReportData:
         parameters: total number of weights.
         active_parameters: number of weights used for one token.
         top_k: experts per token.
-        routing: shares of tokens per domain and expert.
         overlap: (expert, expert, share of tokens that a linear router cannot tell apart).
         scores: scores of models, the composition first.
-        evaluated: the data of the scores.
         active_experts: figures by experts per token, ascending, of the latest evaluation that has them.
         trainings: trainings of the members that were trained here.
         audits: stored audits of extraction, the latest first.
         lineage: sources of the composition, and compositions trained from it.
-        notes: missing parts, with reasons.
         training: the composition's own training; None of one that was not trained, or whose routers alone were.
         from_base: the number of members, where they are copies of a base model, which have no domain.
         mask_overlap: (expert, expert, overlap of their masks, from 0 to 1), of a SIMoE.
@@ -253,8 +249,6 @@ class ReportData:
         to: the output of its recipe: moe, dense, ensemble, hetero or simoe.
         folder: a folder that it is in, for commands; None if none is known.
         indistinct: the share of an overlap from which on routing hardly separates two experts.
-        verdict: what the report says first.
-        warnings: what is wrong with the composition or its evaluation, and what mends it.
         colours: expert → number of its colour on every page (`expert_colours`).
     """
 

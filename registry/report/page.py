@@ -67,7 +67,7 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
     scripts = {"library": library(), "own": (_FOLDER / "page.js").read_text(encoding="utf-8")}
     own_style = (_FOLDER / "page.css").read_text(encoding="utf-8")
     evaluated = figures.evaluated
-    return templates.get_template("page.html").render(
+    text: str = templates.get_template("page.html").render(
         figures=figures,
         frame=frame,
         colour=lambda name: colour_class(name, figures.colours),
@@ -83,6 +83,7 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
         scripts={name: _trusted(text) for name, text in scripts.items()},
         policy=" ".join(f"'sha256-{_hash(text)}'" for text in scripts.values()),
     )
+    return text
 
 
 def environment(folder: Path) -> Any:

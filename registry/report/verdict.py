@@ -128,13 +128,7 @@ def _opted_out(figures: ReportData) -> Iterator[Warned]:
 
 
 def opted_out(refs: Sequence[str], left: Sequence[str], recipe: Mapping[str, Any]) -> Warned:
-    """Return the warning of a composition with opted-out versions.
-
-    Args:
-        refs: the opted-out versions.
-        left: the other experts; none if they cannot be composed alone.
-        recipe: the composition's recipe.
-    """
+    """Return the warning of opted-out versions (`refs`); `left` are the others, if they can be composed."""
     text = f"{listed(refs)} {'were' if len(refs) > 1 else 'was'} opted out after this was composed."
     if not left:
         return Warned(text, "Delete this composition.")
@@ -175,11 +169,7 @@ def _worse_than_average(figures: ReportData) -> Iterator[Warned]:
 def worse_than_average(own: float | None, average: float | None, to: str, experts: Sequence[str]) -> Warned | None:
     """Return the warning of a composition whose experts' averaged weights are better; None if it is not, or not known.
 
-    Args:
-        own: average score of the composition.
-        average: that of the averaged weights of exactly its experts.
-        to: the output of its recipe.
-        experts: their names.
+    `own` and `average` are average scores, of the composition and of the averaged weights of exactly its experts.
     """
     if own is None or average is None or own >= average or to == "dense":
         return None
@@ -320,17 +310,9 @@ def has_domains(figures: ReportData) -> bool:
     return figures.from_base is None and figures.to != "simoe"
 
 
-def compose_command(figures: ReportData, *options: str, experts: Sequence[str] = (), plain: bool = False) -> str:
-    """Return the command that composes the members in another way.
-
-    Args:
-        figures: of the composition.
-        options: what is different.
-        experts: the members; by default all.
-        plain: leave out how this composition was made.
-    """
-    recipe = {} if plain else {**figures.recipe, "to": figures.to}
-    return recipe_command(recipe, experts or figures.experts, *options)
+def compose_command(figures: ReportData, *options: str, experts: Sequence[str] = ()) -> str:
+    """Return the command that composes the members, or other experts, with other options."""
+    return recipe_command({**figures.recipe, "to": figures.to}, experts or figures.experts, *options)
 
 
 def recipe_command(recipe: Mapping[str, Any], experts: Sequence[str], *options: str) -> str:

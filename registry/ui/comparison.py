@@ -1,4 +1,4 @@
-"""The page that shows two to four compositions side by side, and which of them is better on the same text."""
+"""The page that shows two to four compositions side by side: which is better on the same text, and their sizes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from registry.composition.manifest import CompositionManifest
 from registry.destination.address import may_exist
-from registry.errors import InvalidInputError, NotFoundError
+from registry.errors import InvalidInputError, NotFoundError, RegError
 from registry.evaluation.same_text import Mean, apart, best, found_in, mean_of, readers, shared_rows, uncovered
 from registry.evaluation.stored import Score, scores_of, shown_score
 from registry.report.score_words import which_is_better, why_apart
 from registry.report.verdict import PLACE
-from registry.ui.describing import Described, changes, describe, sentences, title
+from registry.ui.describing import Described, changes, describe, expert_names, sentences, title
 from registry.ui.evaluating import MORE_WINDOWS, domains_of, folders_of, known_files
 from registry.ui.site import Site, url
-from registry.ui.sizes import Size, size_of
 from registry.ui.wording import compact, short, size
 from store.catalog import CompositionRecord, EvaluationRecord
 
@@ -24,6 +24,53 @@ MOST = 4  # compositions side by side
 MOST_OFFERED = 200  # compositions, the latest, that can be added
 MOST_DOMAINS = 12  # domains that the command names; more would be hard to fill in
 _MOST_READ = 32  # digests of an address that are looked up
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a composition; None where neither an evaluation nor a plan tells it.
+
+    Attributes:
+        parameters: all of them.
+        active: those that take part in one token.
+        nbytes: what is written.
+        routing: parameters that context routing adds, for reading the text so far and for maps of the head.
+    """
+
+    parameters: int | None
+    active: int | None
+    nbytes: int | None
+    routing: int | None = None
+
+
+def size_of(site: Site, record: CompositionRecord, evaluations: Sequence[EvaluationRecord]) -> Size:
+    """Return the size that the latest evaluation counted, else that of its plan, which reads no array."""
+    figures = evaluations[0].document["figures"] if evaluations else {}
+    planned = site.cache.get(("size", record.digest), lambda: _planned(site, record))
+    return Size(
+        figures.get("parameters") or planned.parameters,
+        figures.get("active_parameters") or planned.active,
+        planned.nbytes,
+        planned.routing,
+    )
+
+
+def _planned(site: Site, record: CompositionRecord) -> Size:
+    """Return the size by the plan of a composition; nothing of one that was trained, or cannot be made again."""
+    try:
+        manifest = CompositionManifest.from_document(record.document, f"composition {short(record.digest)}")
+        experts, base = expert_names(record)
+        known = next(iter(base), None)
+        if manifest.from_base is not None:
+            plan = site.registry.plan((), manifest.recipe, base=known, from_base=manifest.from_base)
+        else:
+            plan = site.registry.plan(experts, manifest.recipe, base=known)
+    except RegError:
+        return Size(None, None, None)
+    if plan.digest != record.digest:
+        return Size(None, None, None)
+    cost = plan.output.routing_cost(plan)
+    return Size(plan.parameters, plan.active_parameters, plan.nbytes, None if cost is None else cost.parameters)
 
 
 @dataclass(frozen=True)
@@ -215,11 +262,7 @@ def _lacking(columns: Sequence[Column], mean: Mean | None, read: Sequence[set[in
 def _command(site: Site, columns: Sequence[Column], known: Mapping[str, Sequence[str]], *, small: bool) -> str:
     """Return the command that evaluates them on the same text; empty if fewer than two can be evaluated.
 
-    Args:
-        site: the pages.
-        columns: the compositions.
-        known: domain → files of its text, the latest first; `FILE` stands for that of another domain.
-        small: more windows are scored.
+    `known` are the files of each domain's text, the latest first; `FILE` stands for that of another domain.
     """
     able = [column for column in columns if not column.gone]
     if len(able) < 2:

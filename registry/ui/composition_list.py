@@ -32,7 +32,6 @@ class Wanted:
             earlier one, folders and members; or the beginning of its digest.
         of: a member, as a name or a version, or the beginning of a digest.
         domain: a domain that a score is wanted of.
-        sort: a key of `SORTS`.
         gone: only those that contain an opted-out version.
     """
 

@@ -20,7 +20,7 @@ from registry.report.page import Frame
 from registry.report.page import page as report_page
 from registry.report.score_words import chance_of_average, unbroken
 from registry.report.verdict import opted_out, worse_than_average
-from registry.ui.comparison import address, compared
+from registry.ui.comparison import address, compared, size_of
 from registry.ui.composer.choices import Choices
 from registry.ui.describing import EARLIER, difference, expert_names, output, sentences
 from registry.ui.evaluating import (
@@ -34,7 +34,6 @@ from registry.ui.evaluating import (
     form_rows,
 )
 from registry.ui.site import Site, url
-from registry.ui.sizes import size_of
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord
 
@@ -67,14 +66,7 @@ def composition(site: Site, request: Request) -> Response:
 def composition_page(
     site: Site, request: Request, record: CompositionRecord, refused: Refused | None = None
 ) -> Response:
-    """Return the page of a composition.
-
-    Args:
-        site: the pages.
-        request: the request.
-        record: the composition.
-        refused: the form that was sent and starts nothing; it is shown again, with what is wrong above it.
-    """
+    """Return the page of a composition; a form that was `refused` is shown again, with what is wrong above it."""
     registry, catalog = site.registry, site.registry.catalog
     versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
@@ -168,12 +160,8 @@ def _evaluation(
 ) -> dict[str, Any] | None:
     """Return what the form that evaluates a composition shows; None if no folder of it is there.
 
-    Args:
-        site: the pages.
-        record: the composition.
-        scores: its evaluations, first the one whose score is shown.
-        beside: digests of compositions that it is compared with: their domains are offered too.
-        form: what was typed; before that, at most a number of windows.
+    The domains of the compositions with the digests `beside` are offered too. `form` is what was typed; before that,
+    at most a number of windows.
     """
     folders = folders_of(record)
     if not folders:

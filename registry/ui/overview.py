@@ -161,8 +161,8 @@ def _made(registry: Registry) -> dict[str, Any]:
         scored += [(one, described[-1]) for one in scores]
         if shown is not None:
             _add_handled(handled, record, shown, shown.document["figures"].get("routing") or {})
-    shown: dict[str, Any] = {"lately": described[:LATELY], "rankings": _rankings(scored)}
-    return shown | {"number": len(records), "handled": handled, "uses": uses}
+    counts = {"number": len(records), "handled": handled, "uses": uses}
+    return {"lately": described[:LATELY], "rankings": _rankings(scored), **counts}
 
 
 def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[Ranking]:
