@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.demo.demo_folder import MARKER, check_demo_folder
-from registry.demo.domains import DOMAINS, domain_files, write_domains
+from registry.demo.domains import DOMAINS, MARKER, check_demo_folder, domain_files, write_domains
 from registry.demo.train import new_model, read_texts, save, train_tokenizer
 from registry.errors import CheckpointError, OutputError, StorageError
 from registry.evaluation import Row, TestSettings

@@ -96,6 +96,9 @@ def overview(site: Site, request: Request) -> Response:
         now: dict[str, object] = {"q": search, "kind": kind, "tag": chosen, "all": everything}
         return url(**(now | {"page": None if page == 1 else page} | other))
 
+    def toggled(tag: str) -> list[str]:
+        return [other for other in chosen if other != tag] if tag in chosen else [*chosen, tag]
+
     registry = site.registry
     total = registry.count_versions(kind=kind, everything=everything, tags=tags, search=search)
     paging = Paging.of(whole(request, "page", 1), total, PAGE, at)
@@ -118,14 +121,7 @@ def overview(site: Site, request: Request) -> Response:
         kind=kind,
         everything=everything,
         chosen=chosen,
-        tags=[
-            (
-                tag,
-                tag in chosen,
-                at(tag=[other for other in chosen if other != tag] if tag in chosen else [*chosen, tag]),
-            )
-            for tag in offered_tags
-        ],
+        tags=[(tag, tag in chosen, at(tag=toggled(tag))) for tag in offered_tags],
         registered=bool(total) or registry.count_versions(everything=True) > 0,
         made=made,
         health=health,

@@ -163,15 +163,10 @@ class Site:
         grey: Iterable[str] = (),
         **values: Any,
     ) -> HTMLResponse:
-        """Return a page, or only the part that the script requests.
+        """Return a page, or only the part that the script requests, from a template and its values.
 
-        Args:
-            request: the request.
-            template: the page's template.
-            status: of the answer.
-            names: the experts whose colours the page shows.
-            grey: those of them that were opted out, where the page names them without their versions.
-            values: of the template.
+        `names` are the experts whose colours the page shows; `grey` those of them that were opted out, where the page
+        names them without their versions.
         """
         part = request.query_params.get(PART) is not None
         known, without = self._names.get("", self._known)
@@ -310,7 +305,7 @@ def url(*path: str, **query: object) -> str:
     return "/" + "/".join(quote(part, safe="@") for part in path) + (f"?{text}" if text else "")
 
 
-def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
-    """Return a whole number of the query, clamped to its bounds; `default` if it is not a number."""
+def whole(request: Request, name: str, default: int) -> int:
+    """Return a whole number of the query, at most a billion; `default` if it is not a number."""
     text = request.query_params.get(name, "")
-    return max(least, min(most, int(text))) if text.isascii() and text.isdecimal() and len(text) < 12 else default
+    return min(10**9, int(text)) if text.isascii() and text.isdecimal() and len(text) < 12 else default

@@ -9,11 +9,6 @@ from registry.evaluation.stored import score_text
 from registry.report.score_words import counted, interval_text, sample
 
 
-def number(value: int | float) -> str:
-    """Format a number: `6,819,072`."""
-    return f"{value:,}"
-
-
 def compact(value: int | float) -> str:
     """Format a count with a unit: `6.8 M`."""
     for unit in ("", "k", "M", "G"):
@@ -124,8 +119,9 @@ def _shortened(value: Any) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (number, compact, size, percent, figure, when, ago, counted, day, done, short, level, plain)
+    for function in (compact, size, percent, figure, when, ago, counted, day, done, short, level, plain)
 } | {
+    "number": "{:,}".format,
     "score": score_text,
     "interval": interval_text,
     "sample": lambda score: sample([row.tokens for row in score.rows.values()]),
