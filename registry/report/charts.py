@@ -174,10 +174,7 @@ def _load(figures: ReportData, routing: RoutingData) -> Spec:
     even = {
         "data": {"values": [{"even": 1 / len(rows)}]},
         "mark": {"type": "rule", "strokeDash": [4, 4], "stroke": "var(--text)"},
-        "encoding": {
-            "x": {"field": "even", "type": "quantitative"},
-            "tooltip": tips(("even", "an even share", ".1%")),
-        },
+        "encoding": {"x": {"field": "even", "type": "quantitative"}, "tooltip": tips(("even", "an even share", ".1%"))},
     }
     return {"data": {"values": rows}, "layer": [bars, even], "height": (CELL + 6) * len(rows)}
 
@@ -331,10 +328,7 @@ def _losses(trainings: Sequence[Training], colours: Mapping[str, int], what: str
     of_point, of_end = tips(name, ("step", "step", ",.0f"), loss), tips(name, ("when", "held-out text, training"), loss)
     layers = [
         {"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": encoding},
-        {
-            "mark": {"type": "circle", "size": 16, "opacity": 0.6},
-            "encoding": {**encoding, "tooltip": of_point},
-        },
+        {"mark": {"type": "circle", "size": 16, "opacity": 0.6}, "encoding": {**encoding, "tooltip": of_point}},
         {
             "data": {"values": ends},
             "mark": {"type": "point", "shape": "diamond", "filled": True, "size": 110, "opacity": 1},

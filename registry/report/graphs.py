@@ -107,10 +107,7 @@ def mask_tree(colours: Mapping[str, int], joins: Sequence[MaskJoin]) -> Spec:
         "mark": {"type": "rule", "stroke": "var(--accent)", "strokeWidth": 2, "strokeCap": "round"},
         "encoding": {"x": x, "y": y, "x2": {"field": "end"}, "y2": {"field": "last"}, "tooltip": tooltip},
     }
-    dots = {
-        "mark": {"type": "circle", "size": 70, "opacity": 1},
-        "encoding": {"x": x, "y": y, "color": OWN_COLOUR},
-    }
+    dots = {"mark": {"type": "circle", "size": 70, "opacity": 1}, "encoding": {"x": x, "y": y, "color": OWN_COLOUR}}
     text = {"type": "text", "align": "left", "dx": 6, "dy": -8, "fontSize": 12}
     edge = {"color": "var(--surface)", "stroke": "var(--surface)", "strokeWidth": 4}  # so that no line crosses a name
     marks = ({**text, **edge}, {**text, "color": "var(--text)"})

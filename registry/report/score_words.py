@@ -182,11 +182,7 @@ def _by_score(names: Sequence[str], mean: Mean) -> str:
 
 
 def _experts_missing(
-    names: Sequence[str],
-    found: Sequence[Found],
-    rows: Sequence[Row],
-    mean: Mean,
-    experts: Sequence[Collection[str]],
+    names: Sequence[str], found: Sequence[Found], rows: Sequence[Row], mean: Mean, experts: Sequence[Collection[str]]
 ) -> str:
     """Return which compositions have no expert of a domain that is compared, or of one that others have."""
     left, by_lack = uncovered(mean, experts), dict[tuple[int, ...], list[str]]()

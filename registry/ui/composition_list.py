@@ -133,10 +133,7 @@ def _mixed(scores: Sequence[Score], domain: str) -> str | None:
 
 
 def _matching(
-    site: Site,
-    everything: Sequence[CompositionRecord],
-    wanted: Wanted,
-    shown: Mapping[str, Score],
+    site: Site, everything: Sequence[CompositionRecord], wanted: Wanted, shown: Mapping[str, Score]
 ) -> list[CompositionRecord]:
     found, gone = list(everything), site.opted_out()
     if wanted.of:

@@ -166,14 +166,7 @@ class Jobs:
         self._worker: threading.Thread | None = None
 
     def add(
-        self,
-        title: str,
-        words: Sequence[str],
-        *,
-        back: str,
-        out: str,
-        beside: str = "",
-        phases: Sequence[Phase] = (),
+        self, title: str, words: Sequence[str], *, back: str, out: str, beside: str = "", phases: Sequence[Phase] = ()
     ) -> Job:
         """Queue a command (arguments as the attributes of `Job`).
 
