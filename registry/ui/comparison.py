@@ -83,7 +83,7 @@ class Column:
         made: how it was made, each step as a few words.
         changes: differences from the first composition, each as a few words.
         gone: its opted-out members.
-        place: a folder of it that may be there; empty if there is none.
+        folder: a folder of it that may be there; empty if there is none.
         score: of its widest evaluation; None if there is none.
         windows: windows per domain of that evaluation; 0 if there is none.
         others: the address without it.
@@ -94,7 +94,7 @@ class Column:
     made: Sequence[str]
     changes: Sequence[str]
     gone: Sequence[str]
-    place: str
+    folder: str
     score: Score | None
     windows: int
     others: str
@@ -275,4 +275,4 @@ def _command(site: Site, columns: Sequence[Column], known: Mapping[str, Sequence
     named = {domain: known.get(domain, ["FILE"])[0] for domain in [*domains][:MOST_DOMAINS] or ["DOMAIN"]}
     data = [word for domain, file in named.items() for word in ("--data", f"{domain}={file}")]
     more = ["--windows", MORE_WINDOWS] if small else []
-    return site.command_line("evaluate", *(column.place or PLACE for column in able), *more, *data)
+    return site.command_line("evaluate", *(column.folder or PLACE for column in able), *more, *data)

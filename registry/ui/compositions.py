@@ -82,11 +82,11 @@ def composition_page(
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
     better = worse_than_average(shown.average, shown.plain, output(record.document), names) if shown else None
-    beside = compared(refused.form if refused else request.query_params)
+    others = compared(refused.form if refused else request.query_params)
     evaluation = None
     if site.may_write(request) and not gone:
         windows = [("windows", text) for text in request.query_params.getlist("windows")[:1]]
-        evaluation = _evaluation(site, record, scores, beside, refused.form if refused else QueryParams(windows))
+        evaluation = _evaluation(site, record, scores, others, refused.form if refused else QueryParams(windows))
         if evaluation is not None and refused is not None:
             evaluation["error"] = sentence(refused.error.message), refused.error.hint
     if refused is not None and evaluation is None:
@@ -105,7 +105,7 @@ def composition_page(
         made=sentences(record.document),
         size=size_of(site, record, evaluations),
         difference=differs,
-        beside=address([record, *([differs.other] if differs else [])]) if len(everything) > 1 else None,
+        compare=address([record, *([differs.other] if differs else [])]) if len(everything) > 1 else None,
         recipe={key: value for key, value in record.document["recipe"].items() if key != "to"},
         gone=gone,
         warning=_opted_out(site, record, gone) if gone else None,
@@ -123,7 +123,7 @@ def composition_page(
         data=[word for domain in shown.rows for word in ("--data", f"{domain}=FILE")] if shown else [],
         more_windows=MORE_WINDOWS,
         evaluation=evaluation,
-        compared=beside,
+        compared=others,
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=EVENTS),
     )
@@ -156,19 +156,19 @@ def _unused(shown: Score) -> list[tuple[str, str, str]]:
 
 
 def _evaluation(
-    site: Site, record: CompositionRecord, scores: Sequence[Score], beside: Sequence[str], form: QueryParams
+    site: Site, record: CompositionRecord, scores: Sequence[Score], others: Sequence[str], form: QueryParams
 ) -> dict[str, Any] | None:
     """Return what the form that evaluates a composition shows; None if no folder of it is there.
 
-    The domains of the compositions with the digests `beside` are offered too. `form` is what was typed; before that,
+    The domains of the compositions with the digests `others` are offered too. `form` is what was typed; before that,
     at most a number of windows.
     """
     folders = folders_of(record)
     if not folders:
         return None
     domains = dict.fromkeys(domains_of(record, scores[0].domains if scores else []))
-    for digest in beside:
-        domains |= dict.fromkeys(_domains_beside(site, digest))
+    for digest in others:
+        domains |= dict.fromkeys(_domains_of(site, digest))
     jobs = [job.words for job in site.jobs.all()] if site.jobs else []
     return {
         "folders": folders,
@@ -183,7 +183,7 @@ def _evaluation(
     }
 
 
-def _domains_beside(site: Site, digest: str) -> list[str]:
+def _domains_of(site: Site, digest: str) -> list[str]:
     """Return the domains of a composition that another one is compared with; none if there is no such composition."""
     try:
         record = site.registry.composition(digest)

@@ -73,9 +73,9 @@ def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
         return composition_page(site, request, record, Refused(form, error))
     asked, digests = f"Evaluate {title(record)} {evaluated_on(words)}", compared(form)
     back = url("compositions", record.digest, c=digests)
-    beside = url("compositions", "compare", c=digests) if digests else ""
+    comparison = url("compositions", "compare", c=digests) if digests else ""
     phases = phases_of_evaluating(words)
-    return _see(_jobs(site, request).add(asked, words, back=back, out="", beside=beside, phases=phases))
+    return _see(_jobs(site, request).add(asked, words, back=back, out="", comparison=comparison, phases=phases))
 
 
 def cancel(site: Site, request: Request, form: QueryParams) -> Response:

@@ -79,7 +79,7 @@ class Job:
         words: the command's words after `reg`.
         back: the address of the form that started it.
         out: the folder that it writes; empty if it writes none.
-        beside: the address of the comparison that it was asked for on; empty if it was another page.
+        comparison: the address of the comparison that it was asked for on; empty if it was another page.
         phases: what its command does, in its order.
         state: waiting, running, cancelling, done, failed or cancelled.
         created: when it was asked for.
@@ -95,7 +95,7 @@ class Job:
     words: tuple[str, ...]
     back: str
     out: str
-    beside: str = ""
+    comparison: str = ""
     phases: tuple[Phase, ...] = ()
     state: str = WAITING
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -166,7 +166,14 @@ class Jobs:
         self._worker: threading.Thread | None = None
 
     def add(
-        self, title: str, words: Sequence[str], *, back: str, out: str, beside: str = "", phases: Sequence[Phase] = ()
+        self,
+        title: str,
+        words: Sequence[str],
+        *,
+        back: str,
+        out: str,
+        comparison: str = "",
+        phases: Sequence[Phase] = (),
     ) -> Job:
         """Queue a command (arguments as the attributes of `Job`).
 
@@ -182,7 +189,7 @@ class Jobs:
                 raise ConflictError(f"{MOST_WAITING} jobs are waiting already", "wait until one of them has ended")
             if out and any(job.out and os.path.abspath(job.out) == os.path.abspath(out) for job in waiting):  # noqa: PTH100  # no link is followed
                 raise ConflictError(f"another job is going to write {out}", "choose another output folder")
-            job = Job(secrets.token_hex(6), title, tuple(words), back, out, beside, tuple(phases))
+            job = Job(secrets.token_hex(6), title, tuple(words), back, out, comparison, tuple(phases))
             self._jobs[job.id] = job
             ended = [one.id for one in self._jobs.values() if not one.goes_on]
             for old in ended[: max(0, len(ended) - MOST_KEPT)]:
