@@ -10,7 +10,7 @@ from cli.option_groups import command
 from cli.options import file_path, flag
 from cli.output import as_json, count, done, print_json, progress, short
 from cli.score_tables import print_tables, tables_of
-from registry.demo.demo_folder import check_demo_folder
+from registry.demo.domains import check_demo_folder
 
 if TYPE_CHECKING:
     from registry.demo import DemoResult

@@ -242,7 +242,7 @@ def report(
     from registry import TestSettings
 
     if out is not None:
-        from registry.report.write_page import check_page
+        from registry.report.files import check_page
 
         check_page(out, replace=force)
     with session.registry() as registry:
@@ -250,7 +250,7 @@ def report(
         warn_of_opted_out(registry, [composition])  # last: a wrong name is to be reported before torch is imported
     if out is not None:
         from registry.report import page
-        from registry.report.write_page import write_page
+        from registry.report.files import write_page
 
         write_page(out, page(figures), replace=force)
     if as_json:

@@ -1,4 +1,4 @@
-"""Text of three domains, without a download: code and English from the standard library, generated arithmetic."""
+"""The folder of a demo, and its text of three domains, without a download: code, English, generated arithmetic."""
 
 import ast
 import gzip
@@ -9,13 +9,25 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from registry.errors import CheckpointError
+from registry.errors import CheckpointError, OutputError
 from registry.io.disk import atomic_file
 
-DOMAIN_CHARACTERS = 800_000
-"""Maximum number of characters per domain."""
+MARKER = "demo.json"  # the file that marks a folder as one of the demo
+DOMAIN_CHARACTERS = 800_000  # at most so many characters per domain
 
 _TEST_SHARE = 10  # one document in ten is for testing
+
+
+def check_demo_folder(out: Path) -> None:
+    """Check that a demo can be made in `out`.
+
+    Raises:
+        OutputError: `out` is a file, or holds something else.
+    """
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out} exists and is not a folder", "choose another --out")
+    if out.exists() and any(out.iterdir()) and not (out / MARKER).is_file():
+        raise OutputError(f"{out} is not empty and was not made by the demo", "choose another --out")
 
 
 def write_domains(folder: Path) -> dict[str, tuple[Path, Path]]:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.demo.demo_folder import MARKER, check_demo_folder
-from registry.demo.domains import DOMAINS, domain_files, write_domains
+from registry.demo.domains import DOMAINS, MARKER, check_demo_folder, domain_files, write_domains
 from registry.demo.train import new_model, read_texts, save, train_tokenizer
 from registry.errors import CheckpointError, OutputError, StorageError
 from registry.evaluation import Row, TestSettings
@@ -73,16 +72,10 @@ class DemoResult:
     @classmethod
     def from_document(cls, folder: Path, document: Mapping[str, Any]) -> "DemoResult":
         """Return the result that `document` was made of."""
-        return cls(
-            folder,
-            tuple(document["domains"]),
-            [Row.from_document(row) for row in document["rows"]],
-            {tuple(order.split(",")): digest for order, digest in document["orders"].items()},
-            document["opted_out"],
-            document["never_registered"],
-            document["withdrawn"],
-            document["compositions"],
-        )
+        rows = [Row.from_document(row) for row in document["rows"]]
+        orders = {tuple(order.split(",")): digest for order, digest in document["orders"].items()}
+        lists = {"folder": folder, "domains": tuple(document["domains"]), "rows": rows, "orders": orders}
+        return cls(**{**document, **lists})
 
 
 def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> DemoResult:
@@ -122,10 +115,9 @@ def _run(out: Path, progress: Progress) -> DemoResult:
     remark(progress, f"3 of 6: collecting each expert's statistics on {TOKENS:,} tokens")
     settings = PassSettings(tokens=TOKENS)
     for domain in domains:  # each team collects statistics beside its data, which never moves
-        if not (checkpoints[domain] / FILE_NAME).is_file():
-            collect_to(
-                checkpoints[domain], checkpoints[domain], data=[text[domain][0]], settings=settings, progress=progress
-            )
+        at = checkpoints[domain]
+        if not (at / FILE_NAME).is_file():
+            collect_to(at, at, data=[text[domain][0]], settings=settings, progress=progress)
 
     remark(progress, "4 of 6: registering, composing and evaluating them")
     with Registry(out / "registry", progress=progress) as registry:
@@ -133,12 +125,8 @@ def _run(out: Path, progress: Progress) -> DemoResult:
         for domain in domains:
             registry.add_expert(domain, checkpoints[domain])
         compositions = {",".join(domains): registry.compose(list(domains), out / "moe", force=True).digest}
-        rows = registry.evaluate(
-            [out / "moe"],
-            {domain: [test] for domain, (_, test) in text.items()},
-            TestSettings(seq_len=DEFAULT_SEQ_LEN),
-            baselines=True,
-        )
+        tests = {domain: [test] for domain, (_, test) in text.items()}
+        rows = registry.evaluate([out / "moe"], tests, TestSettings(seq_len=DEFAULT_SEQ_LEN), baselines=True)
 
     remark(progress, "5 of 6: registering them in every order")
     orders = {}
@@ -146,9 +134,8 @@ def _run(out: Path, progress: Progress) -> DemoResult:
         _, orders[order] = _composed(scratch / "-".join(order), checkpoints, order, domains)
     *pair, withdrawn = domains
     remark(progress, f"6 of 6: opting {withdrawn} out of a copy")
-    compositions[",".join(pair)], opted_out = _composed(
-        scratch / "opted-out", checkpoints, domains, pair, opt_out=withdrawn
-    )
+    pair_digest, opted_out = _composed(scratch / "opted-out", checkpoints, domains, pair, opt_out=withdrawn)
+    compositions[",".join(pair)] = pair_digest
     _, never = _composed(scratch / "never", checkpoints, pair, pair)
     shutil.rmtree(scratch)
     return DemoResult(out, domains, rows, orders, opted_out, never, withdrawn, compositions)
@@ -249,14 +236,9 @@ def _bars(progress: Progress, name: str) -> Progress:
 
 def _settings(steps: int, rate: float) -> ExpertTraining:
     """Return the settings of a training of all weights, the same on every machine."""
+    tokens = steps * BATCH * SEQ_LEN
     return ExpertTraining(
-        tokens=steps * BATCH * SEQ_LEN,
-        seq_len=SEQ_LEN,
-        batch_size=BATCH,
-        trunk="free",
-        lr=rate,
-        device="cpu",
-        dtype="float32",
+        tokens=tokens, seq_len=SEQ_LEN, batch_size=BATCH, trunk="free", lr=rate, device="cpu", dtype="float32"
     )
 
 

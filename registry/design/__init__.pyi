@@ -1,5 +1,5 @@
-from .colours import COLOURS as COLOURS
-from .colours import NEUTRAL as NEUTRAL
-from .colours import colour_class as colour_class
-from .colours import expert_colours as expert_colours
-from .stylesheets import stylesheet as stylesheet
+from .styles import COLOURS as COLOURS
+from .styles import NEUTRAL as NEUTRAL
+from .styles import colour_class as colour_class
+from .styles import expert_colours as expert_colours
+from .styles import stylesheet as stylesheet

@@ -1,25 +1,52 @@
-"""Collection of a report's figures from a composition, the catalog, statistics and evaluations."""
+"""The figures of a report: from a composition, the catalog, statistics and stored or new evaluations."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from registry.composition.integrity import ComposedFolder
+from registry.checkpoint.version_files import TrainingRecord, training_of, training_record
+from registry.composition.compose import plan_composition, preview_composition
+from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.manifest import CompositionManifest, VersionRef
+from registry.composition.plan import Plan
 from registry.composition.preview import Preview
+from registry.composition.trained.trained_parts import NAMED, trained_part
 from registry.design import expert_colours
-from registry.errors import CheckpointError
+from registry.errors import CheckpointError, RegError
 from registry.evaluation import Row, TestSettings
 from registry.evaluation.service import evaluate_registered
+from registry.evaluation.stored import widest
 from registry.evaluation.table import Wanted
-from registry.names.resolve import composition_of
+from registry.member import load_member
+from registry.methods.simoe.mask_overlap import mask_overlaps
+from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import INDISTINCT
-from registry.report.advice import advice
-from registry.report.data import Audit, Evaluated, MemberFigures, ReportData, RoutingData
-from registry.report.gathering import Gathering, scores_of
-from registry.report.verdict import verdict
+from registry.registration.lineage import LineageIndex
+from registry.report.data import (
+    POINTS,
+    ActiveExperts,
+    Audit,
+    Evaluated,
+    MaskJoin,
+    MemberFigures,
+    Node,
+    ReportData,
+    RoutingData,
+    ScoreRow,
+    Training,
+)
+from registry.report.graphs import mask_joins
+from registry.report.score_words import sample
+from registry.report.verdict import advice, verdict
 from registry.workspace import PathLike, Workspace
-from store.catalog import EvaluationRecord, VersionRecord
+from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
+
+_BASES = 8  # at most so many base models that members are compared with for the lineage
+_CHILDREN = 8  # at most so many trained compositions in a lineage
+_DIGITS = 8  # digits of a composition without a folder in a lineage: as many as fit side by side on a phone
 
 
 def build_report(
@@ -63,25 +90,28 @@ def build_report(
     routing = _measured(measured) if measured else _predicted(preview, names)
     if measured is None:
         gathering.notes += _unmeasured(manifest, evaluated, preview)
-    if evaluated is not None and manifest.recipe.output.is_combined and not any(row.kind == "oracle" for row in scores):
+    no_oracle = all(row.kind != "oracle" for row in scores)
+    if evaluated is not None and manifest.recipe.output.is_combined and no_oracle:
         gathering.notes.append("perfect routing was not scored: evaluate with --oracle")
     drowned = {} if preview is None else dict(zip(names, (each.drowned for each in preview.members), strict=True))
     record = records.get(digest)
     folders = [str(composition)] if folder else [at for at in (record.folders if record else ()) if Path(at).is_dir()]
-    mask_overlap = gathering.masks(manifest, versions)
+    mask_overlap, joins = gathering.masks(manifest, versions)
     first = rows[-1] if rows else None
     figures = ReportData(
         name=folder.name if folder else Path(folders[-1]).name if folders else ", ".join(names),
         digest=digest,
         host=manifest.host,
         made=record.created_at if record else None,
-        recipe=_recipe(document["recipe"]),
+        recipe={key: _text(value) for key, value in document["recipe"].items()},
         members=tuple(_member(gathering, each, versions.get(each.name), drowned) for each in manifest.members),
         parameters=first.parameters if first else plan.parameters if plan else None,
         active_parameters=first.active_parameters if first else plan.active_parameters if plan else None,
         top_k=manifest.recipe.top_k_of(len(names)),
         routing=routing,
-        overlap=() if preview is None else tuple((_name(a), _name(b), v) for (a, b), v in preview.overlap.items()),
+        overlap=()
+        if preview is None
+        else tuple((a.partition("@")[0], b.partition("@")[0], share) for (a, b), share in preview.overlap.items()),
         scores=scores,
         evaluated=evaluated,
         active_experts=gathering.active_experts(digest),
@@ -91,7 +121,7 @@ def build_report(
         training=gathering.training(document),
         from_base=manifest.from_base,
         mask_overlap=mask_overlap,
-        mask_joins=gathering.mask_joins(names, mask_overlap),
+        mask_joins=joins,
         notes=tuple(gathering.notes),
         to=manifest.recipe.to,
         folder=folders[-1] if folders else None,
@@ -99,6 +129,182 @@ def build_report(
         indistinct=INDISTINCT if preview is None else preview.indistinct_from,
     )
     return replace(figures, verdict=verdict(figures), warnings=advice(figures))
+
+
+class Gathering:
+    """Queries to the registry for a report; what is unavailable becomes a note."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self.notes: list[str] = []
+        self.opted_out: dict[str, str] = {}
+
+    @contextmanager
+    def _noted(self, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except RegError as error:
+            self.notes.append(f"{problem}: {error.message}")
+
+    def versions(self, manifest: CompositionManifest) -> dict[str, VersionRecord]:
+        """Return name → active version for the members that are registered here; `opted_out` names those that were."""
+        versions, catalog = {}, self._workspace.catalog
+        for member in manifest.members if manifest.from_base is None else manifest.versions:
+            same = [version for version in catalog.versions(member.name) if version.digest == member.digest]
+            if same and all(version.state != "active" for version in same):
+                self.opted_out[member.name] = same[-1].ref
+                continue
+            with self._noted(f"{member.name} is not available"):
+                versions[member.name] = by_digest(catalog, member.name, member.digest, "it")
+        if manifest.from_base is not None:  # copies of one version
+            return {member.name: version for member in manifest.members for version in versions.values()}
+        return versions
+
+    def stored(self, digest: str, experts: Sequence[str]) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
+        """Return the widest stored evaluation."""
+        evaluations = self._workspace.catalog.evaluations(digest)
+        chosen = widest(evaluations, experts)
+        if chosen is None:
+            self.notes.append("there are no scores: no evaluation of this composition is stored here")
+            return [], (), None
+        if chosen is not evaluations[0]:
+            self.notes.append(
+                "the scores are those of the evaluation on the most of its own domains and tokens, "
+                f"{_text_of(chosen)}; the latest one has {_text_of(evaluations[0])}"
+            )
+        document = chosen.document
+        rows = [Row.from_document(document[key]) for key in ("figures", "oracle", "plain_average") if document.get(key)]
+        rows += [Row.from_document(row) for row in document.get("single_models", ())]
+        data = document["data"]
+        evaluated = Evaluated(
+            chosen.evaluated_at,
+            {domain: text["tokens"] for domain, text in data.items()},
+            {domain: text["label"] for domain, text in data.items()},
+        )
+        return rows[:1], scores_of(rows, rows[0].name), evaluated
+
+    def active_experts(self, digest: str) -> tuple[ActiveExperts, ...]:
+        """Return the figures by experts per token of the latest evaluation that has them."""
+        documents = (record.document for record in self._workspace.catalog.evaluations(digest))
+        rows: list[dict[str, Any]] = next(
+            (each["active_experts"] for each in documents if "active_experts" in each), []
+        )
+        keys = ("experts_per_token", "active_parameters", "score", "perplexity", "average")
+        return tuple(ActiveExperts(**{key: row[key] for key in keys}) for row in rows)
+
+    def trainings(self, versions: Mapping[str, VersionRecord]) -> tuple[Training, ...]:
+        """Return the trainings of the members that say how they were trained."""
+        trainings = []
+        for name, version in versions.items():
+            with self._noted(f"the training of {name} is not shown"):
+                if (record := training_record(self._workspace, version)) is not None:
+                    trainings.append(training_figures(name, record))
+        return tuple(trainings)
+
+    def training(self, document: Mapping[str, Any]) -> Training | None:
+        """Return the training of the composition; None where it has none, or no losses are stored."""
+        training = document.get("training", {})
+        if "loss" not in training:
+            return None
+        with self._noted("the training of this composition is not shown"):
+            where = f"composition {str(document['digest'])[:12]}"
+            curve = {key: training[key] for key in ("held_out", "every", "loss") if key in training}
+            record = training_of({"format": 1, "training": training, **curve}, where, COMPOSE_AGAIN)
+            return training_figures(NAMED.get(trained_part(training), ("its weights",))[0], record)
+        return None
+
+    def predicted(
+        self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
+    ) -> tuple[Plan | None, Preview | None]:
+        """Return the plan and its preview, without forward passes; None if a member is not registered here."""
+        recipe = manifest.recipe
+        if not recipe.output.is_previewed or len(versions) < len(manifest.members):
+            return None, None
+        plan = preview = None
+        with self._noted("its routing is not predicted"):
+            manifest.check_makeable()
+            base = manifest.base and by_digest(self._workspace.catalog, manifest.base.name, manifest.base.digest, "it")
+            refs = [version.ref for version in versions.values()] if manifest.from_base is None else []
+            plan = plan_composition(
+                self._workspace, refs, recipe, base=base.ref if base else None, from_base=manifest.from_base
+            )
+            if not refs:
+                reason = "copies of one base model have no statistics, so their routing is not predicted"
+                self.notes.append(reason if manifest.parent else f"{reason}; before training it is random")
+                return plan, None
+            preview = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
+            if manifest.parent:
+                self.notes.append("predictions from statistics concern the composition before its training")
+        return plan, preview
+
+    def masks(
+        self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
+    ) -> tuple[tuple[tuple[str, str, float], ...], tuple[MaskJoin, ...]]:
+        """Return the overlaps of the masks of a SIMoE's members, and their joins; none if one is unknown here."""
+        overlap: tuple[tuple[str, str, float], ...] = ()
+        joins: tuple[MaskJoin, ...] = ()
+        if len(versions) == len(manifest.members):
+            with self._noted("the overlap of masks is not available"):
+                overlap = mask_overlaps([load_member(self._workspace, version) for version in versions.values()])
+            with self._noted("the tree of masks is not available"):
+                joins = mask_joins([member.name for member in manifest.members], overlap)
+        return overlap, joins
+
+    def lineage(
+        self,
+        digest: str,
+        manifest: CompositionManifest,
+        versions: Mapping[str, VersionRecord],
+        records: Sequence[CompositionRecord],
+        folder: str = "",
+    ) -> tuple[Node, ...]:
+        """Return base models, members, the composition, the one it was trained from and those trained from it.
+
+        Compositions are called as on all pages: by their latest folder; `folder` is the name of this one's, if it was
+        found by that.
+        """
+        bases = self._workspace.versions(kind="base")[:_BASES]
+        nodes, ancestors_of = list[Node](), dict[str, tuple[str, ...]]()
+        for name, known in ((name, one) for name, one in versions.items() if one.kind == "expert"):
+            with self._noted(f"the base model of {name} is not known"):
+                ancestors_of[name] = self._ancestors(known, bases)
+        used = {manifest.base.digest} if manifest.base else set()
+        used |= {version.digest for version in versions.values() if version.kind == "base"}
+        used |= {base for ancestors in ancestors_of.values() for base in ancestors}
+        nodes += [Node(base.digest, base.ref, "base", (), _caption(base)) for base in bases if base.digest in used]
+        for member in manifest.members:
+            version = versions.get(member.name)
+            if member.digest in used:  # a base model
+                continue
+            label, caption = (version.ref, _caption(version)) if version else (member.name, member.digest[:12])
+            nodes.append(Node(member.digest, label, "expert", ancestors_of.get(member.name, ()), caption))
+        sources = list(dict.fromkeys(one.digest for one in manifest.versions))
+        names = {one.digest: Path(one.folders[-1]).name for one in records if one.folders}
+
+        def name_of(composition: str) -> str:
+            return names.get(composition, composition[:_DIGITS])
+
+        own = folder or names.get(digest) or digest[:_DIGITS]
+        parent = manifest.parent
+        if parent:
+            told = f"{parent[:12]}, before training"
+            nodes.append(Node(parent, name_of(parent), "composition", tuple(sources), told))
+            told = f"{digest[:12]}, this composition, after training"
+            nodes.append(Node(digest, own, "trained", (parent,), told))
+        else:
+            nodes.append(Node(digest, own, "composition", tuple(sources), f"{digest[:12]}, this composition"))
+        children = [record for record in records if record.document.get("parent") == digest]
+        for child in children[:_CHILDREN]:
+            told = f"{child.digest[:12]}, trained, {child.created_at[:10]}"
+            nodes.append(Node(child.digest, name_of(child.digest), "trained", (digest,), told))
+        return tuple(nodes)
+
+    def _ancestors(self, version: VersionRecord, bases: Sequence[VersionRecord]) -> tuple[str, ...]:
+        """Return the nearest base model that is related to the version, or an empty tuple."""
+        digests = {base.ref: base.digest for base in bases}
+        index = LineageIndex(self._workspace)
+        related = index.relations(index.weights(version), bases)
+        return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
 
 
 def _colours(workspace: Workspace, names: Sequence[str], opted_out: Iterable[str]) -> dict[str, int]:
@@ -147,21 +353,16 @@ def _measured(row: Row) -> RoutingData:
 def _predicted(preview: Preview | None, names: Sequence[str]) -> RoutingData | None:
     if preview is None:
         return None
+    of_layers, experts = preview.confusion, list(enumerate(names))
     shares = {
-        domain: {expert: [layer[row][column] for layer in preview.confusion] for column, expert in enumerate(names)}
-        for row, domain in enumerate(names)
+        domain: {expert: [layer[row][column] for layer in of_layers] for column, expert in experts}
+        for row, domain in experts
     }
-    count = len(names)
     load = {
-        expert: [sum(layer[row][column] for row in range(count)) / count for layer in preview.confusion]
-        for column, expert in enumerate(names)
+        expert: [sum(layer[row][column] for row, _ in experts) / len(names) for layer in of_layers]
+        for column, expert in experts
     }
     return RoutingData(False, preview.layers, shares, load)
-
-
-def _recipe(document: object) -> dict[str, str]:
-    assert isinstance(document, dict)
-    return {str(key): _text(value) for key, value in document.items()}
 
 
 def _text(value: object) -> str:
@@ -172,5 +373,31 @@ def _text(value: object) -> str:
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _name(ref: str) -> str:
-    return ref.partition("@")[0]
+def _text_of(evaluation: EvaluationRecord) -> str:
+    return sample([text["tokens"] for text in evaluation.document["data"].values()])
+
+
+def scores_of(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
+    """Return the scores of rows, the composition's first."""
+    kinds = {"average": "average", f"{folder} oracle": "oracle", folder: "composition"}
+    keys = ("name", "score", "perplexity", "average", "interval", "average_interval", "ahead_of_average")
+    scored = []
+    for row in rows:
+        kind = kinds.get(row.name, "composition")
+        for prefix in ("base", "expert"):
+            kind = prefix if row.name.startswith(f"{prefix} ") else kind
+        scored.append(ScoreRow(kind=kind, **{key: getattr(row, key) for key in keys}))
+    order = ("composition", "oracle", "average", "base", "expert")
+    return tuple(sorted(scored, key=lambda row: order.index(row.kind)))
+
+
+def training_figures(name: str, record: TrainingRecord) -> Training:
+    """Return a training with at most `POINTS` losses, each the mean of as many."""
+    size = -(-len(record.loss) // POINTS)
+    starts = range(0, len(record.loss), size)
+    at, loss = (tuple(fmean(of[start : start + size]) for start in starts) for of in (record.at, record.loss))
+    return Training(name, record.steps, record.tokens, record.before, record.after, at, loss)
+
+
+def _caption(version: VersionRecord) -> str:
+    return f"{version.digest[:12]}, registered {version.created_at[:10]}"

@@ -4,21 +4,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.io.display import printable
-from registry.report.data import ReportData, RoutingData
-from registry.report.line_charts import active_experts_curve, loss_curves
-from registry.report.lineage_graph import lineage_graph
-from registry.report.mask_tree import mask_tree
-from registry.report.score_chart import score_chart
-from registry.report.theme import CONFIG, Spec, colour_scale, linear_axis, ticks
+from registry.report.data import ReportData, RoutingData, ScoreRow, Training
+from registry.report.graphs import lineage_graph, mask_tree
+from registry.report.score_words import interval_text
+from registry.report.theme import (
+    CONFIG,
+    OWN_COLOUR,
+    Spec,
+    colours_of,
+    expert_colour,
+    linear_axis,
+    names_axis,
+    ticks,
+    tips,
+)
 
-CELL = 26
-"""Height of a row, in pixels."""
+CELL = 26  # height of a row of a heat map, in pixels
+SCORE_ROW = 38  # height of a domain's row among the scores, in pixels
+MEAN = "all domains"  # the row of the averages among the scores
+MOST_LABELLED = 14  # columns up to which every cell of a heat map shows its value, and every layer its number
+NUMBERED = 5  # of more layers, those divisible by it show their numbers: 26 of 128, which do not touch one another
 
-MOST_LABELLED = 14
-"""Number of columns up to which every cell of a heat map shows its value, and every layer its number."""
-
-NUMBERED = 5
-"""Of more layers, those divisible by it show their numbers: 26 of 128, which do not touch one another."""
+_AUTOSIZE = {"type": "fit-x", "contains": "padding"}
+_LEGEND = {
+    "title": None,
+    "orient": "bottom",
+    "columns": 3,
+    "symbolType": "circle",
+    "symbolStrokeWidth": 0,
+    "symbolOpacity": 1,
+}
 
 
 def charts(figures: ReportData) -> dict[str, Spec]:
@@ -38,11 +53,11 @@ def charts(figures: ReportData) -> dict[str, Spec]:
     if (own := figures.row("composition")) and own.score:
         specs["scores"] = score_chart(figures, own)
     if len(figures.active_experts) > 1:
-        specs["active"] = active_experts_curve(figures)
+        specs["active"] = _active_experts(figures)
     if figures.trainings:
-        specs["losses"] = loss_curves(figures.trainings, figures.colours)
+        specs["losses"] = _losses(figures.trainings, figures.colours)
     if figures.training:
-        specs["training"] = loss_curves([figures.training], {}, "trained")
+        specs["training"] = _losses([figures.training], {}, "trained")
     if figures.lineage:
         specs["lineage"] = lineage_graph(figures)
     common = {"config": CONFIG, "width": "container", "autosize": _AUTOSIZE}
@@ -56,9 +71,6 @@ def _printable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_printable(item) for item in value]
     return printable(value) if isinstance(value, str) else value
-
-
-_AUTOSIZE = {"type": "fit-x", "contains": "padding"}
 
 
 def _cells(
@@ -75,12 +87,8 @@ def _cells(
 
     It skips the middle, where neither light nor dark text could be read.
     """
-    strength = {
-        "field": "share",
-        "type": "quantitative",
-        "scale": {"domain": [0, 0.5, 0.5001, 1], "range": [0.06, 0.36, 0.82, 1]},
-        "legend": None,
-    }
+    scale = {"domain": [0, 0.5, 0.5001, 1], "range": [0.06, 0.36, 0.82, 1]}
+    strength = {"field": "share", "type": "quantitative", "scale": scale, "legend": None}
     cells = {
         "mark": {"type": "rect", "cornerRadius": 3, "stroke": "var(--surface)", "strokeWidth": 2},
         "encoding": {"x": x, "y": y, "color": colour, "opacity": strength, "tooltip": list(tooltip)},
@@ -107,24 +115,11 @@ def _routing(figures: ReportData, routing: RoutingData, domain: str) -> Spec:
     ]
     labelled = len(routing.layers) <= MOST_LABELLED
     numbered = [str(layer) for layer in routing.layers if labelled or layer % NUMBERED == 0]
-    x = {
-        "field": "layer",
-        "type": "ordinal",
-        "sort": None,
-        "axis": {"title": "layer", "labelAngle": 0, "orient": "bottom", "values": numbered, "labelOverlap": True},
-    }
-    y = {
-        "field": "expert",
-        "type": "nominal",
-        "sort": list(experts),
-        "axis": {"title": None, "ticks": False, "domain": False},
-    }
-    colour = {"field": "expert", "type": "nominal", "scale": colour_scale(experts, figures.colours), "legend": None}
-    tooltip = [
-        {"field": "layer", "title": "layer"},
-        {"field": "expert", "title": "expert"},
-        {"field": "share", "title": f"of {domain}", "format": ".1%"},
-    ]
+    axis = {"title": "layer", "labelAngle": 0, "orient": "bottom", "values": numbered, "labelOverlap": True}
+    x = {"field": "layer", "type": "ordinal", "sort": None, "axis": axis}
+    y = names_axis("expert", experts)
+    colour = colours_of("expert", experts, figures.colours, None)
+    tooltip = tips(("layer", "layer"), ("expert", "expert"), ("share", f"of {domain}", ".1%"))
     return {**_cells(rows, x, y, colour, tooltip, labelled, ".0%", 0.005), "height": CELL * len(experts)}
 
 
@@ -135,28 +130,12 @@ def _confusion(figures: ReportData, routing: RoutingData) -> Spec:
         for domain in routing.shares
         for expert in routing.shares[domain]
     ]
-    x = {
-        "field": "expert",
-        "type": "nominal",
-        "sort": list(experts),
-        "axis": {"title": "goes to expert", "orient": "top", "labelAngle": -35, "ticks": False, "domain": False},
-    }
-    y = {
-        "field": "domain",
-        "type": "nominal",
-        "sort": list(routing.shares),
-        "axis": {"title": "text of", "ticks": False, "domain": False},
-    }
-    colour = {"field": "expert", "type": "nominal", "scale": colour_scale(experts, figures.colours), "legend": None}
-    tooltip = [
-        {"field": "domain", "title": "text of"},
-        {"field": "expert", "title": "goes to"},
-        {"field": "share", "title": "share", "format": ".1%"},
-    ]
-    return {
-        **_cells(rows, x, y, colour, tooltip, len(experts) <= MOST_LABELLED, ".1%"),
-        "height": (CELL + 8) * len(routing.shares),
-    }
+    x = names_axis("expert", experts, "goes to expert", orient="top", labelAngle=-35)
+    y = names_axis("domain", routing.shares, "text of")
+    colour = colours_of("expert", experts, figures.colours, None)
+    tooltip = tips(("domain", "text of"), ("expert", "goes to"), ("share", "share", ".1%"))
+    spec = _cells(rows, x, y, colour, tooltip, len(experts) <= MOST_LABELLED, ".1%")
+    return {**spec, "height": (CELL + 8) * len(routing.shares)}
 
 
 def _overlap(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]) -> Spec:
@@ -165,23 +144,8 @@ def _overlap(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]) 
         for first, second, share in overlap
         for a, b in ((first, second), (second, first))
     ]
-    x = {
-        "field": "a",
-        "type": "nominal",
-        "sort": list(experts),
-        "axis": {"title": None, "orient": "top", "labelAngle": -35, "ticks": False, "domain": False},
-    }
-    y = {
-        "field": "b",
-        "type": "nominal",
-        "sort": list(experts),
-        "axis": {"title": None, "ticks": False, "domain": False},
-    }
-    tooltip = [
-        {"field": "a", "title": "expert"},
-        {"field": "b", "title": "and"},
-        {"field": "share", "title": "overlap", "format": ".1%"},
-    ]
+    x, y = names_axis("a", experts, orient="top", labelAngle=-35), names_axis("b", experts)
+    tooltip = tips(("a", "expert"), ("b", "and"), ("share", "overlap", ".1%"))
     spec = _cells(rows, x, y, {"value": "var(--heat)"}, tooltip, len(experts) <= MOST_LABELLED, ".0%")
     return {**spec, "height": (CELL + 8) * len(experts)}
 
@@ -193,38 +157,182 @@ def _load(figures: ReportData, routing: RoutingData) -> Spec:
         for expert, layers in routing.load.items()
         if layers
     ]
-    y = {
-        "field": "expert",
-        "type": "nominal",
-        "sort": experts,
-        "axis": {"title": None, "ticks": False, "domain": False},
-    }
-    x = linear_axis("share", "share of all tokens", ticks(0, max(row["share"] for row in rows)), share=True)
     bars = {
         "mark": {"type": "bar", "cornerRadiusEnd": 3, "height": {"band": 0.62}},
         "encoding": {
-            "y": y,
-            "x": x,
-            "color": {
-                "field": "expert",
-                "type": "nominal",
-                "scale": colour_scale(experts, figures.colours),
-                "legend": None,
-            },
-            "tooltip": [
-                {"field": "expert", "title": "expert"},
-                {"field": "share", "title": "mean over layers", "format": ".1%"},
-                {"field": "least", "title": "lowest in a layer", "format": ".1%"},
-                {"field": "most", "title": "highest in a layer", "format": ".1%"},
-            ],
+            "y": names_axis("expert", experts),
+            "x": linear_axis("share", "share of all tokens", ticks(0, max(row["share"] for row in rows)), share=True),
+            "color": colours_of("expert", experts, figures.colours, None),
+            "tooltip": tips(
+                ("expert", "expert"),
+                ("share", "mean over layers", ".1%"),
+                ("least", "lowest in a layer", ".1%"),
+                ("most", "highest in a layer", ".1%"),
+            ),
         },
     }
     even = {
         "data": {"values": [{"even": 1 / len(rows)}]},
         "mark": {"type": "rule", "strokeDash": [4, 4], "stroke": "var(--text)"},
-        "encoding": {
-            "x": {"field": "even", "type": "quantitative"},
-            "tooltip": [{"field": "even", "title": "an even share", "format": ".1%"}],
-        },
+        "encoding": {"x": {"field": "even", "type": "quantitative"}, "tooltip": tips(("even", "an even share", ".1%"))},
     }
     return {"data": {"values": rows}, "layer": [bars, even], "height": (CELL + 6) * len(rows)}
+
+
+def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
+    """Return a dot for each domain's score with its interval; base model, average and oracle are marks beside it."""
+    references = [(kind, row) for kind in ("base", "average", "oracle") if (row := figures.row(kind))]
+    domains = [*([MEAN] if len(own.score) > 1 and own.average is not None else []), *own.score]
+    rows: list[dict[str, Any]] = []
+    for domain in domains:
+        mean = domain == MEAN
+        values = {kind: row.average if mean else row.score.get(domain) for kind, row in [("own", own), *references]}
+        known = [value for value in values.values() if value is not None]
+        colour = "var(--text)" if mean else expert_colour(domain, figures.colours)
+        rows.append({"domain": domain, "colour": colour, "low": min(known), "high": max(known), **values})
+        ends = own.average_interval if mean else own.interval.get(domain)
+        if ends is not None:
+            rows[-1] |= {"from": ends[0], "to": ends[1], "interval": interval_text(ends)}
+    shown = [row[key] for row in rows for key in ("low", "high", "from", "to") if key in row]
+    x = linear_axis("own", "score", ticks(min(*shown, 100.0), max(*shown, 100.0)), tickSize=4)
+    y = names_axis("domain", domains)
+    y["axis"]["labelPadding"] = 8
+    names = {"own": figures.kind, "base": "base model", "average": "averaged weights", "oracle": "perfect routing"}
+    drawn = {"own", *dict(references)}
+    tooltip = tips(("domain", "domain"), *((kind, name, ".1f") for kind, name in names.items() if kind in drawn))
+    tooltip += tips(("interval", "95 % interval")) if any("interval" in row for row in rows) else []
+
+    def at(kind: str, mark: Spec) -> Spec:
+        return {
+            "transform": [{"filter": f"isValid(datum.{kind})"}],
+            "mark": mark,
+            "encoding": {"x": {**x, "field": kind}, "y": y, "tooltip": tooltip},
+        }
+
+    hundred = {
+        "data": {"values": [{"own": 100}]},
+        "mark": {"type": "rule", "stroke": "var(--text)", "strokeWidth": 1, "strokeDash": [2, 3]},
+        "encoding": {"x": x},
+    }
+    span = {
+        "mark": {"type": "rule", "stroke": "var(--edge)", "strokeWidth": 2, "strokeCap": "round"},
+        "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y},
+    }
+    whisker = at("own", {"type": "rule", "strokeWidth": 7, "strokeCap": "butt", "opacity": 0.4})
+    whisker["transform"] = [{"filter": "isValid(datum.interval)"}]
+    whisker["encoding"] |= {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "color": OWN_COLOUR}
+    shape = {"filled": False, "fill": "var(--surface)", "stroke": "var(--soft)", "strokeWidth": 2, "opacity": 1}
+    dots = at("own", {"type": "circle", "size": 190, "opacity": 1, "stroke": "var(--surface)", "strokeWidth": 2})
+    dots["encoding"]["color"] = OWN_COLOUR
+    label = at("own", {"type": "text", "dy": -15, "fontSize": 11, "fontWeight": 600, "color": "var(--text)"})
+    label["encoding"]["text"] = {"field": "own", "type": "quantitative", "format": ".1f"}
+    layers = [
+        hundred,
+        span,
+        whisker,
+        at("base", {"type": "point", "shape": "square", "size": 60, **shape}),
+        at("average", {"type": "point", "shape": "circle", "size": 70, **shape}),
+        dots,
+        at("oracle", {"type": "point", "shape": "diamond", "size": 50, **shape}),  # often in a dot: above it
+        label,
+    ]
+    return {"data": {"values": rows}, "layer": layers, "height": SCORE_ROW * len(domains)}
+
+
+def _active_experts(figures: ReportData) -> Spec:
+    """Return scores over the number of experts per token, one line per domain; perplexities where there is no score."""
+    rows = figures.active_experts
+    scored = all(row.score.keys() == row.perplexity.keys() for row in rows)
+    title = "normalised score" if scored else "perplexity"
+    points: list[dict[str, Any]] = [
+        {"count": row.experts_per_token, "domain": domain, "value": value, "parameters": row.active_parameters}
+        for row in rows
+        for domain, value in (row.score if scored else row.perplexity).items()
+    ]
+    means: list[dict[str, Any]] = [
+        {"count": row.experts_per_token, "value": row.average, "parameters": row.active_parameters}
+        for row in rows
+        if row.average is not None
+    ]
+    references: list[dict[str, Any]] = [
+        {"value": value, "name": name}
+        for kind, name in (("average", "averaged weights"), ("oracle", "perfect routing"))
+        if scored and (value := figures.score_of(kind)) is not None
+    ]
+    drawn = [float(row["value"]) for row in (*points, *means, *references)] + ([100.0] if scored else [])
+    counts = [row.experts_per_token for row in rows]
+    x = {
+        "field": "count",
+        "type": "quantitative",
+        "scale": {"nice": False, "zero": False, "padding": 12},
+        "axis": {"title": "experts per token", "values": counts, "format": "d", "grid": False},
+    }
+    y = linear_axis("value", title, ticks(min(drawn), max(drawn)))
+    colour = colours_of("domain", dict.fromkeys(point["domain"] for point in points), figures.colours, _LEGEND)
+    number, parameters, figure = tips(
+        ("count", "experts per token"), ("parameters", "parameters per token", ","), ("value", title, ".2f")
+    )
+    of_mean = [number, parameters, {**figure, "title": "average score"}]
+    of_domain = [*tips(("domain", "domain")), number, parameters, figure]
+    layers = [
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour}},
+        {
+            "mark": {"type": "circle", "size": 60, "opacity": 1},
+            "encoding": {"x": x, "y": y, "color": colour, "tooltip": of_domain},
+        },
+        {
+            "data": {"values": means},
+            "mark": {"type": "line", "stroke": "var(--text)", "strokeWidth": 2, "strokeDash": [4, 4]},
+            "encoding": {"x": x, "y": y},
+        },
+        {
+            "data": {"values": means},
+            "mark": {"type": "circle", "size": 60, "color": "var(--text)", "opacity": 1},
+            "encoding": {"x": x, "y": y, "tooltip": of_mean},
+        },
+    ]
+    if references:
+        layers += [
+            {
+                "data": {"values": references},
+                "mark": {"type": "rule", "stroke": "var(--soft)", "strokeWidth": 1, "strokeDash": [1, 3]},
+                "encoding": {"y": y, "tooltip": [{"field": "name"}, {"field": "value", "format": ".2f"}]},
+            },
+            {
+                "data": {"values": references},
+                "mark": {"type": "text", "align": "left", "dy": -6, "fontSize": 11, "color": "var(--soft)"},
+                "encoding": {"x": {"value": 4}, "y": y, "text": {"field": "name"}},
+            },
+        ]
+    return {"data": {"values": points}, "layer": layers, "height": 260}
+
+
+def _losses(trainings: Sequence[Training], colours: Mapping[str, int], what: str = "expert") -> Spec:
+    """Return losses of trainings of `what` over their steps, one line each, and at both ends those on held-out text."""
+    points: list[dict[str, Any]] = [
+        {"expert": training.name, "step": step, "loss": loss}
+        for training in trainings
+        for step, loss in zip(training.at, training.loss, strict=True)
+    ]
+    ends: list[dict[str, Any]] = [
+        {"expert": training.name, "step": step, "loss": loss, "when": when}
+        for training in trainings
+        for step, loss, when in ((0, training.before, "before"), (training.steps, training.after, "after"))
+    ]
+    losses = [float(row["loss"]) for row in (*points, *ends)]
+    steps = ticks(0, max(training.steps for training in trainings), whole=True)
+    x = linear_axis("step", "step", steps, grid=False)
+    y = linear_axis("loss", "loss, nats per token", ticks(min(losses), max(losses)))
+    encoding = {"x": x, "y": y, "color": colours_of("expert", [one.name for one in trainings], colours, _LEGEND)}
+    name, loss = ("expert", what), ("loss", "loss", ".4f")
+    of_point, of_end = tips(name, ("step", "step", ",.0f"), loss), tips(name, ("when", "held-out text, training"), loss)
+    layers = [
+        {"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": encoding},
+        {"mark": {"type": "circle", "size": 16, "opacity": 0.6}, "encoding": {**encoding, "tooltip": of_point}},
+        {
+            "data": {"values": ends},
+            "mark": {"type": "point", "shape": "diamond", "filled": True, "size": 110, "opacity": 1},
+            "encoding": {**encoding, "tooltip": of_end},
+        },
+    ]
+    return {"data": {"values": points}, "layer": layers, "height": 260}

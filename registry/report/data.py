@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from registry.evaluation.stored import FEW_TOKENS
 from registry.hosts.remote_code import ENSEMBLE, SIMOE
 
 
@@ -13,12 +14,10 @@ class MemberFigures:
     """One expert of the composition.
 
     Attributes:
-        name: the expert.
         ref: the version in this registry; None if it is not registered here, or was opted out.
         digest: its content digest.
         tokens: calibration tokens; None if it is not registered here.
-        license: its license, if it has one.
-        drowned: the reason why it is predicted to be drowned out, if it is.
+        drowned: the reason why it is predicted to lose its own text to others, if it is.
         opted_out: the version that was opted out since, if it was.
     """
 
@@ -33,12 +32,7 @@ class MemberFigures:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The first sentences of a report.
-
-    Attributes:
-        text: one or two sentences.
-        command: the command that says more, if there is one; it begins with `reg`.
-    """
+    """The first one or two sentences of a report, and the command that says more, if any; it begins with `reg`."""
 
     text: str
     command: str | None = None
@@ -46,13 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Warned:
-    """A warning of a report.
-
-    Attributes:
-        text: what is the matter, in a sentence.
-        mend: what mends it, in a sentence.
-        command: the command that mends it, if there is one; it begins with `reg`.
-    """
+    """A warning: what is the matter, what mends it, and the command that does, if any; it begins with `reg`."""
 
     text: str
     mend: str
@@ -103,14 +91,13 @@ class ScoreRow:
     """Normalised scores of one model: 100 is each domain's own expert.
 
     Attributes:
-        name: the name of the model.
         kind: composition, oracle, average, base or expert.
         score: domain → score.
         perplexity: domain → perplexity.
         average: mean score, if all domains have one.
         interval: domain → low and high end of the score's 95 % interval, where it was recorded.
         average_interval: the same of the average.
-        ahead_of_average: low and high end of the 95 % interval of its average less that of averaged weights.
+        ahead_of_average: the same of its average less that of averaged weights.
     """
 
     name: str
@@ -143,17 +130,17 @@ class Evaluated:
     tokens: Mapping[str, int]
     labels: Mapping[str, str]
 
+    @property
+    def is_small(self) -> bool:
+        """True if some domain has so few tokens that its score is uncertain."""
+        return min(self.tokens.values(), default=FEW_TOKENS) < FEW_TOKENS
+
 
 @dataclass(frozen=True)
 class ActiveExperts:
     """Figures of the composition with another number of experts per token (FlexOlmo, Fig. 3).
 
-    Attributes:
-        experts_per_token: the number.
-        active_parameters: number of weights used for one token.
-        score: domain → normalised score, where the domain's own expert is registered.
-        perplexity: domain → perplexity.
-        average: mean score, if all domains have one.
+    `active_parameters` are the weights used for one token; the others are as in `ScoreRow`.
     """
 
     experts_per_token: int
@@ -174,7 +161,7 @@ class Training:
         before: loss on held-out text before the first step, in nats per token; as all losses.
         after: the same after the last step.
         at: steps, counted from 1: the middle of those that each number of `loss` is the mean of.
-        loss: losses on the training text, at most `data.POINTS`.
+        loss: losses on the training text, at most `POINTS`.
     """
 
     name: str
@@ -186,8 +173,7 @@ class Training:
     loss: tuple[float, ...]
 
 
-POINTS = 200
-"""Most points of a loss curve in a report."""
+POINTS = 200  # most points of a loss curve in a report
 
 
 @dataclass(frozen=True)
@@ -243,7 +229,6 @@ class ReportData:
 
     Attributes:
         name: the composition's folder, or its members.
-        digest: the composition's digest.
         host: the composition's `model_type`.
         made: the time when it was first composed here, ISO 8601.
         recipe: setting → text.
@@ -251,15 +236,12 @@ class ReportData:
         parameters: total number of weights.
         active_parameters: number of weights used for one token.
         top_k: experts per token.
-        routing: shares of tokens per domain and expert.
         overlap: (expert, expert, share of tokens that a linear router cannot tell apart).
         scores: scores of models, the composition first.
-        evaluated: the data of the scores.
         active_experts: figures by experts per token, ascending, of the latest evaluation that has them.
         trainings: trainings of the members that were trained here.
         audits: stored audits of extraction, the latest first.
         lineage: sources of the composition, and compositions trained from it.
-        notes: missing parts, with reasons.
         training: the composition's own training; None of one that was not trained, or whose routers alone were.
         from_base: the number of members, where they are copies of a base model, which have no domain.
         mask_overlap: (expert, expert, overlap of their masks, from 0 to 1), of a SIMoE.
@@ -267,8 +249,6 @@ class ReportData:
         to: the output of its recipe: moe, dense, ensemble, hetero or simoe.
         folder: a folder that it is in, for commands; None if none is known.
         indistinct: the share of an overlap from which on routing hardly separates two experts.
-        verdict: what the report says first.
-        warnings: what is wrong with the composition or its evaluation, and what mends it.
         colours: expert → number of its colour on every page (`expert_colours`).
     """
 

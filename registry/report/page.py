@@ -4,22 +4,44 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from registry.design import colour_class, stylesheet
 from registry.errors import RegError
+from registry.evaluation.stored import score_text
 from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.report.charts import charts
 from registry.report.data import ReportData
-from registry.report.frame import Frame
-from registry.report.verdict import INTERVAL_MEANS, OVER_100, interval_text, is_small, sample, score_text, unbroken
+from registry.report.score_words import INTERVAL_MEANS, OVER_100, interval_text, named_sample, unbroken
 
 _FOLDER = Path(__file__).parent
 _SHARE = re.compile(r"(\b[0-9]+(?:\.[0-9]+)?) %")
 _EXTRA = "run: pip install 'expert-registry[report]'"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The surroundings of a report among the local pages; a file has none.
+
+    Attributes:
+        links: name and address of each page in the navigation.
+        active: address of the page in the navigation that the report belongs to.
+        back: name and address of the page that the report belongs to.
+        theme: light or dark, where the reader chose one; None for the system's.
+        program: the beginning of commands: `reg`, or `reg --home DIR`.
+        form: address of the form that evaluates the composition; None where work cannot be started.
+    """
+
+    links: tuple[tuple[str, str], ...] = ()
+    active: str | None = None
+    back: tuple[str, str] | None = None
+    theme: str | None = None
+    program: str = "reg"
+    form: str | None = None
 
 
 def page(figures: ReportData, frame: Frame | None = None) -> str:
@@ -28,19 +50,9 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
     Raises:
         RegError: Jinja2 or vl-convert-python is not installed.
     """
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise RegError("reports need Jinja2, which is not installed", _EXTRA) from error
     frame = frame or Frame()
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
+    templates = environment(_FOLDER / "templates")
+    templates.filters |= {
         "percent": _percent,
         "number": _number,
         "score": score_text,
@@ -55,12 +67,12 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
     scripts = {"library": library(), "own": (_FOLDER / "page.js").read_text(encoding="utf-8")}
     own_style = (_FOLDER / "page.css").read_text(encoding="utf-8")
     evaluated = figures.evaluated
-    return environment.get_template("page.html").render(
+    text: str = templates.get_template("page.html").render(
         figures=figures,
         frame=frame,
         colour=lambda name: colour_class(name, figures.colours),
-        sample=sample(evaluated) if evaluated else "",
-        small=evaluated is not None and is_small(evaluated),
+        sample=named_sample(evaluated.tokens) if evaluated else "",
+        small=evaluated is not None and evaluated.is_small,
         over_100=OVER_100,
         overlap_of_activations=OVERLAP_OF_ACTIVATIONS,
         overlap_of_token_counts=OVERLAP_OF_TOKEN_COUNTS,
@@ -70,6 +82,22 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
         data=_trusted(as_data(specs)),
         scripts={name: _trusted(text) for name, text in scripts.items()},
         policy=" ".join(f"'sha256-{_hash(text)}'" for text in scripts.values()),
+    )
+    return text
+
+
+def environment(folder: Path) -> Any:
+    """Return the Jinja2 environment of the templates in a folder, which escapes all values (errors as in `page`)."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise RegError("reports need Jinja2, which is not installed", _EXTRA) from error
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 

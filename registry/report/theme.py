@@ -1,7 +1,7 @@
 """The theme of all charts: Vega-Lite's configuration, axes and colours, with the font and the tokens of the design."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -35,14 +35,31 @@ CONFIG: Spec = {
 }
 
 
+OWN_COLOUR: Spec = {"field": "colour", "type": "nominal", "scale": None}
+"""The encoding of rows that name their colour themselves."""
+
+
 def expert_colour(name: str, colours: Mapping[str, int]) -> str:
     """Return the colour of a name, as CSS: that of its expert, or grey."""
     return f"var(--{colour_class(name, colours)})"
 
 
-def colour_scale(names: Sequence[str], colours: Mapping[str, int]) -> Spec:
-    """Return a colour scale: each expert has its own colour, other names are grey."""
-    return {"domain": list(names), "range": [expert_colour(name, colours) for name in names]}
+def colours_of(field: str, names: Iterable[str], colours: Mapping[str, int], legend: Spec | None) -> Spec:
+    """Return the encoding of a field's colour: each expert has its own, other names are grey."""
+    domain = list(names)
+    scale = {"domain": domain, "range": [expert_colour(name, colours) for name in domain]}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
+
+
+def names_axis(field: str, names: Iterable[str], title: str | None = None, **axis: object) -> Spec:
+    """Return the encoding of an axis of names in their order, without ticks."""
+    look = {"title": title, **axis, "ticks": False, "domain": False}
+    return {"field": field, "type": "nominal", "sort": list(names), "axis": look}
+
+
+def tips(*rows: tuple[str, ...]) -> list[Spec]:
+    """Return the lines of a tooltip, each of a field, its title, and where it is a number its format."""
+    return [dict(zip(("field", "title", "format"), row, strict=False)) for row in rows]
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:

@@ -1,46 +1,39 @@
-"""The verdict of a report: how good the composition is, in a sentence or two, and on how much text."""
+"""The verdict of a report in a sentence or two, and its warnings, each with the command that mends it."""
 
 import itertools
-import math
-import re
 import shlex
-from collections.abc import Mapping, Sequence
-from decimal import ROUND_HALF_UP, Decimal
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
-from registry.report.data import Evaluated, ReportData, ScoreRow, Verdict
-
-FEW_TOKENS = 2000
-"""Predicted tokens of a domain below which its score is uncertain: pages say so, and how many would be enough."""
-
-FEW_MEANS = f"below {FEW_TOKENS:,} tokens of a domain, a difference of a point can be chance"
-"""What few tokens mean, in words."""
-
-OVER_100 = (
-    "A score can exceed 100: what a model has from its other experts may help it to predict a domain’s text better "
-    "than that domain’s own expert does."
+from registry.evaluation.stored import score_text
+from registry.methods.ensemble.routings import POSTERIOR
+from registry.report.data import MemberFigures, ReportData, RoutingData, ScoreRow, Verdict, Warned
+from registry.report.score_words import (
+    FEW_MEANS,
+    chance_of_average,
+    interval_text,
+    listed,
+    named_sample,
+    percent,
+    spaced,
 )
-"""Why scores over 100 are no mistake."""
 
-INTERVAL_MEANS = (
-    "The 95\u00a0% interval says how far a score could move on other text of the same kind, from 2,000 resamples of "
-    "its windows."
-)
-"""What an interval of a score means."""
-
-_PERCENT = re.compile(r"(?<=[0-9])%(?!\w)")
-_BREAKABLE = re.compile(r"(?<=[0-9]) %(?!\w)")
-
-PLACE = "DIR"
-"""What commands name where a folder is to be chosen, or none is known."""
-
-_SHOWN = 0.05
-"""Points from which on a difference does not round to 0.0."""
+PLACE = "DIR"  # what commands name where a folder is to be chosen, or none is known
 
 _DEFAULTS = {"to": "moe", "trunk": "regmean", "router": "context"}
 
-MOST_NAMED = 3
-"""Names up to which a sentence lists them all."""
+CONTEXT = "context"  # the router that reads the text so far, which separates domains best
+DROWNED = 0.5  # an expert that gets less than this share of its own domain's tokens loses its text to the others
+CONFUSED = 0.25  # share of a domain's tokens from which on another expert that gets them is worth a warning
+UNEVEN = 0.25
+"""How far an expert's share of all tokens may exceed the share of its domain's text; a quarter of all tokens."""
+
+COST = 3.0  # points between perfect routing and the composition from which on routing is worth mending
+
+_ROUTED = ("moe", "hetero", "ensemble")
+
+_Pairs = set[frozenset[str]]
 
 
 def verdict(figures: ReportData) -> Verdict:
@@ -53,7 +46,7 @@ def verdict(figures: ReportData) -> Verdict:
             return Verdict(f"{text} A purge deletes the scores of what was made from a member.")
         text = f"Not evaluated yet: reg evaluate shows how good this {figures.kind} is."
         return Verdict(f"{text}{_predicted(figures)}", evaluation_command(figures))
-    on = sample(figures.evaluated)
+    on = named_sample(figures.evaluated.tokens)
     if not own.score:
         return Verdict(f"{_perplexities(figures, own)} on {on}. {_unscored(list(own.perplexity))}")
     scored = list(own.score)
@@ -71,11 +64,11 @@ def verdict(figures: ReportData) -> Verdict:
             parts.append(f"perfect routing would reach {percent(oracle)}{_losses(own.average, oracle)}")
     left = [domain for domain in own.perplexity if domain not in own.score]
     plain = figures.row("average")
-    differs = chance(
+    differs = chance_of_average(
+        own.ahead_of_average if plain is not None else None,
         own.average_interval,
         None if plain is None else plain.average_interval,
         f"the {figures.kind}",
-        own.ahead_of_average if plain is not None else None,
     )
     said = ["; ".join(parts) + ".", differs]
     return Verdict(" ".join(filter(None, [*said, _unscored(left) if left else ""])))
@@ -89,127 +82,6 @@ def _losses(own: float, oracle: float) -> str:
         return ""
     costs = "no point" if not routing else f"{routing} point{'' if routing == 1 else 's'}"
     return f", so routing costs {costs} and the shared weights {sharing or 'none'}"
-
-
-def chance(
-    own: Sequence[float] | None, plain: Sequence[float] | None, name: str, ahead: Sequence[float] | None = None
-) -> str:
-    """Return whether a composition and its averaged weights differ by more than chance.
-
-    Args:
-        own: low and high end of the 95 % interval of the composition's average score; None if they are not known.
-        plain: that of the averaged weights.
-        name: what the composition is called.
-        ahead: the interval of the difference of the two; None if it is not known.
-
-    Returns:
-        A sentence; empty if neither the difference nor both intervals are known.
-    """
-    if ahead is not None:
-        return by_difference(ahead, name, "averaged weights")
-    return by_chance(own, plain, f" of {name} and of averaged weights")
-
-
-def by_difference(ahead: Sequence[float], name: str, other: str) -> str:
-    """Return how far one is ahead of another on the same windows of text, and whether that may be chance: a sentence.
-
-    Args:
-        ahead: low and high end of the 95 % interval of the first score less the second, in points.
-        name: what the first is called.
-        other: what the second is called.
-    """
-    is_behind = ahead[1] < 0
-    ends = sorted(-end for end in ahead) if is_behind else ahead
-    digits = 1 if all(abs(end) >= _SHOWN for end in ends) else 2
-    shown = " to ".join(score_text(0.0 if round(end, digits) == 0 else end, digits).replace("-", "−") for end in ends)
-    meant = "this is more than chance" if ends[0] > 0 else "this may be chance"
-    place = "behind" if is_behind else "ahead of"
-    return f"On the same windows {name} is {place} {other} by {shown} points (95\u00a0% interval): {meant}."
-
-
-def by_chance(first: Sequence[float] | None, second: Sequence[float] | None, of: str = "") -> str:
-    """Return whether two scores differ by more than chance, by their 95 % intervals: one sentence.
-
-    Two intervals that do not overlap differ by more than chance; two that do may still differ, because they are of
-    the same windows: `by_difference` decides where that is known.
-
-    Args:
-        first: low and high end of one, of scores out of 100; None if they are not known.
-        second: those of the other.
-        of: whose they are, in words that begin with a space.
-
-    Returns:
-        The sentence; empty if one of the intervals is not known.
-    """
-    if first is None or second is None:
-        return ""
-    shown = f"{interval_text(first)} and {interval_text(second)}"
-    apart = first[0] > second[1] or second[0] > first[1]
-    meant = "do not overlap: the difference is more than chance" if apart else "overlap: the difference may be chance"
-    return f"The 95\u00a0% intervals{of}, {shown}, {meant}."
-
-
-def sample(evaluated: Evaluated) -> str:
-    """Return on how much text figures were measured: `12,288 tokens of 5 domains`."""
-    tokens = f"{sum(evaluated.tokens.values()):,} tokens"
-    if len(evaluated.tokens) == 1:
-        return f"{tokens} of one domain, {next(iter(evaluated.tokens))}"
-    return f"{tokens} of {len(evaluated.tokens)} domains"
-
-
-def is_small(evaluated: Evaluated) -> bool:
-    """Tell whether some domain has so few tokens that its score is uncertain."""
-    return min(evaluated.tokens.values(), default=FEW_TOKENS) < FEW_TOKENS
-
-
-def evaluation_command(figures: ReportData) -> str:
-    """Return the command that evaluates the composition on text of all its domains."""
-    evaluated = list(figures.evaluated.tokens) if figures.evaluated else []
-    own = has_domains(figures) and (not evaluated or not set(evaluated).isdisjoint(figures.experts))
-    domains = figures.experts if own else evaluated or ("DOMAIN",)
-    baselines = ["--baselines"] if has_domains(figures) else []
-    oracle = ["--oracle"] if figures.to == "moe" and has_domains(figures) else []
-    data = [word for domain in domains for word in ("--data", f"{domain}=FILE")]
-    return command("evaluate", figures.folder or PLACE, *data, *baselines, *oracle)
-
-
-def has_domains(figures: ReportData) -> bool:
-    """Tell whether its members stand for domains, unlike copies of a base model and experts of a SIMoE."""
-    return figures.from_base is None and figures.to != "simoe"
-
-
-def compose_command(figures: ReportData, *options: str, experts: Sequence[str] = (), plain: bool = False) -> str:
-    """Return the command that composes the members in another way.
-
-    Args:
-        figures: of the composition.
-        options: what is different.
-        experts: the members; by default all.
-        plain: leave out how this composition was made.
-    """
-    recipe = {} if plain else {**figures.recipe, "to": figures.to}
-    return recipe_command(recipe, experts or figures.experts, *options)
-
-
-def recipe_command(recipe: Mapping[str, Any], experts: Sequence[str], *options: str) -> str:
-    """Return the command that composes experts by the methods of a recipe, but for the options."""
-    made = {key: recipe.get(key) for key in _DEFAULTS}
-    kept = [(f"--{key}", value) for key, value in made.items() if value and value != _DEFAULTS[key]]
-    same = [word for option, value in kept if option not in options for word in (option, value)]
-    return command("compose", "--experts", ",".join(experts), *same, *options, "--out", PLACE)
-
-
-def command(*words: str) -> str:
-    """Return a command as it is typed."""
-    return shlex.join(["reg", *words])
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names as a sentence has them: `code`, `code and math`, `code, math and 3 more`."""
-    shown = [*names[:MOST_NAMED]]
-    if len(names) > MOST_NAMED:
-        shown = [*names[: MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} more"]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _predicted(figures: ReportData) -> str:
@@ -234,30 +106,223 @@ def _unscored(domains: Sequence[str]) -> str:
     return f"There are no scores for {listed(domains)}: no experts of these names are registered here."
 
 
-def spaced(text: str) -> str:
-    """Return a text of the library with its percentages as pages have them: `92 %`."""
-    return _PERCENT.sub(" %", text)
+def advice(figures: ReportData) -> tuple[Warned, ...]:
+    """Return what is wrong with the composition, the gravest first; what one command mends is one warning."""
+    warned: _Pairs = set()
+    found: list[Warned] = [*_opted_out(figures), *_sample(figures), *_worse_than_average(figures)]
+    if figures.to in _ROUTED and has_domains(figures):
+        found += [*_drowned(figures, warned), *_confused(figures, warned), *_overlapping(figures, warned)]
+    found += [*_uneven(figures, bool(warned)), *_costly_routing(figures, bool(warned))]
+    texts: dict[tuple[str, str | None], list[str]] = {}
+    for one in found:
+        texts.setdefault((one.mend, one.command), []).append(one.text)
+    return tuple(Warned(" ".join(text), mend, command) for (mend, command), text in texts.items())
 
 
-def unbroken(text: str) -> str:
-    """Return a text for a page, where no line may end before a percent sign: `spaced`, with no-break spaces."""
-    return _BREAKABLE.sub("\u00a0%", spaced(text))
+def _opted_out(figures: ReportData) -> Iterator[Warned]:
+    gone = [member for member in figures.members if member.opted_out]
+    if not gone:
+        return
+    refs, left = list(dict.fromkeys(str(member.opted_out) for member in gone)), _others(figures, gone)
+    yield opted_out(refs, left if figures.from_base is None else [], {**figures.recipe, "to": figures.to})
 
 
-def percent(score: float, digits: int = 1) -> str:
-    """Return a share of 100 as sentences have it."""
-    return f"{score_text(score, digits)} %"
+def opted_out(refs: Sequence[str], left: Sequence[str], recipe: Mapping[str, Any]) -> Warned:
+    """Return the warning of opted-out versions (`refs`); `left` are the others, if they can be composed."""
+    text = f"{listed(refs)} {'were' if len(refs) > 1 else 'was'} opted out after this was composed."
+    if not left:
+        return Warned(text, "Delete this composition.")
+    if len(left) == 1:
+        return Warned(text, f"Delete this composition; {left[0]} alone is left of it.")
+    return Warned(text, "Compose the others alone, and delete this one.", recipe_command(recipe, left))
 
 
-def interval_text(interval: Sequence[float] | None, digits: int = 1) -> str:
-    """Return an interval of a score as all pages have it: `95.9 to 97.2`; empty for None."""
-    return "" if interval is None else " to ".join(score_text(end, digits) for end in interval)
+def _sample(figures: ReportData) -> Iterator[Warned]:
+    evaluated = figures.evaluated
+    if evaluated is None or figures.row("composition") is None:
+        return
+    missing = [name for name in figures.experts if name not in evaluated.tokens]
+    wrong, mend = list[str](), ""
+    if evaluated.is_small:
+        least = min(evaluated.tokens.values())
+        text = f"Few tokens: {named_sample(evaluated.tokens)}" + (
+            f", the smallest of {least:,} tokens" if len(evaluated.tokens) > 1 else ""
+        )
+        wrong.append(f"{text}; {FEW_MEANS}.")
+        mend = "Evaluate on more text."
+    if has_domains(figures) and 0 < len(missing) < len(figures.experts):
+        text = f"One of {len(figures.experts)} members is not evaluated on its own domain: "
+        if len(missing) > 1:
+            text = f"{len(missing)} of {len(figures.experts)} members are not evaluated on their own domains: "
+        mend = f"Evaluate on {'more text,' if wrong else 'text'} of every member's domain."
+        wrong.append(f"{text}{listed(missing)}.")
+    if wrong:  # the same command mends both
+        yield Warned(" ".join(wrong), mend, evaluation_command(figures))
 
 
-def score_text(score: float | int | None, digits: int = 1) -> str:
-    """Return a score as all pages have it, halves rounded up as charts round them: `99.7`; a dash for None."""
-    if score is None:
-        return "–"
-    if not math.isfinite(score):
-        return f"{score:.{digits}f}"
-    return str(Decimal(score).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+def _worse_than_average(figures: ReportData) -> Iterator[Warned]:
+    own, average = figures.score_of("composition"), figures.score_of("average")
+    if found := worse_than_average(own, average, figures.to, figures.experts):
+        yield found
+
+
+def worse_than_average(own: float | None, average: float | None, to: str, experts: Sequence[str]) -> Warned | None:
+    """Return the warning of a composition whose experts' averaged weights are better; None if it is not, or not known.
+
+    `own` and `average` are average scores, of the composition and of the averaged weights of exactly its experts.
+    """
+    if own is None or average is None or own >= average or to == "dense":
+        return None
+    text = f"Averaged weights are better: {percent(average)} against {percent(own)}."
+    simple = recipe_command({}, experts, "--to", "dense", "--trunk", "mean")
+    return Warned(text, "The average is one dense model, and smaller: compose it.", simple)
+
+
+def _drowned(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
+    """Yield members that get less than half of their own text: as measured, or else as predicted."""
+    routing = figures.routing
+    for member in figures.members:
+        name = member.name
+        if routing is not None and routing.measured and name in routing.accuracy:
+            share = routing.accuracy[name]
+            if share >= DROWNED or len(figures.members) < 2:
+                continue
+            taker, taken = _taker(routing, name)
+            only = f"only {percent(100 * share)} of its own domain's tokens go to it"
+            text = f"{name} loses its own text: {only}; {taker} gets {percent(100 * taken)}."
+            yield Warned(text, *_separation(figures, name, taker))
+            warned.add(frozenset((name, taker)))
+        elif member.drowned:
+            taker = _taker(routing, name)[0] if routing else ""
+            text = f"{name} is predicted to lose its own text: {spaced(member.drowned.partition(': try ')[0])}."
+            if "--balance" in member.drowned:
+                yield Warned(text, "Balance the members' statistics.", compose_command(figures, "--balance", "tokens"))
+            else:
+                yield Warned(text, *_separation(figures, name, taker))
+            warned.add(frozenset((name, taker)))
+
+
+def _confused(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
+    routing = figures.routing
+    for domain, expert, share in routing.confused if routing else ():
+        pair = frozenset((domain, expert))
+        if share >= CONFUSED and domain in figures.experts and pair not in warned:
+            goes = "goes" if routing and routing.measured else "is predicted to go"
+            text = f"{percent(100 * share)} of {domain}'s text {goes} to {expert}."
+            yield Warned(text, *_separation(figures, domain, expert))
+            warned.add(pair)
+
+
+def _overlapping(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
+    """Yield pairs whose text is too alike, unless a measurement found that routing separates them all the same."""
+    routing = figures.routing
+    measured = routing.accuracy if routing and routing.measured else {}
+    for first, second, share in sorted(figures.overlap, key=lambda pair: -pair[2]):
+        pair = frozenset((first, second))
+        separated = all(measured.get(name, 0.0) >= 1 - CONFUSED for name in pair)
+        if share < figures.indistinct or pair in warned or separated:
+            continue
+        of = ("token counts", "texts") if figures.recipe.get("router") == CONTEXT else ("activations", "tokens")
+        alike = f"{percent(100 * share, 0)} of their {of[1]} cannot be told apart"
+        text = f"{first} and {second} overlap in {of[0]}: {alike}."
+        yield Warned(text, *_separation(figures, first, second))
+        warned.add(pair)
+
+
+def _uneven(figures: ReportData, warned: bool) -> Iterator[Warned]:
+    """Yield the expert that gets far more tokens than there is text of its domain, and those that get hardly any."""
+    routing = figures.routing
+    if routing is None or len(routing.load) < 2 or warned or figures.to not in _ROUTED:
+        return
+    load = {expert: sum(layers) / len(layers) for expert, layers in routing.load.items() if layers}
+    expected = _expected(figures, load)
+    for expert in expected:
+        if (share := load[expert]) - expected[expert] >= UNEVEN:
+            even = percent(100 * expected[expert])
+            text = f"Load collapses onto {expert}: it gets {percent(100 * share)} of all tokens, where {even} is even."
+            if figures.from_base is not None or figures.recipe.get("router") == "random":
+                mend = "Train it: the loss of reg train keeps the load even."
+                yield Warned(text, mend, command("train", figures.folder or PLACE, "--data", "FILE", "--out", PLACE))
+            else:
+                yield Warned(text, *_separation(figures, expert, expert))
+
+
+def _costly_routing(figures: ReportData, warned: bool) -> Iterator[Warned]:
+    own, oracle = figures.score_of("composition"), figures.score_of("oracle")
+    if own is None or oracle is None or oracle - own < COST or warned or figures.recipe.get("router") == CONTEXT:
+        return
+    text = f"Routing costs {oracle - own:.1f} points: perfect routing would reach {percent(oracle)}."
+    yield Warned(text, "Route by the text so far.", compose_command(figures, "--router", CONTEXT))
+
+
+def _separation(figures: ReportData, first: str, second: str) -> tuple[str, str | None]:
+    """Return what helps where routing does not separate two members, and its command."""
+    if figures.to == "ensemble" and figures.recipe.get("routing") != POSTERIOR:
+        return "Weigh members by the text so far.", compose_command(figures, "--routing", POSTERIOR)
+    if figures.to == "moe" and figures.recipe.get("router") not in (CONTEXT, None):
+        return "Route by the text so far.", compose_command(figures, "--router", CONTEXT)
+    if figures.to == "moe" and figures.top_k == 1 and len(figures.members) > 2:
+        return "Let two experts work on each token.", compose_command(figures, "--top-k", "2")
+    left = [name for name in figures.experts if name != (second if first == second else first)]
+    if len(left) < 2:
+        return "Compose them only if both are needed.", None
+    return "Leave one of the two out.", compose_command(figures, experts=left)
+
+
+def _expected(figures: ReportData, load: Mapping[str, float]) -> dict[str, float]:
+    """Return expert → its share of all tokens if each text went to its own expert; empty if texts are of others."""
+    routing, evaluated = figures.routing, figures.evaluated
+    if figures.from_base is not None or routing is None or not routing.measured or evaluated is None:
+        return dict.fromkeys(load, 1 / len(load))
+    if not set(evaluated.tokens) <= set(load):
+        return {}
+    total = sum(evaluated.tokens.values())
+    return {expert: evaluated.tokens.get(expert, 0) / total for expert in load}
+
+
+def _taker(routing: RoutingData, domain: str) -> tuple[str, float]:
+    """Return the other expert that gets most of a domain's tokens, and its share."""
+    return max(
+        ((expert, routing.mean(domain, expert)) for expert in routing.shares.get(domain, {}) if expert != domain),
+        key=lambda pair: pair[1],
+        default=("", 0.0),
+    )
+
+
+def _others(figures: ReportData, gone: list[MemberFigures]) -> list[str]:
+    names = {member.name for member in gone}
+    return [name for name in figures.experts if name not in names]
+
+
+def evaluation_command(figures: ReportData) -> str:
+    """Return the command that evaluates the composition on text of all its domains."""
+    evaluated = list(figures.evaluated.tokens) if figures.evaluated else []
+    own = has_domains(figures) and (not evaluated or not set(evaluated).isdisjoint(figures.experts))
+    domains = figures.experts if own else evaluated or ("DOMAIN",)
+    baselines = ["--baselines"] if has_domains(figures) else []
+    oracle = ["--oracle"] if figures.to == "moe" and has_domains(figures) else []
+    data = [word for domain in domains for word in ("--data", f"{domain}=FILE")]
+    return command("evaluate", figures.folder or PLACE, *data, *baselines, *oracle)
+
+
+def has_domains(figures: ReportData) -> bool:
+    """Tell whether its members stand for domains, unlike copies of a base model and experts of a SIMoE."""
+    return figures.from_base is None and figures.to != "simoe"
+
+
+def compose_command(figures: ReportData, *options: str, experts: Sequence[str] = ()) -> str:
+    """Return the command that composes the members, or other experts, with other options."""
+    return recipe_command({**figures.recipe, "to": figures.to}, experts or figures.experts, *options)
+
+
+def recipe_command(recipe: Mapping[str, Any], experts: Sequence[str], *options: str) -> str:
+    """Return the command that composes experts by the methods of a recipe, but for the options."""
+    made = {key: recipe.get(key) for key in _DEFAULTS}
+    kept = [(f"--{key}", value) for key, value in made.items() if value and value != _DEFAULTS[key]]
+    same = [word for option, value in kept if option not in options for word in (option, value)]
+    return command("compose", "--experts", ",".join(experts), *same, *options, "--out", PLACE)
+
+
+def command(*words: str) -> str:
+    """Return a command as it is typed."""
+    return shlex.join(["reg", *words])

@@ -8,20 +8,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from registry.errors import NotFoundError
+from registry.evaluation.stored import Score, scores_of, widest_first
 from registry.registry import Registry
 from registry.ui.describing import EARLIER, Described, describe, difference, kind, sentences, title
-from registry.ui.scores import Score, widest_first
 from registry.ui.site import Paging, Site, url, whole
 from store.catalog import CompositionRecord, EvaluationRecord
 
-PAGE = 25
-"""Compositions per page."""
-
+PAGE = 25  # compositions per page
 SORTS = {"newest": "newest first", "score": "best score first", "name": "name"}
 """Order → its words; the first is the order of an address that names none."""
 
-MOST_DOMAINS = 200
-"""Domains that the filter offers."""
+MOST_DOMAINS = 200  # domains that the filter offers
 
 _CHARACTERS = 200
 
@@ -35,7 +32,6 @@ class Wanted:
             earlier one, folders and members; or the beginning of its digest.
         of: a member, as a name or a version, or the beginning of a digest.
         domain: a domain that a score is wanted of.
-        sort: a key of `SORTS`.
         gone: only those that contain an opted-out version.
     """
 
@@ -103,10 +99,8 @@ def _scores(registry: Registry, everything: Sequence[CompositionRecord]) -> dict
     for evaluation in registry.catalog.evaluations():
         found.setdefault(evaluation.composition, []).append(evaluation)
     known = {record.digest: record for record in everything}
-    return {
-        digest: [Score.of(one) for one in widest_first(evaluations, known.get(digest))]
-        for digest, evaluations in found.items()
-    }
+    scores = {digest: scores_of(evaluations, known.get(digest)) for digest, evaluations in found.items()}
+    return {digest: widest_first(each, known.get(digest)) for digest, each in scores.items()}
 
 
 def _shown(scores: Mapping[str, Sequence[Score]], domain: str) -> dict[str, Score]:
@@ -120,7 +114,7 @@ def _shown(scores: Mapping[str, Sequence[Score]], domain: str) -> dict[str, Scor
     with_it = {digest: found for digest, each in scores.items() if (found := [s for s in each if domain in s.domains])}
     readers = Counter(text for each in with_it.values() for text in {one.reads(domain) for one in each})
     return {
-        digest: max(each, key=lambda one: (readers[one.reads(domain)], one.tokens_of[domain], one.at))
+        digest: max(each, key=lambda one: (readers[one.reads(domain)], one.rows[domain].tokens, one.at))
         for digest, each in with_it.items()
     }
 
@@ -128,7 +122,7 @@ def _shown(scores: Mapping[str, Sequence[Score]], domain: str) -> dict[str, Scor
 def _mixed(scores: Sequence[Score], domain: str) -> str | None:
     """Return what differs between the texts that scores are on, in words; None where all compare."""
     if domain:
-        of_it = {one.reads(domain) for one in scores if domain in one.by_domain}
+        of_it = {one.reads(domain) for one in scores if domain in one.rows and one.rows[domain].score is not None}
         return f"other text or another expert of {domain}" if len(of_it) > 1 else None
     averages = [one for one in scores if one.average is not None]
     over = {frozenset(one.domains) for one in averages}
@@ -139,10 +133,7 @@ def _mixed(scores: Sequence[Score], domain: str) -> str | None:
 
 
 def _matching(
-    site: Site,
-    everything: Sequence[CompositionRecord],
-    wanted: Wanted,
-    shown: Mapping[str, Score],
+    site: Site, everything: Sequence[CompositionRecord], wanted: Wanted, shown: Mapping[str, Score]
 ) -> list[CompositionRecord]:
     found, gone = list(everything), site.opted_out()
     if wanted.of:
@@ -186,7 +177,7 @@ def _ordered(found: Sequence[CompositionRecord], wanted: Wanted, shown: Mapping[
 
         def worth(record: CompositionRecord) -> float:
             score = shown.get(record.digest)
-            value = None if score is None else score.by_domain.get(wanted.domain) if wanted.domain else score.average
+            value = None if score is None else score.rows[wanted.domain].score if wanted.domain else score.average
             return float("-inf") if value is None else value
 
         return sorted(newest, key=worth, reverse=True)

@@ -1,8 +1,8 @@
 """The page of a composition with its scores, and that of its report."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from registry.destination.address import may_exist
 from registry.errors import NotFoundError, RegError
+from registry.evaluation.stored import Score, scores_of, shown_score, widest_first
 from registry.names.resolve import ALL_STATES, resolve
-from registry.report.advice import opted_out, worse_than_average
 from registry.report.data import Warned
-from registry.report.frame import Frame
+from registry.report.page import Frame
 from registry.report.page import page as report_page
-from registry.report.verdict import chance, unbroken
-from registry.ui.beside.side_by_side import address, compared
+from registry.report.score_words import chance_of_average, unbroken
+from registry.report.verdict import opted_out, worse_than_average
+from registry.ui.comparison import address, compared, size_of
 from registry.ui.composer.choices import Choices
 from registry.ui.describing import EARLIER, difference, expert_names, output, sentences
 from registry.ui.evaluating import (
@@ -32,17 +33,12 @@ from registry.ui.evaluating import (
     folders_of,
     form_rows,
 )
-from registry.ui.scores import Score, score_of, widest_first
 from registry.ui.site import Site, url
-from registry.ui.sizes import size_of
 from registry.ui.wording import percent, sentence
-from store.catalog import CompositionRecord, EvaluationRecord
+from store.catalog import CompositionRecord
 
-EVENTS = 25
-"""Number of events on the page of a composition."""
-
-COLLAPSED = 0.25
-"""Part of the load that its text would give an expert, below which a page says that it is hardly used."""
+EVENTS = 25  # events on the page of a composition
+COLLAPSED = 0.25  # part of the load that its text would give an expert, below which a page says that it is hardly used
 
 REPORT_POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -53,135 +49,10 @@ REPORT_POLICY = (
 REPORT_LINKS = (("Home", "/"), ("Compositions", "/compositions"), ("Compose", "/compose"), ("Log", "/log"))
 """The pages that a report links to: those of `page.html`."""
 
-JOBS = (("Jobs", "/jobs"),)
-"""The page that a report also links to for a browser that may start work."""
-
-THEME = "reg-theme"
-"""The cookie of the chosen theme: a sandboxed page cannot read the browser's storage."""
+JOBS = (("Jobs", "/jobs"),)  # the page that a report also links to for a browser that may start work
+THEME = "reg-theme"  # the cookie of the chosen theme: a sandboxed page cannot read the browser's storage
 
 _HASH = re.compile(r"'sha256-[A-Za-z0-9+/]+=*'")
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One evaluation on a page.
-
-    Attributes:
-        at: the time of the evaluation.
-        settings: the settings of the evaluation.
-        score: the average scores, with the sample.
-        rows: one per domain: domain, perplexity, score, its interval, oracle's score, routing accuracy, tokens, label.
-        load: expert → share of all tokens.
-        layers: expert → its share by layer.
-        plain: the average score of the averaged weights of exactly these experts, if that was measured.
-        chance: whether the composition and these differ by more than chance, in a sentence, if intervals are known.
-        models: every model that was scored on this text, this composition first.
-    """
-
-    at: str
-    settings: Mapping[str, Any]
-    score: Score
-    rows: Sequence[Mapping[str, Any]]
-    load: Mapping[str, float]
-    layers: Mapping[str, Sequence[float]]
-    plain: float | None
-    chance: str
-    models: Sequence["Model"]
-
-    @classmethod
-    def of(cls, evaluation: EvaluationRecord, experts: Collection[str]) -> "Scores":
-        """Return the figures of an evaluation, of a composition of these experts, for a page."""
-        document = evaluation.document
-        figures, oracle = document["figures"], document["oracle"] or {}
-        rows = [
-            {
-                "domain": domain,
-                "perplexity": figures["perplexity"].get(domain),
-                "score": figures["score"].get(domain),
-                "interval": figures.get("interval", {}).get(domain),
-                "oracle": oracle.get("score", {}).get(domain),
-                "accuracy": figures["overall_accuracy"].get(domain),
-                "tokens": text["tokens"],
-                "label": text["label"],
-            }
-            for domain, text in document["data"].items()
-        ]
-        plain = document.get("plain_average") or {}
-        averaged = bool(plain) and set(plain["score"]) == set(experts)
-        return cls(
-            evaluation.evaluated_at,
-            document["settings"],
-            Score.of(evaluation),
-            rows,
-            figures["overall_load"],
-            figures.get("load") or {},
-            plain["average"] if averaged else None,
-            chance(
-                figures.get("average_interval"),
-                plain.get("average_interval") if averaged else None,
-                "this one",
-                figures.get("ahead_of_average") if averaged else None,
-            ),
-            _models(document, averaged=averaged),
-        )
-
-    @property
-    def unused(self) -> list[tuple[str, str, str]]:
-        """Experts that hardly any token reaches: each with its share of all tokens, and what it is held against.
-
-        That is the share of its own domain's text in the text that was scored. Where no domain is an expert's, it is
-        an equal share of all experts.
-        """
-        total = sum(self.score.tokens_of.values())
-        own = {domain: count / total for domain, count in self.score.tokens_of.items() if domain in self.load}
-        if own:
-            expected = {
-                expert: (part, f"its own domain has {percent(part)} of the text") for expert, part in own.items()
-            }
-        else:
-            even = 1 / max(1, len(self.load))
-            expected = dict.fromkeys(self.load, (even, f"an equal share is {percent(even)}"))
-        return [
-            (expert, percent(self.load[expert]), words)
-            for expert, (part, words) in expected.items()
-            if self.load[expert] < COLLAPSED * part
-        ]
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model that was scored on the same text as a composition.
-
-    Attributes:
-        name: what it is.
-        perplexity: domain → perplexity.
-        average: its average score, if every domain has one.
-    """
-
-    name: str
-    perplexity: Mapping[str, float]
-    average: float | None
-
-
-def _models(document: Mapping[str, Any], *, averaged: bool) -> list[Model]:
-    """Return the models of an evaluation; of one without experts' rows, their own perplexities by their scores."""
-    figures = document["figures"]
-    rows = {"this composition": figures, "perfect routing": document["oracle"] or {}}
-    plain = document.get("plain_average") or {}
-    rows["averaged weights" if averaged else f"averaged weights of {', '.join(plain.get('score', ()))}"] = plain
-    single = document.get("single_models", [])
-    for row in single:
-        kind, _, name = row["name"].partition(" ")
-        rows[f"base model {name}" if kind == "base" else f"{kind} {name}"] = row
-    if not any(row["name"].startswith("expert ") for row in single):
-        perplexity = figures["perplexity"]
-        own = {domain: score * perplexity[domain] / 100 for domain, score in figures["score"].items()}
-        rows["each domain’s own expert"] = {
-            "perplexity": own,
-            "average": 100.0 if own.keys() == perplexity.keys() else None,
-        }
-    found = [Model(name, row.get("perplexity") or {}, row.get("average")) for name, row in rows.items()]
-    return [one for one in found if one.perplexity]
 
 
 def composition(site: Site, request: Request) -> Response:
@@ -195,14 +66,7 @@ def composition(site: Site, request: Request) -> Response:
 def composition_page(
     site: Site, request: Request, record: CompositionRecord, refused: Refused | None = None
 ) -> Response:
-    """Return the page of a composition.
-
-    Args:
-        site: the pages.
-        request: the request.
-        record: the composition.
-        refused: the form that was sent and starts nothing; it is shown again, with what is wrong above it.
-    """
+    """Return the page of a composition; a form that was `refused` is shown again, with what is wrong above it."""
     registry, catalog = site.registry, site.registry.catalog
     versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
@@ -214,15 +78,15 @@ def composition_page(
     differs = difference(record, earlier)
     names = [one["name"] for one in record.document["members"]]
     evaluations = registry.evaluations(record)
-    scores = [Scores.of(evaluation, names) for evaluation in widest_first(evaluations, record)]
+    scores = widest_first(scores_of(evaluations, record), record)
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
-    better = worse_than_average(shown.score.average, shown.plain, output(record.document), names) if shown else None
-    beside = compared(refused.form if refused else request.query_params)
+    better = worse_than_average(shown.average, shown.plain, output(record.document), names) if shown else None
+    others = compared(refused.form if refused else request.query_params)
     evaluation = None
     if site.may_write(request) and not gone:
         windows = [("windows", text) for text in request.query_params.getlist("windows")[:1]]
-        evaluation = _evaluation(site, record, scores, beside, refused.form if refused else QueryParams(windows))
+        evaluation = _evaluation(site, record, scores, others, refused.form if refused else QueryParams(windows))
         if evaluation is not None and refused is not None:
             evaluation["error"] = sentence(refused.error.message), refused.error.hint
     if refused is not None and evaluation is None:
@@ -236,13 +100,12 @@ def composition_page(
         composition=record,
         versions=versions,
         experts=experts,
-        count=len(names),
         copies=record.document.get("from_base"),
         base=base,
         made=sentences(record.document),
         size=size_of(site, record, evaluations),
         difference=differs,
-        beside=address([record, *([differs.other] if differs else [])]) if len(everything) > 1 else None,
+        compare=address([record, *([differs.other] if differs else [])]) if len(everything) > 1 else None,
         recipe={key: value for key, value in record.document["recipe"].items() if key != "to"},
         gone=gone,
         warning=_opted_out(site, record, gone) if gone else None,
@@ -253,41 +116,65 @@ def composition_page(
         pushes=catalog.pushes({record.digest}),
         scores=scores,
         shown=shown,
+        chance=_chance(shown) if shown else "",
+        unused=_unused(shown) if shown else [],
         average_is_better=None if better is None or gone else _typed(site, better),
         audits=registry.audits(record),
-        data=[word for row in scores[0].rows for word in ("--data", f"{row['domain']}=FILE")] if scores else [],
+        data=[word for domain in shown.rows for word in ("--data", f"{domain}=FILE")] if shown else [],
         more_windows=MORE_WINDOWS,
         evaluation=evaluation,
-        compared=beside,
+        compared=others,
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=EVENTS),
     )
 
 
+def _chance(shown: Score) -> str:
+    """Return whether a composition and the averaged weights of its experts differ by more than chance: a sentence."""
+    plain = {} if shown.plain is None else shown.document["plain_average"]
+    ahead = shown.document["figures"].get("ahead_of_average") if plain else None
+    return chance_of_average(ahead, shown.interval, plain.get("average_interval"), "this one")
+
+
+def _unused(shown: Score) -> list[tuple[str, str, str]]:
+    """Return experts that hardly any token reaches: each with its share of all tokens, and what it is held against.
+
+    That is the share of its own domain's text in the text that was scored. Where no domain is an expert's, it is
+    an equal share of all experts.
+    """
+    load = shown.load
+    own = {domain: row.tokens / shown.tokens for domain, row in shown.rows.items() if domain in load}
+    expected = {expert: (part, f"its own domain has {percent(part)} of the text") for expert, part in own.items()}
+    if not own:
+        even = 1 / max(1, len(load))
+        expected = dict.fromkeys(load, (even, f"an equal share is {percent(even)}"))
+    return [
+        (expert, percent(load[expert]), words)
+        for expert, (part, words) in expected.items()
+        if load[expert] < COLLAPSED * part
+    ]
+
+
 def _evaluation(
-    site: Site, record: CompositionRecord, scores: Sequence[Scores], beside: Sequence[str], form: QueryParams
+    site: Site, record: CompositionRecord, scores: Sequence[Score], others: Sequence[str], form: QueryParams
 ) -> dict[str, Any] | None:
     """Return what the form that evaluates a composition shows; None if no folder of it is there.
 
-    Args:
-        site: the pages.
-        record: the composition.
-        scores: its evaluations, first the one whose score is shown.
-        beside: digests of compositions that it is compared with: their domains are offered too.
-        form: what was typed; before that, at most a number of windows.
+    The domains of the compositions with the digests `others` are offered too. `form` is what was typed; before that,
+    at most a number of windows.
     """
     folders = folders_of(record)
     if not folders:
         return None
-    domains = dict.fromkeys(domains_of(record, [row["domain"] for row in scores[0].rows] if scores else []))
-    for digest in beside:
-        domains |= dict.fromkeys(_domains_beside(site, digest))
+    domains = dict.fromkeys(domains_of(record, scores[0].domains if scores else []))
+    for digest in others:
+        domains |= dict.fromkeys(_domains_of(site, digest))
     jobs = [job.words for job in site.jobs.all()] if site.jobs else []
     return {
         "folders": folders,
         "folder": form.get("folder", folders[0]),
         "rows": form_rows([*domains][:MOST_DOMAINS], form, jobs, site.index.get("labels", lambda: _labels(site))),
-        "windows": form.get("windows", MORE_WINDOWS if scores and scores[0].score.is_small else WINDOWS),
+        "windows": form.get("windows", MORE_WINDOWS if scores and scores[0].is_small else WINDOWS),
         "usual": (WINDOWS, TOKENS),
         "place": Path.cwd(),
         "oracle": output(record.document) == "moe",
@@ -296,13 +183,13 @@ def _evaluation(
     }
 
 
-def _domains_beside(site: Site, digest: str) -> list[str]:
+def _domains_of(site: Site, digest: str) -> list[str]:
     """Return the domains of a composition that another one is compared with; none if there is no such composition."""
     try:
         record = site.registry.composition(digest)
     except RegError:
         return []
-    score = None if record is None else score_of(site.registry.evaluations(record), record)
+    score = None if record is None else shown_score(site.registry.evaluations(record), record)
     return [] if record is None else domains_of(record, () if score is None else score.domains)
 
 

@@ -10,9 +10,10 @@ from registry.composition.recipe.fields import FIELDS, default, output_of
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import InvalidInputError
+from registry.evaluation.stored import Score
 from registry.methods.ensemble.routings import ROUTINGS
-from registry.ui.scores import Score
-from registry.ui.wording import counted, plain
+from registry.report.score_words import counted
+from registry.ui.wording import plain
 from store.catalog import CompositionRecord
 
 EARLIER = 200

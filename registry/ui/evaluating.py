@@ -12,30 +12,24 @@ from starlette.datastructures import QueryParams
 
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
+from registry.report.score_words import counted
 from registry.ui.composer.composing import MOST_PATH
 from registry.ui.jobs import Phase
-from registry.ui.wording import counted
 from store.catalog import CompositionRecord
 
-MOST_DOMAINS = 64
-"""Domains that the form has rows for, beside the empty one."""
-
-WINDOWS = TestSettings.windows
-"""Windows per domain that the form begins with, as `reg evaluate`."""
-
+MOST_DOMAINS = 64  # domains that the form has rows for, beside the empty one
+WINDOWS = TestSettings.windows  # windows per domain that the form begins with, as `reg evaluate`
 TOKENS = WINDOWS * (TestSettings.seq_len - 1)
 """Tokens of these windows that are predicted: of each window all but the first."""
 
-MORE_WINDOWS = "96"
-"""Windows per domain where an evaluation had few tokens."""
+MORE_WINDOWS = "96"  # windows per domain where an evaluation had few tokens
 
 MOST_WINDOWS = 100_000
 
 _CORRECT = "correct it in the form"
 _MOST_IN_TITLE = 6
 _PERFECT = "with perfect routing"
-_MORE = {"--baselines": "with baselines", "--oracle": _PERFECT}
-"""Option → its words in the title of a job."""
+_MORE = {"--baselines": "with baselines", "--oracle": _PERFECT}  # option → its words in the title of a job
 
 
 @dataclass(frozen=True)

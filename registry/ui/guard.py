@@ -44,11 +44,8 @@ HEADERS = {
 
 _OTHER_SITE = 403, "another site's page may not send this request"
 
-TOKEN = "token"
-"""The query parameter with which a browser brings the secret."""
-
-MAY_WRITE = "reg.may_write"
-"""Key of a request's scope: True if its browser has the secret."""
+TOKEN = "token"  # the query parameter with which a browser brings the secret
+MAY_WRITE = "reg.may_write"  # key of a request's scope: True if its browser has the secret
 
 
 class RefusedError(RegError):
@@ -63,15 +60,15 @@ class WriteAccess:
         form_token: the value that forms hold.
     """
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, home: str) -> None:
         """Draw a secret.
 
         Args:
-            place: the registry; cookies of servers on other ports have the same host, so their names must differ.
+            home: the registry; cookies of servers on other ports have the same host, so their names must differ.
         """
         self.token = secrets.token_urlsafe(32)
         self.form_token = hmac.new(self.token.encode(), b"form", hashlib.sha256).hexdigest()
-        self.cookie = f"reg-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+        self.cookie = f"reg-{hashlib.sha256(home.encode()).hexdigest()[:12]}"
 
     def is_token(self, text: str) -> bool:
         """Return whether a text is the secret."""

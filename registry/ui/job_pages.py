@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from registry.composition import Plan
 from registry.errors import InvalidInputError
-from registry.ui.beside.side_by_side import compared
+from registry.ui.comparison import compared
 from registry.ui.composer.compose_page import suggested
 from registry.ui.composer.composing import Composing, check_new_folder, phases_of_composing
 from registry.ui.compositions import composition_page, requested
@@ -73,9 +73,9 @@ def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
         return composition_page(site, request, record, Refused(form, error))
     asked, digests = f"Evaluate {title(record)} {evaluated_on(words)}", compared(form)
     back = url("compositions", record.digest, c=digests)
-    beside = url("compositions", "compare", c=digests) if digests else ""
+    comparison = url("compositions", "compare", c=digests) if digests else ""
     phases = phases_of_evaluating(words)
-    return _see(_jobs(site, request).add(asked, words, back=back, out="", beside=beside, phases=phases))
+    return _see(_jobs(site, request).add(asked, words, back=back, out="", comparison=comparison, phases=phases))
 
 
 def cancel(site: Site, request: Request, form: QueryParams) -> Response:
@@ -83,8 +83,7 @@ def cancel(site: Site, request: Request, form: QueryParams) -> Response:
     return _see(_jobs(site, request).cancel(request.path_params["job"]))
 
 
-JOB_PAGES: dict[str, Page] = {"/jobs": jobs, "/jobs/{job}": job}
-"""Path → page, with write access."""
+JOB_PAGES: dict[str, Page] = {"/jobs": jobs, "/jobs/{job}": job}  # path → page, with write access
 
 FORMS: dict[str, TakeForm] = {
     "/jobs": start,

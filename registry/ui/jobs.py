@@ -26,21 +26,14 @@ DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
 GOING_ON = (WAITING, RUNNING, CANCELLING)
 
 MOST_WAITING = 16
-MOST_KEPT = 64
-"""Ended jobs that are kept; the oldest are forgotten first."""
-
-MOST_LINES, MOST_CHARACTERS, MOST_STEPS = 200, 1000, 32
-"""Remarks of a job that are kept, characters of each, and steps."""
+MOST_KEPT = 64  # ended jobs that are kept; the oldest are forgotten first
+MOST_LINES, MOST_CHARACTERS, MOST_STEPS = 200, 1000, 32  # remarks of a job that are kept, characters of each, and steps
 
 MOST_RESULT_BYTES, MOST_LINE_BYTES = 1 << 20, 1 << 16
 CANCEL_SECONDS = 60
 """Seconds that a cancelled command has to clean up; then it is killed, which its next run cleans up after."""
-CLOSE_SECONDS = 10
-"""The same when the server ends."""
-
-COMPOSING = "composing"
-"""Label of the step that writes the composed folder."""
-
+CLOSE_SECONDS = 10  # the same when the server ends
+COMPOSING = "composing"  # label of the step that writes the composed folder
 _CALLED = {"writing": "writing the model that the next step reads, into a temporary folder"}
 """Label of a step that says too little → its words."""
 
@@ -68,7 +61,6 @@ class Phase:
 
     Attributes:
         pattern: matches the labels of its steps, as a regular expression; as a rule the label itself.
-        words: what it does.
         sure: it is one step, and takes place; else the command decides.
     """
 
@@ -87,12 +79,10 @@ class Job:
         words: the command's words after `reg`.
         back: the address of the form that started it.
         out: the folder that it writes; empty if it writes none.
-        beside: the address of the comparison that it was asked for on; empty if it was another page.
+        comparison: the address of the comparison that it was asked for on; empty if it was another page.
         phases: what its command does, in its order.
         state: waiting, running, cancelling, done, failed or cancelled.
         created: when it was asked for.
-        started: when its command was started.
-        ended: when it ended.
         steps: its steps, the current one last.
         lines: its remarks.
         left_out: number of earlier remarks that were dropped.
@@ -105,7 +95,7 @@ class Job:
     words: tuple[str, ...]
     back: str
     out: str
-    beside: str = ""
+    comparison: str = ""
     phases: tuple[Phase, ...] = ()
     state: str = WAITING
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -182,7 +172,7 @@ class Jobs:
         *,
         back: str,
         out: str,
-        beside: str = "",
+        comparison: str = "",
         phases: Sequence[Phase] = (),
     ) -> Job:
         """Queue a command (arguments as the attributes of `Job`).
@@ -199,7 +189,7 @@ class Jobs:
                 raise ConflictError(f"{MOST_WAITING} jobs are waiting already", "wait until one of them has ended")
             if out and any(job.out and os.path.abspath(job.out) == os.path.abspath(out) for job in waiting):  # noqa: PTH100  # no link is followed
                 raise ConflictError(f"another job is going to write {out}", "choose another output folder")
-            job = Job(secrets.token_hex(6), title, tuple(words), back, out, beside, tuple(phases))
+            job = Job(secrets.token_hex(6), title, tuple(words), back, out, comparison, tuple(phases))
             self._jobs[job.id] = job
             ended = [one.id for one in self._jobs.values() if not one.goes_on]
             for old in ended[: max(0, len(ended) - MOST_KEPT)]:
@@ -234,26 +224,17 @@ class Jobs:
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job: one that waits ends at once, one that runs is interrupted and cleans up."""
-        job = self.get(job_id)
+        self.get(job_id)
         with self._changed:
-            job = self._jobs[job.id]
-            if job.state == WAITING:
-                job = self._set(job.id, state=CANCELLED, ended=datetime.now(UTC))
-            elif job.state == RUNNING:
-                job = self._set(job.id, state=CANCELLING)
-                self._interrupt(CANCEL_SECONDS)
-        return job
+            self._stop(self._jobs[job_id], CANCEL_SECONDS)
+            return self._jobs[job_id]
 
     def close(self) -> None:
         """Cancel all jobs, and return when no command runs any more."""
         with self._changed:
             self._closed = True
-            for job in self._jobs.values():
-                if job.state == WAITING:
-                    self._set(job.id, state=CANCELLED, ended=datetime.now(UTC))
-                elif job.state == RUNNING:
-                    self._set(job.id, state=CANCELLING)
-                    self._interrupt(CLOSE_SECONDS)
+            for job in list(self._jobs.values()):
+                self._stop(job, CLOSE_SECONDS)
             self._changed.notify_all()
         if self._worker is not None:
             self._worker.join(CLOSE_SECONDS)
@@ -265,6 +246,13 @@ class Jobs:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _stop(self, job: Job, seconds: float) -> None:
+        if job.state == WAITING:
+            self._set(job.id, state=CANCELLED, ended=datetime.now(UTC))
+        elif job.state == RUNNING:
+            self._set(job.id, state=CANCELLING)
+            self._interrupt(seconds)
 
     def _set(self, job_id: str, **values: Any) -> Job:
         with self._changed:
@@ -332,7 +320,6 @@ class Jobs:
         return failure
 
     def _end(self, job_id: str, code: int, written: bytes, failure: str) -> None:
-        document = _object(written)
         error: tuple[str, str | None] | None = None
         if code == 0:
             state = DONE
@@ -345,7 +332,7 @@ class Jobs:
             if isinstance(told, dict) and isinstance(told.get("message"), str):
                 hint = told.get("next")
                 error = told["message"], hint if isinstance(hint, str) else None
-        self._set(job_id, state=state, ended=datetime.now(UTC), result=document, error=error)
+        self._set(job_id, state=state, ended=datetime.now(UTC), result=_object(written), error=error)
 
     def _interrupt(self, seconds: float) -> None:
         """Interrupt the running command, and kill it if it has not ended after so many seconds."""

@@ -1,5 +1,6 @@
-"""The first page: what the registry holds, what was made lately, the best scores, and the registry's health."""
+"""The first page, with what the registry holds, what was made lately and its health; and the page of the log."""
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -10,65 +11,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from registry.destination.address import may_exist
+from registry.evaluation.stored import Score, scores_of, widest_first
 from registry.registry import Registry
+from registry.report.score_words import counted
 from registry.ui.describing import Described, describe
-from registry.ui.scores import Score, widest_first
 from registry.ui.site import Paging, Site, url, whole
-from registry.ui.wording import counted
+from registry.ui.wording import day
 from store.catalog import CompositionRecord, VersionRecord
 from store.catalog.records import Kind
 
-PAGE = 50
-"""Versions per page."""
-
-TAGS = 24
-"""Number of tags that the list offers as filters."""
-
-SEARCH_CHARACTERS = 200
-"""Maximum length of a search; the rest is ignored."""
-
-RECENT = 200
-"""Number of compositions, the latest, whose scores the page looks at."""
-
-LATELY, DOMAINS = 5, 3
-"""Numbers of compositions made lately, and of an expert's domains that the page shows."""
-
-BEST, RANKINGS = 3, 3
-"""Numbers of compositions of a ranking, and of rankings, that the page shows."""
-
-LOG_EVENTS = 20_000
-"""Number of events up to which the page verifies the log; `reg verify` verifies any."""
-
-FOLDERS = 3
-"""Number of folders with opted-out experts that the page names."""
+PAGE = 50  # versions per page
+TAGS = 24  # tags that the list offers as filters
+SEARCH_CHARACTERS = 200  # maximum length of a search; the rest is ignored
+RECENT = 200  # compositions, the latest, whose scores the page looks at
+LATELY, DOMAINS = 5, 3  # numbers of compositions made lately, and of an expert's domains that the page shows
+BEST, RANKINGS = 3, 3  # numbers of compositions of a ranking, and of rankings, that the page shows
+LOG_PAGE = 100  # events per page of the log
+LOG_EVENTS = 20_000  # events up to which the page verifies the log; `reg verify` verifies any
+FOLDERS = 3  # folders with opted-out experts that the page names
 
 
-@dataclass(frozen=True)
-class Group:
-    """The versions of one name on a page.
-
-    Attributes:
-        latest: the latest version, an active one if there is any.
-        others: the other ones, latest first.
-    """
-
-    latest: VersionRecord
-    others: Sequence[VersionRecord]
-
-
-@dataclass(frozen=True)
-class Affected:
-    """A folder that may still contain opted-out experts.
-
-    Attributes:
-        path: the folder.
-        record: the composition that was written to it.
-        experts: the references of its opted-out experts.
-    """
-
-    path: str
-    record: CompositionRecord
-    experts: Sequence[str]
+Affected = Mapping[str, Any]
+"""A folder that may still contain opted-out experts: `path`, `record` of its composition, `experts` as references."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +41,8 @@ class Check:
 
     Attributes:
         good: nothing needs to be done.
-        text: what was found.
         command: the words of the command that mends it or checks more.
-        folders: folders that it concerns, as many as are named.
-        more: number of the others.
+        folders: folders that it concerns, as many as are named; `more` is the number of the others.
     """
 
     good: bool
@@ -92,12 +54,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The compositions with the best average scores on the same text, best first.
+    """The compositions with the best average scores on the same text of `domains`, best first.
 
-    Attributes:
-        domains: the domains of the text.
-        best: the best, each with its score there.
-        elsewhere: number of compositions that were scored on other text of the same domains alone.
+    `elsewhere` is the number of compositions that were scored on other text of the same domains alone.
     """
 
     domains: Sequence[str]
@@ -110,7 +69,6 @@ class Handled:
     """The tokens that a version gets in a composition, as an evaluation measured it.
 
     Attributes:
-        record: the composition.
         score: the scores of the evaluation, with its sample.
         shares: the domains of which it gets the largest shares, from 0 to 1, largest first.
     """
@@ -123,25 +81,6 @@ class Handled:
     def rank(self) -> tuple[int, float]:
         """Number of domains, then average score: the largest is the best evaluation."""
         return len(self.score.domains), -1.0 if self.score.average is None else self.score.average
-
-
-@dataclass(frozen=True)
-class Made:
-    """A summary of the registry's compositions.
-
-    Attributes:
-        number: the number of all compositions.
-        lately: the latest.
-        rankings: best average scores on the same text among the latest `RECENT`, those over most domains first.
-        handled: version → what it gets in the best evaluation with it.
-        uses: version → number of compositions made from it.
-    """
-
-    number: int
-    lately: Sequence[Described]
-    rankings: Sequence[Ranking]
-    handled: Mapping[str, Handled]
-    uses: Mapping[str, int]
 
 
 def overview(site: Site, request: Request) -> Response:
@@ -157,6 +96,9 @@ def overview(site: Site, request: Request) -> Response:
         now: dict[str, object] = {"q": search, "kind": kind, "tag": chosen, "all": everything}
         return url(**(now | {"page": None if page == 1 else page} | other))
 
+    def toggled(tag: str) -> list[str]:
+        return [other for other in chosen if other != tag] if tag in chosen else [*chosen, tag]
+
     registry = site.registry
     total = registry.count_versions(kind=kind, everything=everything, tags=tags, search=search)
     paging = Paging.of(whole(request, "page", 1), total, PAGE, at)
@@ -166,8 +108,7 @@ def overview(site: Site, request: Request) -> Response:
     offered_tags = [f"{tag.key}={tag.value}" for tag in registry.tag_counts(TAGS)]
     offered_tags += [tag for tag in chosen if tag not in offered_tags]
     made = site.index.get("made", lambda: _made(registry))
-    narrowed = bool(search or kind or chosen)
-    whole_registry = not narrowed and paging.number == 1
+    whole_registry = not (search or kind or chosen) and paging.number == 1
     health = _health(site) if whole_registry else []
     return site.render(
         request,
@@ -180,15 +121,7 @@ def overview(site: Site, request: Request) -> Response:
         kind=kind,
         everything=everything,
         chosen=chosen,
-        tags=[
-            (
-                tag,
-                tag in chosen,
-                at(tag=[other for other in chosen if other != tag] if tag in chosen else [*chosen, tag]),
-            )
-            for tag in offered_tags
-        ],
-        narrowed=narrowed,
+        tags=[(tag, tag in chosen, at(tag=toggled(tag))) for tag in offered_tags],
         registered=bool(total) or registry.count_versions(everything=True) > 0,
         made=made,
         health=health,
@@ -197,31 +130,35 @@ def overview(site: Site, request: Request) -> Response:
     )
 
 
-def _groups(versions: Sequence[VersionRecord]) -> list[Group]:
-    groups = []
-    for _, same in groupby(versions, key=lambda version: version.name):
-        ordered = sorted(same, key=lambda version: (version.state == "active", version.number), reverse=True)
-        groups.append(Group(ordered[0], ordered[1:]))
-    return groups
+def _groups(versions: Sequence[VersionRecord]) -> list[list[VersionRecord]]:
+    """Return the versions of each name, the latest first; an active one stands before all others."""
+    return [
+        sorted(same, key=lambda version: (version.state == "active", version.number), reverse=True)
+        for _, same in groupby(versions, key=lambda version: version.name)
+    ]
 
 
-def _made(registry: Registry) -> Made:
+def _made(registry: Registry) -> dict[str, Any]:
+    """Return a summary of the registry's compositions.
+
+    Returns:
+        `number` of all, the latest ones (`lately`), `rankings` of the latest `RECENT`, those over most domains first;
+        version → what it gets in the best evaluation with it (`handled`), and in how many compositions it is (`uses`).
+    """
     records = registry.compositions()
-    uses: dict[str, int] = {}
-    for record in records:
-        for ref in record.members:
-            uses[ref] = uses.get(ref, 0) + 1
+    uses = Counter(ref for record in records for ref in record.members)
     handled: dict[str, Handled] = {}
     described, scored = [], []
     for number, record in enumerate(reversed(records[-RECENT:])):
-        evaluations = registry.evaluations(record)
         earlier = records[: len(records) - 1 - number][-RECENT:] if number < LATELY else ()
-        shown = next(iter(widest_first(evaluations, record)), None)
-        described.append(describe(record, earlier, None if shown is None else Score.of(shown)))
-        scored += [(Score.of(one), described[-1]) for one in evaluations]
+        scores = scores_of(registry.evaluations(record), record)
+        shown = next(iter(widest_first(scores, record)), None)
+        described.append(describe(record, earlier, shown))
+        scored += [(one, described[-1]) for one in scores]
         if shown is not None:
-            _add_handled(handled, record, Score.of(shown), shown.document["figures"].get("routing") or {})
-    return Made(len(records), described[:LATELY], _rankings(scored), handled, uses)
+            _add_handled(handled, record, shown, shown.document["figures"].get("routing") or {})
+    counts = {"number": len(records), "handled": handled, "uses": uses}
+    return {"lately": described[:LATELY], "rankings": _rankings(scored), **counts}
 
 
 def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[Ranking]:
@@ -267,7 +204,7 @@ def _add_handled(
 def _health(site: Site) -> list[Check]:
     """Return the lines of the registry's health; folders are looked for each time, as anybody may delete them."""
     checks, candidates = site.index.get("health", lambda: _kept_checks(site.registry))
-    folders = [folder for folder in candidates if may_exist(folder.path)]
+    folders = [folder for folder in candidates if may_exist(folder["path"])]
     if folders:
         text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
         return [*checks, Check(False, text, (), folders[:FOLDERS], len(folders[FOLDERS:]))]
@@ -291,9 +228,25 @@ def _kept_checks(registry: Registry) -> tuple[list[Check], list[Affected]]:
         checks.append(Check(False, text, ("opt-out", withdrawn[0].ref, "--purge")))
     made = registry.catalog.compositions(gone) if gone else []
     refs_gone = {version.ref for version in gone}
-    affected = {
-        folder: Affected(folder, record, [ref for ref in record.members if ref in refs_gone])
-        for record in made
-        for folder in record.folders
-    }
-    return checks, [affected[folder] for folder in sorted(affected)]
+    affected = {folder: record for record in made for folder in record.folders}
+    return checks, [
+        {"path": folder, "record": record, "experts": [ref for ref in record.members if ref in refs_gone]}
+        for folder, record in sorted(affected.items(), key=lambda pair: pair[0])
+    ]
+
+
+def log(site: Site, request: Request) -> Response:
+    """Return the log, newest first, by day."""
+    before = whole(request, "before", 0) or None
+    events = site.registry.log(limit=LOG_PAGE + 1, before=before)
+    older = url("log", before=events[LOG_PAGE - 1].id) if len(events) > LOG_PAGE else None
+    days = [(name, list(found)) for name, found in groupby(events[:LOG_PAGE], key=lambda event: day(event.at))]
+    return site.render(
+        request,
+        "log.html",
+        days=days,
+        older=older,
+        before=before,
+        opted_out_here=next((event.subject for event in events[:LOG_PAGE] if event.action in ("opt-out", "purge")), ""),
+        attributed=any(event.actor for event in events[:LOG_PAGE]),
+    )

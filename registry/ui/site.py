@@ -4,14 +4,15 @@ import os
 import re
 import shlex
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -21,27 +22,72 @@ from registry.errors import ConflictError, InvalidInputError, NotFoundError, Reg
 from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.registry import Registry
-from registry.report.verdict import FEW_MEANS, INTERVAL_MEANS, OVER_100, interval_text, score_text, unbroken
+from registry.report.page import environment
+from registry.report.score_words import FEW_MEANS, INTERVAL_MEANS, OVER_100, evaluation_text, unbroken
 from registry.ui.describing import title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
 from registry.ui.jobs import Jobs
-from registry.ui.page_cache import PageCache
-from registry.ui.wording import FILTERS, counted, details, sentence
+from registry.ui.wording import FILTERS, details, sentence
 from store.catalog import EventRecord
 
 TEMPLATES = Path(__file__).with_name("templates")
-PART = "part"
-"""The query parameter with which the script requests a part of a page."""
-
-REPORTS = 8
-"""Number of reports kept in memory, of some MB each."""
-
+PART = "part"  # the query parameter with which the script requests a part of a page
+REPORTS = 8  # reports kept in memory, of some MB each
 _COMMAND = re.compile(r"(?P<before>^(?:or )?|: |\(|[;,] (?:or )?)reg (?=[a-z])")
 """The beginning of a command in a text, not of a sentence about one."""
 
 _STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400), (RefusedError, 403))
 _RUN = "run: "
 _FAULT = "this is a bug in the program; started with REG_DEBUG=1, reg ui prints the traceback for a bug report"
+
+
+T = TypeVar("T")
+
+
+class PageCache:
+    """Computed values by key, all deleted when the log has a new event, so that no purged content stays.
+
+    One caller computes at a time: a computation uses every core, and linear algebra sets the number of threads of the
+    whole process.
+    """
+
+    def __init__(self, state: Callable[[], str], size: int = 64) -> None:
+        """Create an empty cache.
+
+        Args:
+            state: returns a text that differs after every change of the registry.
+            size: maximum number of values; the least recently used are deleted first.
+        """
+        self._state, self._size = state, size
+        self._values: OrderedDict[Hashable, object] = OrderedDict()
+        self._seen = ""
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value of `key`, computed by `make` if absent; it is not kept if the registry changed meanwhile."""
+        with self._lock:
+            state = self._state()
+            if state != self._seen:
+                self._values.clear()
+                self._seen = state
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]  # type: ignore[return-value]   # computed by the same caller's `make`
+            value = make()
+            if self._state() == state:
+                self._values[key] = value
+                while len(self._values) > self._size:
+                    self._values.popitem(last=False)
+            return value
+
+    def refresh(self) -> None:
+        """Delete outdated values, unless another thread is computing, which deletes them itself."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._state() != self._seen:
+                    self._values.clear()
+            finally:
+                self._lock.release()
 
 
 class Site:
@@ -68,15 +114,8 @@ class Site:
         self.reports = PageCache(self._state, REPORTS)
         self.index = PageCache(self._state)  # of what is quick, so that no page waits for what is slow
         self._names = PageCache(self._state, 1)
-        self._templates = Environment(
-            loader=FileSystemLoader(TEMPLATES),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._templates.filters.update(FILTERS)
-        self._templates.filters.update(title=title, interval=interval_text)
+        self._templates = environment(TEMPLATES)
+        self._templates.filters |= FILTERS | {"title": title}
         self._templates.globals.update(
             details=self._said,
             url=url,
@@ -85,21 +124,22 @@ class Site:
             titles=self._titles,
             event_title=self._event_title,
             opted_out=self.opted_out,
+            prefixed=self.prefixed,
+            next_step=self.next_step,
+            overlap_of_activations=OVERLAP_OF_ACTIVATIONS,
+            overlap_of_token_counts=OVERLAP_OF_TOKEN_COUNTS,
+            over_100=OVER_100,
+            few_means=FEW_MEANS,
+            interval_means=INTERVAL_MEANS,
         )
-        self._templates.globals.update(
-            overlap_of_activations=OVERLAP_OF_ACTIVATIONS, overlap_of_token_counts=OVERLAP_OF_TOKEN_COUNTS
-        )
-        self._templates.globals.update(prefixed=self.prefixed, next_step=self.next_step)
-        self._templates.globals.update(over_100=OVER_100, few_means=FEW_MEANS, interval_means=INTERVAL_MEANS)
 
     def page(self, make: "Page") -> Callable[[Request], Response]:
         """Return `make` as an endpoint whose errors become a page with a hint."""
 
         def endpoint(request: Request) -> Response:
             try:
-                self.cache.refresh()
-                self.reports.refresh()
-                self.index.refresh()
+                for cache in (self.cache, self.reports, self.index):
+                    cache.refresh()
                 return make(self, request)
             except HTTPException:
                 raise
@@ -123,15 +163,10 @@ class Site:
         grey: Iterable[str] = (),
         **values: Any,
     ) -> HTMLResponse:
-        """Return a page, or only the part that the script requests.
+        """Return a page, or only the part that the script requests, from a template and its values.
 
-        Args:
-            request: the request.
-            template: the page's template.
-            status: of the answer.
-            names: the experts whose colours the page shows.
-            grey: those of them that were opted out, where the page names them without their versions.
-            values: of the template.
+        `names` are the experts whose colours the page shows; `grey` those of them that were opted out, where the page
+        names them without their versions.
         """
         part = request.query_params.get(PART) is not None
         known, without = self._names.get("", self._known)
@@ -203,15 +238,8 @@ class Site:
 
     def _evaluated(self) -> dict[tuple[str, str], str]:
         """Return (composition, digest of data and settings) → domains, windows and average score, in words."""
-        found = {}
-        for one in self.registry.catalog.evaluations():
-            average, settings = one.document["figures"]["average"], one.document["settings"]
-            windows, least = settings["windows"], min(text["tokens"] for text in one.document["data"].values())
-            fewer = "up to " if least < windows * (settings["seq_len"] - 1) else ""  # the first token is not predicted
-            words = [f"on {', '.join(one.document['data'])}", f"{fewer}{counted(windows, 'window')} a domain"]
-            words += [] if average is None else [f"score {score_text(average)}"]
-            found[one.composition, one.asked] = "; ".join(words)
-        return found
+        evaluations = self.registry.catalog.evaluations()
+        return {(one.composition, one.asked): evaluation_text(one.document) for one in evaluations}
 
     def _known(self) -> tuple[Sequence[str], frozenset[str]]:
         """Return the names of experts, and the names without a colour: of base models, and of opted-out experts."""
@@ -233,14 +261,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Paging:
-    """One page of a list.
-
-    Attributes:
-        number: the number of the page, from 1.
-        total: number of items in the list.
-        size: number of items per page.
-        at: function from a page's number to its address.
-    """
+    """One page of a list of `total` items; pages are numbered from 1, and `at` gives the address of one."""
 
     number: int
     total: int
@@ -284,7 +305,7 @@ def url(*path: str, **query: object) -> str:
     return "/" + "/".join(quote(part, safe="@") for part in path) + (f"?{text}" if text else "")
 
 
-def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
-    """Return a whole number of the query, clamped to its bounds; `default` if it is not a number."""
+def whole(request: Request, name: str, default: int) -> int:
+    """Return a whole number of the query, at most a billion; `default` if it is not a number."""
     text = request.query_params.get(name, "")
-    return max(least, min(most, int(text))) if text.isascii() and text.isdecimal() and len(text) < 12 else default
+    return min(10**9, int(text)) if text.isascii() and text.isdecimal() and len(text) < 12 else default

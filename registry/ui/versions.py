@@ -1,4 +1,4 @@
-"""The pages of experts and base models: one version, and its comparison with others."""
+"""The pages of experts and base models: one version, its comparison with others, and what an opt-out would change."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,29 +8,30 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from registry.destination.address import may_exist
+from registry.errors import DamagedError, NotFoundError
+from registry.evaluation.stored import shown_score
+from registry.families.sites import MLP_INPUT
+from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, overlap
+from registry.maths.threads import one_thread
+from registry.member import Member
 from registry.names.resolve import ALL_STATES, resolve, versions_of
 from registry.opt_out.shared_training import trained_together
-from registry.ui.comparing import MOST, MOST_RELATED, compare
+from registry.registration.expert_overlap import ExpertOverlap, compared_layers
+from registry.registration.lineage import Relation
+from registry.registry import Registry
 from registry.ui.describing import describe
-from registry.ui.scores import score_of
 from registry.ui.site import PART, Site, url
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
 from store.catalog.records import Role, StatisticsRecord
 
-USES = 20
-"""Number of compositions on the page of a version."""
-
-OTHERS = 2
-"""Number of experts that are looked at for one to compose with."""
-
-SHOWN = 8
-"""Number of compositions, the latest, that a page names of those that an opt-out would touch."""
-
-MOST_HEIRS = 4
-"""Number of members that a page names of those that would get an expert's tokens."""
-
-EVENTS = 20
-"""Number of events on the page of a version."""
+MOST = 64  # versions up to which a page compares all of them when it opens; beyond that, only on request
+MOST_RELATED = 500  # versions up to which pages compare weights; `reg show` compares more
+MOST_OVERLAPS = 16  # at most so many experts, the latest registered, whose statistics are compared
+USES = 20  # compositions on the page of a version
+OTHERS = 2  # experts that are looked at for one to compose with
+SHOWN = 8  # compositions, the latest, that a page names of those that an opt-out would touch
+MOST_HEIRS = 4  # members that a page names of those that would get an expert's tokens
+EVENTS = 20  # events on the page of a version
 
 ROLES: Mapping[Role, str] = {
     "trunk": "trunk",
@@ -54,7 +55,7 @@ def version(site: Site, request: Request) -> Response:
         count, nbytes = sizes.get(link.role, (0, 0))
         sizes[link.role] = count + 1, nbytes + link.nbytes
     compositions = list(reversed(registry.catalog.compositions([record])))
-    uses = [describe(made, (), score_of(registry.evaluations(made), made)) for made in compositions[:USES]]
+    uses = [describe(made, (), shown_score(registry.evaluations(made), made)) for made in compositions[:USES]]
     written = [folder for made in compositions for folder in made.folders]
     others = [version.name for version in registry.versions(kind="expert", limit=OTHERS) if version.name != record.name]
     return site.render(
@@ -185,34 +186,15 @@ def _part_of(content: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A text that statistics of a version were collected on.
-
-    Attributes:
-        label: its name.
-        digest: the digest of its tokens.
-        tokens: number of its tokens.
-        sites: what was collected on it.
-    """
-
-    label: str
-    digest: str
-    tokens: int
-    sites: Sequence[str]
-
-
-@dataclass(frozen=True)
 class OwnScore:
     """The perplexity of an expert on a text of its domain, as evaluations of compositions measured it.
 
     Attributes:
         record: the composition that was best on the text.
         label: the text.
-        tokens: number of tokens scored.
         perplexity: the expert's own.
         composed: that of the composition.
         bases: base model → its perplexity on the same text, where that was scored.
-        at: the time of the evaluation.
     """
 
     record: CompositionRecord
@@ -224,15 +206,12 @@ class OwnScore:
     at: str
 
 
-def _texts(version: VersionRecord) -> list[Text]:
-    """Return the texts that statistics of a version were collected on, each once."""
+def _texts(version: VersionRecord) -> list[list[StatisticsRecord]]:
+    """Return the texts that statistics of a version were collected on, each once: all that was collected on it."""
     found: dict[str, list[StatisticsRecord]] = {}
     for one in version.statistics:
         found.setdefault(one.calibration_digest, []).append(one)
-    return [
-        Text(records[0].calibration_label, digest, records[0].tokens, [one.site for one in records])
-        for digest, records in found.items()
-    ]
+    return list(found.values())
 
 
 def _own(
@@ -265,3 +244,62 @@ def _own(
 
 def _requested(site: Site, request: Request) -> VersionRecord:
     return resolve(site.registry.catalog, request.path_params["ref"], states=ALL_STATES)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of a version with others.
+
+    Attributes:
+        relations: distances of weights, nearest first; empty if there are too many versions.
+        overlaps: overlaps with other experts, largest first.
+        left_out: number of experts that were not compared, beyond `MOST_OVERLAPS`.
+        related: True if weights were compared.
+        remarks: comparisons that failed, with reasons.
+    """
+
+    relations: Sequence[Relation]
+    overlaps: Sequence[ExpertOverlap]
+    layers: Sequence[int]
+    left_out: int
+    related: bool
+    remarks: Sequence[str]
+
+
+def compare(registry: Registry, version: VersionRecord) -> Comparison:
+    """Compare an active version with the other active ones (errors as in `Registry.relations`)."""
+    related = registry.count_versions() <= MOST_RELATED
+    relations = registry.relations(version.ref) if related else ()
+    member_compared = registry.member(version)
+    if version.kind != "expert" or not _is_comparable(member_compared, member_compared):
+        return Comparison(relations, (), (), 0, related, ())
+    others = [other for other in registry.versions(kind="expert") if other.id != version.id]
+    others.sort(key=lambda other: (other.created_at, other.ref), reverse=True)
+    members = [member for member in registry.members(others[:MOST_OVERLAPS]) if _is_comparable(member_compared, member)]
+    chosen = compared_layers(member_compared.architecture.num_hidden_layers)
+    overlaps: dict[str, dict[int, Overlap]] = {member.version.ref: {} for member in members}
+    remarks: dict[str, str] = {}
+    with one_thread():
+        for layer in chosen:
+            own = member_compared.statistics(MLP_INPUT, layer)
+            for member in members:
+                ref = member.version.ref
+                try:
+                    if ref not in remarks:
+                        overlaps[ref][layer] = overlap(own, member.statistics(MLP_INPUT, layer))
+                except (
+                    DamagedError,
+                    NotFoundError,
+                ) as error:  # one damaged expert must not prevent the other comparisons
+                    remarks[ref] = f"{ref} is not compared: {error.message}"
+                except ValueError as error:  # forged or inconsistent statistics
+                    remarks[ref] = f"{ref} is not compared: {error}"
+    compared = [ExpertOverlap(ref, layers) for ref, layers in overlaps.items() if ref not in remarks]
+    compared.sort(key=lambda expert: -expert.routing)
+    left_out = max(0, len(others) - MOST_OVERLAPS)
+    return Comparison(relations, tuple(compared), tuple(chosen), left_out, related, tuple(remarks.values()))
+
+
+def _is_comparable(member: Member, other: Member) -> bool:
+    sizes = [(each.architecture.num_hidden_layers, each.architecture.hidden_size) for each in (member, other)]
+    return sizes[0] == sizes[1] and other.has_statistics(MLP_INPUT) and other.tokens >= TOKENS_PER_DIRECTION

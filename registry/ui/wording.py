@@ -5,12 +5,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from registry.report.verdict import score_text
-
-
-def number(value: int | float) -> str:
-    """Format a number: `6,819,072`."""
-    return f"{value:,}"
+from registry.evaluation.stored import score_text
+from registry.report.score_words import counted, interval_text, sample
 
 
 def compact(value: int | float) -> str:
@@ -63,11 +59,6 @@ def ago(at: str | None) -> str:
     return f"{counted(round(seconds / 31557600), 'year')} ago"
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun: `1 expert`, `2,048 tokens`."""
-    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
-
-
 def day(at: str) -> str:
     """Return the day of a time of the catalog: `24 November 2026`."""
     try:
@@ -75,11 +66,6 @@ def day(at: str) -> str:
     except ValueError:
         return at[:10]
     return f"{then.day} {then:%B %Y}"
-
-
-def score(value: int | float | None) -> str:
-    """Format a score, as reports do: `99.7`; a dash for None."""
-    return score_text(value)
 
 
 def sentence(text: str) -> str:
@@ -133,6 +119,11 @@ def _shortened(value: Any) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (number, compact, size, percent, figure, when, ago, counted, day, done, score, short, level, plain)
+    for function in (compact, size, percent, figure, when, ago, counted, day, done, short, level, plain)
+} | {
+    "number": "{:,}".format,
+    "score": score_text,
+    "interval": interval_text,
+    "sample": lambda score: sample([row.tokens for row in score.rows.values()]),
 }
 """Name in templates → function."""

@@ -7,7 +7,7 @@ import pytest
 
 from registry import ui
 from registry.design import COLOURS, NEUTRAL, colour_class, expert_colours, stylesheet
-from registry.design.stylesheets import STATIC
+from registry.design.styles import STATIC
 
 PAIRS = {
     name: colours

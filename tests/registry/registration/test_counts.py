@@ -18,7 +18,7 @@ from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
 from registry.io.safetensors_file import read_header
 from registry.report import ReportData
 from registry.statistics.collect import collect_to
-from registry.ui.comparing import compare
+from registry.ui.versions import compare
 from tests.catalogs import in_files
 from tests.cli.conftest import Reg
 from tests.conftest import SETTINGS, Zoo, copy_home, files_of, opened_copy

@@ -13,7 +13,7 @@ from registry.errors import RegError
 from registry.report import ReportData, page
 from registry.report.charts import charts
 from registry.report.data import MaskJoin, MemberFigures
-from registry.report.mask_tree import mask_joins, mask_tree
+from registry.report.graphs import mask_joins, mask_tree
 
 NAMES = tuple(f"mix-{number}" for number in range(1, 8))
 

@@ -15,13 +15,13 @@ from registry import ExtractionSettings, Recipe, Registry, TestSettings
 from registry.checkpoint import TrainingRecord
 from registry.design import expert_colours
 from registry.errors import CheckpointError, NotFoundError, OutputError
+from registry.evaluation.stored import score_text
 from registry.io.display import printable
 from registry.report import ReportData, page
+from registry.report.build import training_figures
 from registry.report.charts import charts
 from registry.report.data import POINTS, ActiveExperts, Audit, Evaluated, ScoreRow, Training, Verdict, Warned
-from registry.report.gathering import training_figures
-from registry.report.verdict import score_text
-from registry.report.write_page import write_page
+from registry.report.files import write_page
 from tests.conftest import Zoo
 from tests.pages import Page
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry, TestSettings
+from registry.evaluation.stored import score_text
 from registry.report import ReportData, page
-from registry.report.advice import advice
-from registry.report.charts import charts
+from registry.report.charts import MEAN, charts, score_chart
 from registry.report.data import ActiveExperts, Evaluated, MemberFigures, RoutingData, ScoreRow, Warned
-from registry.report.score_chart import MEAN, score_chart
+from registry.report.score_words import INTERVAL_MEANS, percent, unbroken
 from registry.report.theme import linear_axis, ticks
-from registry.report.verdict import INTERVAL_MEANS, percent, score_text, unbroken, verdict
+from registry.report.verdict import advice, verdict
 from tests.conftest import Zoo
 
 SETTINGS = TestSettings(windows=2, seq_len=32, batch_size=3, device="cpu")

@@ -6,7 +6,7 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.design import colour_class, expert_colours
-from registry.report.verdict import INTERVAL_MEANS
+from registry.report.score_words import INTERVAL_MEANS
 from registry.ui.wording import compact, size
 from tests.pages import Page, Pages
 from tests.registry.ui.examples import composed, record, recorded

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from registry import Registry
-from registry.ui.page_cache import PageCache
-from registry.ui.site import Site
+from registry.ui.site import PageCache, Site
 from registry.ui.wording import details
 from tests.conftest import files_of
 from tests.pages import Page, Pages, served
@@ -22,7 +21,7 @@ from tests.store.test_catalog import new
 
 
 def test_the_log_goes_back_in_pages(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("registry.ui.log.PAGE", 4)
+    monkeypatch.setattr("registry.ui.overview.LOG_PAGE", 4)
     newest = pages.read("log")
     older = next(link for link in newest.links if "before=" in link)
     assert "law@1" not in newest.text or "base@1" not in newest.text

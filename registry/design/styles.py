@@ -1,14 +1,24 @@
-"""Colours of experts: one number per name, the same on every page; base models and opted-out experts are grey."""
+"""The stylesheets as text, and colours of experts: one number per name, the same on every page."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+STATIC = Path(__file__).with_name("static")
+"""The folder of the stylesheets, and of nothing else."""
 
 COLOURS = 12
 """Number of colours in tokens.css: `--e0` to `--e11`."""
 
-
 NEUTRAL = "neutral"
 """The grey of what has no colour of its own, in tokens.css: a base model, an opted-out expert, any other name."""
+
+
+@cache
+def stylesheet(name: str) -> str:
+    """Return a stylesheet: `tokens` or `base`."""
+    return (STATIC / f"{name}.css").read_text(encoding="utf-8")
 
 
 def colour_class(name: str, colours: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""The page that shows two to four compositions side by side, and which of them is better on the same text."""
+"""The page that shows two to four compositions side by side: which is better on the same text, and their sizes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,39 +7,70 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from registry.composition.manifest import CompositionManifest
 from registry.destination.address import may_exist
-from registry.errors import InvalidInputError, NotFoundError
+from registry.errors import InvalidInputError, NotFoundError, RegError
+from registry.evaluation.same_text import Mean, apart, best, found_in, mean_of, readers, shared_rows, uncovered
+from registry.evaluation.stored import Score, scores_of, shown_score
+from registry.report.score_words import which_is_better, why_apart
 from registry.report.verdict import PLACE
-from registry.ui.beside.same_text import (
-    Mean,
-    apart,
-    best,
-    found_in,
-    mean_of,
-    readers,
-    shared_rows,
-    uncovered,
-    verdict,
-)
-from registry.ui.describing import Described, changes, describe, sentences, title
+from registry.ui.describing import Described, changes, describe, expert_names, sentences, title
 from registry.ui.evaluating import MORE_WINDOWS, domains_of, folders_of, known_files
-from registry.ui.scores import Score, widest_first
 from registry.ui.site import Site, url
-from registry.ui.sizes import Size, size_of
 from registry.ui.wording import compact, short, size
 from store.catalog import CompositionRecord, EvaluationRecord
 
-MOST = 4
-"""Compositions side by side."""
+MOST = 4  # compositions side by side
+MOST_OFFERED = 200  # compositions, the latest, that can be added
+MOST_DOMAINS = 12  # domains that the command names; more would be hard to fill in
+_MOST_READ = 32  # digests of an address that are looked up
 
-MOST_OFFERED = 200
-"""Compositions, the latest, that can be added."""
 
-MOST_DOMAINS = 12
-"""Domains that the command names; more would be hard to fill in."""
+@dataclass(frozen=True)
+class Size:
+    """The size of a composition; None where neither an evaluation nor a plan tells it.
 
-_MOST_READ = 32
-"""Digests of an address that are looked up."""
+    Attributes:
+        parameters: all of them.
+        active: those that take part in one token.
+        nbytes: what is written.
+        routing: parameters that context routing adds, for reading the text so far and for maps of the head.
+    """
+
+    parameters: int | None
+    active: int | None
+    nbytes: int | None
+    routing: int | None = None
+
+
+def size_of(site: Site, record: CompositionRecord, evaluations: Sequence[EvaluationRecord]) -> Size:
+    """Return the size that the latest evaluation counted, else that of its plan, which reads no array."""
+    figures = evaluations[0].document["figures"] if evaluations else {}
+    planned = site.cache.get(("size", record.digest), lambda: _planned(site, record))
+    return Size(
+        figures.get("parameters") or planned.parameters,
+        figures.get("active_parameters") or planned.active,
+        planned.nbytes,
+        planned.routing,
+    )
+
+
+def _planned(site: Site, record: CompositionRecord) -> Size:
+    """Return the size by the plan of a composition; nothing of one that was trained, or cannot be made again."""
+    try:
+        manifest = CompositionManifest.from_document(record.document, f"composition {short(record.digest)}")
+        experts, base = expert_names(record)
+        known = next(iter(base), None)
+        if manifest.from_base is not None:
+            plan = site.registry.plan((), manifest.recipe, base=known, from_base=manifest.from_base)
+        else:
+            plan = site.registry.plan(experts, manifest.recipe, base=known)
+    except RegError:
+        return Size(None, None, None)
+    if plan.digest != record.digest:
+        return Size(None, None, None)
+    cost = plan.output.routing_cost(plan)
+    return Size(plan.parameters, plan.active_parameters, plan.nbytes, None if cost is None else cost.parameters)
 
 
 @dataclass(frozen=True)
@@ -52,11 +83,10 @@ class Column:
         made: how it was made, each step as a few words.
         changes: differences from the first composition, each as a few words.
         gone: its opted-out members.
-        place: a folder of it that may be there; empty if there is none.
+        folder: a folder of it that may be there; empty if there is none.
         score: of its widest evaluation; None if there is none.
         windows: windows per domain of that evaluation; 0 if there is none.
         others: the address without it.
-        size: its size.
     """
 
     described: Described
@@ -64,7 +94,7 @@ class Column:
     made: Sequence[str]
     changes: Sequence[str]
     gone: Sequence[str]
-    place: str
+    folder: str
     score: Score | None
     windows: int
     others: str
@@ -81,7 +111,7 @@ def side_by_side(site: Site, request: Request) -> Response:
     evaluations = [site.registry.evaluations(record) for record in records]
     experts = [[one["name"] for one in record.document["members"]] for record in records]
     columns = [_column(site, records, at, names[at], own) for at, own in enumerate(evaluations)]
-    found = [found_in(own, members) for own, members in zip(evaluations, experts, strict=True)]
+    found = [found_in(scores_of(own, record)) for own, record in zip(evaluations, records, strict=True)]
     rows = shared_rows(found)
     mean = mean_of(rows)
     small = any(cell.is_small for row in rows for cell in row.read)
@@ -104,7 +134,7 @@ def side_by_side(site: Site, request: Request) -> Response:
         unknown=unknown,
         most=MOST,
         offered=[one for one in reversed(everything) if one.digest not in chosen][:MOST_OFFERED],
-        verdict=verdict(names, found, rows, mean, experts, final=sum(not column.gone for column in columns) < 2)
+        verdict=which_is_better(names, found, rows, mean, experts, final=sum(not column.gone for column in columns) < 2)
         if len(columns) > 1
         else None,
         rows=rows,
@@ -114,7 +144,10 @@ def side_by_side(site: Site, request: Request) -> Response:
         small=small,
         with_intervals=any(cell.interval for row in rows for cell in row.read),
         on_windows=any(cell.losses for row in rows for cell in row.read),
-        apart=apart(found, rows, names),
+        apart=[
+            (at, cell, why_apart(cell.text, rival and (names[rival[0]], rival[1])))
+            for at, cell, rival in apart(found, rows)
+        ],
         command_line=_command(site, columns, known_files(job.words for job in jobs), small=small),
         more_windows=MORE_WINDOWS,
         to_evaluate=[column for column in lacking if folders_of(column.described.record)],
@@ -163,8 +196,7 @@ def _column(
     site: Site, records: Sequence[CompositionRecord], at: int, name: str, evaluations: Sequence[EvaluationRecord]
 ) -> Column:
     record, gone = records[at], site.opted_out()
-    shown = next(iter(widest_first(evaluations, record)), None)
-    score = None if shown is None else Score.of(shown)
+    score = shown_score(evaluations, record)
     return Column(
         describe(record, (), score),
         name,
@@ -173,7 +205,7 @@ def _column(
         [ref for ref in record.members if ref in gone],
         next((folder for folder in reversed(record.folders) if may_exist(folder)), ""),
         score,
-        0 if shown is None else shown.document["settings"]["windows"],
+        0 if score is None else score.document["settings"]["windows"],
         address([one for one in records if one is not record]),
         size_of(site, record, evaluations),
     )
@@ -230,11 +262,7 @@ def _lacking(columns: Sequence[Column], mean: Mean | None, read: Sequence[set[in
 def _command(site: Site, columns: Sequence[Column], known: Mapping[str, Sequence[str]], *, small: bool) -> str:
     """Return the command that evaluates them on the same text; empty if fewer than two can be evaluated.
 
-    Args:
-        site: the pages.
-        columns: the compositions.
-        known: domain → files of its text, the latest first; `FILE` stands for that of another domain.
-        small: more windows are scored.
+    `known` are the files of each domain's text, the latest first; `FILE` stands for that of another domain.
     """
     able = [column for column in columns if not column.gone]
     if len(able) < 2:
@@ -247,4 +275,4 @@ def _command(site: Site, columns: Sequence[Column], known: Mapping[str, Sequence
     named = {domain: known.get(domain, ["FILE"])[0] for domain in [*domains][:MOST_DOMAINS] or ["DOMAIN"]}
     data = [word for domain, file in named.items() for word in ("--data", f"{domain}={file}")]
     more = ["--windows", MORE_WINDOWS] if small else []
-    return site.command_line("evaluate", *(column.place or PLACE for column in able), *more, *data)
+    return site.command_line("evaluate", *(column.folder or PLACE for column in able), *more, *data)

@@ -1,1 +1,0 @@
-"""Compositions side by side, and which of them is better on the same text."""
