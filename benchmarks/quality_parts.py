@@ -36,7 +36,7 @@ SCHEDULES = (
 
 def _paper(top_k: int = 1, **fields: Any) -> Recipe:
     """Return a recipe whose routers are as the DUME paper has them; top-2 is at temperature 0.1."""
-    return Recipe(router=SOLVES_AGAIN, **PAPER | {"top_k": top_k, "temperature": 0.1 if top_k > 1 else 1.0} | fields)
+    return Recipe(router=SOLVES_AGAIN, **{**PAPER, "top_k": top_k, "temperature": 0.1 if top_k > 1 else 1.0} | fields)
 
 
 REFERENCE = {

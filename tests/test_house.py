@@ -94,7 +94,7 @@ def test_imports_form_no_circle() -> None:
         name: {
             other
             for node in nodes
-            if not (is_declared(path) and getattr(node, "col_offset", 0))
+            if not (is_declared(path) and getattr(node, "col_offset", False))
             for other in names_in(node)
             if other in modules and other != name
         }

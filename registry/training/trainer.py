@@ -1,8 +1,8 @@
 """Training of routers: AdamW on the routers of a loaded mixture, in the coordinates of their whitened inputs.
 
 The weights of a router by least squares are large along directions in which its inputs hardly vary. AdamW moves them
-all alike, so it drowns them in the noise of the directions that vary most. *Measured* (Llama, H = 256, five experts), where
-second moments span up to four and a half decades: 60 steps lowered the normalised score from 84.5 to 84.4 without
+all alike, so it drowns them in the noise of the directions that vary most. *Measured* (Llama, H = 256, five experts),
+where second moments span up to four and a half decades: 60 steps lowered the normalised score from 84.5 to 84.4 without
 whitening, and raised it to 84.8 with it. Each router is W = W_0 + s D M, where M whitens the router's inputs on
 training windows, s is the spread of its first logits, and D, which begins at 0, is trained.
 
