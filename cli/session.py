@@ -20,6 +20,8 @@ else:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_OPENED = "reg.registry"
+
 REGISTRY_OPTIONS = ("home", "database", "arrays")
 """The options, in the order of the help."""
 
@@ -57,7 +59,7 @@ class Session:
 
     @contextmanager
     def registry(self, *, create: bool = False, cluster: "Cluster | None" = None) -> Iterator["Registry"]:
-        """Open the registry with progress bars, and close it.
+        """Open the registry with progress bars; a command opens it once, and closes it at its end.
 
         Args:
             create: the registry need not exist: the first write creates it, and a command that fails leaves nothing.
@@ -65,10 +67,20 @@ class Session:
         """
         from registry import Registry
 
-        made: Literal["when written to", False] = "when written to" if create else False
-        located: dict[str, Any] = {"database": self.database, "arrays": self.arrays, "cluster": cluster}
-        with Registry(self.home, create=made, progress=progress(), **located) as registry:
-            yield registry
+        opened: Registry | None = self._meta.get(_OPENED)
+        if create or opened is None:
+            made: Literal["when written to", False] = "when written to" if create else False
+            located: dict[str, Any] = {"database": self.database, "arrays": self.arrays}
+            opened = Registry(self.home, create=made, progress=progress(), **located)
+        if create:  # nothing stays of a failure
+            with opened:
+                opened.use(cluster)
+                yield opened
+            return
+        if _OPENED not in self._meta:
+            self._meta[_OPENED] = click.get_current_context().with_resource(opened)
+        opened.use(cluster)
+        yield opened
 
 
 pass_session = click.make_pass_decorator(Session)

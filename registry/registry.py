@@ -406,6 +406,10 @@ class Registry:
         check_has_alias(self.catalog, name, alias)
         self.catalog.delete_alias(name, alias)
 
+    def use(self, cluster: Cluster | None) -> None:
+        """Run long steps on a cluster from now on, or in this process."""
+        self._workspace = replace(self._workspace, cluster=cluster)
+
     # -- composing ---------------------------------------------------------------------------------------------------
 
     def plan(
@@ -437,7 +441,7 @@ class Registry:
     def compose(
         self,
         experts: Sequence[str],
-        out: PathLike,
+        out: PathLike | composition_.Destination,
         recipe: composition_.Recipe | None = None,
         *,
         base: str | None = None,
@@ -448,7 +452,7 @@ class Registry:
 
         Args:
             out: a folder that does not exist or is empty; or the URL of a prefix in a bucket, as a text: s3://…, gs://…,
-                az://….
+                az://….; or a `Destination` that was checked.
             force: replace `out` if it is an earlier composition.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from cli.output import (
     short,
     size,
 )
-from cli.recipe import asked, experts_option, no_part, recipe_options
+from cli.recipe import Asked, asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
 from cli.shared_options import connected, ray_option
 from registry import composition
@@ -39,7 +40,9 @@ from registry.composition.recipe.rules import LEAST_COPIES, MOST_COPIES
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
+    from registry.destination.destination import Destination
     from registry.doctor import Diagnosis
+    from registry.hub.target import Pushed, Target
 
 NEED_BASE = [name for name, one in TRUNKS.items() if one.needs_base]
 """Trunk methods that take the base model."""
@@ -139,98 +142,192 @@ def compose(
     **settings: Any,
 ) -> None:
     """Compose registered experts into one model that transformers loads: a sparse mixture, or what --to names."""
-    if out is None and not plan_only:
-        raise click.UsageError("give --out DIR, or --plan")
-    if repo is None and (private or license_id):
-        raise click.UsageError("--private and --license are for --push.")
-    if check and plan_only:
-        raise click.UsageError("--check examines what was written, and --plan writes nothing: drop one of them.")
+    _check_usage(out, repo, check=check, plan_only=plan_only, is_private=private, license_id=license_id)
     if save_recipe is not None:
         composition.check_recipe_output(save_recipe, force=force)
-    if out is not None and not plan_only:
-        from registry.destination.address import destination_of
-
-        destination_of(out).check(replace=force)
+    destination = None if plan_only else _destination(out, force=force)
     fit_settings = take_fit_settings(context, settings, fit)
     if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
         check_files([*like, *fit])  # wrong options are refused first
     wanted = asked(context, session, experts, base or public, settings, checks_base=public is None)
-    refs, recipe, base, copies = wanted.experts, wanted.recipe, wanted.base, wanted.from_base
     if public is not None:
-        refs = _with_public(refs, public, recipe)
-    if like and (recipe.to != "dense" or recipe.weights):
-        raise click.UsageError("--like needs --to dense, and makes the weights itself.")
-    if fit:
-        _check_fit(recipe, like, settings)
-    if fit and plan_only and save_recipe is not None:
-        raise click.UsageError("--plan fits no coefficients, so --save-recipe has none to write: drop one of them.")
+        wanted = replace(wanted, experts=_with_public(wanted.experts, public, wanted.recipe))
+    _check_text(wanted.recipe, like, fit, settings, plan_only=plan_only, saves=save_recipe is not None)
     pushed, diagnosis, fit_reads = None, None, ""
-
-    def save() -> None:
-        if save_recipe is not None:
-            composition.write_recipe(save_recipe, recipe, refs, base, from_base=copies, force=force)
-            note(f"recipe written to {save_recipe}")
-
     with connected(None if plan_only else ray) as cluster, session.registry(cluster=cluster) as registry:
-        _note_without_public(registry, refs, recipe, base)
+        _note_without_public(registry, wanted)
         if like:
-            weights = registry.likeness(refs, like, base=base)
-            refs = [ref for ref in refs if registry.resolve(ref).name in weights]
-            recipe = recipe.replace(weights=weights)
-            base = base if recipe.needs_base else None
-            if not as_json:
-                done(None, f"weights by --like: {_shown(weights)}")
-        if fit and plan_only:
-            recipe, fit_reads = unfitted(registry, refs, recipe, fit, fit_settings)
-        elif fit:
-            recipe = fitted(registry, refs, recipe, fit, fit_settings, base=base)
-            if not as_json:
-                done(None, f"coefficients by --fit: {_shown(recipe.coefficients)}", f"  {fit_line(recipe)}")
-        if out is None or plan_only:
-            plan = registry.plan(refs, recipe, base=base, from_base=copies)
-            save()
+            wanted = _weighed(registry, wanted, like)
+        if fit:
+            wanted, fit_reads = _fitted(registry, wanted, fit, fit_settings, plan_only=plan_only)
+        if not as_json and not plan_only:
+            _print_found(wanted.recipe, like=bool(like), fit=bool(fit))
+        made: dict[str, Any] = {"recipe": wanted.recipe, "base": wanted.base, "from_base": wanted.from_base}
+        if destination is None:
+            plan = registry.plan(wanted.experts, **made)
+            _save(save_recipe, wanted, force=force)
         else:
-            if repo is not None:
-                from registry.hub.target import Target
-
-                target = Target.parse(repo, private=private, force=force)
-                planned = registry.plan(refs, recipe, base=base, from_base=copies)
-                registry.check_push(planned, target, license=license_id)
-            plan = registry.compose(refs, out, recipe, base=base, from_base=copies, force=force)
+            target = None if repo is None else _target(registry, repo, wanted, private, force, license_id)
+            plan = registry.compose(wanted.experts, destination, **made, force=force)
             if not as_json:
-                _print_composed(plan, out)
-            save()  # before the examination, which may be interrupted
-            diagnosis = _examined(registry, out) if check else None
-            if repo is not None and (diagnosis is None or diagnosis.is_healthy):
-                from registry.destination.address import readable
-
-                with readable(out, registry.home, progress()) as folder:
-                    pushed = registry.push(folder, target, license=license_id)
-    if not as_json and not is_quiet():
-        for warning in plan.output.warnings(plan):
-            note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
+                _print_composed(plan, str(out))
+            _save(save_recipe, wanted, force=force)  # before the examination, which may be interrupted
+            diagnosis = _examined(registry, str(out)) if check else None
+            if target is not None and (diagnosis is None or diagnosis.is_healthy):
+                pushed = _pushed(registry, str(out), target, license_id)
     if as_json:
         document = plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed}
         document |= {} if diagnosis is None else {"check": diagnosis.document()}
         if fit_reads:  # what depends on the coefficients is not known
             document |= {"digest": None, "recipe": {**document["recipe"], "coefficients": None}}
         print_json(document)
-    elif plan_only:
+    else:
+        _print_result(context, plan, str(out), fit_reads, diagnosis, pushed, plan_only=plan_only)
+    if diagnosis is not None and not diagnosis.is_healthy:
+        context.exit(1)
+
+
+def _check_usage(
+    out: Path | str | None,
+    repo: str | None,
+    *,
+    check: bool,
+    plan_only: bool,
+    is_private: bool,
+    license_id: str | None,
+) -> None:
+    """Check options against each other that say where a composition goes.
+
+    Raises:
+        click.UsageError: they contradict each other.
+    """
+    if out is None and not plan_only:
+        raise click.UsageError("give --out DIR, or --plan")
+    if repo is None and (is_private or license_id):
+        raise click.UsageError("--private and --license are for --push.")
+    if check and plan_only:
+        raise click.UsageError("--check examines what was written, and --plan writes nothing: drop one of them.")
+
+
+def _check_text(
+    recipe: composition.Recipe,
+    like: tuple[Path, ...],
+    fit: tuple[Path, ...],
+    settings: dict[str, Any],
+    *,
+    plan_only: bool,
+    saves: bool,
+) -> None:
+    """Check that weights or coefficients can be made from text for a recipe.
+
+    Raises:
+        click.UsageError: they have no part in it, or are given.
+    """
+    if like and (recipe.to != "dense" or recipe.weights):
+        raise click.UsageError("--like needs --to dense, and makes the weights itself.")
+    if fit and like:
+        raise click.UsageError("--fit and --like exclude one another: choose what makes the shares of the members.")
+    if fit and (recipe.to, recipe.trunk) != ("dense", "task-arithmetic"):
+        raise click.UsageError("--fit needs --to dense --trunk task-arithmetic.")
+    if fit and settings.get("coefficients"):
+        raise click.UsageError("--fit makes the coefficients itself: drop --coefficients.")
+    if fit and plan_only and saves:
+        raise click.UsageError("--plan fits no coefficients, so --save-recipe has none to write: drop one of them.")
+
+
+def _destination(out: Path | str | None, *, force: bool) -> Destination:
+    """Return the destination of a composition, checked before anything else is loaded."""
+    from registry.destination.address import destination_of
+
+    assert out is not None, "the usage was checked"
+    destination = destination_of(out)
+    destination.check(replace=force)
+    return destination
+
+
+def _target(
+    registry: Registry, repo: str, wanted: Asked, is_private: bool, force: bool, license_id: str | None
+) -> Target:
+    """Return where to push, after the check that the composition may be pushed there."""
+    from registry.hub.target import Target
+
+    target = Target.parse(repo, private=is_private, force=force)
+    plan = registry.plan(wanted.experts, wanted.recipe, base=wanted.base, from_base=wanted.from_base)
+    registry.check_push(plan, target, license=license_id)
+    return target
+
+
+def _pushed(registry: Registry, out: str, target: Target, license_id: str | None) -> Pushed:
+    """Push what was written."""
+    from registry.destination.address import readable
+
+    with readable(out, registry.home, progress()) as folder:
+        return registry.push(folder, target, license=license_id)
+
+
+def _weighed(registry: Registry, wanted: Asked, like: tuple[Path, ...]) -> Asked:
+    """Return what is asked for with weights by how many documents are nearest to each member."""
+    weights = registry.likeness(wanted.experts, like, base=wanted.base)
+    refs = [ref for ref in wanted.experts if registry.resolve(ref).name in weights]
+    recipe = wanted.recipe.replace(weights=weights)
+    return replace(wanted, experts=refs, recipe=recipe, base=wanted.base if recipe.needs_base else None)
+
+
+def _fitted(
+    registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: dict[str, Any], *, plan_only: bool
+) -> tuple[Asked, str]:
+    """Return what is asked for with fitted coefficients; for a plan with equal ones, and what the fit would read."""
+    if plan_only:
+        recipe, reads = unfitted(registry, wanted.experts, wanted.recipe, fit, settings)
+        return replace(wanted, recipe=recipe), reads
+    recipe = fitted(registry, wanted.experts, wanted.recipe, fit, settings, base=wanted.base)
+    return replace(wanted, recipe=recipe), ""
+
+
+def _save(path: Path | None, wanted: Asked, *, force: bool) -> None:
+    """Write the recipe file that --save-recipe asks for."""
+    if path is not None:
+        recipe, copies = wanted.recipe, wanted.from_base
+        composition.write_recipe(path, recipe, wanted.experts, wanted.base, from_base=copies, force=force)
+        note(f"recipe written to {path}")
+
+
+def _print_found(recipe: composition.Recipe, *, like: bool, fit: bool) -> None:
+    """Print the weights or coefficients that text gave."""
+    if like:
+        done(None, f"weights by --like: {_shown(recipe.weights)}")
+    if fit:
+        done(None, f"coefficients by --fit: {_shown(recipe.coefficients)}", f"  {fit_line(recipe)}")
+
+
+def _print_result(
+    context: click.Context,
+    plan: composition.Plan,
+    out: str,
+    fit_reads: str,
+    diagnosis: Diagnosis | None,
+    pushed: Pushed | None,
+    *,
+    plan_only: bool,
+) -> None:
+    """Print warnings, the plan or what became of the folder, and the next step."""
+    if not is_quiet():
+        for warning in plan.output.warnings(plan):
+            note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
+    if plan_only:
         if is_quiet():
             done(None if fit_reads else plan.digest)
         else:
             _print_plan(plan, fit_reads)
         next_step(composing_as_typed(context, without=("plan_only", "save_recipe")))
-    else:
-        if diagnosis is not None:
-            print_diagnosis(diagnosis)
-        if pushed is not None:
-            print_pushed(pushed)
-        names = plan.names if copies is None else []
-        if diagnosis is None or diagnosis.is_healthy:
-            next_step(evaluating([str(out)], names) if pushed is None else loading(pushed.repo_id, pushed.revision))
-    if diagnosis is not None and not diagnosis.is_healthy:
-        context.exit(1)
+        return
+    if diagnosis is not None:
+        print_diagnosis(diagnosis)
+    if pushed is not None:
+        print_pushed(pushed)
+    if diagnosis is None or diagnosis.is_healthy:
+        names = plan.names if plan.from_base is None else []
+        next_step(evaluating([out], names) if pushed is None else loading(pushed.repo_id, pushed.revision))
 
 
 def _print_composed(plan: composition.Plan, out: Path | str) -> None:
@@ -255,20 +352,6 @@ def _examined(registry: Registry, out: Path | str) -> Diagnosis:
         raise CliError(message, reg_line(["doctor", str(out)]), "Interrupted", INTERRUPTED) from None
 
 
-def _check_fit(recipe: composition.Recipe, like: tuple[Path, ...], settings: dict[str, Any]) -> None:
-    """Check that coefficients can be fitted for a recipe.
-
-    Raises:
-        click.UsageError: they have no part in it, or are given.
-    """
-    if like:
-        raise click.UsageError("--fit and --like exclude one another: choose what makes the shares of the members.")
-    if (recipe.to, recipe.trunk) != ("dense", "task-arithmetic"):
-        raise click.UsageError("--fit needs --to dense --trunk task-arithmetic.")
-    if settings.get("coefficients"):
-        raise click.UsageError("--fit makes the coefficients itself: drop --coefficients.")
-
-
 def _with_public(refs: list[str], public: str, recipe: composition.Recipe) -> list[str]:
     """Return the references to the members, with that to the public expert among them.
 
@@ -283,13 +366,14 @@ def _with_public(refs: list[str], public: str, recipe: composition.Recipe) -> li
     return refs if public in refs else [*refs, public]
 
 
-def _note_without_public(registry: Registry, refs: list[str], recipe: composition.Recipe, base: str | None) -> None:
+def _note_without_public(registry: Registry, wanted: Asked) -> None:
     """Remark that a mixture of trained rows has no public expert, if it has none."""
-    if recipe.router_method is None or not recipe.router_method.is_trained:
+    router = wanted.recipe.router_method
+    if router is None or not router.is_trained:
         return
-    if any(registry.resolve(ref).kind == "base" for ref in refs):
+    if any(registry.resolve(ref).kind == "base" for ref in wanted.experts):
         return
-    bases = [base] if base else [version.name for version in registry.versions(kind="base")]
+    bases = [wanted.base] if wanted.base else [version.name for version in registry.versions(kind="base")]
     public = bases[0] if len(bases) == 1 else "BASE"
     note(f"no expert stands for general text; to add the base model: --public {public}")
 

@@ -1,3 +1,4 @@
+from .compose import Destination as Destination
 from .compose import Member as Member
 from .compose import compose as compose
 from .compose import export as export

@@ -12,7 +12,7 @@ from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.rules import of_copies, problem_of_copies
 from registry.composition.shard_tasks import ShardTasks
 from registry.destination.address import destination_of
-from registry.destination.destination import Destination
+from registry.destination.destination import Destination as Destination
 from registry.errors import InvalidInputError
 from registry.io.model_folder import MARKER, json_file
 from registry.maths.threads import one_thread
@@ -83,7 +83,7 @@ def _plan_copies(
 def compose(
     workspace: Workspace,
     experts: Sequence[str],
-    out: PathLike,
+    out: PathLike | Destination,
     recipe: Recipe | None = None,
     *,
     base: str | None = None,
@@ -92,8 +92,9 @@ def compose(
 ) -> Plan:
     """Write a composition to `out` and record it (arguments and errors as `Registry.compose`)."""
     workspace.check_owner()
-    destination = destination_of(out)
-    destination.check(replace=force)
+    destination = out if isinstance(out, Destination) else destination_of(out)
+    if destination is not out:  # else it was checked
+        destination.check(replace=force)
     plan = plan_composition(workspace, experts, recipe, base=base, from_base=from_base)
 
     def record() -> None:

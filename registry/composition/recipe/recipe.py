@@ -63,6 +63,8 @@ class Recipe:
                 f"coefficients are fitted for one dense model, and this recipe makes {output.words}",
                 "drop fit, and keep the coefficients",
             )
+        values = {"to": output.name, **given}  # what has no part and is at its default is left out
+        given = {name: value for name, value in given.items() if obstacle(FIELDS[name], values) is None}
         own = {"to": output.name, TRUNK_OPTIONS: dict(trunk_options or {}), "fit": fit, "_given": given}
         vars(self).update(own)
 

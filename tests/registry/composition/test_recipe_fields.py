@@ -72,6 +72,7 @@ def test_what_has_no_part_is_refused_and_replacing_drops_it() -> None:
     ):
         with pytest.raises(InvalidInputError, match=message):
             Recipe(**values)
+    assert Recipe(to="dense", router="context").router is None  # its default, which has no part here
     ridge = Recipe(router="ridge", lam=0.5, trunk="ties", trunk_options={"density": 0.5})
     assert ridge.replace(router="context") == Recipe(trunk="ties", trunk_options={"density": 0.5})
     assert ridge.replace(trunk="mean") == Recipe(router="ridge", lam=0.5, trunk="mean")
