@@ -154,7 +154,7 @@ def test_whole_prompt_decides_and_stays(write: Write, experts: list[Path], mixin
 @pytest.mark.check(after=2)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_logits_have_the_weights_that_probabilities_have(write: Write, experts: list[Path], routing: str) -> None:
-    recipe: dict[str, Any] = {"routing": routing, "top_k": 2, "temperature": 0.1, "routing_tokens": FIRST}
+    recipe: dict[str, Any] = by_first(routing) | {"top_k": 2, "temperature": 0.1}
     seen = []
     for mixing in ("probabilities", "logits"):
         with record_routing(model := write(**recipe, mixing=mixing)) as (record,):
