@@ -160,7 +160,7 @@ def test_architecture_has_every_package_in_the_order_of_the_contract() -> None:
     for first, says in re.findall(r"^\| (`\w+/[^|]*)\|([^|]*)\|$", page, re.MULTILINE):
         head = re.findall(r"`([^`]+)`", first)
         heads += head
-        packages |= {*head, *(head[0] + part for part in re.findall(r"`(\w+/)`", says))}
+        packages |= {*head, *(head[0] + part for part in re.findall(r"`((?:\w+/)+)`", says))}
     folders = {f"{name_of(path.parent)}/" for one in PACKAGES for path in (ROOT / one).rglob("__init__.py")}
     modules = {name_of(path) for path in (ROOT / "registry").glob("*.py")} - {"registry/__init__.py"}
     assert packages == (folders - {"registry/"}) | modules

@@ -4,6 +4,7 @@ import pytest
 
 from registry import Registry
 from registry.composition.preview import Preview, PreviewedMember
+from registry.registration.expert_overlap import INDISTINCT
 from tests.cli.conftest import PAIR, Reg
 
 
@@ -28,7 +29,9 @@ def test_warnings_are_printed(reg: Reg, monkeypatch: pytest.MonkeyPatch) -> None
         PreviewedMember("b@1", 1, 0.1, 0.3, 0.2, "it brings 10.0% of what the routers are solved from"),
     )
     matrix = ((0.9, 0.1), (0.7, 0.3))
-    found = Preview(members, (0,), (matrix,), {("a@1", "b@1"): 0.8}, ("half of it was looked at",))
+    found = Preview(
+        members, (0,), (matrix,), {("a@1", "b@1"): 0.8}, ("half of it was looked at",), indistinct_from=INDISTINCT
+    )
     monkeypatch.setattr(Registry, "preview", lambda *_, **__: found)
     result = reg("preview", *PAIR)
     assert "b@1 is drowned out: it brings 10.0%" in result.stdout

@@ -43,7 +43,10 @@ USAGE = (
     ),
     ("--bias code=1", "--bias has no part in --router context. It goes with --router domain-embedding or anchored."),
     ("--router ridge --vocabulary shared", "--vocabulary has no part in --router ridge."),
-    ("--to dense --trunk base", "--to dense --trunk base is the base model itself: choose another"),
+    (
+        "--to dense --trunk base",
+        "a dense model with the trunk of the base is the base model itself: choose another --trunk.",
+    ),
     ("--public base --trunk base", "--public has no part in --router context. It goes with --router anchored."),
     ("--public base --to dense", "--public has no part in what --to dense makes. It goes with --to moe."),
     ("--coefficients code=1", "--coefficients has no part in --trunk regmean."),

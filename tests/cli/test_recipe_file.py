@@ -141,7 +141,11 @@ def test_options_that_do_not_fit_the_file_are_usage_errors(reg: Reg, file: Path)
         ("trunk: mean", "", "give --experts A,B, or a --recipe that names them"),
         ("router: random", "--lam 1", "--lam has no part in --router random. It goes with --router ridge or"),
         ("to: dense", "--refine 1", "--refine has no part in what --to dense makes."),
-        ("trunk: base", "--to dense", "--to dense --trunk base is the base model itself"),
+        (
+            "trunk: base",
+            "--to dense",
+            "a dense model with the trunk of the base is the base model itself: choose another --trunk.",
+        ),
         ("to: ensemble", "--routing-tokens 4", "has no part in --routing posterior."),
         ("trunk: ties", "--alpha 0.5", "--alpha has no part in --trunk ties."),
         ("experts: {code: 2}", "--to dense --like x", "--like needs --to dense, and makes the weights"),

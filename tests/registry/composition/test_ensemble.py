@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from registry import Recipe, Registry
 from registry.composition.plan import Plan
+from registry.composition.recipe.fields import FIELDS
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.io.model_folder import composed_of
 from registry.methods.ensemble.plan import EnsembleParts, make_ensemble
@@ -47,6 +48,12 @@ def write_from(registry: Registry, names: Sequence[str], out: Path, **recipe: An
     ensemble = registry.compose(names, out, Recipe(to="ensemble", **recipe), force=True)
     assert isinstance(ensemble.parts, EnsembleParts)
     return ensemble, out
+
+
+def by_first(routing: str, tokens: int = FIRST) -> dict[str, Any]:
+    """Return the fields of a routing, with how many first tokens decide, if they do."""
+    decide = routing in FIELDS["routing_tokens"].only_with["routing"]
+    return {"routing": routing} | ({"routing_tokens": tokens} if decide else {})
 
 
 @torch.no_grad()
@@ -169,8 +176,7 @@ def test_task_vectors_run_only_whom_they_chose(write: Write) -> None:
 @pytest.mark.check(after=1)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_a_cache_goes_on_where_it_stopped_and_padding_says_nothing(write: Write, routing: str) -> None:
-    first = {"routing_tokens": FIRST} if routing in ("prompt-perplexity", "task-vector") else {}
-    _, folder = write(routing=routing, top_k=2, temperature=0.1, **first)
+    _, folder = write(top_k=2, temperature=0.1, **by_first(routing))
     model = load(folder)
     check_generated(model, IDS[:, :8], left=4, tokens=8)
     whole, cache, parts = mixed(model), DynamicCache(config=model.config), []

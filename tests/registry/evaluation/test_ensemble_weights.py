@@ -26,6 +26,7 @@ from registry.runtime.gates import RoutingRecord, expert_count, record_routing
 from registry.runtime.loading import load_model, load_tokenizer
 from tests.conftest import Zoo
 from tests.models import logits
+from tests.registry.composition.test_ensemble import by_first
 from tests.registry.evaluation.conftest import Data
 
 PAIR = ("code", "math")
@@ -84,11 +85,9 @@ def windows_of(data: Data, folder: Path) -> dict[str, list[list[int]]]:
 
 @pytest.mark.check(after=2)
 @pytest.mark.trust(after=4)
-@pytest.mark.parametrize("recipe", [*({"routing": name} for name in ROUTINGS), {"mixing": "logits"}], ids=str)
+@pytest.mark.parametrize("recipe", [*(by_first(name, 4) for name in ROUTINGS), {"mixing": "logits"}], ids=str)
 def test_one_record_of_every_routing(filled: Registry, tmp_path: Path, recipe: dict[str, Any]) -> None:
-    filled.compose(
-        ["code", "law", "math"], tmp_path / "mixed", Recipe(to="ensemble", **recipe, top_k=2, routing_tokens=4)
-    )
+    filled.compose(["code", "law", "math"], tmp_path / "mixed", Recipe(to="ensemble", **recipe, top_k=2))
     model = load_model(tmp_path / "mixed", "float32", "cpu")
     ids = torch.arange(2, 22).view(2, 10)
     with torch.no_grad(), record_routing(model) as records:

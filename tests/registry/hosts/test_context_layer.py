@@ -63,9 +63,11 @@ def folders(
 
 def pair(variant: Variant, folder: Path, **settings: Any) -> Folders:
     """Compose both experts without a context layer and with it, on one trunk; return the folders."""
-    recipe = {"trunk": "mean", "vocabulary": "shared"} | settings
+    recipe = {"trunk": "mean"} | settings
     variant.registry.compose(["code", "math"], folder / "plain", variant.recipe(**recipe))
-    variant.registry.compose(["code", "math"], folder / "context", variant.recipe(router="context", **recipe))
+    variant.registry.compose(
+        ["code", "math"], folder / "context", variant.recipe(router="context", vocabulary="shared", **recipe)
+    )
     return folder / "plain", folder / "context"
 
 

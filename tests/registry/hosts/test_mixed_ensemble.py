@@ -23,7 +23,7 @@ from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code
 from tests.conftest import Zoo
 from tests.registry.composition.composed import check_generated
-from tests.registry.composition.test_ensemble import FIRST, IDS, NAMES, load, mixed, write_from
+from tests.registry.composition.test_ensemble import FIRST, IDS, NAMES, by_first, load, mixed, write_from
 from tests.transformers4 import Transformers4
 
 CONFIG: dict[str, Any] = {
@@ -154,7 +154,7 @@ def test_whole_prompt_decides_and_stays(write: Write, experts: list[Path], mixin
 @pytest.mark.check(after=2)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_logits_have_the_weights_that_probabilities_have(write: Write, experts: list[Path], routing: str) -> None:
-    recipe: dict[str, Any] = {"routing": routing, "top_k": 2, "temperature": 0.1, "routing_tokens": FIRST}
+    recipe: dict[str, Any] = by_first(routing) | {"top_k": 2, "temperature": 0.1}
     seen = []
     for mixing in ("probabilities", "logits"):
         with record_routing(model := write(**recipe, mixing=mixing)) as (record,):
@@ -172,7 +172,7 @@ def test_logits_have_the_weights_that_probabilities_have(write: Write, experts: 
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_mixed_logits_with_caches_padding_and_beams(write: Write, routing: str) -> None:
-    model = write(routing=routing, top_k=2, temperature=0.1, routing_tokens=FIRST, mixing="logits")
+    model = write(**by_first(routing), top_k=2, temperature=0.1, mixing="logits")
     check_generated(model, IDS[:, :8], left=4, tokens=8)
     whole, cache, parts = mixed(model), None, []
     for start, stop in ((0, 1), (1, 4), (4, 13), (13, 14), (14, 20)):
