@@ -74,12 +74,12 @@ class Session:
             opened = Registry(self.home, create=made, progress=progress(), **located)
         if create:  # nothing stays of a failure
             with opened:
-                opened.use(cluster)
+                opened.cluster = cluster
                 yield opened
             return
         if _OPENED not in self._meta:
             self._meta[_OPENED] = click.get_current_context().with_resource(opened)
-        opened.use(cluster)
+        opened.cluster = cluster
         yield opened
 
 

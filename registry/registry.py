@@ -73,6 +73,15 @@ class Registry:
         self._workspace = Workspace.open(home, database, progress, arrays=arrays, create=create, cluster=cluster)
         maintenance.follow_opt_outs(self._workspace)
 
+    @property
+    def cluster(self) -> Cluster | None:
+        """The nodes that long steps run on; None for this process. It can be set."""
+        return self._workspace.cluster
+
+    @cluster.setter
+    def cluster(self, cluster: Cluster | None) -> None:
+        self._workspace = replace(self._workspace, cluster=cluster)
+
     def __enter__(self) -> Registry:
         return self
 
@@ -405,10 +414,6 @@ class Registry:
         self._workspace.check_owner()
         check_has_alias(self.catalog, name, alias)
         self.catalog.delete_alias(name, alias)
-
-    def use(self, cluster: Cluster | None) -> None:
-        """Run long steps on a cluster from now on, or in this process."""
-        self._workspace = replace(self._workspace, cluster=cluster)
 
     # -- composing ---------------------------------------------------------------------------------------------------
 

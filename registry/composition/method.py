@@ -179,7 +179,7 @@ class Router(Method):
 
 @dataclass(frozen=True)
 class Card:
-    """What a model card says of one composition; `cards.py` adds what all cards say.
+    """The text of one composition's model card; `card.py` adds what all cards say.
 
     Attributes:
         tags: for the Hub, besides those of all compositions.

@@ -7,6 +7,7 @@ from registry.composition.method import BASE, OWN, Router, Trunk, written
 from registry.composition.recipe.option import OptionKind
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
+from registry.runtime.loading import device_name
 from registry.statistics.settings import PassSettings
 
 USUAL_TOP_K = 2
@@ -32,8 +33,6 @@ def top_k(recipe: Recipe, count: int) -> int:
 
 def pass_document(recipe: Recipe, settings: PassSettings) -> dict[str, Any]:
     """Return the settings of passes that their numbers depend on."""
-    from registry.runtime.loading import device_name
-
     return {"batch_size": settings.batch_size, "device": device_name(recipe.device).partition(":")[0]}
 
 
