@@ -216,6 +216,7 @@ class Output(Method):
         called: in short: "sparse mixture".
         kind: in lists of compositions: "mixture".
         clause: in the help of `--to`, after its name.
+        needs_code: the folder carries its modelling file, and loads with trust_remote_code=True.
         note: in the form, after what it is called.
         removed: key of earlier recipes → a value that is still read, and the one that asked for what was removed.
         copies: fields of a composition whose members are copies of the base model; None where there is none.
@@ -230,6 +231,7 @@ class Output(Method):
     called: ClassVar[str] = ""
     kind: ClassVar[str] = ""
     clause: ClassVar[str] = ""
+    needs_code: ClassVar[bool] = False
     note: ClassVar[str] = ""
     removed: ClassVar[Mapping[str, tuple[Any, Any]]] = {}
     copies: ClassVar[Settings | None] = None

@@ -57,12 +57,14 @@ def _merged() -> dict[str, Option]:
     for method in (*OUTPUTS.values(), *TRUNKS.values(), *ROUTERS.values()):
         for name, usual in method.defaults.items():
             merged[name] = replace(merged[name], default_with={**merged[name].default_with, method.name: usual})
+    clauses = "; ".join(f"{name}, {one.clause}" for name, one in OUTPUTS.items())
+    with_code = listed((name for name, one in OUTPUTS.items() if one.needs_code), "and")
     every = replace(
         TO,
         outputs=(*OUTPUTS,),
         choices=(*OUTPUTS,),
         default=OUTPUTS.default.name,
-        help=TO.help.replace("{choices}", "; ".join(f"{name}, {one.clause}" for name, one in OUTPUTS.items())),
+        help=TO.help.replace("{choices}", f"{clauses}; {with_code} load with trust_remote_code=True"),
         note="; ".join(f"{one.called}: {one.note}" for one in OUTPUTS.values()),
     )
     return {"to": every} | {name: _described(one) for name, one in merged.items()}

@@ -73,7 +73,8 @@ class Ensemble(Output):
     called = "ensemble"
     kind = "ensemble"
     choice = "ensemble of whole models"
-    clause = "all members whole, their predictions mixed; loads with trust_remote_code=True"
+    clause = "all members whole, their predictions mixed"
+    needs_code = True
     note = "all members run, and their predictions are mixed"
     works = (DUME,)
     compared = {

@@ -44,9 +44,8 @@ class Hetero(Output):
     called = "hetero"
     kind = "mixed architectures"
     choice = "several architectures (hetero)"
-    clause = (
-        "members of several architectures behind one embedding and before one head; loads with trust_remote_code=True"
-    )
+    clause = "members of several architectures behind one embedding and before one head"
+    needs_code = True
     note = "members of several architectures share one embedding and head"
     works = (DUME, MERGEME)
     compared = {"hetero": Compared({"top_k": 1})}

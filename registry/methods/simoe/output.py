@@ -25,7 +25,8 @@ class Simoe(Output):
     called = "SIMoE"
     kind = "SIMoE"
     choice = "experts of a SIMoE"
-    clause = "experts of reg train-simoe as they were trained; loads with trust_remote_code=True"
+    clause = "experts of reg train-simoe as they were trained"
+    needs_code = True
     note = "experts that were trained together"
     works = (SIMOE, L0)
 
