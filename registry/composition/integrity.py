@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from registry.composition.manifest import CompositionManifest, read_composed
-from registry.composition.plan import DOCUMENT_FORMAT
+from registry.composition.manifest import DOCUMENT_FORMAT, CompositionManifest, read_composed
 from registry.composition.pushed_card import CARD, without_additions
 from registry.errors import CheckpointError
 from registry.io.model_folder import MARKER

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from registry.composition.plan import DOCUMENT_FORMAT
 from registry.composition.recipe.fields import output_of
 from registry.composition.recipe.fields import removed as removed_fields
 from registry.composition.recipe.recipe import Recipe
@@ -15,6 +14,8 @@ from registry.io.model_folder import MARKER, require_composed
 from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe, read_json
 from registry.names.reference import check_name, copy_name
 
+DOCUMENT_FORMAT = 1
+"""The format of a composition's document, of which its digest is a function."""
 FOLDER_FORMAT = 2
 """The format of `composition.json`: weights by tree digest. In format 1 every file has its SHA-256."""
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from registry.composition.card import card_page
+from registry.composition.manifest import DOCUMENT_FORMAT
 from registry.composition.method import Output
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import copied, held, span
@@ -24,8 +25,6 @@ from store.arrays import CARRIERS, CHUNK_ELEMENTS, Block
 from store.catalog import VersionRecord
 from store.catalog.records import Role
 from store.digest import json_digest
-
-DOCUMENT_FORMAT = 1
 
 TRUNK, EXPERTS, ROUTER = "trunk", "experts", "routers"
 """Parts of a model, which are files of their own where it is large."""
