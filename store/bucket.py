@@ -96,7 +96,10 @@ class Bucket:
         with storage_errors(self.url, "cannot be written", key):
             obstore.put(self._store, key, data, use_multipart=False)
         if self.read(key) != data:
-            raise self._differs(key)
+            raise StorageError(
+                f"{self.url}/{key}: what was read back is not what was written",
+                "repeat the command, or check the bucket",
+            )
 
     def create(self, key: str, data: bytes) -> bool:
         """Write a small object unless there is one, in one step; tell whether it was written."""
@@ -125,10 +128,6 @@ class Bucket:
 
     def ranges(self, key: str, size: int) -> Iterator["Bytes"]:
         """Yield the bytes of an object from its beginning to its end, by ranges of which several are on their way.
-
-        Args:
-            key: the object.
-            size: its bytes.
 
         Raises:
             StorageError: it cannot be read, is absent, or an answer is shorter than was asked for.
@@ -190,8 +189,3 @@ class Bucket:
         from store.multipart_uploads import abort_uploads  # with urllib, which takes a while
 
         return abort_uploads(self.url)
-
-    def _differs(self, key: str) -> StorageError:
-        return StorageError(
-            f"{self.url}/{key}: what was read back is not what was written", "repeat the command, or check the bucket"
-        )

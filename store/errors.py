@@ -46,3 +46,8 @@ class SchemaError(RegError):
 
 class StorageError(RegError, OSError):
     """The disk or the database cannot be read or written."""
+
+
+def first_line(text: str, otherwise: str) -> str:
+    """Return the first line of a library's message that is not blank, stripped; `otherwise` if there is none."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), otherwise)

@@ -30,7 +30,6 @@ class Keys:
     """Keys that sign a request.
 
     Attributes:
-        access, secret: the key and its secret.
         token: of temporary keys; empty if they are not.
         region: the bucket's region.
     """
@@ -103,12 +102,8 @@ def signed_headers(method: str, host: str, path: str, query: str, keys: Keys, at
     """Return the headers of a request without a body, its signature among them.
 
     Args:
-        method: of HTTP.
         host: with the port.
         path: encoded.
-        query: by `canonical_query`.
-        keys: what signs it.
-        at: the time, in UTC.
     """
     stamp, day = at.strftime("%Y%m%dT%H%M%SZ"), at.strftime("%Y%m%d")
     headers = {"host": host, "x-amz-content-sha256": _EMPTY, "x-amz-date": stamp}

@@ -13,13 +13,13 @@ are repeated with growing pauses, at most `RETRIES` times and for `RETRY_SECONDS
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING
 
-from store.errors import InvalidInputError, StorageError
+from store.errors import InvalidInputError, StorageError, first_line
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -46,6 +46,23 @@ _VARIABLES = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
     "memory": "",
 }
+
+# Parts of a library's messages, by cause. The addresses are those that give a machine's own credentials.
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_NO_CREDENTIALS = (
+    *("169.254.", "metadata.google.internal", "CredentialsNotLoaded", "no credential"),
+    *("Missing AccessKeyId", "Missing SecretAccessKey"),
+)
+_DENIED = ("403 Forbidden", "401 Unauthorized", "AccessDenied")
+_DENIALS = ("PermissionDeniedError", "UnauthenticatedError")
+_NO_ANSWER = (
+    *("Connect", "connection", "error sending request", "dns error"),
+    *("timed out", "TimedOut", "Timeout"),
+)
+_OVERLOADED = (
+    *("SlowDown", "429 Too Many", "500 Internal", "502 Bad"),
+    *("503 Service Unavailable", "504 Gateway"),
+)
 
 
 def is_url(place: object) -> bool:
@@ -132,9 +149,7 @@ def storage_errors(url: str, doing: str = "cannot be reached", key: str = "") ->
     a failure.
 
     Args:
-        url: the URL of the store.
         doing: what failed, for the message: "cannot be read".
-        key: the object, if it is one.
 
     Raises:
         StorageError: no credentials, no permission, no bucket, no network, or the store refuses.
@@ -146,7 +161,7 @@ def storage_errors(url: str, doing: str = "cannot be reached", key: str = "") ->
     except (AlreadyExistsError, PreconditionError):
         raise
     except FileNotFoundError as error:
-        if _is_missing_bucket(str(error)):
+        if _has(str(error), _NO_BUCKET):
             raise _storage_error(error, url, doing, key) from error
         raise
     except (BaseError, PermissionError, TimeoutError, ConnectionError) as error:
@@ -157,67 +172,36 @@ def _storage_error(error: Exception, url: str, doing: str, key: str = "") -> Sto
     """Return a failure as an error for the user, with its cause in one line."""
     scheme, bucket, _ = parse_url(url)
     text = str(error)
-    where = join_url(url, key) if key else url
+    failed = f"{join_url(url, key) if key else url} {doing}"
     variables = f": {_VARIABLES[scheme]}" if _VARIABLES[scheme] else ""
-    if _is_missing_bucket(text):
-        return StorageError(f"{where} {doing}: there is no bucket {bucket}", "create the bucket, or name another URL")
-    if _is_without_credentials(text):
-        return StorageError(f"{where} {doing}: no credentials were found", f"set them in the environment{variables}")
-    if isinstance(error, PermissionError) or _has(text, "403 Forbidden", "401 Unauthorized", "AccessDenied"):
-        code = _code(text)
+    found = re.search(r"<Code>(\w+)</Code>", text) or re.search(r"status code: (\d{3} [A-Za-z ]+)", text)
+    code = found[1].strip() if found else ""
+    if _has(text, _NO_BUCKET):
+        return StorageError(f"{failed}: there is no bucket {bucket}", "create the bucket, or name another URL")
+    if _has(text, _NO_CREDENTIALS):
+        return StorageError(f"{failed}: no credentials were found", f"set them in the environment{variables}")
+    if isinstance(error, PermissionError) or _has(text, _DENIED) or type(error).__name__ in _DENIALS:
         return StorageError(
-            f"{where} {doing}: the bucket's server denies it{f' ({code})' if code else ''}",
+            f"{failed}: the bucket's server denies it{f' ({code})' if code else ''}",
             f"check the credentials and their permissions{variables}",
         )
-    if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+    if _has(text, _NO_ANSWER):
         return StorageError(
-            f"{where} {doing}: the bucket's server denies it", f"check the credentials and their permissions{variables}"
-        )
-    if _has(text, "Connect", "error sending request", "dns error", "timed out", "TimedOut", "Timeout", "connection"):
-        return StorageError(
-            f"{where} {doing}: the network or the bucket's server does not answer",
+            f"{failed}: the network or the bucket's server does not answer",
             "check the network and the endpoint, then repeat the command",
         )
-    if _has(text, "SlowDown", "503 Service Unavailable", "500 Internal", "502 Bad", "504 Gateway", "429 Too Many"):
+    if _has(text, _OVERLOADED):
         return StorageError(
-            f"{where} {doing}: the bucket's server is overloaded or fails ({_code(text) or 'after several attempts'})",
+            f"{failed}: the bucket's server is overloaded or fails ({code or 'after several attempts'})",
             "repeat the command later",
         )
-    return StorageError(f"{where} {doing}: {_first_line(text)}", "check the bucket, then repeat the command")
+    line = first_line(text, "it failed")
+    line = line if len(line) <= 300 else f"{line[:300]}…"
+    return StorageError(f"{failed}: {line}", "check the bucket, then repeat the command")
 
 
-def _is_missing_bucket(text: str) -> bool:
-    return _has(text, "NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
-
-
-def _is_without_credentials(text: str) -> bool:
-    """Tell whether the credentials of the machine itself were asked for: there are none in the environment."""
-    return _has(
-        text,
-        "169.254.169.254",
-        "metadata.google.internal",
-        "CredentialsNotLoaded",
-        "no credential",
-        "Missing AccessKeyId",
-        "Missing SecretAccessKey",
-        "169.254.",
-    )
-
-
-def _has(text: str, *parts: str) -> bool:
+def _has(text: str, parts: Iterable[str]) -> bool:
     return any(part in text for part in parts)
-
-
-def _code(text: str) -> str:
-    """Return the code of an error in S3's XML, or the HTTP status; empty if there is none."""
-    found = re.search(r"<Code>(\w+)</Code>", text) or re.search(r"status code: (\d{3} [A-Za-z ]+)", text)
-    return found[1].strip() if found else ""
-
-
-def _first_line(text: str) -> str:
-    """Return the first line of a library's message, without its debugging output, cut to a readable length."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "it failed")
-    return line if len(line) <= 300 else f"{line[:300]}…"
 
 
 def _seconds(text: str | None, default: float) -> float:

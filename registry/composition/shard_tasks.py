@@ -15,7 +15,7 @@ from typing import Any
 from registry.composition.plan import Plan, Source
 from registry.composition.recipe.recipe import Recipe
 from registry.distributed import Step, Task
-from registry.distributed.node_kind import node_kind
+from registry.distributed.step import node_kind
 from registry.errors import ClusterError, DamagedError
 from registry.home import Home
 from registry.io.shard_writer import Shard, write_shards

@@ -10,10 +10,10 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from registry.distributed.step import Finished, Step, raised, run_task
+from registry.distributed.step import Finished, Step, run_task
 from registry.errors import ClusterError, InvalidInputError, StorageError, first_line
 from registry.progress import Progress, remark
 
@@ -97,7 +97,13 @@ class Cluster:
         waiting: dict[Any, int] = {}
         try:
             with progress(step.label, sum(task.amount for task in step.tasks), step.unit) as advance:
-                meter = _Meter(step, advance)
+                shown = [0] * len(step.tasks)
+
+                def show(number: int, done: int) -> None:
+                    if done > shown[number]:  # a task that runs again begins at 0
+                        advance(done - shown[number])
+                        shown[number] = done
+
                 for number, task in enumerate(step.tasks):
                     call = step.function, task, step.board(number), step.unit, self.threads, step.device
                     waiting[remote.remote(shared, *call)] = number
@@ -108,12 +114,14 @@ class Cluster:
                         number = waiting[reference]
                         finished = self._finished(step, number, reference)
                         del waiting[reference]
-                        meter.finish(number)
+                        show(number, step.tasks[number].amount)
                         for text in finished.remarks:
                             remark(progress, text)
                         yield finished
                     if not ready:
-                        meter.look(waiting)
+                        for number in waiting.values():
+                            with suppress(OSError, ValueError):
+                                show(number, min(int(step.board(number).read_text()), step.tasks[number].amount))
                         seen = self._look(step, seen)
         finally:
             _cancel(waiting)
@@ -141,7 +149,7 @@ class Cluster:
 
         task = step.tasks[number]
         try:
-            result, failure, remarks, node, kind = ray.get(reference)
+            finished: Finished = ray.get(reference)
         except exceptions.RayTaskError as error:  # none of ours: its own class, without Ray's traceback
             raise error.cause from None
         except exceptions.RayError as error:
@@ -149,11 +157,11 @@ class Cluster:
                 f"{step.label} {task.name}: its process was lost {RETRIES + 1} times ({type(error).__name__})",
                 f"look at the free memory of the nodes, then {_AGAIN}",
             ) from None
-        return Finished(task, result, raised(failure) if failure else None, remarks, node, kind)
+        return replace(finished, task=task)
 
     def _slots(self) -> int:
         count = 0
-        for resources in _resources():
+        for resources in (node["Resources"] for node in _nodes()):
             processors = int(resources.get("CPU", 0.0) // (1 if self.gpus else self.threads))
             count += min(processors, int(resources.get("GPU", 0.0) / self.gpus)) if self.gpus else processors
         return count
@@ -161,7 +169,7 @@ class Cluster:
     def _require_node(self) -> None:
         if self._slots():
             return
-        largest = max((int(resources.get("CPU", 0.0)) for resources in _resources()), default=0)
+        largest = max((int(node["Resources"].get("CPU", 0.0)) for node in _nodes()), default=0)
         if self.gpus:
             raise ClusterError(f"no node of {self.address} has {self.gpus:g} free GPUs", "start a node with one")
         raise ClusterError(
@@ -178,28 +186,6 @@ class Cluster:
         if now - seen > LOST_SECONDS:
             raise ClusterError(f"{step.label}: no node of {self.address} is left that could go on", _AGAIN)
         return seen
-
-
-class _Meter:
-    """The progress of a step, added up over its tasks."""
-
-    def __init__(self, step: Step, advance: Any) -> None:
-        self._step, self._advance = step, advance
-        self._shown = dict.fromkeys(range(len(step.tasks)), 0)
-
-    def finish(self, number: int) -> None:
-        self._show(number, self._step.tasks[number].amount)
-
-    def look(self, waiting: Mapping[Any, int]) -> None:
-        for number in waiting.values():
-            with suppress(OSError, ValueError):
-                done = int(self._step.board(number).read_text())
-                self._show(number, min(done, self._step.tasks[number].amount))
-
-    def _show(self, number: int, done: int) -> None:
-        if done > self._shown[number]:  # a task that runs again begins at 0
-            self._advance(done - self._shown[number])
-            self._shown[number] = done
 
 
 @contextmanager
@@ -240,11 +226,6 @@ def connect(address: str, *, gpus: float = 0.0) -> Iterator[Cluster]:
     finally:
         if is_mine:
             ray.shutdown()
-
-
-def _resources() -> list[dict[str, float]]:
-    """Return the resources of each node that is alive."""
-    return [node["Resources"] for node in _nodes()]
 
 
 def _nodes() -> list[dict[str, Any]]:

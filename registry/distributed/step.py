@@ -1,20 +1,29 @@
-"""A step of a command as tasks of a cluster, and what a task does in the process that it runs in."""
+"""A step of a command as tasks of a cluster, and what a task does in the process that it runs in.
 
+The bits of a pass depend on the kind of its node: processor, threads and libraries. Products of float32 matrices on 1
+and on 3 threads differ in their last bits, and so do those of two generations of processors. Tasks therefore use as
+many threads as the process that divides the work, and results of two kinds of nodes are not combined.
+"""
+
+import os
+import platform
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from registry import errors
-from registry.distributed.node_kind import node_kind
 from registry.errors import ClusterError, RegError
 from registry.progress import Advance
 
 _SECONDS = 0.25
 """Between two reports of a task."""
+
+_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
+"""Environment variables that choose among the instructions of a processor."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +46,9 @@ class Step:
     """Tasks that run one function.
 
     Attributes:
-        label: of its progress.
         unit: of its progress; a task's progress in this unit is shown while it runs.
         function: called as `function(shared, *arguments, progress=…)`, in any process; importable there.
-        shared: the first argument of every task.
-        tasks: the tasks.
         folder: a folder that all nodes see, where tasks report progress.
-        device: what tasks compute on.
     """
 
     label: str
@@ -64,20 +69,16 @@ class Finished:
     """A task that has ended.
 
     Attributes:
-        task: the task.
-        result: what the function returned.
         error: what it raised.
         remarks: sentences for the user.
-        node: name of the machine it ran on.
-        kind: the kind of that node (`node_kind`).
     """
 
     task: Task
-    result: Any = None
-    error: Exception | None = None
-    remarks: tuple[str, ...] = ()
-    node: str = ""
-    kind: str = ""
+    result: Any
+    error: RegError | None
+    remarks: tuple[str, ...]
+    node: str
+    kind: str
 
 
 @dataclass
@@ -106,11 +107,10 @@ class _Report:
 
 def run_task(
     shared: Any, function: Callable[..., Any], task: Task, board: Path, unit: str, threads: int, device: str
-) -> tuple[Any, tuple[str, str, str | None] | None, tuple[str, ...], str, str]:
+) -> Finished:
     """Run a task in this process, with as many threads of torch as the main process has.
 
-    Returns:
-        result; class, message and hint of an error for the user; remarks; the machine; its kind.
+    An error for the user is returned, and any other is raised. The task comes back without its arguments.
     """
     import torch
 
@@ -125,13 +125,35 @@ def run_task(
             )
         result = function(shared, *task.arguments, progress=report.progress)
     except RegError as error:
-        failure = type(error).__name__, error.message, error.hint
-    return result, failure, tuple(report.remarks), socket.gethostname(), node_kind(device)
+        failure = error
+    done = replace(task, arguments=())
+    return Finished(done, result, failure, tuple(report.remarks), socket.gethostname(), node_kind(device))
 
 
-def raised(failure: tuple[str, str, str | None]) -> RegError:
-    """Return the error that a task raised."""
-    name, message, hint = failure
-    kind: Any = getattr(errors, name, RegError)
-    error: RegError = kind(message, hint)
-    return error
+def node_kind(device: str, threads: int | None = None) -> str:
+    """Return the kind of this node: processor or GPU, its instructions, torch's threads, and the libraries' versions.
+
+    Args:
+        threads: of torch; default those of this process now.
+    """
+    from importlib.metadata import version
+
+    import torch
+
+    libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
+    if device.startswith("cuda"):
+        return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, {libraries}"
+    chosen = "".join(f", {name}={os.environ[name]}" for name in _VARIABLES if os.environ.get(name))
+    capability, threads = torch.backends.cpu.get_cpu_capability(), threads or torch.get_num_threads()
+    return f"{device}: {_processor()}, {capability}, {threads} threads{chosen}, {libraries}"
+
+
+@cache
+def _processor() -> str:
+    """Return the processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()

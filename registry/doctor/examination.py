@@ -20,9 +20,9 @@ from registry.composition.integrity import ComposedFolder
 from registry.doctor.finding import Finding
 from registry.doctor.tensor_names import is_embedding
 from registry.errors import CalibrationError, RegError
+from registry.evaluation.benchmark import predicted, test_windows
 from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of
-from registry.evaluation.text import predicted, test_windows
 from registry.io.model_folder import MARKER, composed_of
 from registry.io.untrusted import own_file, read_json
 from registry.io.work_dirs import temporary_folder

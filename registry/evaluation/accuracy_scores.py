@@ -28,7 +28,6 @@ class AccuracyRow:
     """One model's accuracies.
 
     Attributes:
-        name: its name in the table.
         accuracy: domain → task → accuracy p, in [0, 1].
         score: domain → 100 · p / p̂, mean over the domain's tasks, p̂ the accuracy of the domain's own expert.
         metric: domain → task → the metric in the files, as `acc,none`.
@@ -84,15 +83,18 @@ def accuracy_scores(
             missing, several metrics are possible, an accuracy is not in [0, 1], or that of an expert is 0.
         IncompatibleError: two models did a task with other shots, in another version or on other samples.
     """
-    wanted = [_task(domain, text) for domain, texts in tasks.items() for text in texts]
-    if not wanted:
-        raise InvalidInputError("there is no task to score", "give --task DOMAIN=TASK, as lm_eval names the task")
-    for number, task in enumerate(wanted):
-        if any((task.domain, task.name) == (other.domain, other.name) for other in wanted[:number]):
+    wanted: list[_Task] = []
+    for domain, text in ((domain, text) for domain, texts in tasks.items() for text in texts):
+        name, _, chosen = text.partition(":")
+        task = _Task(domain, name, chosen)
+        if any((domain, name) == (other.domain, other.name) for other in wanted):
             raise InvalidInputError(
                 f"task {task.name} of {task.domain} is given twice",
                 f"give it once, with one metric: --task {task.domain}={task.name}:METRIC",
             )
+        wanted.append(task)
+    if not wanted:
+        raise InvalidInputError("there is no task to score", "give --task DOMAIN=TASK, as lm_eval names the task")
     for domain in tasks:
         if domain not in files:
             raise InvalidInputError(
@@ -128,11 +130,6 @@ def accuracy_scores(
     return tuple(rows)
 
 
-def _task(domain: str, text: str) -> _Task:
-    name, _, metric = text.partition(":")
-    return _Task(domain, name, metric)
-
-
 def _read(name: str, paths: Sequence[Path], wanted: set[str]) -> dict[str, _Result]:
     """Return task → figures of the wanted tasks in a model's files; of others there is only the name."""
     results: dict[str, _Result] = {}
@@ -161,7 +158,7 @@ def _read_file(path: Path) -> dict[str, _Result]:
         task: _Result(
             path,
             {key: value for key, value in figures.items() if _is_metric(key, value)},
-            _lower_is_better(tables["higher_is_better"].get(task)),
+            frozenset(key for key, value in _table(tables["higher_is_better"].get(task)).items() if value is False),
             {key: tables[key].get(task) for key in CONDITIONS},
         )
         for task, figures in results.items()
@@ -174,10 +171,8 @@ def _is_metric(key: str, value: object) -> bool:
     return bool(comma) and is_number and not name.endswith("_stderr")
 
 
-def _lower_is_better(higher: object) -> frozenset[str]:
-    return (
-        frozenset(key for key, value in higher.items() if value is False) if isinstance(higher, dict) else frozenset()
-    )
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _result(results: Mapping[str, Mapping[str, _Result]], task: _Task, name: str) -> _Result:

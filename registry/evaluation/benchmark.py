@@ -4,17 +4,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from registry.calibration import Calibration
+from registry.calibration import Calibration, Corpus, evenly_spaced
 from registry.checkpoint import read_files, tokenizer_digest
 from registry.checkpoint.model_files import read_config
+from registry.checkpoint.tokenizer import tokenizer_conflict
 from registry.composition.dense import write_dense
 from registry.composition.plan import Plan
-from registry.errors import IncompatibleError
-from registry.evaluation.results import TestSettings
-from registry.evaluation.scoring import Losses, Model, Tally, losses_of, open_model
-from registry.evaluation.text import conflict, predicted, shortened, test_windows
-from registry.evaluation.window_losses import DomainLoss
+from registry.errors import CalibrationError, IncompatibleError
+from registry.evaluation.results import DomainLoss, TestSettings
+from registry.evaluation.scoring import Losses, Model, losses_of, open_model
 from registry.io.display import few
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import composed_of, write_files
@@ -22,6 +22,7 @@ from registry.io.work_dirs import temporary_folder
 from registry.member import Member
 from registry.names.suggest import suggest
 from registry.progress import Progress, remark
+from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import compute_dtype, report_dtype, stored_dtype
 
 
@@ -68,10 +69,6 @@ class Benchmark:
     """The windows, and the registered models to compare with.
 
     Attributes:
-        windows: domain → test text.
-        experts: domain → its own expert, if one is registered.
-        bases: base models.
-        no_base: the reason why there is no base model.
         settings: the settings of scoring; every model accepts windows of this length.
         progress: reports windows scored, and remarks on every figure that cannot be computed.
         losses: computes the losses of models in place of this process; None for this process.
@@ -106,23 +103,11 @@ class Benchmark:
         return open_model(name, folder, settings)
 
     def losses_of(
-        self,
-        model: Model,
-        windows: Mapping[str, Calibration] | None = None,
-        *,
-        tally: Tally | None = None,
-        expert_of: Mapping[str, int] | None = None,
+        self, model: Model, windows: Mapping[str, Calibration] | None = None, **options: Any
     ) -> dict[str, DomainLoss]:
-        """Return the loss of a model on each domain, default all (arguments as `scoring.losses_of`)."""
-        return losses_of(
-            model,
-            self.windows if windows is None else windows,
-            self.settings,
-            self.progress,
-            tally=tally,
-            expert_of=expert_of,
-            losses=self.losses,
-        )
+        """Return the loss of a model on each domain, default all (options and errors as `scoring.losses_of`)."""
+        windows = self.windows if windows is None else windows
+        return losses_of(model, windows, self.settings, self.progress, losses=self.losses, **options)
 
 
 def make_benchmark(
@@ -138,7 +123,6 @@ def make_benchmark(
         sources: the models to score; the first one's tokenizer makes the windows, and no other may contradict it.
         data: domain → test files.
         registered: active base models, and experts named like a domain; those of another tokenizer take no part.
-        settings: the settings of scoring.
         progress: remarks on every domain without its own expert.
 
     Raises:
@@ -235,3 +219,54 @@ def _missing(
     if used is None:
         return f"the version that {first} was composed of ({composed[:12]}) is not an active one here"
     return reasons[used.ref]
+
+
+def test_windows(
+    data: Mapping[str, Sequence[Path]], tokenizer_folder: Path, settings: TestSettings
+) -> dict[str, Calibration]:
+    """Return each domain's windows.
+
+    Raises:
+        CalibrationError: a file cannot be read, or holds no text or a single token.
+        CheckpointError: the folder has no tokenizer.
+    """
+    tokenizer = load_tokenizer(tokenizer_folder)
+    windows = {
+        domain: evenly_spaced(Corpus(files, tokenizer), tokenizer, windows=settings.windows, seq_len=settings.seq_len)
+        for domain, files in data.items()
+    }
+    for domain, text in windows.items():
+        if predicted(text) == 0:
+            raise CalibrationError(
+                f"the text of domain {domain} ({text.label}) is a single token: there is nothing to predict",
+                f"give more: --data {domain}=FILE",
+            )
+    return windows
+
+
+test_windows.__test__ = False  # type: ignore[attr-defined]
+
+
+def predicted(windows: Calibration) -> int:
+    """Return the number of predicted tokens: all that count but the first of each window."""
+    return int((windows.lengths - 1).sum())
+
+
+def conflict(files: Mapping[str, bytes], other: Mapping[str, bytes]) -> str | None:
+    """Return the difference between two models' tokenizers, or None if they make the same tokens of the same text."""
+    digests = [tokenizer_digest(files), tokenizer_digest(other)]
+    if digests[0] == digests[1]:
+        return None
+    if "tokenizer.json" in files and "tokenizer.json" in other:
+        return tokenizer_conflict(files["tokenizer.json"], other["tokenizer.json"])
+    short = ["none" if digest is None else digest[:12] for digest in digests]
+    return f"digest {short[0]} against {short[1]}, and not both have a tokenizer.json that could be compared"
+
+
+def shortened(settings: TestSettings, limits: Mapping[str, int], progress: Progress) -> TestSettings:
+    """Return `settings` with windows that fit every model; `limits` is model name → longest window."""
+    name = min(limits, key=lambda name: limits[name], default=None)
+    if name is None or settings.seq_len <= limits[name]:
+        return settings
+    remark(progress, f"windows have {limits[name]:,} tokens, not {settings.seq_len:,}: {name} takes no more")
+    return replace(settings, seq_len=limits[name])

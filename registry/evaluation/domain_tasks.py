@@ -11,9 +11,8 @@ from pathlib import Path
 from registry.calibration import Calibration
 from registry.distributed import Cluster, Step, Task
 from registry.errors import ClusterError
-from registry.evaluation.results import TestSettings
+from registry.evaluation.results import DomainLoss, TestSettings
 from registry.evaluation.scoring import Model, Tally, loss_of, open_model
-from registry.evaluation.window_losses import DomainLoss
 from registry.progress import Progress
 from registry.runtime.gates import experts_per_token
 
@@ -31,7 +30,6 @@ class DomainTasks:
     """Computes losses by tasks of a cluster, in place of this process (`scoring.Losses`).
 
     Attributes:
-        cluster: the cluster.
         work: a folder that all nodes see, for the progress of tasks.
         kinds: kind of node → a node of that kind that scored a domain.
     """

@@ -8,25 +8,35 @@ Shapes: P tokens of a prefix, C continued tokens, S samples of a document.
 
 import importlib.util
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from os import PathLike
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from registry.calibration import Corpus
+from registry.calibration import Corpus, random_places
 from registry.calibration.windows import encode
-from registry.checkpoint import read_files
+from registry.checkpoint import Checkpoint, read_files
 from registry.checkpoint.model_files import read_config
-from registry.errors import CalibrationError, CheckpointError, InvalidInputError, StorageError
-from registry.evaluation.extraction_settings import ExtractionSettings
-from registry.evaluation.text import conflict
+from registry.errors import CalibrationError, CheckpointError, InvalidInputError, RegError, StorageError
+from registry.evaluation.benchmark import conflict
+from registry.evaluation.record import store_figures
+from registry.evaluation.results import ExtractionSettings
 from registry.io.dtypes import AUTO
+from registry.io.model_folder import composed_of
+from registry.names.reference import require_list
 from registry.progress import Progress, remark
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
+from registry.statistics.collect import SEED
+from registry.statistics.settings import DEFAULT_SEQ_LEN
+from registry.workspace import Workspace
+from store.arrays import digest_of
+from store.catalog import VersionRecord
 from store.digest import json_digest
 
 _CHARACTERS_PER_TOKEN = 16
@@ -39,7 +49,6 @@ class Extraction:
 
     Attributes:
         label: the model's folder.
-        data: digest of the tokens that were tried.
         similarity: of each document, the similarity of its best continuation, from 0 to 1.
         threshold: least similarity of an extracted document.
     """
@@ -84,8 +93,6 @@ def audit_extraction(
     Args:
         folders: model folders with one tokenizer, that of the first.
         files: files of text, such as what an expert was trained on.
-        settings: settings of the audit.
-        progress: reports the documents that were tried.
 
     Raises:
         CalibrationError: no document is long enough.
@@ -176,3 +183,87 @@ def _similarities(
         wanted = tokens[settings.prefix :]
         yield max(Levenshtein.normalized_similarity(wanted, row[settings.prefix :].tolist()) for row in rows.cpu())
         advance(1)
+
+
+def audit_registered(
+    workspace: Workspace,
+    folders: Sequence[str | PathLike[str]],
+    data: Sequence[str | PathLike[str]],
+    settings: ExtractionSettings | None = None,
+) -> list[Extraction]:
+    """Audit models, and store the figures of compositions (arguments and errors as `Registry.audit_extraction`)."""
+    paths, files = [Path(folder) for folder in folders], [Path(file) for file in require_list(data, "data")]
+    settings = settings or ExtractionSettings()
+    found = audit_extraction(paths, files, settings, workspace.progress)
+    label = ", ".join(file.name for file in files)
+    composed = [set(composed_of(folder).items()) for folder in paths]
+    held = [of or _experts_in(workspace, folder) for of, folder in zip(composed, paths, strict=True)]
+    whose = list(_calibrated_on(workspace, paths[0], files, {digest for of in held for _, digest in of}))
+    for folder, members, experts, one in zip(paths, composed, held, found, strict=True):
+        if seen := [version.ref for version in whose if (version.name, version.digest) in experts]:
+            what = f"the {'composition' if members else 'expert'} in {folder}"
+            remark(
+                workspace.progress,
+                f"{label} is calibration text of {', '.join(seen)}, so it is no unseen text for {what}",
+            )
+        asked = {"extraction": one.data, "settings": asdict(settings)}
+        document = {
+            "data": {"digest": one.data, "label": label, "documents": len(one.similarity)},
+            "experts": {version.name: version.digest for version in whose},  # an opt-out deletes what names its version
+            "settings": asdict(settings),
+            "extraction": {key: value for key, value in one.document().items() if key not in ("folder", "documents")},
+        }
+        store_figures(workspace.catalog, folder, json_digest(asked), document, workspace.progress)
+    return found
+
+
+def _experts_in(workspace: Workspace, folder: Path) -> set[tuple[str, str]]:
+    """Return name and content digest of the active experts whose weights are those of a folder.
+
+    Tensors are read until they differ from those of all experts: of an exported expert all, of another model few.
+    """
+    try:
+        checkpoint = Checkpoint(folder, remote_code=True)
+        names, digest = (*checkpoint.mlp, *checkpoint.trunk), cache(lambda name: digest_of(checkpoint.source(name)))
+        found = set()
+        for version in workspace.versions(kind="expert"):
+            links = workspace.catalog.arrays_of(version)
+            stored = {link.name: link.digest for link in links if link.role in ("mlp", "trunk")}
+            if stored.keys() == set(names) and all(stored[name] == digest(name) for name in names):
+                found.add((version.name, version.digest))
+        return found
+    except RegError:  # of another kind, such as a mixture from elsewhere
+        return set()
+
+
+def _calibrated_on(
+    workspace: Workspace, folder: Path, files: Sequence[Path], members: Collection[str]
+) -> Iterator[VersionRecord]:
+    """Yield the active versions whose statistics are of `files`, together or one of them.
+
+    Compared are the experts in the audited folders, and versions whose files had the same names.
+
+    The text of statistics is known by the digest of its windows, so they are drawn again: as many tokens as a version
+    has, in windows of the default size. A version that was registered with other windows is not recognised.
+
+    Args:
+        folder: a model, whose tokenizer is that of the versions.
+        members: content digests.
+    """
+    tokenizer = load_tokenizer(folder)
+    texts = [Corpus(text, tokenizer) for text in {tuple(files), *((file,) for file in files)}]
+    labels = {text.label for text in texts}
+    drawn: dict[tuple[int, int], set[str]] = {}
+    for version in workspace.versions(kind="expert"):
+        if version.content is None or not version.statistics:
+            continue
+        if version.digest not in members and version.statistics[0].calibration_label not in labels:
+            continue
+        limit = int(version.content["architecture"]["max_position_embeddings"])
+        size = (version.statistics[0].tokens, min(DEFAULT_SEQ_LEN, limit))
+        if size not in drawn:
+            drawn[size] = {
+                random_places(text, tokenizer, tokens=size[0], seq_len=size[1], seed=SEED).digest for text in texts
+            }
+        if version.statistics[0].calibration_digest in drawn[size]:
+            yield version

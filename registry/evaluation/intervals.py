@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from registry.evaluation.results import Row
-from registry.evaluation.window_losses import DomainLoss, PairedLoss
+from registry.evaluation.results import DomainLoss, PairedLoss, Row
 
 RESAMPLES = 2000
 """B, the resamples of a bootstrap."""
@@ -63,7 +62,6 @@ def difference_interval(
     Args:
         first: losses of the first model, domain by domain. Without an own expert the model itself stands in for it:
             the sign of the difference is the same.
-        second: losses of the second model, in the same order.
 
     Returns:
         Low and high end of the first one's average less the second one's, in points; None if losses are not known,

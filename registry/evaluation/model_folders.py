@@ -28,10 +28,7 @@ def check_model_folders(
     """Check that folders hold models with so many experts, and return `active_experts`.
 
     Args:
-        workspace: the registry, for hints.
-        folders: the folders.
         active_experts: the numbers of experts per token that each must have.
-        text: files of text to measure them on, of each domain.
         example: the command that checks them, for hints.
 
     Raises:
@@ -84,7 +81,6 @@ def active_experts_of(folder: Path, wanted: Sequence[int] | Literal["all"]) -> t
     """Return the numbers of experts per token that a mixture is to be scored with, ascending, each once.
 
     Args:
-        folder: a model folder.
         wanted: the numbers; or `all`, for 1 up to the number of experts.
 
     Raises:

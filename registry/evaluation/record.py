@@ -1,14 +1,13 @@
-"""Record of an evaluation's figures with the composition that was evaluated."""
+"""The rows of an evaluated folder, and the record of figures with the composition that was evaluated."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from registry.composition.integrity import ComposedFolder
 from registry.errors import ConflictError, RegError, StorageError
 from registry.evaluation.benchmark import Benchmark
-from registry.evaluation.table import FolderRows, Recorder
-from registry.evaluation.window_losses import stored_losses
+from registry.evaluation.results import Row, stored_losses
 from registry.names.resolve import find_by_digest
 from registry.progress import Progress, remark
 from store.catalog import Catalog
@@ -18,20 +17,50 @@ _COMPARED = ("oracle", "plain_average", "single_models", "bases")
 """Parts of a document that an evaluation has on request."""
 
 
-def recorder(catalog: Catalog) -> Recorder:
-    """Return a function that records the rows of a folder if it is an unchanged composition of `catalog`."""
+@dataclass(frozen=True)
+class FolderRows:
+    """The rows of one folder.
 
-    def record(name: str, folder: Path, benchmark: Benchmark, rows: FolderRows) -> None:
-        inputs: dict[str, Any] = {
-            "data": {domain: windows.digest for domain, windows in benchmark.windows.items()},
-            "settings": asdict(benchmark.settings),
-        }
-        if rows.active_experts:  # a later evaluation without them leaves these where they are
-            inputs["active_experts"] = [row.experts_per_token for row in rows.active_experts]
-        document = _document(benchmark, rows)
-        store_figures(catalog, folder, json_digest(inputs), document, benchmark.progress, name=name)
+    Attributes:
+        row: as it is.
+        oracle: every token of a domain sent to the domain's expert; None if that was not asked for or cannot be.
+        active_experts: with other numbers of experts per token, ascending.
+        average: the members' averaged weights; None if it was not scored, or is that of other experts.
+        single: the base models and experts that were scored.
+    """
 
-    return record
+    row: Row
+    oracle: Row | None
+    active_experts: tuple[Row, ...]
+    average: Row | None
+    single: tuple[Row, ...]
+
+
+def record_rows(catalog: Catalog, name: str, folder: Path, benchmark: Benchmark, rows: FolderRows) -> None:
+    """Store the rows of a folder if it is an unchanged composition of `catalog`."""
+    data = {domain: windows.digest for domain, windows in benchmark.windows.items()}
+    settings, active = asdict(benchmark.settings), [row.document() for row in rows.active_experts]
+    inputs: dict[str, Any] = {"data": data, "settings": settings}
+    if active:  # a later evaluation without them leaves these where they are
+        inputs["active_experts"] = [row.experts_per_token for row in rows.active_experts]
+    scored = {row.name for row in rows.single}
+    bases = [member.version for member in benchmark.bases if f"base {member.version.ref}" in scored]
+    document = {
+        "data": {
+            domain: {"digest": windows.digest, "label": windows.label, "tokens": benchmark.tokens[domain]}
+            for domain, windows in benchmark.windows.items()
+        },
+        "experts": {domain: member.version.digest for domain, member in benchmark.experts.items()},
+        "settings": settings,
+        "figures": rows.row.document(),
+        "losses": stored_losses(rows.row.losses),
+        "oracle": None if rows.oracle is None else rows.oracle.document(),
+        **({"active_experts": active} if active else {}),
+        **({"plain_average": rows.average.document()} if rows.average else {}),
+        **({"single_models": [row.document() for row in rows.single]} if rows.single else {}),
+        **({"bases": {version.ref: version.digest for version in bases}} if bases else {}),
+    }
+    store_figures(catalog, folder, json_digest(inputs), document, benchmark.progress, name=name)
 
 
 def store_figures(
@@ -46,11 +75,9 @@ def store_figures(
     """Store figures with the composition of a folder, if it was made here and is unchanged.
 
     Args:
-        catalog: the catalog.
         folder: a model folder; nothing is stored for one that is not a composition of `catalog`.
         asked: the digest of data and settings; earlier figures with the same digest are replaced. Rows for comparison
             that only the earlier ones have stay, if the composition and its experts came out the same.
-        document: data, settings and figures.
         progress: receives a remark if a composition's figures are not stored.
         name: its name in the remark; None for that of the folder.
     """
@@ -84,24 +111,3 @@ def _completed(document: dict[str, Any], earlier: dict[str, Any]) -> dict[str, A
         ahead = earlier["figures"].get("ahead_of_average")
         kept["figures"] = document["figures"] | {"ahead_of_average": ahead}
     return document | kept
-
-
-def _document(benchmark: Benchmark, rows: FolderRows) -> dict[str, Any]:
-    active = [row.document() for row in rows.active_experts]
-    scored = {row.name for row in rows.single}
-    bases = [member.version for member in benchmark.bases if f"base {member.version.ref}" in scored]
-    return {
-        "data": {
-            domain: {"digest": windows.digest, "label": windows.label, "tokens": benchmark.tokens[domain]}
-            for domain, windows in benchmark.windows.items()
-        },
-        "experts": {domain: member.version.digest for domain, member in benchmark.experts.items()},
-        "settings": asdict(benchmark.settings),
-        "figures": rows.row.document(),
-        "losses": stored_losses(rows.row.losses),
-        "oracle": None if rows.oracle is None else rows.oracle.document(),
-        **({"active_experts": active} if active else {}),
-        **({"plain_average": rows.average.document()} if rows.average else {}),
-        **({"single_models": [row.document() for row in rows.single]} if rows.single else {}),
-        **({"bases": {version.ref: version.digest for version in bases}} if bases else {}),
-    }

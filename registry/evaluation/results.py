@@ -1,12 +1,22 @@
-"""Settings and results of an evaluation: the settings that all rows share, and one row a model."""
+"""Settings and results of evaluations, without torch: the settings, one row a model, losses by window, schedules."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from registry.evaluation.window_losses import PairedLoss
+from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
+
+MOST_BLOCKS = 200
+"""Blocks of windows that a domain's losses are stored in, at most."""
+
+_LARGEST_LOSS = 700.0
+"""Losses from here on have an exp(loss) that is too large for a float."""
+
+_DIGITS = 4
+"""Decimals of a stored loss, in nats: a score moves by less than a millionth."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +26,6 @@ class TestSettings:
     Attributes:
         windows: windows of each domain, evenly spaced over its documents in a seeded order.
         seq_len: tokens in a window; every one but the first is predicted.
-        batch_size: windows in a batch.
         device: a torch device, or None for the GPU if there is one.
         dtype: the dtype that the models compute in; `auto` is that of their weights where the device computes it fast,
             else float32.
@@ -29,6 +38,84 @@ class TestSettings:
     batch_size: int = 16
     device: str | None = None
     dtype: str = AUTO
+
+
+@dataclass(frozen=True)
+class ExtractionSettings:
+    """Settings of an audit; the defaults are those of FlexOlmo §5.3.
+
+    Attributes:
+        documents: documents that are tried, drawn by `seed` from those that are long enough.
+        prefix: P, tokens of a document that the model is given.
+        continued: C, tokens that it continues by.
+        samples: S, continuations of a document.
+        threshold: least normalised Levenshtein similarity, on tokens, of an extracted document, from 0 to 1.
+        device: a torch device; None for the GPU if there is one.
+    """
+
+    documents: int = 100
+    prefix: int = 32
+    continued: int = 256
+    top_k: int = 50
+    samples: int = 10
+    threshold: float = 0.9
+    seed: int = 0
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("documents", "prefix", "continued", "top_k", "samples"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"{name} is {getattr(self, name)}, the least is 1", "give 1 or more")
+        if not 0 < self.threshold <= 1:
+            raise InvalidInputError(f"threshold is {self.threshold}, it must be more than 0 and at most 1", "give 0.9")
+
+
+@dataclass(frozen=True)
+class DomainLoss:
+    """The loss of a model on one domain's text.
+
+    Attributes:
+        nats: the sum of the negative log-likelihoods of each window, in nats; one value a window.
+        tokens: predicted tokens of each window.
+    """
+
+    nats: tuple[float, ...]
+    tokens: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        """Loss in nats a token; NaN or infinite if that of some window is."""
+        return sum(self.nats) / sum(self.tokens)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean; infinity if that is too large for a float."""
+        return math.exp(self.mean) if self.mean < _LARGEST_LOSS or math.isnan(self.mean) else math.inf
+
+    def blocks(self) -> "DomainLoss":
+        """Join neighbouring windows, so that at most `MOST_BLOCKS` are left: what is stored does not grow with text."""
+        size = -(-len(self.nats) // MOST_BLOCKS)
+        starts = range(0, len(self.nats), size)
+        return DomainLoss(
+            tuple(round(math.fsum(self.nats[start : start + size]), _DIGITS) for start in starts),
+            tuple(sum(self.tokens[start : start + size]) for start in starts),
+        )
+
+
+@dataclass(frozen=True)
+class PairedLoss:
+    """Losses of a model and of a domain's own expert on the domain's text.
+
+    Attributes:
+        own: of the expert, on the same windows; None if it is not registered.
+    """
+
+    model: DomainLoss
+    own: DomainLoss | None
+
+    def blocks(self) -> "PairedLoss":
+        """Join neighbouring windows of both (`DomainLoss.blocks`)."""
+        return PairedLoss(self.model.blocks(), None if self.own is None else self.own.blocks())
 
 
 @dataclass(frozen=True)
@@ -53,7 +140,6 @@ class Row:
     """One model's figures.
 
     Attributes:
-        name: its name in the table.
         perplexity: domain → perplexity, exp of the mean negative log-likelihood (nats) of a predicted token.
         score: domain → 100 · (perplexity of the domain's own expert) / perplexity, if that expert is registered.
         tokens: domain → predicted tokens, for every domain of the table.
@@ -129,6 +215,59 @@ class Row:
         }
 
 
+@dataclass(frozen=True)
+class Continual:
+    """The figures of a schedule of T experts.
+
+    Attributes:
+        schedule: the experts' names, in the order in which they join; each is a domain.
+        perplexity: perplexity[i][j], j ≤ i, of the composition of the first i + 1 experts on domain j.
+        score: R[i][j] = 100 · (perplexity of expert j alone) / perplexity[i][j].
+    """
+
+    schedule: tuple[str, ...]
+    perplexity: list[list[float]]
+    score: list[list[float]]
+
+    @property
+    def average(self) -> float:
+        """Mean of R over the domains after the last step."""
+        return fmean(self.score[-1])
+
+    @property
+    def forgetting(self) -> float | None:
+        """Mean over the earlier domains j of max_{i<T-1} R[i][j] - R[T-1][j] (Chaudhry et al. 2018, section 3).
+
+        None if there is no earlier domain; negative if later experts helped.
+        """
+        last = len(self.score) - 1
+        lost = [max(self.score[i][j] for i in range(j, last)) - self.score[last][j] for j in range(last)]
+        return fmean(lost) if lost else None
+
+    @property
+    def backward_transfer(self) -> float | None:
+        """Mean over the earlier domains j of R[T-1][j] - R[j][j] (Lopez-Paz & Ranzato 2017, eq. 3), or None."""
+        last = len(self.score) - 1
+        gained = [self.score[last][j] - self.score[j][j] for j in range(last)]
+        return fmean(gained) if gained else None
+
+    def until(self, step: int) -> "Continual":
+        """Return the figures as they were after `step` experts, from 1 to T."""
+        return Continual(self.schedule[:step], self.perplexity[:step], self.score[:step])
+
+    def document(self) -> dict[str, Any]:
+        """Return every figure as `--json` shows it."""
+        return {
+            **asdict(self),
+            "average": self.average,
+            "forgetting": self.forgetting,
+            "backward_transfer": self.backward_transfer,
+        }
+
+
+_AVERAGED = ("perplexity", "score", "accuracy", "routing", "weights", "accuracy_by_tokens", "load")
+
+
 def over_seeds(rows: Sequence[Row]) -> Row:
     """Combine the rows of a method under several seeds: means with their spread, or a single row as it is."""
     first = rows[0]
@@ -136,26 +275,16 @@ def over_seeds(rows: Sequence[Row]) -> Row:
         return first
     averages = [row.average for row in rows if row.average is not None]
     times = [row.relative_time for row in rows if row.relative_time is not None]
-    spread = Spread(
-        seeds=len(rows),
-        perplexity=_each(stdev, [row.perplexity for row in rows]),
-        score=_each(stdev, [row.score for row in rows]),
-        average=stdev(averages) if len(averages) == len(rows) else None,
-    )
+
+    def each(combine: Callable[[list[float]], float], name: str) -> Any:
+        return _each(combine, [getattr(row, name) for row in rows])
+
+    average = stdev(averages) if len(averages) == len(rows) else None
     return replace(
         first,
-        perplexity=_each(fmean, [row.perplexity for row in rows]),
-        score=_each(fmean, [row.score for row in rows]),
-        accuracy=_each(_by_layer, [row.accuracy for row in rows]),
-        routing={domain: _each(_by_layer, [row.routing[domain] for row in rows]) for domain in first.routing},
-        weights={domain: _each(_by_layer, [row.weights[domain] for row in rows]) for domain in first.weights},
-        accuracy_by_tokens={
-            domain: _each(fmean, [row.accuracy_by_tokens[domain] for row in rows])
-            for domain in first.accuracy_by_tokens
-        },
-        load=_each(_by_layer, [row.load for row in rows]),
+        **{name: each(fmean, name) for name in _AVERAGED},
         relative_time=fmean(times) if times else None,
-        spread=spread,
+        spread=Spread(len(rows), each(stdev, "perplexity"), each(stdev, "score"), average),
         interval={},  # that of one seed says nothing of the others
         average_interval=None,
         ahead_of_average=None,
@@ -163,9 +292,34 @@ def over_seeds(rows: Sequence[Row]) -> Row:
     )
 
 
-def _each(combine: Callable[[list[Any]], Any], tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {key: combine([table[key] for table in tables]) for key in tables[0]}
+def _each(combine: Callable[[list[float]], float], values: Sequence[Any]) -> Any:
+    """Combine the numbers at each place of tables or lists of the same form."""
+    if isinstance(values[0], Mapping):
+        return {key: _each(combine, [value[key] for value in values]) for key in values[0]}
+    if isinstance(values[0], list):
+        return [_each(combine, layer) for layer in zip(*values, strict=True)]
+    return combine(list(values))
 
 
-def _by_layer(runs: Sequence[Sequence[float]]) -> list[float]:
-    return [fmean(layer) for layer in zip(*runs, strict=True)]
+def stored_losses(losses: Mapping[str, PairedLoss]) -> dict[str, dict[str, list[Any]]]:
+    """Return the losses of a composition in the catalog's format: domain → tokens, composition, own.
+
+    Each is a list of one value a block; a domain without an own expert has no `own`.
+    """
+    document: dict[str, dict[str, list[Any]]] = {}
+    for domain, loss in losses.items():
+        blocks = loss.blocks()
+        document[domain] = {"tokens": list(blocks.model.tokens), "composition": list(blocks.model.nats)}
+        if blocks.own is not None:
+            document[domain]["own"] = list(blocks.own.nats)
+    return document
+
+
+def losses_in(document: Mapping[str, Any], domain: str) -> PairedLoss | None:
+    """Return the losses on a domain in the document of an evaluation; None of one that stores none."""
+    stored = document.get("losses", {}).get(domain)
+    if stored is None:
+        return None
+    tokens = tuple(stored["tokens"])
+    own = DomainLoss(tuple(stored["own"]), tokens) if "own" in stored else None
+    return PairedLoss(DomainLoss(tuple(stored["composition"]), tokens), own)

@@ -6,7 +6,7 @@ experts, k experts per token.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,8 +20,7 @@ from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, InvalidInputError
-from registry.evaluation.results import TestSettings
-from registry.evaluation.window_losses import DomainLoss
+from registry.evaluation.results import DomainLoss, TestSettings
 from registry.progress import Advance, Progress
 from registry.runtime.gates import (
     Gate,
@@ -44,10 +43,7 @@ class Model:
     """A loaded model and its name.
 
     Attributes:
-        name: its name in messages and tables.
-        loaded: the model of transformers.
         routers: the routers, layer by layer; empty if the model is not a mixture.
-        folder: the folder that it was loaded from.
     """
 
     name: str
@@ -115,12 +111,7 @@ def open_model(name: str, folder: Path, settings: TestSettings) -> Model:
 
 
 class Tally:
-    """Counts of the experts that the tokens of each domain go to.
-
-    Args:
-        layers: L, the number of layers that route.
-        experts: E, the number of experts.
-    """
+    """Counts of the experts that the tokens of each domain go to."""
 
     def __init__(self, layers: int, experts: int) -> None:
         self.shape = layers, experts
@@ -160,11 +151,7 @@ class Tally:
 
     def accuracy(self, names: Sequence[str]) -> dict[str, list[float]]:
         """Return domain → for each layer the share of its tokens that went to the expert of its name first."""
-        return {
-            domain: (first[:, names.index(domain)] / self._tokens[domain]).tolist()
-            for domain, first in self._first.items()
-            if domain in names
-        }
+        return {domain: shares[domain] for domain, shares in self.routing(names).items() if domain in names}
 
     def accuracy_by_length(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return domain → number of tokens read → share that went to the expert of its name first, over all layers.
@@ -183,37 +170,24 @@ class Tally:
 
     def routing(self, names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
         """Return domain → expert → for each layer the share of the domain's tokens that went to that expert first."""
-        return {
-            domain: dict(zip(names, (first / self._tokens[domain]).T.tolist(), strict=True))
-            for domain, first in self._first.items()
-        }
+        return self._shares(self._first, names)
 
     def weights(self, names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
         """Return domain → expert → for each layer its mean routing weight on the domain's tokens."""
+        return self._shares(self._weights, names)
+
+    def _shares(self, sums: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+        """Return domain → expert → sum / tokens layer by layer, of domain → sums, (L, E)."""
         return {
-            domain: dict(zip(names, (own / self._tokens[domain]).T.tolist(), strict=True))
-            for domain, own in self._weights.items()
+            domain: dict(zip(names, (each / self._tokens[domain]).T.tolist(), strict=True))
+            for domain, each in sums.items()
         }
 
     def load(self, names: Sequence[str]) -> dict[str, list[float]]:
         """Return expert → for each layer its share of all tokens, by routing weights."""
-        total = torch.zeros(self.shape, dtype=torch.float64)
-        for own in self._weights.values():
-            total += own
+        total = torch.zeros(self.shape, dtype=torch.float64) + sum(self._weights.values())  # (L, E)
         shares = (total / sum(self._tokens.values())).T.tolist()  # (L, E) → (E, L)
         return dict(zip(names, shares, strict=True))
-
-
-def perplexities(
-    name: str, folder: Path, windows: Mapping[str, Calibration], settings: TestSettings, progress: Progress
-) -> dict[str, float]:
-    """Return the perplexity of the model in `folder` on each domain.
-
-    Raises:
-        CheckpointError: the folder does not load, a key is missing, unexpected or mismatched, a token is unknown to the
-            model, or its loss is NaN or infinite.
-    """
-    return perplexities_of(open_model(name, folder, settings), windows, settings, progress)
 
 
 def perplexities_of(
@@ -242,13 +216,8 @@ def losses_of(
     """Return the loss of a model on each domain, window by window; every perplexity is finite.
 
     Args:
-        model: the model.
-        windows: domain → its text.
-        settings: the settings of scoring.
-        progress: reports windows scored.
         tally: counts the experts that tokens go to, for a mixture.
         expert_of: domain → the number of the expert that every token of it is sent to, for a mixture.
-        losses: computes the losses in place of this process.
 
     Raises:
         CheckpointError: a token is unknown to the model, or its loss is NaN or infinite.
@@ -293,6 +262,7 @@ def _losses_here(
     return losses
 
 
+@torch.no_grad()
 def loss_of(
     model: Model,
     domain: str,
@@ -305,16 +275,25 @@ def loss_of(
     """Return the loss of a model on one domain.
 
     Args:
-        model: the model.
-        domain: the domain.
-        text: its windows.
-        batch_size: windows in a batch.
         tally: counts the experts that tokens go to.
         expert: the number of the expert that every token is sent to; None to leave it to the routers.
         advance: receives the windows scored.
     """
-    with quiet_transformers(), nullcontext() if expert is None else force_expert(model.loaded, expert):
-        return _loss(model.loaded, domain, text, batch_size, tally, advance)
+    loaded, nats = model.loaded, list[float]()
+    with quiet_transformers(), nullcontext() if expert is None else force_expert(loaded, expert):
+        for ids, keep in zip(text.ids.split(batch_size), text.keep.split(batch_size), strict=True):
+            tokens = ids.long().to(loaded.device)  # (B, S)
+            recording = nullcontext(list[RoutingRecord]()) if tally is None else record_routing(loaded)
+            with recording as routings:
+                logits = loaded(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+            if tally is not None:
+                tally.add(domain, routings, keep)
+            # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
+            targets = tokens[:, 1:].masked_fill(~keep[:, 1:].to(loaded.device), -100)
+            each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
+            nats += each.view(targets.shape).cpu().sum(dim=1, dtype=torch.float64).tolist()  # 0 for padding
+            advance(len(ids))
+    return DomainLoss(tuple(nats), tuple((text.lengths - 1).tolist()))
 
 
 def _vocabulary_size(model: Any) -> int:
@@ -341,23 +320,3 @@ def relative_time(mixture: Model, dense: Model, windows: Calibration, batch_size
 
     ratios = [seconds(mixture) / seconds(dense) for _ in range(1 + ROUNDS)]
     return median(ratios[1:])
-
-
-@torch.no_grad()
-def _loss(
-    model: Any, domain: str, windows: Calibration, batch_size: int, tally: Tally | None, advance: Advance
-) -> DomainLoss:
-    nats: list[float] = []
-    for ids, keep in zip(windows.ids.split(batch_size), windows.keep.split(batch_size), strict=True):
-        tokens = ids.long().to(model.device)  # (B, S)
-        with ExitStack() as stack:
-            routings = stack.enter_context(record_routing(model)) if tally is not None else ()
-            logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
-        if tally is not None:
-            tally.add(domain, routings, keep)
-        # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
-        targets = tokens[:, 1:].masked_fill(~keep[:, 1:].to(model.device), -100)
-        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
-        nats += each.view(targets.shape).cpu().sum(dim=1, dtype=torch.float64).tolist()  # 0 for padding
-        advance(len(ids))
-    return DomainLoss(tuple(nats), tuple((windows.lengths - 1).tolist()))

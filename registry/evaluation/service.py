@@ -1,8 +1,8 @@
 """Evaluation of folders and methods against the registered experts, and of schedules of experts."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -12,15 +12,13 @@ from registry.composition import Recipe
 from registry.composition.compose import plan_composition, write_plan
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
-from registry.evaluation.continual import Continual, continual
 from registry.evaluation.domain_tasks import DomainTasks
-from registry.evaluation.methods import Compose, named_methods
-from registry.evaluation.model_folders import check_model_folders, check_perplexities
-from registry.evaluation.record import recorder
-from registry.evaluation.results import Row, TestSettings
-from registry.evaluation.sweep import Sweep
-from registry.evaluation.table import Composed, Wanted, evaluate
-from registry.io.work_dirs import working_folder
+from registry.evaluation.methods import DENSE, Compose, Sweep, named_methods
+from registry.evaluation.model_folders import active_experts_of, check_perplexities
+from registry.evaluation.results import Continual, Row, TestSettings
+from registry.evaluation.scoring import Model
+from registry.evaluation.table import Table, Wanted
+from registry.io.work_dirs import temporary_folder, working_folder
 from registry.member import Member, load_members
 from registry.names.reference import require_list
 from registry.training import TrainSettings, train_router
@@ -43,7 +41,7 @@ def evaluate_registered(
     """Evaluate folders, methods and a sweep (arguments and errors as `Registry.evaluate`)."""
     paths = [Path(folder) for folder in require_list(folders, "folders")]
     files = _files(data)
-    named_methods(wanted.methods)
+    methods = named_methods(wanted.methods)
     recipes = (sweep or Sweep()).recipes()
     if bool(require_list(experts, "experts")) != bool(wanted.methods or recipes):
         raise InvalidInputError(
@@ -55,39 +53,33 @@ def evaluate_registered(
             f"seeds is {wanted.seeds}, the least is 1" if wanted.methods else "seeds need methods, and none was named",
             "reg evaluate --experts a,b --methods random --seeds 5 --data a=FILE",
         )
-    check_model_folders(workspace, paths, wanted.active_experts)
     check_perplexities(paths)
-    composed = None
-    if experts:
-        for recipe in recipes.values():  # before anything is composed
-            plan_composition(workspace, experts, recipe, base=base if recipe.needs_base else None)
-        composed = Composed(
-            TokenizerSource.of_plan(plan_composition(workspace, experts, Recipe(trunk="mean", router="random"))),
-            composer_of(workspace, experts, base),
-            {label: composer_of(workspace, experts, base, recipe) for label, recipe in recipes.items()},
-        )
+    for recipe in recipes.values():  # before anything is composed
+        plan_composition(workspace, experts, recipe, base=base if recipe.needs_base else None)
+    plans = [plan_composition(workspace, experts, Recipe(trunk="mean", router="random"))] if experts else []
+    if not (paths or experts) or not files:
+        raise InvalidInputError("there is nothing to evaluate", "reg evaluate moe/ --data code=FILE")
+    counts = [active_experts_of(folder, wanted.active_experts) for folder in paths]
+    names = [folder.name for folder in paths]
+    labels = [path.name if path.name and names.count(path.name) == 1 else str(path) for path in paths]
+    sources = [TokenizerSource.of_folder(folder, name) for folder, name in zip(paths, labels, strict=True)]
+    sources += [TokenizerSource.of_plan(plan) for plan in plans]
     registered = _registered(workspace, files)
-    with _domain_tasks(workspace, registered) as tasks:
-        return evaluate(
-            paths,
-            files,
-            registered,
-            settings or TestSettings(),
-            progress=workspace.progress,
-            wanted=replace(wanted, tasks=tasks),
-            composed=composed,
-            keep=recorder(workspace.catalog),
-        )
-
-
-@contextmanager
-def _domain_tasks(workspace: Workspace, registered: Sequence[Member]) -> Iterator[DomainTasks | None]:
-    """Yield what scores models on the registry's cluster, with a folder in the home; None without a cluster."""
-    if workspace.cluster is None:
-        yield None
-        return
-    with working_folder(workspace.home.work, [member.version.digest for member in registered]) as work:
-        yield DomainTasks(workspace.cluster, work)
+    benchmark = make_benchmark(sources, files, registered, settings or TestSettings(), workspace.progress)
+    with ExitStack() as stack:
+        if workspace.cluster is not None:
+            digests = [member.version.digest for member in registered]
+            work = stack.enter_context(working_folder(workspace.home.work, digests))
+            benchmark = replace(benchmark, losses=DomainTasks(workspace.cluster, work), work=work)
+        table = Table(benchmark, wanted, workspace.catalog)
+        rows = table.dense_rows()
+        for name, folder, active in zip(labels, paths, counts, strict=True):
+            rows += table.folder_rows(name, folder, active)
+        for name in methods:
+            rows += [] if name in DENSE else table.method_rows(name, composer_of(workspace, experts, base))
+        for name, recipe in recipes.items():
+            rows += table.swept_rows(name, composer_of(workspace, experts, base, recipe))
+        return rows
 
 
 def continual_registered(
@@ -105,7 +97,8 @@ def continual_registered(
             "the coefficients were fitted for all members together, and a schedule composes the first of them alone",
             "drop fit from the recipe, to take the coefficients as they are",
         )
-    plan = plan_composition(workspace, refs, recipe.replace(top_k=_at_most(recipe.top_k, len(refs))), base=base)
+    top_k = None if recipe.top_k is None else min(recipe.top_k, len(refs))
+    plan = plan_composition(workspace, refs, recipe.replace(top_k=top_k), base=base)
     names = [workspace.resolve(ref).name for ref in refs]
     for wanted, available, lack in ((names, files, "no test text"), (files, names, "no expert in the schedule")):
         if missing := [name for name in wanted if name not in available]:
@@ -122,10 +115,27 @@ def continual_registered(
     )
     if missing := [name for name in names if name not in benchmark.experts]:
         raise IncompatibleError(f"the text cannot be scored by {', '.join(missing)}", "leave it out of the schedule")
-    steps = []
-    for count in range(1, len(refs) + 1):
-        steps.append(composer_of(workspace, refs[:count], base, recipe.of_members(names[:count])))
-    return continual(names, benchmark, steps)
+
+    def perplexities(model: Model, domains: Sequence[str]) -> list[float]:
+        by_domain = benchmark.losses_of(model, {domain: benchmark.windows[domain] for domain in domains})
+        return [by_domain[domain].perplexity for domain in domains]
+
+    steps = [
+        composer_of(workspace, refs[:count], base, recipe.of_members(names[:count]))
+        for count in range(1, len(refs) + 1)
+    ]
+    own = []
+    for name in names:
+        member = benchmark.experts[name]
+        with benchmark.dense(member.version.ref, [member]) as model:
+            own += perplexities(model, [name])
+    rows = []
+    for step, compose in enumerate(steps, start=1):
+        with temporary_folder() as temporary:
+            compose({}, temporary / "composed")
+            rows.append(perplexities(benchmark.open(f"step {step}", temporary / "composed"), names[:step]))
+    scores = [[100 * (alone / p) for alone, p in zip(own, row, strict=False)] for row in rows]
+    return Continual(tuple(names), rows, scores)
 
 
 def composer_of(
@@ -137,8 +147,6 @@ def composer_of(
     """Return a function that composes `experts` for a trial, without a record in the catalog.
 
     Args:
-        workspace: the registry of the experts.
-        experts: names, versions or aliases.
         base: the base model, for methods that need one; by default the only one that is registered.
         recipe: the recipe that the settings change; by default the default recipe.
     """
@@ -158,10 +166,6 @@ def composer_of(
         shutil.rmtree(untrained)
 
     return compose
-
-
-def _at_most(top_k: int | None, count: int) -> int | None:
-    return None if top_k is None else min(top_k, count)
 
 
 def _files(data: Data) -> dict[str, list[Path]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from registry.evaluation.window_losses import PairedLoss, losses_in
+from registry.evaluation.results import PairedLoss, losses_in
 from store.catalog import CompositionRecord, EvaluationRecord
 
 FEW_TOKENS = 2000

@@ -1,30 +1,29 @@
 """Evaluation table: perplexity by domain, and the normalised score of the DUME paper, one row a model."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from registry.errors import InvalidInputError
-from registry.evaluation.benchmark import Benchmark, TokenizerSource, make_benchmark
-from registry.evaluation.domain_tasks import DomainTasks
+from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.intervals import ahead_of, score_intervals
-from registry.evaluation.methods import DENSE, METHODS, Compose, named_methods
-from registry.evaluation.model_folders import active_experts_of
-from registry.evaluation.results import Row, TestSettings, over_seeds
+from registry.evaluation.methods import METHODS, Compose, named_methods
+from registry.evaluation.record import FolderRows, record_rows
+from registry.evaluation.results import DomainLoss, PairedLoss, Row, over_seeds
 from registry.evaluation.scoring import Model, Tally, relative_time
-from registry.evaluation.window_losses import DomainLoss, PairedLoss
 from registry.io.display import few
 from registry.io.model_folder import composed_of
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member
-from registry.progress import Progress, remark
+from registry.progress import remark
 from registry.runtime.gates import experts_per_token
+from store.catalog import Catalog
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Selection of a table's rows and figures, and of where they are computed.
+    """Selection of a table's rows and figures.
 
     Attributes:
         baselines: add rows for base models, experts and the experts' average.
@@ -34,7 +33,6 @@ class Wanted:
             experts, with a remark.
         seeds: number of seeds of methods with randomness, 1 or more; None for each method's own.
         active_experts: add a row for every folder and each of these numbers of experts per token; or `all`.
-        tasks: scores models on a cluster; None to score them in this process.
     """
 
     baselines: bool = False
@@ -43,117 +41,19 @@ class Wanted:
     methods: tuple[str, ...] = ()
     seeds: int | None = None
     active_experts: tuple[int, ...] | Literal["all"] = ()
-    tasks: DomainTasks | None = None
 
     def has(self, dense: str) -> bool:
         """Tell whether a row without a composition is selected."""
         return self.baselines or dense in named_methods(self.methods)
 
 
-@dataclass(frozen=True)
-class FolderRows:
-    """The rows of one folder.
+class Table:
+    """The rows of one table, which share a benchmark; those of a composition are stored with it in the catalog."""
 
-    Attributes:
-        row: as it is.
-        oracle: every token of a domain sent to the domain's expert; None if that was not asked for or cannot be.
-        active_experts: with other numbers of experts per token, ascending.
-        average: the members' averaged weights; None if it was not scored, or is that of other experts.
-        single: the base models and experts that were scored.
-    """
-
-    row: Row
-    oracle: Row | None = None
-    active_experts: tuple[Row, ...] = ()
-    average: Row | None = None
-    single: tuple[Row, ...] = ()
-
-
-@dataclass(frozen=True)
-class Composed:
-    """Sources of the rows that have no folder.
-
-    Attributes:
-        tokenizer: of their compositions.
-        methods: composes by the settings of a method.
-        sweep: row → what composes it, for the rows of a sweep.
-    """
-
-    tokenizer: TokenizerSource
-    methods: Compose
-    sweep: Mapping[str, Compose] = field(default_factory=dict)
-
-
-Recorder = Callable[[str, Path, Benchmark, FolderRows], None]
-"""Called with each folder while it exists: (name, folder, benchmark, its rows)."""
-
-
-def discard(name: str, folder: Path, benchmark: Benchmark, rows: FolderRows) -> None:
-    """Record nothing."""
-
-
-def evaluate(
-    folders: Sequence[Path],
-    data: Mapping[str, Sequence[Path]],
-    registered: Sequence[Member],
-    settings: TestSettings,
-    *,
-    progress: Progress,
-    wanted: Wanted | None = None,
-    composed: Composed | None = None,
-    keep: Recorder = discard,
-) -> list[Row]:
-    """Evaluate models, one row each (see `Registry.evaluate`).
-
-    Args:
-        folders: model folders; the first one's tokenizer makes the windows, and no other may contradict it.
-        data: domain → test files.
-        registered: active base models, and experts named like a domain; those of another tokenizer take no part.
-        settings: the settings of scoring.
-        progress: reports windows scored, and remarks on every figure that cannot be computed, with the reason.
-        wanted: the rows and figures; by default the rows of the folders.
-        composed: what composes the rows of methods and of a sweep; None without such rows.
-        keep: called with each folder's rows.
-
-    Raises:
-        InvalidInputError: there is neither a folder nor a method, or no data; a method is unknown or does not fit; or a
-            folder has fewer experts than are to be active.
-        IncompatibleError: a folder's tokenizer contradicts the first one's.
-        CalibrationError: a file cannot be read, or holds no text or a single token.
-        CheckpointError: a folder has no tokenizer, does not load, a key is missing, unexpected or mismatched, or a loss
-            is NaN or infinite.
-    """
-    wanted = wanted or Wanted()
-    if not (folders or (composed and (wanted.methods or composed.sweep))) or not data:
-        raise InvalidInputError("there is nothing to evaluate", "reg evaluate moe/ --data code=FILE")
-    methods = named_methods(wanted.methods)
-    counts = [active_experts_of(folder, wanted.active_experts) for folder in folders]
-    names = [folder.name for folder in folders]
-    labels = [path.name if path.name and names.count(path.name) == 1 else str(path) for path in folders]
-    sources = [TokenizerSource.of_folder(folder, name) for folder, name in zip(folders, labels, strict=True)]
-    sources += [composed.tokenizer] if composed else []
-    benchmark = make_benchmark(sources, data, registered, settings, progress)
-    if wanted.tasks is not None:
-        benchmark = replace(benchmark, losses=wanted.tasks, work=wanted.tasks.work)
-    table = _Table(benchmark, wanted, keep)
-    rows = table.dense_rows()
-    for name, folder, active in zip(labels, folders, counts, strict=True):
-        rows += table.folder_rows(name, folder, active)
-    if composed is not None:
-        for name in methods:
-            rows += [] if name in DENSE else table.method_rows(name, composed.methods)
-        for name, compose in composed.sweep.items():
-            rows += table.swept_rows(name, compose)
-    return rows
-
-
-class _Table:
-    """The rows of one table, which share a benchmark."""
-
-    def __init__(self, benchmark: Benchmark, wanted: Wanted, keep: Recorder) -> None:
+    def __init__(self, benchmark: Benchmark, wanted: Wanted, catalog: Catalog) -> None:
         self._benchmark = benchmark
         self._wanted = wanted
-        self._keep = keep
+        self._catalog = catalog
         self._progress = benchmark.progress
         self._own: dict[str, DomainLoss] = {}
         self._average: Row | None = None
@@ -204,18 +104,19 @@ class _Table:
         experts = _expert_names(folder, model)
         if oracle:
             return [row] if (row := self._oracle_row(name, model, experts)) else []
-        row = self._routed_row(model, experts, composed_of(folder))
+        members = composed_of(folder)
+        row = self._routed_row(model, experts, members)
         upper = self._oracle_row(f"{name} oracle", model, experts) if self._wanted.oracle else None
         curve = tuple(self._active_row(f"{name} top-{count}", model, row, count) for count in active)
         scored = {domain: member.version.digest for domain, member in self._benchmark.experts.items()}
-        members = composed_of(folder)
         average = self._average if members == scored else None
         if average is not None:
             row = replace(row, ahead_of_average=ahead_of(row, average))
         if self._average is not None and average is None and members:
             of = f"averaged weights are those of {few(sorted(scored))}"
             remark(self._progress, f"{of}, and {name} has other experts: their row is not stored with it")
-        self._keep(name, folder, self._benchmark, FolderRows(row, upper, curve, average, self._single))
+        found = FolderRows(row, upper, curve, average, self._single)
+        record_rows(self._catalog, name, folder, self._benchmark, found)
         return [row, *([upper] if upper else []), *curve]
 
     def method_rows(self, name: str, compose: Compose) -> list[Row]:
@@ -249,9 +150,13 @@ class _Table:
         tally = Tally(model.layers, len(experts))
         losses = benchmark.losses_of(model, tally=tally)
         time = self._relative_time(model, composed) if self._wanted.speed and model.routers else None
-        row = self._row(model.name, losses, model, tally.accuracy(experts), tally.load(experts), time)
-        return replace(
-            row,
+        return self._row(
+            model.name,
+            losses,
+            model,
+            accuracy=tally.accuracy(experts),
+            load=tally.load(experts),
+            relative_time=time,
             routing=tally.routing(experts),
             weights=tally.weights(experts),
             accuracy_by_tokens=tally.accuracy_by_length(experts),
@@ -302,26 +207,16 @@ class _Table:
         row = replace(row, score=score, interval=intervals.score, losses=known)
         return replace(row, average_interval=intervals.average if row.average is not None else None)
 
-    def _row(
-        self,
-        name: str,
-        losses: Mapping[str, DomainLoss],
-        model: Model,
-        accuracy: dict[str, list[float]] | None = None,
-        load: dict[str, list[float]] | None = None,
-        time: float | None = None,
-    ) -> Row:
+    def _row(self, name: str, losses: Mapping[str, DomainLoss], model: Model, **routing: Any) -> Row:
         row = Row(
             name,
             {domain: loss.perplexity for domain, loss in losses.items()},
             {},
             self._benchmark.tokens,
-            accuracy or {},
-            load or {},
-            model.parameters,
-            model.active_parameters,
-            time,
+            parameters=model.parameters,
+            active_parameters=model.active_parameters,
             experts_per_token=model.experts_per_token,
+            **routing,
         )
         return self._scored(row, losses)
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from registry.checkpoint.annotations import HUB_TAG, LANGUAGE_TAG
@@ -13,26 +12,17 @@ _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 _LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")
 
 
-@dataclass(frozen=True)
-class HubLocation:
-    """A version and its location on the Hub: `ORG/NAME` or `ORG/NAME@COMMIT`, None if unknown."""
-
-    version: VersionRecord
-    location: str | None
-
-    @property
-    def repo_id(self) -> str | None:
-        """The repository without the commit."""
-        return None if self.location is None else self.location.partition("@")[0]
+Source = tuple[VersionRecord, str | None]
+"""A version and its location on the Hub: `ORG/NAME` or `ORG/NAME@COMMIT`, None if unknown."""
 
 
-def source_of(catalog: Catalog, version: VersionRecord) -> HubLocation:
+def source_of(catalog: Catalog, version: VersionRecord) -> Source:
     """Return the location of a version on the Hub: from its tag, else from its latest push."""
     tagged = version.tags.get(HUB_TAG)
     if tagged is not None and _HUB.fullmatch(tagged):
-        return HubLocation(version, tagged)
+        return version, tagged
     pushed = [push for push in catalog.pushes([version.ref]) if push.commit is not None]
-    return HubLocation(version, f"{pushed[-1].repo}@{pushed[-1].commit}" if pushed else None)
+    return version, f"{pushed[-1].repo}@{pushed[-1].commit}" if pushed else None
 
 
 def languages_of(versions: Sequence[VersionRecord]) -> list[str]:
@@ -43,7 +33,7 @@ def languages_of(versions: Sequence[VersionRecord]) -> list[str]:
 
 def metadata(
     name: str,
-    sources: Sequence[HubLocation],
+    sources: Sequence[Source],
     languages: Sequence[str],
     license_id: str | None,
     evaluation: EvaluationRecord | None,
@@ -51,15 +41,12 @@ def metadata(
     """Return lines of YAML for the front matter; empty if there is nothing to add.
 
     Args:
-        name: the name of the model.
-        sources: the members and their locations.
-        languages: the languages of all members.
         license_id: a license that overrides the members' licenses.
         evaluation: the widest evaluation of the model.
     """
     from huggingface_hub import ModelCardData
 
-    repositories = list(dict.fromkeys(source.repo_id for source in sources if source.repo_id))
+    repositories = list(dict.fromkeys(location.partition("@")[0] for _, location in sources if location))
     data = ModelCardData(
         base_model=repositories or None,
         language=list(languages) or None,
@@ -73,23 +60,23 @@ def metadata(
 
 
 def page(
-    sources: Sequence[HubLocation], evaluation: EvaluationRecord | None, audits: Sequence[EvaluationRecord] = ()
+    sources: Sequence[Source], evaluation: EvaluationRecord | None, audits: Sequence[EvaluationRecord] = ()
 ) -> str:
     """Return Markdown for the end of the card (arguments as in `metadata`, and the stored audits of extraction)."""
     parts = (_members(sources), _scores(evaluation) if evaluation else "", _audits(audits) if audits else "")
     return "\n".join(part for part in parts if part)
 
 
-def _members(sources: Sequence[HubLocation]) -> str:
+def _members(sources: Sequence[Source]) -> str:
     rows = [
-        f"| {source.version.name} | {source.version.ref} | `{source.version.digest[:12]}` "
-        f"| {'not known' if source.location is None else _link(source.location)} |"
-        for source in sources
+        f"| {version.name} | {version.ref} | `{version.digest[:12]}` "
+        f"| {'not known' if location is None else _link(location)} |"
+        for version, location in sources
     ]
     commands = [
-        f"$ reg add-{source.version.kind} {source.version.name} hf://{source.location}"
-        for source in sources
-        if source.location is not None
+        f"$ reg add-{version.kind} {version.name} hf://{location}"
+        for version, location in sources
+        if location is not None
     ]
     console = "\n```console\n" + "\n".join(commands) + "\n```\n" if commands else ""
     return (

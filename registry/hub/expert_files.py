@@ -59,8 +59,6 @@ def write_expert(member: Member, folder: Path, *, calibration: bool, progress: P
     """Write the files of an expert, except its card, to an absent or empty folder, and return its manifest.
 
     Args:
-        member: an active version.
-        folder: the folder to write to.
         calibration: include kept calibration tokens that were taken from text; tokens that the expert generated
             itself are always included.
         progress: reports the bytes written, and a remark if tokens are left out.

@@ -24,7 +24,6 @@ def translate_error(target: Target, error: Exception, state: str) -> RegError:
     """Return the error for the user; it contains nothing that was sent or received, which may include a token.
 
     Args:
-        target: the target of the push.
         error: an error of huggingface_hub, its HTTP client or hf_xet.
         state: the current state of the target, for the message.
     """

@@ -40,16 +40,8 @@ class Target:
             )
 
     @classmethod
-    def parse(
-        cls,
-        text: str,
-        *,
-        revision: str | None = None,
-        private: bool = False,
-        create_pr: bool = False,
-        force: bool = False,
-    ) -> "Target":
-        """Parse `ORG/NAME` or `hf://ORG/NAME`, with an optional `@REVISION`; the arguments are the attributes.
+    def parse(cls, text: str, *, revision: str | None = None, **options: bool) -> "Target":
+        """Parse `ORG/NAME` or `hf://ORG/NAME`, with an optional `@REVISION`; the options are the attributes.
 
         Raises:
             InvalidInputError: `text` is malformed, or two revisions are given.
@@ -57,7 +49,7 @@ class Target:
         reference = HubReference.parse(text if text.startswith(HUB_PREFIX) else HUB_PREFIX + text)
         if reference.revision is not None and revision not in (None, reference.revision):
             raise InvalidInputError(f"{text} and revision {revision!r} name two revisions", "name one")
-        return cls(reference.repo_id, reference.revision or revision, private, create_pr, force)
+        return cls(reference.repo_id, reference.revision or revision, **options)
 
     @property
     def branch(self) -> str:
@@ -87,9 +79,10 @@ class Outgoing:
 
     @cached_property
     def git_oid(self) -> str:
-        """The git object id: SHA-1 over `blob SIZE`, a zero byte and the content; only used for files without LFS."""
-        data = self.source if isinstance(self.source, bytes) else self.source.read_bytes()
-        return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+        """The git object id; only used for files without LFS."""
+        from huggingface_hub.utils.sha import git_hash
+
+        return git_hash(self.source if isinstance(self.source, bytes) else self.source.read_bytes())
 
 
 ConflictReason = Callable[[Mapping[str, Any]], str | None]
@@ -125,13 +118,9 @@ class Pushed:
     """The result of a push.
 
     Attributes:
-        repo_id: the repository.
         revision: the branch, or the pull request (`refs/pr/3`).
-        endpoint: the address of the Hub.
-        commit: the commit with the files.
         url: the page of the repository, branch or pull request.
         added: False if the repository already held exactly these files.
-        nbytes: the size of all files.
     """
 
     repo_id: str

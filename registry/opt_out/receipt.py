@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from registry.io.disk import atomic_file, try_lock
 from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe, read_json
 from registry.names.reference import Reference
 from registry.names.resolve import by_digest
-from registry.opt_out.receipt_paths import check_new_receipt, check_receipt
-from registry.opt_out.withdraw import OptOut
+from registry.opt_out.withdraw import OptOut, check_new_receipt, check_receipt
 from registry.workspace import Workspace
 from store.catalog import CompositionRecord, PushRecord, VersionRecord
 
@@ -55,10 +54,8 @@ class Affected:
     """A composition that a withdrawn version was in.
 
     Attributes:
-        digest: the digest of the composition.
         folders: the folders that it was written to, which contain the version until they are deleted.
         recomposed: the composition without the version; None if no member remains or it cannot be composed.
-        why: the reason why it cannot be composed.
     """
 
     digest: str
@@ -80,13 +77,8 @@ class Receipt:
     """The receipt of an opt-out.
 
     Attributes:
-        registry: the registry's id.
-        versions: the withdrawn versions.
-        compositions: compositions ever made from any of them.
         arrays: digests of the deleted arrays.
-        nbytes: their size on disk.
         shared: their arrays that stay.
-        head: the digest of the last event of the log.
         remains: one line for each file that could not be deleted yet, and for old versions that a bucket keeps.
         pushes: pushes to the Hub of the versions, and of compositions made from them.
         trained_together: versions that were active and whose weights were trained together with any of them.
@@ -116,15 +108,15 @@ class Receipt:
             "format": FORMAT,
             "registry": self.registry,
             "versions": [vars(version) for version in self.versions],
-            "compositions": [_composition_document(composition) for composition in self.compositions],
-            "deleted": {"arrays": list(self.arrays), "bytes": self.nbytes},
-            "shared": [{"digest": array.digest, "versions": list(array.versions)} for array in self.shared],
+            "compositions": [asdict(composition) for composition in self.compositions],
+            "deleted": {"arrays": self.arrays, "bytes": self.nbytes},
+            "shared": [vars(array) for array in self.shared],
             "not_erased": {
                 "folders": self.folders,
                 "pushed": [*map(vars, self.pushes)],
                 "copies": NOT_ERASED,
-                "remains": list(self.remains),
-                **({"trained_together": list(self.trained_together)} if self.trained_together else {}),
+                "remains": self.remains,
+                **({"trained_together": self.trained_together} if self.trained_together else {}),
                 **({"database": self.database} if self.database else {}),
             },
             "head": self.head,
@@ -150,10 +142,10 @@ class Receipt:
         kinds |= {"trained_together": list_of(TEXT), "database": TEXT}
         optional = ("pushed", "remains", "trained_together", "database")
         not_erased = fields(values["not_erased"], kinds, f"{label}, not_erased", optional=optional)
-        shared = [
-            fields(array, {"digest": DIGEST, "versions": list_of(TEXT)}, f"{label}, shared")
-            for array in values["shared"]
-        ]
+        kinds = {"digest": DIGEST, "versions": list_of(TEXT)}
+        shared = [fields(array, kinds, f"{label}, shared") for array in values["shared"]]
+        kinds = {"repo": TEXT, "revision": TEXT, "endpoint": TEXT, "commit": maybe(TEXT)}
+        pushes = [fields(push, kinds, f"{label}, pushed") for push in not_erased.get("pushed", ())]
         return cls(
             values["registry"],
             tuple(_withdrawn(version, f"{label}, versions") for version in values["versions"]),
@@ -163,7 +155,7 @@ class Receipt:
             tuple(Shared(array["digest"], tuple(array["versions"])) for array in shared),
             values["head"],
             tuple(not_erased.get("remains", ())),
-            tuple(_push(push, f"{label}, pushed") for push in not_erased.get("pushed", ())),
+            tuple(PushRecord(**push) for push in pushes),
             tuple(not_erased.get("trained_together", ())),
             not_erased.get("database"),
         )
@@ -196,11 +188,6 @@ def make_receipt(workspace: Workspace, result: OptOut) -> Receipt:
     )
 
 
-def recompose(workspace: Workspace, manifest: CompositionManifest, members: Sequence[VersionRef]) -> str:
-    """Return the digest of the composition of `members` (arguments and errors as `plan_remaining`)."""
-    return plan_remaining(workspace, manifest, members).digest
-
-
 def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members: Sequence[VersionRef]) -> Plan:
     """Return the plan of composing `members`, a subset of another composition's, by its recipe.
 
@@ -215,7 +202,7 @@ def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members:
         raise InvalidInputError(
             "its weights were trained with all members together, and no composition of the others has them", None
         )
-    copies = manifest.from_base
+    copies, base = manifest.from_base, manifest.base
     if copies is not None and list(members) != list(manifest.members):
         raise InvalidInputError("its experts are copies of one base model, which leave together", None)
     if manifest.recipe.fit and list(members) != list(manifest.members):
@@ -224,12 +211,11 @@ def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members:
         )
     manifest.check_makeable()
     names = [member.name for member in members]
-    registered = () if copies is not None else members
-    refs = [by_digest(workspace.catalog, member.name, member.digest, "it").ref for member in registered]
-    known = manifest.base
-    base = None if known is None else by_digest(workspace.catalog, known.name, known.digest, "it").ref
+    registered = [*(() if copies is not None else members), *((base,) if base is not None else ())]
+    refs = [by_digest(workspace.catalog, one.name, one.digest, "it").ref for one in registered]
+    base_ref = None if base is None else refs.pop()
     recipe = manifest.recipe.output.without(manifest.recipe, names)
-    return plan_composition(workspace, refs, recipe, base=base, from_base=copies)
+    return plan_composition(workspace, refs, recipe, base=base_ref, from_base=copies)
 
 
 def read_receipt(path: Path) -> Receipt:
@@ -324,20 +310,10 @@ def _recomposed_of(workspace: Workspace, composition: CompositionRecord) -> Affe
         members = remaining(workspace.versions(), manifest)
         if not members:
             return Affected(digest, folders, None, "no member remains")
-        return Affected(digest, folders, Recomposed(recompose(workspace, manifest, members), tuple(members)), None)
+        plan = plan_remaining(workspace, manifest, members)
+        return Affected(digest, folders, Recomposed(plan.digest, tuple(members)), None)
     except RegError as error:
         return Affected(digest, folders, None, error.message)
-
-
-def _composition_document(composition: Affected) -> dict[str, Any]:
-    recomposed = composition.recomposed
-    return {
-        "digest": composition.digest,
-        "folders": list(composition.folders),
-        "recomposed": recomposed
-        and {"digest": recomposed.digest, "members": [vars(member) for member in recomposed.members]},
-        "why": composition.why,
-    }
 
 
 def _withdrawn(document: object, label: str) -> Withdrawn:
@@ -346,11 +322,6 @@ def _withdrawn(document: object, label: str) -> Withdrawn:
     if Reference.parse(values["ref"]).number is None:
         raise CheckpointError(f"{label}: {values['ref']} is not of the form NAME@NUMBER", "copy the file again")
     return Withdrawn(**values)
-
-
-def _push(document: object, label: str) -> PushRecord:
-    kinds = {"repo": TEXT, "revision": TEXT, "endpoint": TEXT, "commit": maybe(TEXT)}
-    return PushRecord(**fields(document, kinds, label))
 
 
 def _affected(document: object, label: str) -> Affected:

@@ -11,7 +11,7 @@ from registry.io.model_folder import MARKER
 from registry.maintenance.verify import BROKEN
 from registry.names.reference import require_list
 from registry.names.resolve import version_of_content
-from registry.opt_out.receipt import Affected, Receipt, read_receipt, recompose
+from registry.opt_out.receipt import Affected, Receipt, plan_remaining, read_receipt
 from registry.opt_out.withdraw import pushable
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, VersionRecord
@@ -31,7 +31,6 @@ class ReceiptCheck:
     """The result of verifying a receipt.
 
     Attributes:
-        receipt: the receipt.
         problems: one line for each contradiction to the receipt; empty if it holds.
         remedies: one line for each remedy of the problems.
         notes: later changes that do not contradict the receipt.
@@ -70,7 +69,6 @@ def verify_receipt(workspace: Workspace, file: PathLike, folders: Sequence[PathL
     _arrays(workspace, check, known)
     withdrawn = [known[version.ref] for version in receipt.versions if version.ref in known]
     _compositions(workspace, check, withdrawn)
-    _pushes(workspace, check, withdrawn)
     for folder in paths:
         _folder(workspace, check, folder)
     return check
@@ -143,18 +141,15 @@ def _arrays(workspace: Workspace, check: ReceiptCheck, known: dict[str, VersionR
         ref, role, name = next((use for use in users if use[1] in _OWN), users[0])
         again.setdefault((ref, role), []).append((digest, name))
     for (ref, role), arrays in again.items():
-        problem = _exist_again(arrays, ref, role)
+        digest, name = arrays[0]
+        problem = f"the deleted array {digest[:12]} exists again: {ref} uses it as {role} {name}"
+        if len(arrays) > 1:
+            problem = f"{len(arrays)} deleted arrays exist again, such as {digest[:12]}: "
+            problem += f"{ref} uses them as {role}, such as {name}"
         if role in _OWN:
             check.add(problem, f"{_repeat(ref)}; if it was registered again on purpose, the receipt no longer applies")
         else:
             check.notes.append(problem)
-
-
-def _exist_again(arrays: list[tuple[str, str]], ref: str, role: str) -> str:
-    digest, name = arrays[0]
-    if len(arrays) == 1:
-        return f"the deleted array {digest[:12]} exists again: {ref} uses it as {role} {name}"
-    return f"{len(arrays)} deleted arrays exist again, such as {digest[:12]}: {ref} uses them as {role}, such as {name}"
 
 
 def _compositions(workspace: Workspace, check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:
@@ -169,11 +164,7 @@ def _compositions(workspace: Workspace, check: ReceiptCheck, withdrawn: list[Ver
         if unlisted := sorted(set(records[digest].folders) - set(composition.folders)):
             check.add(f"composition {digest[:12]} was written to {unlisted[0]}, which is not in the receipt", _SINCE)
         _recomposed(workspace, check, composition, records[digest])
-
-
-def _pushes(workspace: Workspace, check: ReceiptCheck, withdrawn: list[VersionRecord]) -> None:
-    known = workspace.catalog.pushes(pushable(withdrawn, workspace.catalog.compositions(withdrawn)))
-    for push in known:
+    for push in workspace.catalog.pushes(pushable(withdrawn, records.values())):
         if push not in check.receipt.pushes:
             check.add(
                 f"withdrawn versions were pushed to {push.repo}, {push.revision}, which is not in the receipt", _SINCE
@@ -190,7 +181,7 @@ def _recomposed(workspace: Workspace, check: ReceiptCheck, affected: Affected, r
         manifest = CompositionManifest.from_document(record.document, label)
         if withdrawn & {member.digest for member in members} or not set(members) <= set(manifest.members):
             check.add(f"{label}, recomposed: its members are not the remaining ones")
-        elif (digest := recompose(workspace, manifest, members)) != expected.digest:
+        elif (digest := plan_remaining(workspace, manifest, members).digest) != expected.digest:
             check.add(f"{label}, recomposed, has digest {digest[:12]}, the receipt says {expected.digest[:12]}")
     except (ConflictError, NotFoundError) as error:
         check.notes.append(f"{label} can no longer be recomposed: {error.message}")

@@ -1,11 +1,12 @@
-"""Withdrawal and purge of versions."""
+"""Withdrawal and purge of versions, without torch."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from registry.errors import NotFoundError, OutputError
 from registry.io.work_dirs import remove
 from registry.maintenance.garbage import delete_cache, delete_summaries, delete_unreferenced, delete_work_of
-from registry.opt_out.shared_training import trained_together
 from registry.workspace import Workspace
 from store.catalog import CompositionRecord, PushRecord, VersionRecord
 from store.ownership import claim
@@ -16,8 +17,6 @@ class Heirs:
     """The members of a mixture that would get the tokens of one that leaves.
 
     Attributes:
-        composition: the digest of the mixture.
-        ref: the version that leaves.
         shares: name → share of its text, predicted from counts of tokens.
     """
 
@@ -35,7 +34,6 @@ class OptOut:
         withdrew: those of them that were active before.
         deleted: those of them that were not purged before.
         compositions: compositions ever made from any of them; their folders still hold the weights.
-        purged: the arrays are deleted.
         pushes: pushes to the Hub of the versions, and of compositions made from them.
         deleted_digests: deleted arrays, including leftovers of earlier crashes.
         deleted_bytes: their size on disk.
@@ -99,9 +97,8 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
     compositions = tuple(catalog.compositions(versions))
     pushes = tuple(catalog.pushes(pushable(versions, compositions)))
     if not purge:
-        return OptOut(
-            tuple(catalog.reread(versions)), withdrew, (), compositions, False, pushes, trained_together=together
-        )
+        now = tuple(catalog.reread(versions))
+        return OptOut(now, withdrew, (), compositions, False, pushes, trained_together=together)
     deleted = tuple(version.ref for version in before if version.state != "purged")
     own = {link.digest for version in versions for link in catalog.arrays_of(version)} | catalog.trained_with(versions)
     cleared, remains = delete_work_of(home, before)  # before the purge, which deletes the digests of the weights
@@ -136,3 +133,54 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
 def pushable(versions: Iterable[VersionRecord], compositions: Iterable[CompositionRecord]) -> set[str]:
     """Return the subjects under which pushes of versions, and of compositions made from them, are logged."""
     return {version.ref for version in versions} | {composition.digest for composition in compositions}
+
+
+def trained_together(
+    versions: Sequence[VersionRecord], active: Callable[[], Iterable[VersionRecord]]
+) -> tuple[str, ...]:
+    """Return the other active versions of the soups and SIMoEs that some versions are part of.
+
+    Args:
+        active: returns all active versions; not called where no version is part of one.
+    """
+    shared = {digest for version in versions if (digest := _shared_of(version)) is not None}
+    if not shared:
+        return ()
+    own = {version.id for version in versions}
+    return tuple(one.ref for one in active() if _shared_of(one) in shared and one.id not in own)
+
+
+def _shared_of(version: VersionRecord) -> str | None:
+    """Return the digest of the weights that a soup or a SIMoE shares.
+
+    None of a version that is in neither, and of one that was purged.
+    """
+    content = version.content or {}
+    if "simoe" in content:
+        return str(content["simoe"]["delta"])
+    if "soup" not in content:
+        return None
+    return version.digest if version.kind == "base" else str(content["soup"].get("soup"))
+
+
+def check_receipt(path: Path) -> None:
+    """Check that there is a file to read a receipt from.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    if not path.is_file():
+        raise NotFoundError(f"{path} is not a file", "name the file that reg opt-out --receipt wrote")
+
+
+def check_new_receipt(path: Path) -> None:
+    """Check that a receipt can be written to a new file.
+
+    Raises:
+        OutputError: the file exists, or its folder does not.
+    """
+    path = path.absolute()
+    if path.exists() or path.is_symlink():
+        raise OutputError(f"{path} exists, and receipts are never overwritten", "choose another --receipt")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent} is not a folder", "create it, or choose another --receipt")

@@ -6,7 +6,7 @@ same. The file of a slice is named after the digest of what it depends on and th
 twice writes the same file.
 
 Bits of a forward pass depend on the kind of processor, the number of torch's threads and the libraries
-(`distributed/node_kind.py`). The kind is a part of the digest, and slices of two kinds are never added.
+(`distributed/step.py`). The kind is a part of the digest, and slices of two kinds are never added.
 
 Shapes: N windows of a calibration, B windows of a batch, V vocabulary.
 """
@@ -24,7 +24,7 @@ from typing import Any
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.distributed import Cluster, Step, Task
-from registry.distributed.node_kind import node_kind
+from registry.distributed.step import node_kind
 from registry.errors import CheckpointError, ClusterError, DamagedError, first_line
 from registry.families.sites import SITES
 from registry.io.work_dirs import resumable_folder, temporary_folder

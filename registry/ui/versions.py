@@ -15,7 +15,7 @@ from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, overlap
 from registry.maths.threads import one_thread
 from registry.member import Member
 from registry.names.resolve import ALL_STATES, resolve, versions_of
-from registry.opt_out.shared_training import trained_together
+from registry.opt_out.withdraw import trained_together
 from registry.registration.expert_overlap import ExpertOverlap, compared_layers
 from registry.registration.lineage import Relation
 from registry.registry import Registry

@@ -8,44 +8,25 @@ from typing import cast
 
 from sqlalchemy import delete, func, select
 
-from store.catalog import row_digests as seals
+from store.catalog import integrity as seals
 from store.catalog import schema
 from store.catalog.array_links import ArrayLinks, add_arrays, delete_trained_arrays, trained_arrays, used_arrays
-from store.catalog.backup import backups
 from store.catalog.compositions import Compositions
 from store.catalog.engine import make_engine, place_of
 from store.catalog.events import Events
-from store.catalog.integrity import Checks
+from store.catalog.files import Files
 from store.catalog.locks import locks_of
-from store.catalog.records import (
-    KIND_WORDS,
-    Kind,
-    NewVersion,
-    State,
-    StatisticsRecord,
-    VersionRecord,
-)
+from store.catalog.records import KIND_WORDS, Kind, NewVersion, State, StatisticsRecord, VersionRecord
 from store.catalog.search import Searching, conditions
-from store.catalog.stand_in import empty_catalog
-from store.catalog.tables import (
-    Alias,
-    Expert,
-    Identity,
-    Statistics,
-    Tag,
-    Version,
-    VersionArray,
-    bytewise,
-)
+from store.catalog.tables import Alias, Expert, Identity, Statistics, Tag, Version, VersionArray, bytewise
 from store.catalog.transactions import log, now, read_document, repeating
-from store.catalog.vacuum import beyond, erase
 from store.digest import canonical_json
 from store.errors import ConflictError
 from store.object_store import is_url
 
 
 @repeating
-class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
+class Catalog(Compositions, ArrayLinks, Events, Searching, Files, seals.Checks):
     """Names, versions, aliases, tags, statistics, compositions and the event log of one registry.
 
     Rows are added, and their state changes; no version or event is ever deleted. Each writing method writes its own
@@ -58,7 +39,6 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
         """Open the catalog at `url` (any SQLAlchemy URL), creating it where the database is empty.
 
         Args:
-            url: the database.
             lock: the file of the registry's lock, where the database has no locks of its own.
             before_creating: called with the URL before a catalog is created; raises an error to prevent it.
             at_once: create it now, and not before the first write. A writer that holds the lock calls `create` before.
@@ -76,7 +56,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
                 self._create()
             else:
                 before_creating(self.place)
-                self.engine = empty_catalog()
+                self.engine = schema.empty_catalog()
         except BaseException:
             self._database.dispose()
             raise
@@ -92,7 +72,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
             self._create()
             self.engine.dispose()
             self.engine = self._database
-            self.__dict__.pop("id", None)  # that of the stand-in
+            self.__dict__.pop("id", None)  # that of the empty one
 
     def _create(self) -> None:
         with self._locks.hold("creating the catalog"):
@@ -122,7 +102,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
         Raises:
             ConflictError: another process has held it for more than `store.lock.WAIT_SECONDS`.
         """
-        return self._locks.hold_output(place, f"composing into {place}") if is_url(place) else nullcontext()
+        return self._locks.hold_output(place) if is_url(place) else nullcontext()
 
     @property
     def place(self) -> str:
@@ -163,12 +143,9 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
 
         Args:
             name: the expert's name.
-            kind: expert or base.
             states: any of these states.
             tags: all of these tags.
             search: words, as in `search.conditions`.
-            limit: the maximum number of versions.
-            offset: the number of versions to skip.
         """
         query = select(Version).join(Version.expert).where(*conditions(name, kind, states, tags, search))
         query = query.order_by(bytewise(Expert.name), Version.number).limit(limit).offset(offset or None)
@@ -355,19 +332,6 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Checks):
                 rows = seals.seals_of(session, names={version.name: row.expert_id}, versions={version.ref: row.id})
                 rows |= {f"composition {digest}": seals.composition_seal(session, digest) for digest in tainted}
                 log(session, "purge", version.ref, digest=version.digest, deleted=deleted, shared=shared, rows=rows)
-
-    def erase(self) -> str | None:
-        """Remove deleted rows from the database's files too; return the obstacle if that is impossible, else None."""
-        return erase(self.engine)
-
-    @property
-    def beyond(self) -> str | None:
-        """The places of deleted rows that `erase` cannot reach, in words; None if there are none."""
-        return beyond(self.engine)
-
-    def backups(self) -> list[Path]:
-        """Return the copies of the database that upgrades made beside it; empty if the database is not a file."""
-        return backups(self.engine)
 
 
 def _version(row: Version) -> VersionRecord:

@@ -7,8 +7,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from store.catalog.array_links import add_arrays
+from store.catalog.integrity import composition_seal, evaluation_group, evaluation_seal
 from store.catalog.records import ArrayLink, CompositionRecord, EvaluationRecord, PushRecord, VersionRecord
-from store.catalog.row_digests import composition_seal, evaluation_group, evaluation_seal
 from store.catalog.tables import (
     Composition,
     CompositionArray,
@@ -37,10 +37,7 @@ class Compositions(Transactions):
         """Record that `digest` is being composed from `members` to the folder `out`; repeating it adds no composition.
 
         Args:
-            digest: of the composition.
             document: the document that the digest covers.
-            members: the versions that it is made from.
-            out: the folder.
             arrays: the tensors that a training changed, which are complete on disk.
 
         Raises:
@@ -137,7 +134,6 @@ class Compositions(Transactions):
         """Store an evaluation of a composition that was made here.
 
         Args:
-            composition: the digest of the composition.
             asked: the digest of data and settings; an earlier evaluation with the same digest is replaced.
             document: data, settings, and scores or, under `extraction`, the figures of an audit.
         """

@@ -1,15 +1,13 @@
 """A whole catalog copied to another database: every row, the same registry, one transaction on the target."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Engine, Integer, Select, Table, delete, func, insert, select, text
+from sqlalchemy import Connection, Select, Table, delete, func, insert, select, text
 from sqlalchemy.orm import Session
 
-from store.catalog import row_digests as seals
+from store.catalog import integrity as seals
 from store.catalog import schema
-from store.catalog.engine import make_engine, place_of, translated
+from store.catalog.engine import make_engine, place_of, snapshot, translated
 from store.catalog.events import chain_of
 from store.catalog.tables import Base, Event, Identity
 from store.errors import ConflictError, DamagedError, NotFoundError
@@ -25,9 +23,6 @@ class Copied:
         source: the URL it was copied from, with any password hidden.
         target: the URL it was copied to, with any password hidden.
         id: the registry's id, the same in both.
-        rows: table → number of rows.
-        events: number of events of the log.
-        head: the digest of the last event.
     """
 
     source: str
@@ -44,10 +39,6 @@ def copy(source: str, target: str) -> Copied:
     The rows, their digests and the log's chain are compared before the copy is committed: it is there as a whole, or
     not at all. Another process must not write to `source` meanwhile.
 
-    Args:
-        source: a SQLAlchemy URL.
-        target: a SQLAlchemy URL.
-
     Raises:
         NotFoundError: `source` holds no catalog.
         SchemaError: a catalog is older or newer than this program.
@@ -61,7 +52,12 @@ def copy(source: str, target: str) -> Copied:
         if one.url == other.url:
             raise ConflictError(f"{place_of(one)} is both source and target", "name an empty database as the target")
         schema.check(other)
-        with _snapshot(one) as reading, _one_transaction(other) as writing:
+        with (
+            translated(one),
+            snapshot(one).connect() as reading,
+            translated(other),
+            other.execution_options(writing=True).begin() as writing,
+        ):
             return _copy(reading, writing)
     finally:
         one.dispose()
@@ -109,19 +105,12 @@ def _set_sequences(connection: Connection) -> None:
     if connection.dialect.name != "postgresql":
         return
     for table in Base.metadata.sorted_tables:
-        for key in _numbers(table):
-            last = connection.scalar(select(func.max(key)))
-            if last is not None:
-                connection.execute(
-                    text("SELECT setval(pg_get_serial_sequence(:table, :column), :last)"),
-                    {"table": table.name, "column": key.name, "last": last},
-                )
-
-
-def _numbers(table: Table) -> list[ColumnElement[int]]:
-    """Return the key of a table whose rows are numbered by the database."""
-    keys = list(table.primary_key.columns)
-    return [keys[0]] if len(keys) == 1 and isinstance(keys[0].type, Integer) else []
+        key = table.autoincrement_column
+        if key is not None and (last := connection.scalar(select(func.max(key)))) is not None:
+            connection.execute(
+                text("SELECT setval(pg_get_serial_sequence(:table, :column), :last)"),
+                {"table": table.name, "column": key.name, "last": last},
+            )
 
 
 def _check_empty(connection: Connection, place: str) -> None:
@@ -131,16 +120,3 @@ def _check_empty(connection: Connection, place: str) -> None:
                 f"the database {place} holds a catalog already, with rows in {table.name}",
                 "name an empty database as the target",
             )
-
-
-@contextmanager
-def _snapshot(engine: Engine) -> Iterator[Connection]:
-    options = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
-    with translated(engine), engine.execution_options(**options).connect() as connection:
-        yield connection
-
-
-@contextmanager
-def _one_transaction(engine: Engine) -> Iterator[Connection]:
-    with translated(engine), engine.execution_options(writing=True).begin() as connection:
-        yield connection

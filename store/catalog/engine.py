@@ -52,7 +52,7 @@ def make_engine(url: str) -> Engine:
         event.listen(engine, "connect", partial(_configure_sqlite, write_ahead=not read_only))
         event.listen(engine, "begin", _begin_sqlite)
     elif engine.dialect.name == "postgresql":
-        postgresql.configure(engine)
+        event.listen(engine, "connect", postgresql.configure)
     return engine
 
 
@@ -69,6 +69,12 @@ def file_of(engine: Engine) -> Path | None:
     if engine.dialect.name != "sqlite" or not name or name.startswith((":memory:", "file:")):
         return None
     return Path(name).absolute()
+
+
+def snapshot(engine: Engine) -> Engine:
+    """Return an engine in whose transactions all statements see the same rows; in SQLite they always do."""
+    is_postgresql = engine.dialect.name == "postgresql"
+    return engine.execution_options(isolation_level="REPEATABLE READ") if is_postgresql else engine
 
 
 @contextmanager
@@ -127,7 +133,7 @@ def _configure_sqlite(connection: Any, _record: Any, *, write_ahead: bool) -> No
     if write_ahead and _patiently(lambda: cursor.execute("PRAGMA journal_mode").fetchone())[0] != "wal":
         _patiently(lambda: cursor.execute("PRAGMA journal_mode = WAL"))
     cursor.execute("PRAGMA synchronous = FULL")
-    cursor.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten, see `vacuum`
+    cursor.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten, see `files`
     cursor.execute("PRAGMA temp_store = MEMORY")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()

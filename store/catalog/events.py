@@ -29,7 +29,6 @@ class Events(Transactions):
 
         Args:
             subject: only events of this name (with its versions), version or digest.
-            limit: the maximum number of events.
             before: only events older than the event with this id.
 
         Raises:
@@ -50,10 +49,6 @@ class Events(Transactions):
 
         Only those after an event are returned if the log has it, and all of them if it has not: it is another log, or
         was cut off. Reads few rows.
-
-        Args:
-            event: the id of that event; 0 for the beginning.
-            digest: its digest.
 
         Raises:
             DamagedError: the details of an event are not valid JSON.

@@ -1,16 +1,166 @@
-"""Integrity checks of the catalog: its pages, its schema, and every row against the log."""
+"""Integrity of the catalog: seals, which are digests of rows kept in the log, and checks of rows, schema and pages.
 
-from collections.abc import Iterator
+With seals a changed row is detected like a changed event.
 
-from sqlalchemy import Engine, UniqueConstraint, inspect, select
+Rows that are written together form a group: a name with its aliases; a version with its arrays, statistics and tags;
+a composition with its members and trained arrays; an evaluation. Each event carries, under `rows` of its details, the
+digest of every group that its transaction changed. The latest digest in the log must match the group's current rows.
+After a purge only digests remain.
+
+Events written by early versions carry no seals: their groups are checked from the next change on.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Engine, String, Table, UniqueConstraint, inspect, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from store.catalog import row_digests as seals
-from store.catalog.tables import Base, Event, Expert, Version
+from store.catalog.tables import (
+    Alias,
+    Array,
+    Base,
+    Composition,
+    CompositionArray,
+    CompositionMember,
+    Evaluation,
+    Event,
+    Expert,
+    Statistics,
+    Tag,
+    Version,
+    VersionArray,
+    bytewise,
+)
 from store.catalog.transactions import Transactions
+from store.digest import json_digest
+from store.errors import DamagedError
 
 _PAGES_SHOWN = 5
+_NONE: Mapping[str, int] = {}
+RESTORE = "restore the catalog from a backup"
+GONE = "gone"
+"""The digest recorded for deleted rows."""
+
+UNREADABLE = "unreadable"
+"""The digest of rows whose values cannot be represented in JSON, which this program never writes."""
+
+
+def name_seal(session: Session, expert: int) -> str:
+    """Return the digest of a name and its aliases."""
+    return _digest(session, (Expert, Expert.id == expert), (Alias, Alias.expert_id == expert))
+
+
+def version_seal(session: Session, version: int) -> str:
+    """Return the digest of a version, its arrays, statistics and tags."""
+    arrays = select(VersionArray.digest).where(VersionArray.version_id == version)
+    return _digest(
+        session,
+        (Version, Version.id == version),
+        (VersionArray, VersionArray.version_id == version),
+        (Array, Array.digest.in_(arrays)),
+        (Statistics, Statistics.version_id == version),
+        (Tag, Tag.version_id == version),
+    )
+
+
+def composition_seal(session: Session, digest: str) -> str:
+    """Return the digest of a composition, its members, and its trained arrays if it has any."""
+    parts: list[tuple[type[Base], Any]] = [
+        (Composition, Composition.digest == digest),
+        (CompositionMember, CompositionMember.composition_digest == digest),
+    ]
+    arrays = session.scalars(select(CompositionArray.digest).where(CompositionArray.composition_digest == digest)).all()
+    if arrays:  # logs have digests of compositions from before there were any
+        parts += [(CompositionArray, CompositionArray.composition_digest == digest), (Array, Array.digest.in_(arrays))]
+    return _digest(session, *parts)
+
+
+def evaluation_seal(session: Session, digest: str, asked: str) -> str:
+    """Return the digest of an evaluation."""
+    return _digest(session, (Evaluation, (Evaluation.composition_digest == digest) & (Evaluation.asked == asked)))
+
+
+def evaluation_group(digest: str, asked: str) -> str:
+    """Return the name in the log of an evaluation of a composition."""
+    return f"evaluation {digest} {asked}"
+
+
+def seals_of(
+    session: Session, *, names: Mapping[str, int] = _NONE, versions: Mapping[str, int] = _NONE
+) -> dict[str, str]:
+    """Return group → digest for the details of an event; `names` and `versions` map to row ids."""
+    session.flush()
+    names_sealed = {f"name {name}": name_seal(session, number) for name, number in names.items()}
+    return names_sealed | {f"version {ref}": version_seal(session, number) for ref, number in versions.items()}
+
+
+def check_name(session: Session, name: str) -> None:
+    """Compare the rows of a name, its aliases and all of its versions with the log.
+
+    Raises:
+        DamagedError: the rows differ from what was written.
+    """
+    current = dict(_now_of_name(session, name))
+    # Versions are numbered without gaps: if one is missing, the log has events of one more than the catalog.
+    subjects = [name, *(f"{name}@{number}" for number in range(1, max(len(current), 1) + 1))]
+    query = select(Event.details).where(Event.subject.in_(subjects)).order_by(Event.id)
+    written: dict[str, str] = {}
+    for details in session.scalars(query):
+        written |= rows_in(details)
+    for group, digest in written.items():
+        if group.startswith(("name ", "version ")) and current.get(group) != digest:
+            raise DamagedError(
+                f"the catalog's rows of {group} differ from what was written",
+                f"reg verify (it lists every difference); then {RESTORE}",
+            )
+
+
+def rows_in(details: object) -> dict[str, str]:
+    """Return group → digest from the stored details of an event; empty if they hold none."""
+    try:
+        rows = json.loads(details)["rows"]  # type: ignore[arg-type]
+        return {str(group): str(digest) for group, digest in rows.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def now(session: Session) -> Iterator[tuple[str, str]]:
+    """Yield (group, digest) for all rows of the tables."""
+    for name in session.scalars(select(Expert.name).order_by(Expert.id)).all():
+        yield from _now_of_name(session, name)
+    for digest in session.scalars(select(Composition.digest)).all():
+        yield f"composition {digest}", composition_seal(session, digest)
+    for digest, asked in session.execute(select(Evaluation.composition_digest, Evaluation.asked)).all():
+        yield evaluation_group(digest, asked), evaluation_seal(session, digest, asked)
+
+
+def _now_of_name(session: Session, name: str) -> Iterator[tuple[str, str]]:
+    for expert in session.scalars(select(Expert.id).where(Expert.name == name)).all():
+        yield f"name {name}", name_seal(session, expert)
+        numbers = select(Version.id, Version.number).where(Version.expert_id == expert)
+        for version, number in session.execute(numbers).all():
+            yield f"version {name}@{number}", version_seal(session, version)
+
+
+def in_order(table: Table) -> list[ColumnElement[Any]]:
+    """Return the primary key, by which the rows of a digest are ordered in every database alike."""
+    return [bytewise(key) if isinstance(key.type, String) else key for key in table.primary_key.columns]
+
+
+def _digest(session: Session, *parts: tuple[type[Base], Any]) -> str:
+    rows = []
+    for model, condition in parts:
+        table = model.__table__
+        assert isinstance(table, Table)
+        query = select(*table.columns).where(condition).order_by(*in_order(table))
+        rows.append([table.name, [list(row) for row in session.execute(query)]])
+    try:
+        return json_digest(rows)
+    except (TypeError, ValueError):  # bytes, or NaN
+        return UNREADABLE
 
 
 class Checks(Transactions):
@@ -23,7 +173,7 @@ class Checks(Transactions):
             DamagedError: the rows differ from what was written.
         """
         with self._reading() as session:
-            seals.check_name(session, name)
+            check_name(session, name)
 
     def discrepancies(self, *, log: bool) -> list[str]:
         """Return one line for each part of the catalog that differs from what was written.
@@ -93,14 +243,14 @@ def _rows(session: Session) -> Iterator[str]:
     added: set[tuple[str, str]] = set()
     query = select(Event.action, Event.subject, Event.details).order_by(Event.id)
     for action, subject, details in session.execute(query):
-        written |= seals.rows_in(details)
+        written |= rows_in(details)
         if str(action).startswith("add-"):
             added.add((str(action).removeprefix("add-"), str(subject)))
-    current = dict(seals.now(session))
+    current = dict(now(session))
     for group in {**written, **current}:
-        if group not in current and written[group] != seals.GONE:
+        if group not in current and written[group] != GONE:
             yield f"{group}: the rows are missing from the catalog, though the log has them"
-        elif group in written and current.get(group, seals.GONE) != written[group]:
+        elif group in written and current.get(group, GONE) != written[group]:
             yield f"{group}: the catalog's rows differ from those in the log"
     versions = select(Expert.kind, Expert.name, Version.number).join(Version, Version.expert_id == Expert.id)
     for kind, name, number in session.execute(versions):

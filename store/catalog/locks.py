@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Protocol
 
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -41,49 +40,36 @@ _THIS_LOCK = """l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 
-class Locks(Protocol):
-    """The registry's lock."""
-
-    def hold(self, action: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock, alone or with others that share it.
-
-        Raises:
-            ConflictError: others have held it for more than `store.lock.WAIT_SECONDS`.
-        """
-        ...
-
-    def hold_output(self, place: str, action: str) -> AbstractContextManager[None]:
-        """Hold the lock of a place in shared storage that is written to (errors as in `hold`)."""
-        ...
-
-    def check(self) -> None:
-        """Check that this thread still holds the locks that it acquired.
-
-        Raises:
-            ConflictError: the connection that held one was lost.
-        """
-        ...
-
-
-class FileLocks:
-    """A lock file, which the system releases when its process ends. Local array writes exclude one another."""
+class Locks:
+    """The registry's lock: a file, which the system releases when its process ends. Writers exclude one another."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def hold(self, action: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock file alone, also where `shared` would do."""
+        """Hold the lock, alone or, where the database allows that, with others that share it.
+
+        Raises:
+            ConflictError: others have held it for more than `store.lock.WAIT_SECONDS`.
+        """
         return lock.exclusive(self._path, action)
 
-    def hold_output(self, place: str, action: str) -> AbstractContextManager[None]:
-        """Do nothing: outputs of this machine have lock files in its home."""
+    def hold_output(self, url: str) -> AbstractContextManager[None]:
+        """Hold the lock of a composition's place in shared storage (errors as in `hold`).
+
+        Nothing is done where the catalog is a file: outputs of one machine have lock files in its home.
+        """
         return nullcontext()
 
     def check(self) -> None:
-        """Do nothing: the file is locked as long as the process lives."""
+        """Check that this thread still holds the locks that it acquired.
+
+        Raises:
+            ConflictError: the connection that held one was lost. A file is locked as long as the process lives.
+        """
 
 
-class AdvisoryLocks:
+class AdvisoryLocks(Locks):
     """Advisory locks of PostgreSQL, each on a connection of its own."""
 
     def __init__(self, engine: Engine) -> None:
@@ -103,9 +89,9 @@ class AdvisoryLocks:
                 self._held.remove((connection, key))
 
     @contextmanager
-    def hold_output(self, place: str, action: str) -> Iterator[None]:
+    def hold_output(self, url: str) -> Iterator[None]:
         """Hold the lock of a place until the block ends or the connection is lost."""
-        with self._acquired(f"output {place}", action):
+        with self._acquired(f"output {url}", f"composing into {url}"):
             yield
 
     @contextmanager
@@ -129,7 +115,9 @@ class AdvisoryLocks:
                 with suppress(SQLAlchemyError):  # a lost connection has released it
                     connection.execute(text("SELECT pg_advisory_unlock_all()"))
         finally:
-            _close(connection)
+            with suppress(SQLAlchemyError):
+                connection.close()
+            connection.engine.dispose()
 
     def check(self) -> None:
         """Ask the server, over each lock's own connection, whether that connection holds it."""
@@ -165,7 +153,7 @@ class AdvisoryLocks:
 
 def locks_of(engine: Engine, path: Path) -> Locks:
     """Return the registry's lock: that of the database where it has one, else the file `path`."""
-    return AdvisoryLocks(engine) if engine.dialect.name == "postgresql" else FileLocks(path)
+    return AdvisoryLocks(engine) if engine.dialect.name == "postgresql" else Locks(path)
 
 
 def _acquire(connection: Connection, key: int, *, shared: bool) -> bool:
@@ -209,9 +197,3 @@ def _key(connection: Connection, name: str) -> int:
 def _halves(key: int) -> dict[str, int]:
     unsigned = key % 2**64
     return {"high": unsigned >> 32, "low": unsigned & 0xFFFFFFFF}
-
-
-def _close(connection: Connection) -> None:
-    with suppress(SQLAlchemyError):
-        connection.close()
-    connection.engine.dispose()

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from sqlalchemy import URL, Engine, event
+from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
-from store.errors import ConflictError, RegError, StorageError
+from store.errors import ConflictError, RegError, StorageError, first_line
 
 CONNECT_SECONDS = 10
 """Seconds to wait for the server to answer."""
@@ -80,12 +80,8 @@ def arguments(url: URL, application: str = "reg") -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in url.query}
 
 
-def configure(engine: Engine) -> None:
-    """Let statements of every connection wait for locks no longer than `WAIT_SECONDS`."""
-    event.listen(engine, "connect", _configure)
-
-
-def _configure(connection: Any, _record: Any) -> None:
+def configure(connection: Any, _record: Any) -> None:
+    """Let statements of a new connection wait for locks no longer than `WAIT_SECONDS`."""
     cursor = connection.cursor()
     cursor.execute(f"SET lock_timeout = '{WAIT_SECONDS}s'")
     cursor.close()
@@ -94,7 +90,8 @@ def _configure(connection: Any, _record: Any) -> None:
 
 def explained(error: DBAPIError, place: str, password: str | None) -> RegError:
     """Return what a database error means for the catalog at `place`, with any password hidden."""
-    cause = _first_line(str(error.orig), password)
+    cause = first_line(str(error.orig), "no reason given")
+    cause = cause.replace(password, "***") if password else cause
     state = _state(error)
     if state in _STATES:
         meaning, hint = _STATES[state]
@@ -102,7 +99,7 @@ def explained(error: DBAPIError, place: str, password: str | None) -> RegError:
         return kind(f"the catalog {place} cannot be used: {meaning} ({cause})", hint)
     if error.connection_invalidated:
         return ConflictError(f"the connection to the catalog {place} was lost ({cause})", _AGAIN)
-    if _is_connecting(error):
+    if error.statement is None:  # there was no connection yet
         return StorageError(
             f"the catalog {place} cannot be used: its server does not answer ({cause})",
             "start the server, or correct --database or REG_DATABASE; reg config shows the URL",
@@ -120,13 +117,3 @@ def _state(error: DBAPIError) -> str | None:
     if 'role "' in cause and "does not exist" in cause:
         return "28000"
     return next((state for words, state in _WORDS if words in cause), None)
-
-
-def _is_connecting(error: DBAPIError) -> bool:
-    """Tell whether the error arose before there was a connection: no statement was sent."""
-    return error.statement is None
-
-
-def _first_line(cause: str, password: str | None) -> str:
-    line = next((line.strip() for line in cause.splitlines() if line.strip()), "no reason given")
-    return line.replace(password, "***") if password else line

@@ -2,15 +2,18 @@
 
 import importlib
 import shlex
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, create_engine, inspect, text
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
 
-from store.catalog.backup import backup
 from store.catalog.engine import file_of, translated
-from store.catalog.tables import VERSION_TABLE, Base
+from store.catalog.files import backup
+from store.catalog.tables import VERSION_TABLE, Base, Expert, Identity
 from store.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -53,17 +56,19 @@ def check(engine: Engine) -> bool:
         SchemaError: the database is older (the hint is the command to upgrade it) or newer.
     """
     revision = current(engine)
-    if revision is None and _has_experts(engine):
-        revision = current(engine)  # another process may have created it since
-        if revision is None:
+    if revision is None:
+        if _is_absent(engine):
+            return False
+        with translated(engine):
+            has_experts = inspect(engine).has_table(Expert.__tablename__)
+        revision = current(engine) if has_experts else None  # another process may have created it since
+        if has_experts and revision is None:
             raise SchemaError(
                 f"the database has tables of a catalog but no table {VERSION_TABLE}: another program created it",
                 "choose another database with --database, or another home with --home",
             )
-    if revision is None:
-        return False
-    if revision == HEAD:
-        return True
+    if revision in (None, HEAD):
+        return revision == HEAD
     if revision in _known_revisions():
         raise SchemaError(f"the catalog has schema {revision}, this program works with {HEAD}", _upgrade_line(engine))
     raise SchemaError(
@@ -105,11 +110,13 @@ def migrate(connection: "Connection") -> None:
     command.upgrade(_config(connection), "head")
 
 
-def _has_experts(engine: Engine) -> bool:
-    if _is_absent(engine):
-        return False
-    with translated(engine):
-        return bool(inspect(engine).has_table(Base.metadata.tables["experts"].name))
+def empty_catalog() -> Engine:
+    """Return an engine whose one database, in memory, has the tables of a catalog, and no rows but an id."""
+    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    Base.metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add(Identity(id=uuid.uuid4().hex))
+    return engine
 
 
 def _is_absent(engine: Engine) -> bool:

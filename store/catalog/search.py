@@ -40,7 +40,6 @@ def conditions(
 
     Args:
         name: the expert's name.
-        kind: expert or base.
         states: any of these states.
         tags: all of these tags.
         search: words; each must be part of the name, an alias, a tag's key or value (or `key=value`), be the beginning

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from store.actor import actor
-from store.catalog.engine import translated
+from store.catalog.engine import snapshot, translated
 from store.catalog.locks import Locks
 from store.catalog.postgresql import LostTransactionError
 from store.catalog.records import VersionRecord, spoken
@@ -100,35 +100,21 @@ class Transactions:
 
     @contextmanager
     def _reading(self) -> Iterator[Session]:
-        with translated(self.engine), Session(self.engine.execution_options(**self._snapshot)) as session:
+        with translated(self.engine), Session(snapshot(self.engine)) as session:
             yield session
-
-    @property
-    def _snapshot(self) -> dict[str, Any]:
-        """Return the options by which all statements of a reading transaction see the same rows."""
-        if self.engine.dialect.name == "postgresql":
-            return {"isolation_level": "REPEATABLE READ"}
-        return {}  # SQLite: always
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
         """Open a session for one writing transaction; other writers wait until it has ended."""
         self.create()
-        with (
-            translated(self.engine),
-            Session(self.engine.execution_options(**self._exclusion)) as session,
-            session.begin(),
-        ):
+        options: dict[str, Any] = {"writing": True}
+        if self.engine.dialect.name == "postgresql":
+            options = {"isolation_level": "READ COMMITTED"}  # after waiting for the row, it sees what others committed
+        with translated(self.engine), Session(self.engine.execution_options(**options)) as session, session.begin():
             # One writer at a time, as with SQLite: two writers that saw the same last line would fork the log.
             session.execute(select(Identity.id).with_for_update())
             self._locks.check()
             yield session
-
-    @property
-    def _exclusion(self) -> dict[str, Any]:
-        if self.engine.dialect.name == "postgresql":
-            return {"isolation_level": "READ COMMITTED"}  # after waiting for the row, it sees what others committed
-        return {"writing": True}
 
     @contextmanager
     def holding(self) -> Iterator[None]:

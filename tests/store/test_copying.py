@@ -9,7 +9,7 @@ from sqlalchemy import inspect, select, text
 from sqlalchemy.orm import Session
 
 from store.catalog import Catalog
-from store.catalog import row_digests as seals
+from store.catalog import integrity as seals
 from store.catalog.copying import copy
 from store.catalog.engine import make_engine
 from store.catalog.tables import Base

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from store import lock
-from store.catalog import Catalog, locks, vacuum
+from store.catalog import Catalog, files, locks
 from store.errors import ConflictError, StorageError
 from tests import postgres
 from tests.catalogs import Schemas
@@ -172,7 +172,7 @@ def test_transaction_that_loses_to_another_is_repeated(catalog: Catalog) -> None
 def test_purge_waits_for_readers_of_old_rows_and_says_so(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     version, _ = catalog.add_version(new())
     assert catalog.erase() is None
-    monkeypatch.setattr(vacuum, "WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(files, "WAIT_SECONDS", 0.3)
     with catalog._reading() as session:
         session.execute(text("SELECT count(*) FROM versions"))
         catalog.withdraw([version])
@@ -186,7 +186,7 @@ def test_purge_does_not_wait_for_those_that_wait_for_its_lock(
 ) -> None:
     """A statement that waits sees the old rows; it is short, and the next one sees them no more."""
     monkeypatch.setattr(locks, "_STATEMENT_SECONDS", 0.1)
-    monkeypatch.setattr(vacuum, "WAIT_SECONDS", 3.0)
+    monkeypatch.setattr(files, "WAIT_SECONDS", 3.0)
     version, _ = catalog.add_version(new("math"))
     waiting, entered = threading.Event(), threading.Event()
 

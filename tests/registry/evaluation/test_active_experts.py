@@ -85,7 +85,7 @@ def test_what_has_no_such_experts_is_refused_first(
     filled: Registry, moe: Path, zoo: Zoo, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled.compose(PAIR, tmp_path / "btm", Recipe(to="ensemble"))
-    monkeypatch.setattr("registry.evaluation.table.make_benchmark", lambda *_: pytest.fail("nothing is scored"))
+    monkeypatch.setattr("registry.evaluation.service.make_benchmark", lambda *_: pytest.fail("nothing is scored"))
     for folder in (zoo.base, tmp_path / "btm"):
         with pytest.raises(InvalidInputError, match="it is no mixture"):
             filled.evaluate([moe, folder], data, SETTINGS, active_experts="all")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from registry.evaluation.intervals import difference_interval, score_intervals
-from registry.evaluation.window_losses import MOST_BLOCKS, DomainLoss, PairedLoss, losses_in, stored_losses
+from registry.evaluation.results import MOST_BLOCKS, DomainLoss, PairedLoss, losses_in, stored_losses
 
 WINDOWS = 48
 TOKENS = 255

@@ -15,12 +15,9 @@ from registry import Recipe, Registry, TrainSettings
 from registry.composition.method import SEEDS, TRAIN_STEPS, TRAINED_SEEDS
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.evaluation import METHODS, Continual, Method, Row
-from registry.evaluation.benchmark import TokenizerSource
 from registry.evaluation.methods import DENSE, named_methods
 from registry.evaluation.results import over_seeds
 from registry.evaluation.service import composer_of
-from registry.evaluation.table import Composed, Wanted, evaluate
-from registry.progress import silent
 from tests.conftest import Zoo
 from tests.registry.evaluation.conftest import PAIR, SETTINGS, Data
 from tests.remarks import Remarks
@@ -121,12 +118,10 @@ def test_seeds_become_mean_and_standard_deviation(
         weights = {"code": float(settings["seed"] + first[-1])}
         make({"trunk": settings["trunk"], "router": "ridge", "weights": weights}, folder)
 
-    registered = [filled.member(version) for version in filled.versions() if version.name in PAIR]
-    composed = Composed(TokenizerSource.of_plan(filled.plan(PAIR)), compose)
+    monkeypatch.setattr("registry.evaluation.service.composer_of", lambda *_: compose)
 
     def rows(seeds: int) -> list[Row]:
-        wanted = Wanted(methods=("drawn",), seeds=seeds)
-        return evaluate([], data, registered, SETTINGS, progress=silent, wanted=wanted, composed=composed)
+        return filled.evaluate([], data, SETTINGS, experts=PAIR, methods=["drawn"], seeds=seeds)
 
     (row,) = rows(3)
     assert asked == [{"trunk": "base", "seed": seed} for seed in range(3)]

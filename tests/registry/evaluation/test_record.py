@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry
+from registry.evaluation.results import losses_in
 from registry.evaluation.stored import widest
-from registry.evaluation.window_losses import losses_in
 from registry.io.model_folder import MARKER
 from store.catalog import EvaluationRecord
 from tests.conftest import Zoo

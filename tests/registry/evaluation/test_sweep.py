@@ -14,7 +14,7 @@ from cli.main import main
 from registry import Recipe, Registry
 from registry.errors import InvalidInputError, UnsupportedFamilyError
 from registry.evaluation import Sweep
-from registry.evaluation.sweep import SWEPT
+from registry.evaluation.methods import SWEPT
 from registry.progress import Advance
 from tests.conftest import Zoo
 from tests.registry.evaluation.conftest import SETTINGS, Data

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from registry import Registry, TestSettings
 from registry.calibration import Calibration, Corpus
 from registry.errors import CalibrationError, CheckpointError, IncompatibleError, InvalidInputError, first_line
-from registry.evaluation import perplexities, test_windows
+from registry.evaluation import test_windows
+from registry.evaluation.scoring import open_model, perplexities_of
 from registry.names.reference import require_list
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer, quiet_transformers
@@ -37,7 +38,7 @@ def test_perplexity_is_the_exponential_of_the_mean_loss_without_padding(
         file = tmp_path / "short.txt"
         file.write_text(text)
     windows = test_windows({"code": [file]}, zoo.base, SETTINGS)
-    found = perplexities("base", zoo.base, windows, SETTINGS, silent)["code"]
+    found = perplexities_of(open_model("base", zoo.base, SETTINGS), windows, SETTINGS, silent)["code"]
     ids = windows["code"].ids.long()
     assert len(ids) == (4 if text is None else 1)
     if text is not None:
@@ -95,7 +96,7 @@ def test_what_cannot_be_evaluated_is_told(
             registry.evaluate([zoo.base], {"x": [tmp_path / f"{file}.txt"]})
     one_token = Calibration(torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32), "one.txt")
     with monkeypatch.context() as patch:
-        patch.setattr("registry.evaluation.text.evenly_spaced", lambda *_, **__: one_token)
+        patch.setattr("registry.evaluation.benchmark.evenly_spaced", lambda *_, **__: one_token)
         with pytest.raises(CalibrationError, match=r"domain x \(one.txt\) is a single token"):
             registry.evaluate([zoo.base], {"x": [tmp_path / "one.txt"]})
     with pytest.raises(CheckpointError, match=r"is not a checkpoint: it has no config\.json"):

@@ -21,7 +21,7 @@ from cli.main import main
 from registry import Recipe, Registry
 from registry.errors import NotFoundError, SchemaError, StorageError
 from registry.maintenance.catalog_schema import revisions, upgrade
-from store.catalog import backup, schema
+from store.catalog import files, schema
 from store.catalog.tables import VERSION_TABLE
 from tests.conftest import files_of
 from tests.store.make_golden_home import RECIPES
@@ -116,7 +116,7 @@ def test_without_a_copy_nothing_is_upgraded(tmp_path: Path, monkeypatch: pytest.
     def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(backup, "flush", full)
+    monkeypatch.setattr(files, "flush", full)
     with pytest.raises(StorageError, match=r"cannot be copied to .* before it is upgraded: .*No space left on device"):
         upgrade(home)
     assert revisions(home) == (OLDER[0], schema.HEAD)

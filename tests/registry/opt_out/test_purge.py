@@ -24,8 +24,7 @@ from registry.methods.moe import passes
 from registry.progress import Advance
 from registry.statistics.collect import collect_to
 from registry.statistics.forward_pass import take_statistics
-from store.catalog import backup
-from store.catalog import vacuum as erasing
+from store.catalog import files
 from store.catalog.copying import copy
 from store.catalog.tables import Base
 from tests.conftest import SETTINGS, Zoo, array_folder
@@ -114,7 +113,7 @@ def _lived_in(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(bare / "statistics.safetensors", home / "partial" / "older.safetensors")
         kept = home / "summaries" / f"{done.version.digest}.weights"
         shutil.copy(kept, kept.with_name(f"{kept.name}.new"))  # as a kill leaves it
-        backup.backup(registry.catalog.engine, "0123456789ab")
+        files.backup(registry.catalog.engine, "0123456789ab")
     return home
 
 
@@ -249,7 +248,7 @@ def test_scores_against_another_version_of_the_same_content_stay(filled: Registr
 
 @pytest.mark.sqlite
 def test_reader_elsewhere_is_told_of_and_the_repeat_erases(lived_in: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(erasing, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(files, "WAIT_SECONDS", 0.1)
     home = lived_in.home.path
     reader = sqlite3.connect(home / "catalog.sqlite", isolation_level=None)
     reader.execute("BEGIN")

@@ -1,21 +1,39 @@
-"""Consequences of an opt-out, looked up before it: nothing is changed, and no weight is read."""
+"""Opting versions out, the consequences of it, and the compositions that it concerns."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
+from registry.composition.integrity import ComposedFolder
 from registry.composition.manifest import CompositionManifest
 from registry.composition.recipe.fields import output_of
 from registry.errors import RegError
 from registry.member import load_member
-from registry.names.resolve import by_digest
-from registry.opt_out.receipt import plan_remaining
-from registry.opt_out.shared_training import trained_together
-from registry.opt_out.withdraw import Heirs, OptOut, pushable
-from registry.workspace import Workspace
+from registry.names.resolve import by_digest, composition_of, version_of_content, versions_matching
+from registry.opt_out.receipt import make_receipt, plan_remaining, receipt_file
+from registry.opt_out.withdraw import Heirs, OptOut, pushable, trained_together, withdraw
+from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, VersionRecord
 
 MOST_HEIRS = 8
 """Compositions whose heirs are predicted, the latest first: each takes a plan, and the picture repeats itself."""
+
+
+def opt_out(
+    workspace: Workspace, ref: str, *, purge: bool = False, receipt: PathLike | None = None, dry_run: bool = False
+) -> OptOut:
+    """Withdraw the versions that `ref` matches (arguments and errors as in `Registry.opt_out`)."""
+    versions = versions_matching(workspace.catalog, ref)
+    if dry_run:
+        return consequences(workspace, versions, purge=purge)
+    with ExitStack() as stack:
+        write = None if receipt is None else stack.enter_context(receipt_file(Path(receipt), ref))
+        stack.enter_context(workspace.catalog.lock(f"opting {ref} out"))
+        result = withdraw(workspace, versions, purge=purge)
+        if write is not None:
+            write(make_receipt(workspace, result))
+    return result
 
 
 def consequences(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
@@ -53,22 +71,21 @@ def _heirs(
 ) -> tuple[Heirs, ...]:
     """Return who would get the tokens of the active ones of `versions`, in the latest mixtures with them."""
     found = []
+    mixtures = [
+        one
+        for one in compositions
+        if output_of(one.document["recipe"]).is_previewed and "from_base" not in one.document
+    ]
     for version in versions:
         if version.state != "active" or version.kind != "expert":
             continue
-        mixtures = [one for one in compositions if version.ref in one.members and _is_mixture(one)]
-        for composition in mixtures[-MOST_HEIRS:]:
+        for composition in [one for one in mixtures if version.ref in one.members][-MOST_HEIRS:]:
             try:
                 if shares := _shares(workspace, version, composition):
                     found.append(Heirs(composition.digest, version.ref, shares))
             except RegError:  # it cannot be composed without the version, so nobody inherits
                 continue
     return tuple(found)
-
-
-def _is_mixture(composition: CompositionRecord) -> bool:
-    output = output_of(composition.document["recipe"])
-    return output.is_previewed and "from_base" not in composition.document
 
 
 def _shares(workspace: Workspace, version: VersionRecord, composition: CompositionRecord) -> dict[str, float]:
@@ -86,3 +103,20 @@ def _shares(workspace: Workspace, version: VersionRecord, composition: Compositi
         return {member.name: 1.0 for member in rest}
     plan = plan_remaining(workspace, manifest, rest)
     return plan.output.shares_of(plan, load_member(workspace, version))
+
+
+def opted_out_members(workspace: Workspace, composition: PathLike) -> list[VersionRecord]:
+    """Return the versions that a composition was made from and that were opted out (see `Registry.opted_out`)."""
+    try:
+        if Path(composition).is_dir():
+            folder = ComposedFolder.read(Path(composition))
+            digest, manifest = folder.digest, folder.manifest
+        elif (record := composition_of(workspace.catalog, str(composition))) is not None:
+            label = f"composition {record.digest[:12]}"
+            digest, manifest = record.digest, CompositionManifest.from_document(record.document, label)
+        else:
+            return []
+    except RegError:  # not a composition, or one that is refused by whatever reads it
+        return []
+    found = [version_of_content(workspace.catalog, one.name, one.digest, digest) for one in manifest.versions]
+    return [version for version in found if version is not None and version.state != "active"]

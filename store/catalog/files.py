@@ -1,4 +1,4 @@
-"""Removal of deleted rows from the files of a database.
+"""The files of a database: copies beside it, made before its schema changes, and removal of deleted rows.
 
 SQLite overwrites deleted rows (`secure_delete`), but early versions of this program did not ask it to, and the
 write-ahead log still holds the old pages. So the file is rewritten, and the log is copied into it and truncated, which
@@ -8,19 +8,24 @@ transaction sees the old rows any more. What is out of reach there is `BEYOND`.
 
 import sqlite3
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, String, text
 from sqlalchemy.exc import DBAPIError
 
+from store.arrays import flush
 from store.catalog.engine import file_of, place_of
 from store.catalog.postgresql import WAIT_SECONDS as STATEMENT_SECONDS
 from store.catalog.tables import Base
+from store.catalog.transactions import Transactions
+from store.errors import StorageError
+
+_SUFFIX = ".backup"
 
 WAIT_SECONDS = 30.0
 """Seconds to wait for other processes that read."""
-
 
 BEYOND = (
     "the write-ahead log of PostgreSQL until it is recycled, its archives, standbys, base backups and dumps: "
@@ -34,21 +39,69 @@ _OLDER = """SELECT count(*) FROM pg_stat_activity
 """The number of transactions that may still see what was deleted."""
 
 
-def beyond(engine: Engine) -> str | None:
-    """Return where deleted rows may be, out of reach of `erase`; None if nowhere."""
-    return BEYOND if engine.dialect.name == "postgresql" else None
+def backup(engine: Engine, revision: str) -> Path | None:
+    """Copy a SQLite database at `revision` beside itself and return the copy; None if the database is not a file.
 
+    The name contains the revision and the time, so an existing file is never replaced.
 
-def erase(engine: Engine) -> str | None:
-    """Remove deleted rows from the database's files; return the obstacle if that is impossible, else None."""
+    Raises:
+        StorageError: the copy cannot be written.
+    """
     file = file_of(engine)
-    if file is not None:
-        return _erase_sqlite(file)
-    if engine.dialect.name == "postgresql":
-        return _erase_postgresql(engine)
-    if engine.url.database in (None, "", ":memory:"):
+    if file is None:
         return None
-    return f"the database {place_of(engine)} cannot rewrite its files"
+    name = f"{file.name}.{revision}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+    partial = file.with_name(f"{name}.partial{_SUFFIX}")
+    path = file.with_name(f"{name}{_SUFFIX}")
+    try:
+        source, target = sqlite3.connect(file), sqlite3.connect(partial)
+        try:
+            source.backup(target)
+            target.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, without a log beside it
+        finally:
+            source.close()
+            target.close()
+        flush(partial)
+        partial.rename(path)  # the time is in its name, and upgrades exclude one another: it replaces nothing
+        flush(path.parent)
+    except (OSError, sqlite3.Error) as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(
+            f"the catalog {file} cannot be copied to {path} before it is upgraded: {error}",
+            "free some space on that disk, then repeat the command",
+        ) from error
+    return path
+
+
+class Files(Transactions):
+    """The part of the catalog that knows the files of its database."""
+
+    def backups(self) -> list[Path]:
+        """Return the copies that upgrades made beside the database, also unfinished ones and SQLite's auxiliary files.
+
+        Empty if the database is not a file.
+        """
+        file = file_of(self.engine)
+        if file is None or not file.parent.is_dir():
+            return []
+        siblings = file.parent.iterdir()
+        return sorted(path for path in siblings if path.name.startswith(f"{file.name}.") and _SUFFIX in path.suffix)
+
+    @property
+    def beyond(self) -> str | None:
+        """The places of deleted rows that `erase` cannot reach, in words; None if there are none."""
+        return BEYOND if self.engine.dialect.name == "postgresql" else None
+
+    def erase(self) -> str | None:
+        """Remove deleted rows from the database's files too; return the obstacle if that is impossible, else None."""
+        file = file_of(self.engine)
+        if file is not None:
+            return _erase_sqlite(file)
+        if self.engine.dialect.name == "postgresql":
+            return _erase_postgresql(self.engine)
+        if self.engine.url.database in (None, "", ":memory:"):
+            return None
+        return f"the database {place_of(self.engine)} cannot rewrite its files"
 
 
 def _erase_sqlite(file: Path) -> str | None:
