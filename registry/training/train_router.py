@@ -11,19 +11,16 @@ import torch
 
 from registry.checkpoint.model_files import read_config
 from registry.composition.trained.trained_parts import NAMED, ROUTERS
-from registry.errors import InvalidInputError
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.work_dirs import resumable
 from registry.runtime.loading import device_name, load_model, load_tokenizer
-from registry.training.announcement import announce
-from registry.training.keep_trained import keep_trained
-from registry.training.parent import Parent, check_copies_differ, check_loaded, open_parent
+from registry.training.parent import check_copies_differ, check_loaded, keep_trained, open_parent
 from registry.training.processes import leading
-from registry.training.settings import TrainSettings
-from registry.training.trainer import Trainer
+from registry.training.router_trainer import RouterTrainer
+from registry.training.settings import TrainSettings, announce
 from registry.training.training_windows import read_windows, shortened
 from registry.workspace import PathLike, Workspace
-from store.arrays import ArraySource, Block
+from store.arrays import ArraySource
 from store.digest import json_digest
 from store.lock import exclusive
 
@@ -81,11 +78,7 @@ def train_router(
         StorageError: the disk is full or refuses.
     """
     with leading() as processes:
-        if processes.count > 1:
-            raise InvalidInputError(
-                f"routers alone train in one process, and a launcher started {processes.count}",
-                "repeat the command without the launcher",
-            )
+        processes.check_alone("routers alone train")
     folder, out = Path(folder).absolute(), Path(out).absolute()
     home, progress = workspace.home, workspace.progress
     parent, members, used = open_parent(workspace, folder, ROUTERS)
@@ -93,58 +86,28 @@ def train_router(
     settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
     candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
     with workspace.reading(*used):
-        windows = read_windows(
-            data,
-            members,
-            load_tokenizer(folder),
-            count=settings.steps * settings.batch_size,
-            seq_len=settings.seq_len,
-            seed=settings.seed,
-        )
-    announce(
-        progress,
-        NAMED[ROUTERS][0],
-        sum(math.prod(stored.shape) for _, stored in parent.gates.values()),
-        steps=settings.steps,
-        tokens=settings.steps * settings.batch_size * settings.seq_len,
-        device=device_name(settings.device),
-    )
+        windows = read_windows(data, members, load_tokenizer(folder), settings)
+    device, count = device_name(settings.device), sum(math.prod(stored.shape) for _, stored in parent.gates.values())
+    announce(progress, NAMED[ROUTERS][0], count, settings, device)
     with exclusive(home.output_lock(out), f"training into {out}"):
         model = load_model(folder, settings.dtype, settings.device)
         check_loaded(parent, model, int(windows.all.ids.max()), len(members))
-        kind = torch.device(device_name(settings.device)).type
-        inputs = settings.document(candidates, kind) | {"data": windows.all.digest}
+        inputs = settings.document(candidates, torch.device(device).type) | {"data": windows.all.digest}
         key = json_digest(["train-router", parent.composed.digest, parent.composed.files, inputs])
         with resumable(home.partial, key, [version.digest for version in used]) as state_path:
-            trainer = Trainer(model, windows, settings, candidates)
+            trainer = RouterTrainer(model, windows, settings, candidates)
             before = trainer.train(state_path, progress)
-            routers = _routers(parent, trainer)
-            after = _loss_as_written(trainer, parent)
-            result = hashlib.sha256(b"".join(block.tobytes() for block in routers.values())).hexdigest()
-            names = {layer: name for layer, (name, _) in parent.gates.items()}
-            tensors = {
-                names[layer]: ArraySource.of(block, parent.dtype_of(names[layer])) for layer, block in routers.items()
-            }
-
-            def document(_: dict[str, str]) -> dict[str, Any]:
-                return inputs | {"routers": result}
-
-            trained = keep_trained(workspace, parent, used, tensors, document, out, replace=force, record=record)
-    held_out = int((windows.all.lengths[windows.held_out] - 1).sum())
-    return Trained(trained.digest, dict(trained.content), before, after, held_out)
-
-
-def _routers(parent: Parent, trainer: Trainer) -> dict[int, Block]:
-    """Return layer → its trained router (E, H), rounded to the dtype of the parent's file."""
-    weights = dict(zip(sorted(parent.gates), trainer.weights(), strict=True))
-    return {
-        layer: to_block(weights[layer].to(torch_dtype(parent.dtype_of(parent.gates[layer][0]))))
-        for layer in sorted(parent.gates)
-    }
-
-
-def _loss_as_written(trainer: Trainer, parent: Parent) -> float:
-    """Return the held-out loss with routers rounded to the dtype of the folder."""
-    for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
-        gate.weight.data.copy_(weight.to(torch_dtype(parent.dtype_of(parent.gates[gate.layer][0]))))
-    return trainer.loss()
+            tensors, result = {}, hashlib.sha256()
+            for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
+                name, _ = parent.gates[gate.layer]
+                rounded = weight.to(torch_dtype(parent.dtype_of(name)))
+                gate.weight.data.copy_(rounded)  # so that the loss is that of what is written
+                block = to_block(rounded)
+                tensors[name] = ArraySource.of(block, parent.dtype_of(name))
+                result.update(block.tobytes())
+            after = trainer.loss()
+            training = inputs | {"routers": result.hexdigest()}
+            trained = keep_trained(
+                workspace, parent, used, tensors, lambda _: training, out, replace=force, record=record
+            )
+    return Trained(trained.digest, dict(trained.content), before, after, windows.predicted)

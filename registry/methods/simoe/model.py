@@ -56,7 +56,7 @@ class Simoe(nn.Module):
         row = torch.randn((settings.experts, size), generator=draw) * size**-0.5
         self.router = nn.Parameter(row.to(device))
         self.multiplier = nn.Parameter(torch.zeros(1), requires_grad=False)  # of no gradient, and saved with the others
-        self.record = nn.Parameter(torch.zeros(settings.weights.steps, len(CURVES)), requires_grad=False)
+        self.record = nn.Parameter(torch.zeros(settings.steps, len(CURVES)), requires_grad=False)
         self._gates: Sequence[Tensor] = ()
         self._masks: Tensor | None = None
         for number, layer in enumerate(layers):
@@ -94,6 +94,15 @@ class Simoe(nn.Module):
         value = next_multiplier(float(self.multiplier), sparsity, self.settings.sparsity, self.settings.dual_lr)
         self.multiplier.fill_(value)
         self.record[step - 1] = torch.tensor([sparsity, float(gate_overlap(self.log_alpha)), value])
+
+    def decays(self, part: nn.Parameter) -> bool:
+        """Tell whether weight decay applies to a weight: to D."""
+        return any(part is delta for delta in self.deltas)
+
+    def rate_of(self, part: nn.Parameter) -> float:
+        """Return the highest learning rate of a weight."""
+        is_gate = part is self.log_alpha or part is self.router
+        return self.settings.gate_lr if is_gate else self.settings.lr
 
     def final(self) -> tuple[Bool[Tensor, "n R"], int]:
         """Return the masks that stay, and the number of gates that were closed for the sparsity."""

@@ -1,10 +1,10 @@
 """Windows of a soup's training: each step's come from a random mixture of the domains (algorithm 2).
 
-Shapes: k domains, T steps, B windows of a step, N windows, M held-out ones, H hidden size.
+Shapes: k domains, T steps, B windows of a step or a batch, N windows, M held-out ones, H hidden size.
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,17 @@ class SoupWindows(Windows):
         """Return the order of the windows: their places are drawn already."""
         return torch.arange(len(self.training))
 
+    def inputs(self, place: int) -> dict[str, Tensor]:
+        """Return the domain weights of the step of window `place` of all steps."""
+        step = place // (len(self.training) // len(self.domain_weights))
+        return {"domain_weights": self.domain_weights[step].float()}
+
+    def held_out_batches(self, size: int) -> Iterator[tuple[Int64[Tensor, "B"], dict[str, Tensor]]]:
+        """Yield the numbers of held-out windows of one domain after the other, with all weight on the domain."""
+        for domain, alone in enumerate(torch.eye(self.domain_weights.shape[1])):
+            for numbers in self.held_out[self.held_out_domains == domain].split(size):
+                yield numbers, {"domain_weights": alone.expand(len(numbers), -1)}
+
 
 def read_soup_windows(
     domains: Mapping[str, Corpus],
@@ -65,9 +76,8 @@ def read_soup_windows(
         CalibrationError: a domain has no text, or a token is beyond the model's vocabulary.
     """
     draw = torch.Generator().manual_seed(settings.seed)
-    weights = settings.weights
-    mixtures = draw_domain_weights(len(domains), settings.support_of(len(domains)), weights.steps, draw)
-    drawn = draw_domains(mixtures, weights.batch_size * weights.accumulate, draw).flatten()  # (T, B) → (T B,)
+    mixtures = draw_domain_weights(len(domains), settings.support_of(len(domains)), settings.steps, draw)
+    drawn = draw_domains(mixtures, settings.batch_size * settings.accumulate, draw).flatten()  # (T, B) → (T B,)
     training, held_out, owners = torch.zeros_like(drawn), [], []
     parts: list[Calibration] = []
     starts = [0]

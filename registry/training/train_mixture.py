@@ -1,37 +1,43 @@
 """Training of a composed mixture's weights on text, into a new folder."""
 
-import importlib.util
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from registry.checkpoint.model_files import read_config
 from registry.composition.trained.trained_parts import NAMED, PROJECTORS, ROUTERS
-from registry.errors import InvalidInputError, StorageError
+from registry.errors import InvalidInputError
 from registry.hosts.host import NORM_TOPK_PROB
-from registry.io.dtypes import AUTO
 from registry.io.work_dirs import resumable, temporary
-from registry.runtime.loading import device_name, load_tokenizer
-from registry.runtime.upcast import is_fast
-from registry.training.announcement import announce
+from registry.progress import Progress
+from registry.runtime.loading import load_model, load_tokenizer
+from registry.training.from_base import check_libraries
 from registry.training.job import Job
-from registry.training.keep_trained import keep_trained
-from registry.training.mixture.mixture_settings import TOP_K, MixtureTraining
-from registry.training.mixture.mixture_weights import changed_tensors, trained_weights
-from registry.training.mixture.projector_weights import changed_projectors, check_projectors, projector_weights
-from registry.training.mixture.run_mixture_training import load_mixture, run_mixture_training
-from registry.training.parent import Parent, check_loaded, open_parent
-from registry.training.processes import Processes, leading
+from registry.training.mixture_weights import (
+    BalanceLoss,
+    changed_tensors,
+    check_projectors,
+    let_train,
+    trained_weights,
+)
+from registry.training.parent import Parent, check_loaded, keep_trained, open_parent
+from registry.training.processes import Processes, leading, own_device
+from registry.training.settings import MixtureTraining, announce
+from registry.training.sharding import gather, load_whole, shard
 from registry.training.train_router import Trained, train_router
 from registry.training.training_windows import read_windows, shortened
-from registry.training.weight_trainer import curve
+from registry.training.weight_trainer import Losses, WeightTrainer, curve, device_and_dtype
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
 from store.lock import exclusive
+
+TOP_K = 2
+"""Least experts per token of a mixture whose weights train: the weight of a single one is 1, without a gradient."""
 
 
 def train_mixture(
@@ -86,45 +92,22 @@ def _train(
     force: bool,
     record: bool,
 ) -> Trained:
-    if importlib.util.find_spec("accelerate") is None:
-        raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
+    check_libraries()
     home, progress = workspace.home, workspace.progress
     parent, members, used = open_parent(workspace, folder, settings.train)
     if settings.train == PROJECTORS:
         check_projectors(parent)
-        if processes.count > 1:
-            raise InvalidInputError(
-                f"projectors train in one process, and a launcher started {processes.count}",
-                "repeat the command without the launcher",
-            )
+        processes.check_alone("projectors train")
     else:
         _check_has_gradient(parent, len(members))
     settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))  # and the steps that it gives
-    weights, seq_len = settings.weights, settings.seq_len
-    device = device_name(weights.device)
     with workspace.reading(*used):
-        windows = read_windows(
-            data,
-            members,
-            load_tokenizer(folder),
-            count=weights.steps * weights.batch_size * weights.accumulate,
-            seq_len=seq_len,
-            seed=weights.seed,
-        )
-    announce(
-        progress,
-        NAMED[settings.train][0],
-        projector_weights(parent) if settings.train == PROJECTORS else trained_weights(parent, settings.train),
-        steps=weights.steps,
-        tokens=weights.steps * weights.batch_size * weights.accumulate * seq_len,
-        device=device,
-        processes=processes.count,
-    )
+        windows = read_windows(data, members, load_tokenizer(folder), settings.weights)
+    device, dtype = device_and_dtype(settings.weights)
+    count = trained_weights(parent, settings.train)
+    announce(progress, NAMED[settings.train][0], count, settings.weights, device, processes.count)
     holds = [version.digest for version in used]
-    dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if weights.dtype == AUTO else weights.dtype
-    inputs = settings.document(seq_len, torch.device(device).type, dtype, processes.count) | {
-        "data": windows.all.digest
-    }
+    inputs = settings.document(torch.device(device).type, dtype, processes.count) | {"data": windows.all.digest}
     key = json_digest(["train", parent.composed.digest, parent.composed.files, inputs])
     with ExitStack() as stack:
         stack.enter_context(exclusive(home.output_lock(out), f"training into {out}"))
@@ -135,17 +118,60 @@ def _train(
         model = load_mixture(job, processes)
         check_loaded(parent, model, int(windows.all.ids.max()), len(members))
         whole, losses = run_mixture_training(job, model, processes, state_path, scratch, progress)
-        if settings.train == PROJECTORS:
-            tensors = changed_projectors(model, parent)
-        else:
-            tensors = changed_tensors(model, parent, settings.train, scratch, whole)
+        tensors = changed_tensors(model, parent, settings.train, scratch, whole)
 
         def document(digests: dict[str, str]) -> dict[str, Any]:
             return inputs | curve(losses) | {"tensors": digests}
 
         trained = keep_trained(workspace, parent, used, tensors, document, out, replace=force, record=record)
-    held_out = int((windows.all.lengths[windows.held_out] - 1).sum())
-    return Trained(trained.digest, dict(trained.content), losses.before, losses.after, held_out)
+    return Trained(trained.digest, dict(trained.content), losses.before, losses.after, windows.predicted)
+
+
+def load_mixture(job: Job, processes: Processes) -> Any:
+    """Load the mixture of a job; if it is to be sharded, with weights in the main process alone.
+
+    Raises:
+        CheckpointError: it does not load.
+        InvalidInputError: the device cannot be used.
+    """
+    device = own_device(job.device)
+    return load_whole(job.folder, processes) if job.settings.fsdp else load_model(job.folder, "float32", device)
+
+
+def run_mixture_training(
+    job: Job, model: Any, processes: Processes, state_path: Path | None, scratch: Path, progress: Progress
+) -> tuple[dict[str, Tensor], Losses]:
+    """Train a loaded mixture in place; return its weights by name if they are sharded, else none, and the losses.
+
+    Args:
+        job: the training.
+        model: the mixture.
+        processes: the processes that train together; sharded weights are returned in the main one alone.
+        state_path: the file of states; None to save none, and in workers.
+        scratch: a folder for temporary files.
+        progress: reports steps.
+
+    Raises:
+        InvalidInputError: a loss is not finite.
+        StorageError: the disk is full or refuses.
+    """
+    settings = job.settings
+    let_train(model, settings.train)
+    if settings.fsdp:
+        shard(model, processes, job.device)
+    balance = None if settings.train == PROJECTORS else BalanceLoss(model, settings.load_balance)
+    trainer = WeightTrainer(
+        model,
+        [part for part in model.parameters() if part.requires_grad],
+        job.windows,
+        settings.weights,
+        job.dtype == "bfloat16",
+        balance.take if balance else None,
+        processes,
+    )
+    with balance.recorded() if balance else nullcontext():
+        losses = trainer.train(state_path, scratch, progress)
+    return gather(model, scratch / "gathered.safetensors", processes) if settings.fsdp else {}, losses
 
 
 def _check_has_gradient(parent: Parent, members: int) -> None:

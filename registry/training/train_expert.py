@@ -1,43 +1,35 @@
 """Training of an expert from its base model, and its registration."""
 
-import importlib.util
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from registry.calibration import Calibration, Corpus, random_places
-from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.calibration import Corpus
+from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES, ROUTER_FILE
-from registry.checkpoint.open import open_checkpoint
+from registry.checkpoint.model_files import EXPERT_TRAINING, ROUTER_FILE
 from registry.checkpoint.trained_files import pack_rows
-from registry.checkpoint.version_files import StoredWeights
-from registry.composition.dense import write_dense
-from registry.errors import InvalidInputError, StorageError
-from registry.io.dtypes import AUTO
-from registry.io.model_folder import check_output, fresh_folder, write_files, write_weights
+from registry.errors import InvalidInputError
+from registry.io.model_folder import check_output
 from registry.io.work_dirs import resumable, temporary
-from registry.member import load_member
 from registry.names.reference import check_name, require_list
 from registry.names.resolve import check_name_is_free
-from registry.progress import remark
+from registry.progress import Progress
 from registry.registration import Registration, RegistrationRequest, open_candidate, register_expert
-from registry.runtime.loading import device_name, load_tokenizer
-from registry.runtime.upcast import is_fast
+from registry.runtime.loading import load_model, load_tokenizer
 from registry.statistics.settings import PassSettings
-from registry.training.announcement import announce
-from registry.training.expert.expert_settings import ExpertTraining, TrainingText
-from registry.training.expert.initial_rows import WINDOWS as INITIAL
-from registry.training.expert.run_training import run_training
-from registry.training.expert.trainable import Trainable, trained_weights
+from registry.training.coordinated import WINDOWS, begin_rows
+from registry.training.from_base import check_libraries, opened_base, write_checkpoint
 from registry.training.job import Job
-from registry.training.processes import Processes, leading
-from registry.training.training_paths import base_version
-from registry.training.training_windows import HELD_OUT, Windows, check_vocabulary, make_windows, shortened
-from registry.training.weight_trainer import Losses, curve
+from registry.training.processes import Processes, leading, own_device
+from registry.training.settings import ExpertTraining, TrainingText, announce
+from registry.training.sharding import load_whole, shard
+from registry.training.trainable import Trainable, trained_weights
+from registry.training.training_windows import HELD_OUT, draw_windows, make_windows, remark_repeats, shortened
+from registry.training.weight_trainer import Losses, WeightTrainer, device_and_dtype, training_document
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
 from store.lock import exclusive
@@ -143,8 +135,7 @@ def _check(
             "add --coordinate, or drop --public-data",
         )
     Corpus([*files, *public], None)  # refuses what is no file before a weight is read
-    if importlib.util.find_spec("accelerate") is None:
-        raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
+    check_libraries()
     if out is None:
         workspace.check_owner()
         check_name_is_free(workspace.catalog, name, "expert")
@@ -164,18 +155,16 @@ def _trained(
     """Write the trained checkpoint to `target`, and return its document, losses, and number of held-out tokens."""
     progress, home = workspace.progress, workspace.home
     settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, progress))
-    device = device_name(settings.device)
-    announce(
-        progress,
-        settings.trained_part(checkpoint.label),
-        trained_weights(checkpoint, settings),
-        steps=settings.steps,
-        tokens=settings.steps * settings.batch_size * settings.accumulate * settings.seq_len,
-        device=device,
-        processes=processes.count,
-    )
-    windows, public = _windows(checkpoint, text, settings, workspace)
-    dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if settings.dtype == AUTO else settings.dtype
+    device, dtype = device_and_dtype(settings)
+    count = trained_weights(checkpoint, settings)
+    announce(progress, settings.trained_part(checkpoint.label), count, settings, device, processes.count)
+    tokenizer, vocabulary = load_tokenizer(checkpoint.folder), checkpoint.architecture.vocab_size
+    own = draw_windows([Path(file) for file in text.own], tokenizer, vocabulary, settings)
+    public = None
+    if text.public:
+        public = draw_windows([Path(file) for file in text.public], tokenizer, vocabulary, settings, WINDOWS)
+    windows = make_windows([own], settings.seq_len, settings.seed)
+    remark_repeats(progress, windows, settings.windows + HELD_OUT)
     hashed = hash_checkpoint(checkpoint, progress)
     inputs = settings.document(device, dtype, processes.count) | {"data": windows.all.digest, "base": hashed.weights}
     if public is not None:
@@ -186,71 +175,49 @@ def _trained(
         job = Job("expert", checkpoint.folder, settings, device, dtype, windows, public)
         job.send(processes)
         trainable, losses = run_training(job, checkpoint, processes, state_path, scratch, progress)
-        document = _document(inputs, losses)
-        with exclusive(home.output_lock(target), f"training into {target}"):
-            _write(target, trainable, hashed, document, workspace)
-    return document, losses, int((windows.all.lengths[windows.held_out] - 1).sum())
-
-
-def _write(
-    target: Path, trainable: Trainable, hashed: HashedCheckpoint, document: Mapping[str, Any], workspace: Workspace
-) -> None:
-    streams = list(trainable.streams(hashed))
-    nbytes = sum(stream.nbytes for stream in streams)
-    with fresh_folder(target, replace=None, nbytes=nbytes) as folder:
-        with workspace.progress("writing", nbytes, "B") as advance:
-            write_weights(folder, streams, advance)
-        files = {name: data for name, data in hashed.files.items() if name not in OWN_FILES}
-        files[EXPERT_TRAINING] = json.dumps(document, indent=2).encode()
+        document = training_document(inputs, losses)
+        files = {EXPERT_TRAINING: json.dumps(document, indent=2).encode()}
         if (rows := trainable.rows(hashed)) is not None:
             files[ROUTER_FILE] = pack_rows(rows)
-        write_files(folder, files)
+        with exclusive(home.output_lock(target), f"training into {target}"):
+            write_checkpoint(target, hashed, list(trainable.streams(hashed)), files, progress=progress)
+    return document, losses, windows.predicted
 
 
-def _windows(
-    checkpoint: Checkpoint, text: TrainingText, settings: ExpertTraining, workspace: Workspace
-) -> tuple[Windows, Calibration | None]:
-    """Return the windows to train on, and those of public text if there is any."""
-    tokenizer = load_tokenizer(checkpoint.folder)
-    count = settings.steps * settings.batch_size * settings.accumulate + HELD_OUT
+def run_training(
+    job: Job, checkpoint: Checkpoint, processes: Processes, state_path: Path | None, scratch: Path, progress: Progress
+) -> tuple[Trainable, Losses]:
+    """Train, and return the weights and the losses; weights that are sharded are whole in the main process alone.
 
-    def windows_of(files: Sequence[PathLike], count: int) -> Calibration:
-        size, corpus = settings.seq_len, Corpus([Path(file) for file in files], tokenizer)
-        found = random_places(corpus, tokenizer, tokens=count * size, seq_len=size, seed=settings.seed)
-        check_vocabulary(found, checkpoint.architecture.vocab_size, found.label)
-        return found
-
-    calibration = windows_of(text.own, count)
-    public = windows_of(text.public, INITIAL) if text.public else None
-    windows = make_windows([calibration], settings.seq_len, settings.seed)
-    passes = count / max(1, len(windows.training))
-    if passes >= 2:
-        remark(
-            workspace.progress, f"{calibration.label} is read {passes:.1f} times: it has fewer tokens than asked for"
-        )
-    return windows, public
-
-
-def _document(inputs: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
-    """Return the content of `expert_training.json`."""
-    return {"format": 1, "training": dict(inputs)} | curve(losses)
-
-
-@contextmanager
-def opened_base(workspace: Workspace, base: PathLike) -> Iterator[tuple[Checkpoint, tuple[str, ...]]]:
-    """Open a base model as a folder; yield it and the digests of the registered versions that it comes from.
+    Args:
+        job: the training.
+        checkpoint: the base model, in the job's folder.
+        processes: the processes that train together.
+        state_path: the file of states; None to save none, and in workers.
+        scratch: a folder for temporary files.
+        progress: reports steps.
 
     Raises:
-        NotFoundError: there is no such base model.
-        CheckpointError: it is not a checkpoint of a known family.
+        CheckpointError: the base model cannot be trained here.
+        CalibrationError: the mean of a text is zero or not finite.
+        InvalidInputError: a loss is not finite, or the device cannot be used.
+        StorageError: the disk is full or refuses, or a library is not installed.
     """
-    version = base_version(workspace.catalog, base)
-    if version is None:
-        with open_checkpoint(base, workspace.home.merged, progress=workspace.progress) as checkpoint:
-            yield checkpoint, ()
-        return
-    holds = StoredWeights(workspace, version).registered_as
-    with temporary(workspace.home.merged, holds, prefix="training-") as scratch, workspace.reading(version):
-        folder = scratch / "base"
-        write_dense([load_member(workspace, version)], folder, workspace.progress)
-        yield Checkpoint(folder, label=version.ref, remote_code=True), holds
+    settings, windows, device = job.settings, job.windows, own_device(job.device)
+    if settings.fsdp:
+        model = load_whole(checkpoint.folder, processes)
+    else:
+        model = load_model(checkpoint.folder, "float32", device)
+    trainable = Trainable(model, checkpoint, settings)
+    if settings.fsdp:
+        shard(trainable.model, processes, device)
+    if job.public is not None:
+        own, public = windows.take(windows.training[:WINDOWS]), (job.public.ids.long(), job.public.keep)
+        begin_rows(trainable.model, trainable.layers, own, public, settings.batch_size, processes)
+    trainer = WeightTrainer(
+        trainable.model, trainable.parameters, windows, settings, job.dtype == "bfloat16", processes=processes
+    )
+    losses = trainer.train(state_path, scratch, progress)
+    if settings.fsdp:
+        trainable.gather(scratch / "trained.safetensors", processes)
+    return trainable, losses
