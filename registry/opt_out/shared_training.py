@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from store.catalog import VersionRecord
 
+SHARED = {"soup": "soup", "simoe": "delta"}
+"""What versions of one training store of it → its key of the digest of the shared weights; a base model is them itself."""
+
 
 def trained_together(
     versions: Sequence[VersionRecord], active: Callable[[], Iterable[VersionRecord]]
@@ -26,9 +29,7 @@ def _shared_of(version: VersionRecord) -> str | None:
 
     None of a version that is in neither, and of one that was purged.
     """
-    content = version.content or {}
-    if "simoe" in content:
-        return str(content["simoe"]["delta"])
-    if "soup" not in content:
-        return None
-    return version.digest if version.kind == "base" else str(content["soup"].get("soup"))
+    for kind, shared in SHARED.items():
+        if document := (version.content or {}).get(kind):
+            return str(document.get(shared, version.digest))
+    return None

@@ -247,6 +247,7 @@ class _Fit:
     ) -> None:
         self._names, self._weights, self._model = plan.names, weights, model
         self._windows, self._settings = windows, settings
+        self._numbers = windows.used(settings.steps * settings.batch_size).split(settings.batch_size)
         self._coefficients = torch.full((len(plan.names),), 1 / len(plan.names), dtype=torch.float64)
         self._optimiser = torch.optim.Adam([self._coefficients], lr=settings.lr)
         self._good: Tensor | None = None
@@ -294,7 +295,7 @@ class _Fit:
         """Return the state after one more step."""
         before = self._coefficients.clone()
         self._weights.set(before.tolist())
-        loss, gradient = self._weights.gradient(*self._windows.batch(state.step, self._settings.batch_size))
+        loss, gradient = self._weights.gradient(*self._windows.take(self._numbers[state.step]))
         if not (math.isfinite(loss) and bool(torch.isfinite(gradient).all())):
             what = "its gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
             raise self._not_finite(f"{what} in step {state.step + 1}")

@@ -16,7 +16,6 @@ from registry.errors import CalibrationError, CheckpointError, ConflictError, In
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.member import Member, copies_of, load_member
 from registry.names.resolve import by_digest
-from registry.progress import Progress
 from registry.runtime.gates import GATE, gates
 from registry.workspace import Workspace
 from store.arrays import ArraySource, digest_of
@@ -60,20 +59,26 @@ class Parent:
         return weight_source(name, self.tensors[name], str(self.folder))
 
 
-def read_parent(folder: Path, part: str, progress: Progress) -> Parent:
-    """Read a composed folder, and check the digest of every file.
+def open_parent(workspace: Workspace, folder: Path, part: str) -> tuple[Parent, list[Member], list[VersionRecord]]:
+    """Check the folder of a training; return the folder, its members, and all versions used.
+
+    The members are in the order of the experts; versions are these and the base model, if it took part.
 
     Args:
-        folder: the folder.
+        workspace: the registry of the members.
+        folder: the composed folder.
         part: what is to be trained, a key of `NAMED`.
-        progress: reports the bytes read.
 
     Raises:
-        CheckpointError: the folder was not composed by this program, or was changed since.
+        CheckpointError: `folder` was not composed by this program, or was changed since.
+        NotFoundError: a member is not registered here.
+        ConflictError: a member was opted out.
         InvalidInputError: it has no such part, or its routers read nothing of the stream: there is nothing to train.
     """
+    workspace.check_owner()
     composed = ComposedFolder.read(folder)
-    recipe = composed.manifest.recipe
+    manifest = composed.manifest
+    recipe = manifest.recipe
     if recipe.output.has_projectors and part != PROJECTORS:
         raise InvalidInputError(
             f"{folder} has members of several architectures: its projectors and its router train, and nothing else of "
@@ -91,34 +96,12 @@ def read_parent(folder: Path, part: str, progress: Progress) -> Parent:
             "the text so far, and nothing of the stream",
             "compose another folder to train: reg compose --experts … --router ridge --out DIR",
         )
-    composed.check(progress)
+    composed.check(workspace.progress)
     parent = Parent(composed, stored_tensors(composed))
     for name, stored in parent.gates.values():
         if NAMES.get(stored.dtype) not in WEIGHT_DTYPES or len(stored.shape) != 2:
             raise CheckpointError(f"{stored.file}: {name} is not a router's weight", COMPOSE_AGAIN)
-    return parent
-
-
-def open_parent(workspace: Workspace, folder: Path, part: str) -> tuple[Parent, list[Member], list[VersionRecord]]:
-    """Check the folder of a training; return the folder, its members, and all versions used.
-
-    The members are in the order of the experts; versions are these and the base model, if it took part.
-
-    Args:
-        workspace: the registry of the members.
-        folder: the composed folder.
-        part: what is to be trained, a key of `NAMED`.
-
-    Raises:
-        CheckpointError: `folder` was not composed by this program, or was changed since.
-        NotFoundError: a member is not registered here.
-        ConflictError: a member was opted out.
-        InvalidInputError: there is nothing to train.
-    """
-    workspace.check_owner()
-    parent = read_parent(folder, part, workspace.progress)
-    manifest = parent.composed.manifest
-    holder = str(folder), parent.composed.digest
+    holder = str(folder), composed.digest
     used = [by_digest(workspace.catalog, ref.name, ref.digest, *holder) for ref in manifest.versions]
     if manifest.from_base is not None:
         return parent, copies_of(load_member(workspace, used[0]), manifest.from_base), used

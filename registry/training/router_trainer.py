@@ -59,6 +59,7 @@ class RouterTrainer:
         self._optimiser = torch.optim.AdamW(
             self._changes, lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay
         )
+        self._numbers = windows.used(settings.windows).split(settings.batch_size)
         self._balance: list[Tensor] = []
 
     def weights(self) -> list[Float32[Tensor, "E H"]]:
@@ -115,7 +116,7 @@ class RouterTrainer:
     def _step(self, step: int) -> float:
         for group in self._optimiser.param_groups:
             group["lr"] = self.settings.rate(step)
-        ids, keep = self.windows.batch(step, self.settings.batch_size)
+        ids, keep = self.windows.take(self._numbers[step])
         self._balance.clear()
         loss = next_token_loss(self.model, ids, keep, "mean")
         value = float(loss.detach())

@@ -65,20 +65,10 @@ def train_expert(
     annotations: Annotations | None = None,
     keep_calibration: bool = False,
 ) -> TrainedExpert:
-    """Train an expert from a base model, and register it, or write its checkpoint to `out`.
+    """Train an expert from a base model, and register it or write it to `out` (arguments as `Registry.train_expert`).
 
     An interrupted training continues when it is started again; on one machine with one number of threads and of
     processes, it gives the same bytes. Under a launcher this is for the main process (`training.processes`).
-
-    Args:
-        workspace: the registry.
-        name: the expert's name.
-        base: a registered base model or expert, a folder, or `hf://ORG/NAME[@REVISION]`.
-        text: files of text; public ones only with `settings.coordinate`.
-        settings: the settings of the training.
-        out: a folder to write the checkpoint to, instead of registering it; absent or empty.
-        annotations: tags, license and alias of the version.
-        keep_calibration: store the calibration tokens too.
 
     Raises:
         CheckpointError: the base model cannot be trained here.
@@ -159,10 +149,8 @@ def _trained(
     count = trained_weights(checkpoint, settings)
     announce(progress, settings.trained_part(checkpoint.label), count, settings, device, processes.count)
     tokenizer, vocabulary = load_tokenizer(checkpoint.folder), checkpoint.architecture.vocab_size
-    own = draw_windows([Path(file) for file in text.own], tokenizer, vocabulary, settings)
-    public = None
-    if text.public:
-        public = draw_windows([Path(file) for file in text.public], tokenizer, vocabulary, settings, WINDOWS)
+    own = draw_windows(text.own, tokenizer, vocabulary, settings)
+    public = draw_windows(text.public, tokenizer, vocabulary, settings, WINDOWS) if text.public else None
     windows = make_windows([own], settings.seq_len, settings.seed)
     remark_repeats(progress, windows, settings.windows + HELD_OUT)
     hashed = hash_checkpoint(checkpoint, progress)

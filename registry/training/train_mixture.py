@@ -1,8 +1,10 @@
-"""Training of a composed mixture's weights on text, into a new folder."""
+"""Training of a composed folder on text, into a new folder: of its routers alone, or of its weights."""
 
+import hashlib
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from registry.checkpoint.model_files import read_config
 from registry.composition.trained.trained_parts import NAMED, PROJECTORS, ROUTERS
 from registry.errors import InvalidInputError
 from registry.hosts.host import NORM_TOPK_PROB
+from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.work_dirs import resumable, temporary
 from registry.progress import Progress
-from registry.runtime.loading import load_model, load_tokenizer
+from registry.runtime.loading import device_name, load_model, load_tokenizer
 from registry.training.from_base import check_libraries
 from registry.training.job import Job
 from registry.training.mixture_weights import (
@@ -25,19 +28,90 @@ from registry.training.mixture_weights import (
     let_train,
     trained_weights,
 )
-from registry.training.parent import Parent, check_loaded, keep_trained, open_parent
+from registry.training.parent import Parent, check_copies_differ, check_loaded, keep_trained, open_parent
 from registry.training.processes import Processes, leading, own_device
-from registry.training.settings import MixtureTraining, announce
+from registry.training.router_trainer import RouterTrainer
+from registry.training.settings import MixtureTraining, TrainSettings, announce
 from registry.training.sharding import gather, load_whole, shard
-from registry.training.train_router import Trained, train_router
 from registry.training.training_windows import read_windows, shortened
 from registry.training.weight_trainer import Losses, WeightTrainer, curve, device_and_dtype
 from registry.workspace import PathLike, Workspace
+from store.arrays import ArraySource
 from store.digest import json_digest
 from store.lock import exclusive
 
 TOP_K = 2
 """Least experts per token of a mixture whose weights train: the weight of a single one is 1, without a gradient."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a training.
+
+    Attributes:
+        digest: the digest of the trained composition.
+        document: the document that the digest covers.
+        before: language-model loss (nats per token) on held-out windows with the parent's routers.
+        after: the same loss with the trained routers, as written.
+        tokens: the number of tokens that the losses are averaged over.
+    """
+
+    digest: str
+    document: dict[str, Any]
+    before: float
+    after: float
+    tokens: int
+
+
+def train_router(
+    workspace: Workspace,
+    folder: PathLike,
+    out: PathLike,
+    data: Sequence[str],
+    settings: TrainSettings,
+    *,
+    force: bool = False,
+    record: bool = True,
+) -> Trained:
+    """Train the routers of the composed `folder` (arguments as `Registry.train_router`, errors as `train_mixture`).
+
+    An interrupted training continues when it is started again, and gives the same bytes. On one machine with one number
+    of threads, equal inputs give equal bytes.
+    """
+    with leading() as processes:
+        processes.check_alone("routers alone train")
+    folder, out = Path(folder).absolute(), Path(out).absolute()
+    home, progress = workspace.home, workspace.progress
+    parent, members, used = open_parent(workspace, folder, ROUTERS)
+    check_copies_differ(workspace, parent)
+    settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
+    candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
+    with workspace.reading(*used):
+        windows = read_windows(data, members, load_tokenizer(folder), settings)
+    device, count = device_name(settings.device), sum(math.prod(stored.shape) for _, stored in parent.gates.values())
+    announce(progress, NAMED[ROUTERS][0], count, settings, device)
+    with exclusive(home.output_lock(out), f"training into {out}"):
+        model = load_model(folder, settings.dtype, settings.device)
+        check_loaded(parent, model, int(windows.all.ids.max()), len(members))
+        inputs = settings.document(candidates, torch.device(device).type) | {"data": windows.all.digest}
+        key = json_digest(["train-router", parent.composed.digest, parent.composed.files, inputs])
+        with resumable(home.partial, key, [version.digest for version in used]) as state_path:
+            trainer = RouterTrainer(model, windows, settings, candidates)
+            before = trainer.train(state_path, progress)
+            tensors, result = {}, hashlib.sha256()
+            for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
+                name, _ = parent.gates[gate.layer]
+                rounded = weight.to(torch_dtype(parent.dtype_of(name)))
+                gate.weight.data.copy_(rounded)  # so that the loss is that of what is written
+                block = to_block(rounded)
+                tensors[name] = ArraySource.of(block, parent.dtype_of(name))
+                result.update(block.tobytes())
+            after = trainer.loss()
+            training = inputs | {"routers": result.hexdigest()}
+            trained = keep_trained(
+                workspace, parent, used, tensors, lambda _: training, out, replace=force, record=record
+            )
+    return Trained(trained.digest, dict(trained.content), before, after, windows.predicted)
 
 
 def train_mixture(
@@ -50,19 +124,10 @@ def train_mixture(
     force: bool = False,
     record: bool = True,
 ) -> Trained:
-    """Train weights of the composed `folder`, and write the trained composition to `out`.
+    """Train weights of a composed folder, and write the trained composition to `out` (arguments as `Registry.train`).
 
     An interrupted training continues when it is started again; on one machine with one number of threads and of
     processes, it gives the same bytes. Under a launcher this is for the main process (`training.processes`).
-
-    Args:
-        workspace: the registry of the members.
-        folder: a composed folder; its members must be registered and active.
-        out: the folder to write; absent, empty, or with `force` an earlier composition other than `folder`.
-        data: files of text, or members whose calibration tokens were kept.
-        settings: the settings of the training.
-        force: allow `out` to be an earlier composition.
-        record: store the tensors that change, and record the composition in the catalog.
 
     Raises:
         OutputError: `out` cannot be written to.
@@ -73,43 +138,31 @@ def train_mixture(
         InvalidInputError: routers would get no gradient, there is nothing to train, or a loss is not finite.
         StorageError: the disk is full or refuses, or a library is not installed.
     """
-    with leading() as processes:
-        if settings.train == ROUTERS:
-            return train_router(workspace, folder, out, data, settings.routers, force=force, record=record)
-        settings.weights.check_processes(processes.count)
-        return _train(
-            workspace, Path(folder).absolute(), Path(out).absolute(), data, settings, processes, force, record
-        )
-
-
-def _train(
-    workspace: Workspace,
-    folder: Path,
-    out: Path,
-    data: Sequence[str],
-    settings: MixtureTraining,
-    processes: Processes,
-    force: bool,
-    record: bool,
-) -> Trained:
-    check_libraries()
+    if settings.train == ROUTERS:
+        return train_router(workspace, folder, out, data, settings.routers, force=force, record=record)
+    folder, out = Path(folder).absolute(), Path(out).absolute()
     home, progress = workspace.home, workspace.progress
-    parent, members, used = open_parent(workspace, folder, settings.train)
-    if settings.train == PROJECTORS:
-        check_projectors(parent)
-        processes.check_alone("projectors train")
-    else:
-        _check_has_gradient(parent, len(members))
-    settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))  # and the steps that it gives
-    with workspace.reading(*used):
-        windows = read_windows(data, members, load_tokenizer(folder), settings.weights)
-    device, dtype = device_and_dtype(settings.weights)
-    count = trained_weights(parent, settings.train)
-    announce(progress, NAMED[settings.train][0], count, settings.weights, device, processes.count)
-    holds = [version.digest for version in used]
-    inputs = settings.document(torch.device(device).type, dtype, processes.count) | {"data": windows.all.digest}
-    key = json_digest(["train", parent.composed.digest, parent.composed.files, inputs])
     with ExitStack() as stack:
+        processes = stack.enter_context(leading())
+        settings.weights.check_processes(processes.count)
+        check_libraries()
+        parent, members, used = open_parent(workspace, folder, settings.train)
+        if settings.train == PROJECTORS:
+            check_projectors(parent)
+            processes.check_alone("projectors train")
+        else:
+            _check_has_gradient(parent, len(members))
+        settings = replace(
+            settings, seq_len=shortened(settings.seq_len, folder, progress)
+        )  # and the steps that it gives
+        with workspace.reading(*used):
+            windows = read_windows(data, members, load_tokenizer(folder), settings.weights)
+        device, dtype = device_and_dtype(settings.weights)
+        count = trained_weights(parent, settings.train)
+        announce(progress, NAMED[settings.train][0], count, settings.weights, device, processes.count)
+        holds = [version.digest for version in used]
+        inputs = settings.document(torch.device(device).type, dtype, processes.count) | {"data": windows.all.digest}
+        key = json_digest(["train", parent.composed.digest, parent.composed.files, inputs])
         stack.enter_context(exclusive(home.output_lock(out), f"training into {out}"))
         state_path = stack.enter_context(resumable(home.partial, key, holds))
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))

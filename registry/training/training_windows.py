@@ -20,6 +20,7 @@ from registry.io.torch_blocks import to_tensor
 from registry.member import Member
 from registry.progress import Progress, remark
 from registry.training.settings import TrainSettings, WeightTraining
+from registry.workspace import PathLike
 
 HELD_OUT = 32
 """Most windows that are held out to measure the loss; never more than a tenth of all."""
@@ -43,13 +44,10 @@ class Windows:
     held_out: Int64[Tensor, "M"]
     seed: int
 
-    def batch(self, step: int, size: int) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
-        """Return (ids, keep) of a step: windows in a seeded order, each used once before any is used again."""
-        count = len(self.training)
-        positions = range(step * size, (step + 1) * size)  # in the orders of all epochs, one after the other
-        orders = {epoch: self.order(epoch) for epoch in {position // count for position in positions}}
-        numbers = [self.training[orders[position // count][position % count]] for position in positions]
-        return self.take(torch.stack(numbers))
+    def used(self, count: int) -> Int64[Tensor, "count"]:
+        """Return the numbers of the first windows of a training, in a seeded order: all once before any again."""
+        epochs = range(-(-count // len(self.training)))
+        return torch.cat([self.training[self.order(epoch)] for epoch in epochs])[:count]
 
     def take(self, numbers: Int64[Tensor, "B"]) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
         """Return (ids, keep) of some windows; keep is False at padding."""
@@ -143,14 +141,14 @@ def check_vocabulary(found: Calibration, vocabulary: int, label: str) -> None:
 
 
 def draw_windows(
-    files: Sequence[Path], tokenizer: Any, vocabulary: int, settings: WeightTraining, count: int | None = None
+    files: Sequence[PathLike], tokenizer: Any, vocabulary: int, settings: WeightTraining, count: int | None = None
 ) -> Calibration:
     """Draw windows from files, as many as `count`, or as a training takes with those that are held out.
 
     Raises:
         CalibrationError: there is no text, or a token is beyond the model's vocabulary.
     """
-    corpus, size = Corpus(files, tokenizer), settings.seq_len
+    corpus, size = Corpus([Path(file) for file in files], tokenizer), settings.seq_len
     tokens = (settings.windows + HELD_OUT if count is None else count) * size
     found = random_places(corpus, tokenizer, tokens=tokens, seq_len=size, seed=settings.seed)
     check_vocabulary(found, vocabulary, found.label)

@@ -216,19 +216,14 @@ class _Rows(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(self, trainer: WeightTrainer, first: int) -> None:
-        settings = trainer.settings
         self._windows, self._first = trainer.windows, first
-        self._count = settings.windows - first
-        self._epoch, self._order = -1, torch.zeros(0, dtype=torch.int64)
+        self._numbers = trainer.windows.used(trainer.settings.windows)[first:]
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        epoch, place = divmod(self._first + index, len(self._windows.training))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._windows.order(epoch)
-        ids, keep = self._windows.take(self._windows.training[self._order[place : place + 1]])
+        ids, keep = self._windows.take(self._numbers[index : index + 1])
         labels = ids[0].masked_fill(~keep[0], IGNORED)  # (S,)
         return {"input_ids": ids[0], "labels": labels} | self._windows.inputs(self._first + index)
 

@@ -7,12 +7,15 @@ Shapes: B windows, S tokens, n experts, R outputs of all linear layers of attent
 """
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from registry.checkpoint.trained_files import MASK
+from registry.io.torch_blocks import to_tensor
 from registry.maths.interpolation import (
     change,
     expected_sparsity,
@@ -23,8 +26,11 @@ from registry.maths.interpolation import (
     mixed_gates,
     next_multiplier,
     overlap,
+    overlap_matrix,
     sampled_gates,
+    unpack_bits,
 )
+from registry.member import Member
 from registry.methods.simoe.settings import SimoeTraining
 
 FIRST_MEAN, FIRST_SPREAD = 1.0, 0.5
@@ -128,3 +134,23 @@ class Simoe(nn.Module):
             return output + change(inputs[0], self.deltas[number], self._gates[number]).to(output.dtype)
 
         return add
+
+
+def mask_overlaps(members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
+    """Return (name, name, overlap of the masks, from 0 to 1) of every two members of one SIMoE; of others nothing.
+
+    Raises:
+        DamagedError: a mask is not what was stored.
+    """
+    if not all("simoe" in (member.version.content or {}) for member in members):
+        return ()
+    masks = torch.stack([_mask(member) for member in members]).float()
+    found = overlap_matrix(masks)
+    pairs = combinations(range(len(members)), 2)
+    return tuple((members[one].name, members[other].name, float(found[one, other])) for one, other in pairs)
+
+
+def _mask(member: Member) -> Bool[Tensor, "R"]:
+    """Return a member's mask; the last bits, of no output, are 0."""
+    packed = torch.cat([to_tensor(block, "uint8") for block in member.open("simoe", MASK).blocks()])
+    return unpack_bits(packed, 8 * len(packed))

@@ -38,9 +38,9 @@ class SoupWindows(Windows):
     held_out_domains: Int64[Tensor, "M"]
     starts: tuple[int, ...]
 
-    def order(self, epoch: int) -> Int64[Tensor, "N"]:
-        """Return the order of the windows: their places are drawn already."""
-        return torch.arange(len(self.training))
+    def used(self, count: int) -> Int64[Tensor, "count"]:
+        """Return the numbers of the first windows of a training, which are drawn already."""
+        return self.training[:count]
 
     def inputs(self, place: int) -> dict[str, Tensor]:
         """Return the domain weights of the step of window `place` of all steps."""
@@ -84,11 +84,10 @@ def read_soup_windows(
     for number, (name, corpus) in enumerate(domains.items()):
         places = (drawn == number).nonzero().flatten()
         windows = _read(name, corpus, tokenizer, len(places), settings, checkpoint)
-        epochs = -(-len(places) // len(windows.training))
-        if epochs > 1:
-            remark(progress, f"domain {name} is read {len(places) / len(windows.training):.1f} times: it has less text")
-        order = torch.cat([windows.order(epoch) for epoch in range(max(1, epochs))])[: len(places)]
-        training[places] = windows.training[order] + starts[-1]
+        if (passes := len(places) / len(windows.training)) > 1:
+            remark(progress, f"domain {name} is read {passes:.1f} times: it has less text")
+        if len(places):
+            training[places] = windows.used(len(places)) + starts[-1]
         held_out.append(windows.held_out + starts[-1])
         owners.append(torch.full_like(windows.held_out, number))
         parts.append(windows.all)
