@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from store.catalog import VersionRecord
 
 SHARED = {"soup": "soup", "simoe": "delta"}
-"""What versions of one training store of it → its key of the digest of the shared weights; a base model is them itself."""
+"""Key of what versions store of such a training → its key of the digest of the shared weights, if not their own."""
 
 
 def trained_together(

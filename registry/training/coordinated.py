@@ -101,8 +101,8 @@ def begin_rows(
         layers: its MLPs, layer by layer.
         own: token ids of the expert's text, and which of them count.
         public: the same of public text.
-        batch_size: windows that pass through the model at once.
-        processes: the processes that train; each passes all windows.
+        batch_size: windows that pass at once.
+        processes: each of them passes all windows.
 
     Raises:
         CalibrationError: a mean is zero, NaN or infinite.

@@ -4,8 +4,8 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from registry.calibration import Calibration
@@ -36,6 +36,21 @@ from registry.workspace import PathLike, Workspace
 from store.catalog.records import Kind
 from store.digest import json_digest
 from store.lock import exclusive
+
+
+@dataclass(frozen=True)
+class TrainedFromBase:
+    """The result of a training from a base model.
+
+    Attributes:
+        document: the content of `expert_training.json`.
+        losses: the losses.
+        tokens: the number of held-out tokens that `losses.before` and `losses.after` are averaged over.
+    """
+
+    document: dict[str, Any]
+    losses: Losses
+    tokens: int
 
 
 def check_base(workspace: Workspace, base: PathLike) -> None:
@@ -148,7 +163,7 @@ def write_checkpoint(
     streams: Sequence[Stream],
     files: Mapping[str, bytes],
     text: Calibration | None = None,
-    arrays: Mapping[str, Sequence[Stream]] = MappingProxyType({}),
+    arrays: Mapping[str, Sequence[Stream]] | None = None,
     progress: Progress = silent,
 ) -> None:
     """Write a trained checkpoint, which appears whole or not at all.
@@ -167,7 +182,7 @@ def write_checkpoint(
         OutputError: `target` holds something.
         StorageError: the disk is full or refuses.
     """
-    nbytes = sum(stream.nbytes for stream in streams)
+    arrays, nbytes = arrays or {}, sum(stream.nbytes for stream in streams)
     more = sum(stream.nbytes for own in arrays.values() for stream in own)
     with fresh_folder(target, replace=None, nbytes=nbytes + more) as folder:
         with progress("writing", nbytes, "B") as advance:
@@ -189,7 +204,7 @@ def register_trained(
     streams: Sequence[Stream],
     files: Mapping[str, bytes],
     text: Calibration | None = None,
-    arrays: Mapping[str, Sequence[Stream]] = MappingProxyType({}),
+    arrays: Mapping[str, Sequence[Stream]] | None = None,
 ) -> Registration:
     """Register what a training made as an expert, or without `text` as a base model (arguments as `write_checkpoint`).
 

@@ -137,7 +137,7 @@ def check_loaded(parent: Parent, model: Any, largest: int, members: int) -> None
         parent: the folder.
         model: the model loaded from it.
         largest: the largest token of the training text.
-        members: the number of members.
+        members: their number.
 
     Raises:
         CheckpointError: the shapes of the routers differ.
@@ -176,10 +176,10 @@ def keep_trained(
         workspace: the registry.
         parent: the folder that was trained.
         used: the versions that it was composed of.
-        tensors: name → content of the tensors that changed.
+        tensors: the tensors that changed, by name.
         training: returns what the document says of the training, from name → array digest of the tensors.
         out: the folder; absent, empty, or with `replace` an earlier composition.
-        replace: allow `out` to be an earlier composition.
+        replace: see `out`.
         record: store the tensors, and record the composition in the catalog.
 
     Raises:

@@ -7,7 +7,7 @@ from registry.training.job import Job, receive_job
 from registry.training.processes import Processes, joined
 from registry.training.settings import ExpertTraining, MixtureTraining
 from registry.training.train_expert import run_training
-from registry.training.train_mixture import load_mixture, run_mixture_training
+from registry.training.train_mixture import run_mixture_training
 
 _SETTINGS = {"expert": ExpertTraining, "mixture": MixtureTraining}
 
@@ -40,4 +40,4 @@ def _train(job: Job, processes: Processes) -> None:
         if job.kind == "expert":
             run_training(job, Checkpoint(job.folder, remote_code=True), processes, None, scratch, silent)
         else:
-            run_mixture_training(job, load_mixture(job, processes), processes, None, scratch, silent)
+            run_mixture_training(job, job.load(processes), processes, None, scratch, silent)

@@ -349,13 +349,7 @@ class MixtureTraining:
         return _BALANCE if self.balance is None else self.balance
 
     def document(self, device: str, dtype: str, processes: int = 1) -> dict[str, Any]:
-        """Return everything that the trained weights depend on, with every default resolved.
-
-        Args:
-            device: the kind of device.
-            dtype: the dtype of the products.
-            processes: the number of processes.
-        """
+        """Return everything that the trained weights depend on, with every default resolved; `device` is its kind."""
         own = {field.name for field in fields(self)} | {"steps", "processes"}
         settings = self.weights.document(device, dtype, processes)
         kept = {name: value for name, value in settings.items() if name in own}
@@ -403,11 +397,7 @@ class FitSettings:
 
 
 def check_least(settings: object, **least: int) -> None:
-    """Check that settings are as much as each must be at least, or None.
-
-    Raises:
-        InvalidInputError: one is less.
-    """
+    """Refuse settings that are less than each must be at least; None is well (errors as `refuse`)."""
     for name, number in least.items():
         value = getattr(settings, name)
         if value is not None and value < number:
@@ -415,11 +405,7 @@ def check_least(settings: object, **least: int) -> None:
 
 
 def check_finite(name: str, value: float, remedy: str, *, zero: bool = False) -> None:
-    """Check that a number is finite and more than 0, or with `zero` 0 or more.
-
-    Raises:
-        InvalidInputError: it is not.
-    """
+    """Refuse a number that is not finite and more than 0, or with `zero` 0 or more (errors as `refuse`)."""
     if not (math.isfinite(value) and (value >= 0 if zero else value > 0)):
         refuse(name, value, f"it must be finite and {'0 or more' if zero else 'more than 0'}", remedy)
 
@@ -430,24 +416,10 @@ def refuse(name: str, value: object, reason: str, remedy: str) -> NoReturn:
 
 
 def announce(
-    progress: Progress,
-    what: str,
-    weights: int,
-    settings: WeightTraining | TrainSettings,
-    device: str,
-    processes: int = 1,
+    progress: Progress, what: str, weights: int, settings: WeightTraining | TrainSettings, device: str, count: int = 1
 ) -> None:
-    """Report what will be trained, before anything that takes time.
-
-    Args:
-        progress: receives the remark.
-        what: the weights, in words.
-        weights: their number.
-        settings: of the training.
-        device: the device.
-        processes: the number of processes.
-    """
-    apart = f" in {processes} processes" if processes > 1 else ""
+    """Remark what will be trained, before anything that takes time: the number of what, and by how many processes."""
+    apart = f" in {count} processes" if count > 1 else ""
     steps = f"{settings.steps:,} step{'' if settings.steps == 1 else 's'}"
     tokens = settings.windows * settings.seq_len
     remark(progress, f"training {what}: {weights:,} weights, {steps}, {tokens:,} tokens, on {device}{apart}")

@@ -19,14 +19,14 @@ from registry.names.reference import check_name, require_list
 from registry.names.resolve import check_name_is_free
 from registry.progress import Progress
 from registry.registration import Registration, RegistrationRequest, open_candidate, register_expert
-from registry.runtime.loading import load_model, load_tokenizer
+from registry.runtime.loading import load_tokenizer
 from registry.statistics.settings import PassSettings
 from registry.training.coordinated import WINDOWS, begin_rows
-from registry.training.from_base import check_libraries, opened_base, write_checkpoint
+from registry.training.from_base import TrainedFromBase, check_libraries, opened_base, write_checkpoint
 from registry.training.job import Job
-from registry.training.processes import Processes, leading, own_device
+from registry.training.processes import Processes, leading
 from registry.training.settings import ExpertTraining, TrainingText, announce
-from registry.training.sharding import load_whole, shard
+from registry.training.sharding import shard
 from registry.training.trainable import Trainable, trained_weights
 from registry.training.training_windows import HELD_OUT, draw_windows, make_windows, remark_repeats, shortened
 from registry.training.weight_trainer import Losses, WeightTrainer, device_and_dtype, training_document
@@ -36,20 +36,14 @@ from store.lock import exclusive
 
 
 @dataclass(frozen=True)
-class TrainedExpert:
+class TrainedExpert(TrainedFromBase):
     """The result of a training.
 
     Attributes:
-        document: the content of the checkpoint's `expert_training.json`.
-        losses: the losses.
-        tokens: the number of held-out tokens that `losses.before` and `losses.after` are averaged over.
         out: the checkpoint folder that was written, or None if the expert was registered.
         registration: the registration, or None with `out`.
     """
 
-    document: dict[str, Any]
-    losses: Losses
-    tokens: int
     out: Path | None = None
     registration: Registration | None = None
 
@@ -175,15 +169,9 @@ def _trained(
 def run_training(
     job: Job, checkpoint: Checkpoint, processes: Processes, state_path: Path | None, scratch: Path, progress: Progress
 ) -> tuple[Trainable, Losses]:
-    """Train, and return the weights and the losses; weights that are sharded are whole in the main process alone.
+    """Train a base model, and return the weights and the losses.
 
-    Args:
-        job: the training.
-        checkpoint: the base model, in the job's folder.
-        processes: the processes that train together.
-        state_path: the file of states; None to save none, and in workers.
-        scratch: a folder for temporary files.
-        progress: reports steps.
+    All processes run this alike; the main one has the path of states, and gets the sharded weights.
 
     Raises:
         CheckpointError: the base model cannot be trained here.
@@ -191,14 +179,10 @@ def run_training(
         InvalidInputError: a loss is not finite, or the device cannot be used.
         StorageError: the disk is full or refuses, or a library is not installed.
     """
-    settings, windows, device = job.settings, job.windows, own_device(job.device)
+    settings, windows = job.settings, job.windows
+    trainable = Trainable(job.load(processes), checkpoint, settings)
     if settings.fsdp:
-        model = load_whole(checkpoint.folder, processes)
-    else:
-        model = load_model(checkpoint.folder, "float32", device)
-    trainable = Trainable(model, checkpoint, settings)
-    if settings.fsdp:
-        shard(trainable.model, processes, device)
+        shard(trainable.model, processes, job.device)
     if job.public is not None:
         own, public = windows.take(windows.training[:WINDOWS]), (job.public.ids.long(), job.public.keep)
         begin_rows(trainable.model, trainable.layers, own, public, settings.batch_size, processes)

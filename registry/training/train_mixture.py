@@ -29,10 +29,10 @@ from registry.training.mixture_weights import (
     trained_weights,
 )
 from registry.training.parent import Parent, check_copies_differ, check_loaded, keep_trained, open_parent
-from registry.training.processes import Processes, leading, own_device
+from registry.training.processes import Processes, leading
 from registry.training.router_trainer import RouterTrainer
 from registry.training.settings import MixtureTraining, TrainSettings, announce
-from registry.training.sharding import gather, load_whole, shard
+from registry.training.sharding import gather, shard
 from registry.training.training_windows import read_windows, shortened
 from registry.training.weight_trainer import Losses, WeightTrainer, curve, device_and_dtype
 from registry.workspace import PathLike, Workspace
@@ -168,7 +168,7 @@ def train_mixture(
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
         job = Job("mixture", folder, settings, device, dtype, windows)
         job.send(processes)
-        model = load_mixture(job, processes)
+        model = job.load(processes)
         check_loaded(parent, model, int(windows.all.ids.max()), len(members))
         whole, losses = run_mixture_training(job, model, processes, state_path, scratch, progress)
         tensors = changed_tensors(model, parent, settings.train, scratch, whole)
@@ -180,29 +180,12 @@ def train_mixture(
     return Trained(trained.digest, dict(trained.content), losses.before, losses.after, windows.predicted)
 
 
-def load_mixture(job: Job, processes: Processes) -> Any:
-    """Load the mixture of a job; if it is to be sharded, with weights in the main process alone.
-
-    Raises:
-        CheckpointError: it does not load.
-        InvalidInputError: the device cannot be used.
-    """
-    device = own_device(job.device)
-    return load_whole(job.folder, processes) if job.settings.fsdp else load_model(job.folder, "float32", device)
-
-
 def run_mixture_training(
     job: Job, model: Any, processes: Processes, state_path: Path | None, scratch: Path, progress: Progress
 ) -> tuple[dict[str, Tensor], Losses]:
     """Train a loaded mixture in place; return its weights by name if they are sharded, else none, and the losses.
 
-    Args:
-        job: the training.
-        model: the mixture.
-        processes: the processes that train together; sharded weights are returned in the main one alone.
-        state_path: the file of states; None to save none, and in workers.
-        scratch: a folder for temporary files.
-        progress: reports steps.
+    All processes run this alike; the main one has the path of states, and gets the sharded weights.
 
     Raises:
         InvalidInputError: a loss is not finite.

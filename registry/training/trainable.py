@@ -61,7 +61,8 @@ class Trainable:
         if settings.rank is None:
             free += [own[name] for name in mlp]
         else:
-            self.model = _with_low_rank(model, _modules(mlp), settings.rank, settings.seed)
+            modules = list(dict.fromkeys(name.rpartition(".")[0] for name in mlp))
+            self.model = _with_low_rank(model, modules, settings.rank, settings.seed)
         for part in free:  # after the wrapper, which freezes all that it does not add
             part.requires_grad_(True)
         self._frozen: set[str] = set() if settings.trunk == FREE else set(checkpoint.trunk)
@@ -132,11 +133,6 @@ def trained_weights(checkpoint: Checkpoint, settings: ExpertTraining) -> int:
     if settings.coordinate:
         count += sizes.num_hidden_layers * (sizes.hidden_size + int(settings.router_bias))
     return count
-
-
-def _modules(names: Sequence[str]) -> list[str]:
-    """Return the modules of weights, each once."""
-    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
 def _with_low_rank(model: Any, modules: Sequence[str], rank: int, seed: int) -> Any:

@@ -153,17 +153,6 @@ class WeightTrainer:
         if not self.processes.every(value=all(bool(torch.isfinite(part).all()) for part in parts)):
             _finite(math.nan, when)
 
-    def save(self, state_path: Path | None, state: State) -> None:
-        """Write a state in the main process; the others take part in gathering it.
-
-        Raises:
-            StorageError: the disk is full or refuses.
-        """
-        if state_path is not None:
-            states.save(state_path, state)
-        elif self.settings.fsdp:
-            sharding.take_part(states.streams_of(state))
-
     @property
     def _share(self) -> int:
         """Number of a batch's windows that one process passes."""
@@ -191,13 +180,9 @@ class WeightTrainer:
         )
         arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs without a launcher would be threads of one process
         schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, settings.rate, last_epoch=start - 1)
-        rows = _Rows(self, start * settings.batch_size * settings.accumulate)
+        rows = _Rows(self.windows, settings.windows, start * settings.batch_size * settings.accumulate)
         trainer = _InOrder(
-            model=self.model,
-            args=arguments,
-            train_dataset=rows,
-            callbacks=[steps],
-            optimizers=(self.optimiser, schedule),
+            self.model, arguments, train_dataset=rows, callbacks=[steps], optimizers=(self.optimiser, schedule)
         )
         trainer.penalty = self.penalty
         if settings.fsdp:  # the model is sharded: it gets autocast as every other, and no wrapper for equal copies
@@ -208,16 +193,11 @@ class WeightTrainer:
 
 
 class _Rows(Dataset[dict[str, Tensor]]):
-    """The windows of the remaining steps, in their order.
+    """The windows of a training in their order, of which the first `done` were used before."""
 
-    Args:
-        trainer: the training.
-        first: number of windows that were used before.
-    """
-
-    def __init__(self, trainer: WeightTrainer, first: int) -> None:
-        self._windows, self._first = trainer.windows, first
-        self._numbers = trainer.windows.used(trainer.settings.windows)[first:]
+    def __init__(self, windows: Windows, count: int, done: int) -> None:
+        self._windows, self._done = windows, done
+        self._numbers = windows.used(count)[done:]
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -225,7 +205,7 @@ class _Rows(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         ids, keep = self._windows.take(self._numbers[index : index + 1])
         labels = ids[0].masked_fill(~keep[0], IGNORED)  # (S,)
-        return {"input_ids": ids[0], "labels": labels} | self._windows.inputs(self._first + index)
+        return {"input_ids": ids[0], "labels": labels} | self._windows.inputs(self._done + index)
 
 
 class _InOrder(TransformersTrainer):
@@ -253,34 +233,23 @@ class _InOrder(TransformersTrainer):
         return prepared
 
 
+@dataclass(eq=False)
 class _Steps(TrainerCallback):
-    """Progress, the loss curve and saved states of a training, step by step.
+    """Progress, the loss curve and saved states of a training that begins from a state, step by step."""
 
-    Args:
-        trainer: the training.
-        current: the state that it begins from.
-        state_path: the file of states, or None.
-        advance: receives steps.
-        progress: receives remarks.
-    """
+    trainer: WeightTrainer
+    start: State
+    path: Path | None
+    advance: Advance
+    progress: Progress
 
-    def __init__(
-        self,
-        trainer: WeightTrainer,
-        current: State,
-        state_path: Path | None,
-        advance: Advance,
-        progress: Progress,
-    ) -> None:
-        self._trainer, self._start, self._before = trainer, current.step, current.loss
-        self._path, self._advance, self._progress = state_path, advance, progress
-        self._saved_at = time.monotonic()
-        self.losses = list(current.losses)
+    def __post_init__(self) -> None:
+        self.losses, self._saved_at = list(self.start.losses), time.monotonic()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Seed what a model draws in a step, so that a training that goes on draws the same; each process its own."""
-        own = self._trainer.processes.rank << 32
-        torch.manual_seed(self._trainer.settings.seed + self._start + state.global_step + own)
+        own = self.trainer.processes.rank << 32
+        torch.manual_seed(self.trainer.settings.seed + self.start.step + state.global_step + own)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         """Note the loss of a step, and save the state from time to time.
@@ -290,19 +259,23 @@ class _Steps(TrainerCallback):
         """
         if logs is None or "loss" not in logs:  # the summary at the end
             return
-        step, trainer = self._start + state.global_step, self._trainer
+        step, trainer = self.start.step + state.global_step, self.trainer
         if trainer.after_step is not None:
             trainer.after_step(step)
         self.losses.append(_finite(float(logs["loss"]), f"in step {step}"))
-        self._advance(1)
+        self.advance(1)
         every = max(1, trainer.settings.steps // REMARKS)
         if step % every == 0:
             mean = sum(self.losses[-every:]) / len(self.losses[-every:])
-            remark(self._progress, f"step {step} of {trainer.settings.steps}: loss {mean:.4f}")
-        is_due = self._path is not None and time.monotonic() - self._saved_at >= states.SAVE_SECONDS
+            remark(self.progress, f"step {step} of {trainer.settings.steps}: loss {mean:.4f}")
+        is_due = self.path is not None and time.monotonic() - self._saved_at >= states.SAVE_SECONDS
         if trainer.processes.decide(int(is_due)):
             trainer.check_finite(f"after step {step}")
-            trainer.save(self._path, State.of(step, self._before, trainer.parameters, trainer.optimiser, self.losses))
+            current = State.of(step, self.start.loss, trainer.parameters, trainer.optimiser, self.losses)
+            if self.path is not None:
+                states.save(self.path, current)
+            elif trainer.settings.fsdp:
+                sharding.take_part(states.streams_of(current))
             self._saved_at = time.monotonic()
 
 

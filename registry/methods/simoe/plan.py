@@ -19,12 +19,6 @@ from registry.workspace import Workspace
 from store.catalog import VersionRecord
 
 CLASS_NAME = "SimoeForCausalLM"
-MASKS, ROUTER, PROMPT_TOKENS = "masks", "router", "prompt_tokens"
-
-
-def prompt_tokens(plan: Plan) -> int:
-    """Return the number of first tokens of a sequence, which give the experts their weights."""
-    return int(plan.members[0].content["simoe"]["prompt_tokens"])
 
 
 def config(plan: Plan) -> dict[str, Any]:
@@ -35,7 +29,7 @@ def config(plan: Plan) -> dict[str, Any]:
         **loading(plan, SIMOE_MODULE, "SimoeConfig"),
         "interpolated_layers": [_module(base, name) for name in base.family.layer_matrices(base.architecture)],
         "members": plan.names,
-        PROMPT_TOKENS: prompt_tokens(plan),
+        "prompt_tokens": int(plan.members[0].content["simoe"]["prompt_tokens"]),
         "vocab_size": base.architecture.vocab_size,
     }
 
@@ -51,7 +45,7 @@ def _tensors(members: tuple[Member, ...], base: Member, dtype: str | None) -> It
         array = f"{DELTA}{layer}"
         own = dtype or members[0].link("simoe", array).dtype
         yield OutputTensor(f"{_module(base, layer)}.delta", own, Stored(members[0], "simoe", array))
-    for name, array in ((MASKS, MASK), (ROUTER, ROW)):
+    for name, array in (("masks", MASK), ("router", ROW)):
         yield OutputTensor(name, members[0].link("simoe", array).dtype, Stacked(members, "simoe", array))
 
 

@@ -47,13 +47,6 @@ def read_simoe_windows(
 ) -> SimoeWindows:
     """Read the windows of a training; each is used once before any is used again.
 
-    Args:
-        files: the text.
-        checkpoint: the base model.
-        tokenizer: of the base model.
-        settings: the settings, with the tokens of a window that the model takes.
-        progress: receives a remark on too little text.
-
     Raises:
         CalibrationError: there is no text longer than a prompt, or a token is beyond the model's vocabulary.
     """

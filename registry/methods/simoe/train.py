@@ -28,6 +28,7 @@ from registry.progress import remark
 from registry.registration import Registration
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training.from_base import (
+    TrainedFromBase,
     check_libraries,
     check_names,
     joint_training,
@@ -37,25 +38,19 @@ from registry.training.from_base import (
 from registry.training.processes import leading
 from registry.training.sharding import array_of, stream_of
 from registry.training.training_windows import shortened
-from registry.training.weight_trainer import Losses, WeightTrainer, device_and_dtype, training_document
+from registry.training.weight_trainer import WeightTrainer, device_and_dtype, training_document
 from registry.workspace import PathLike, Workspace
 from store.arrays import Block, digest_of
 
 
 @dataclass(frozen=True)
-class TrainedSimoe:
-    """The result of a training.
+class TrainedSimoe(TrainedFromBase):
+    """The result of a training; held-out losses are of the final masks.
 
     Attributes:
-        document: the content of the `expert_training.json` of the experts.
-        losses: the losses; those on held-out windows are of the final masks.
-        tokens: the number of held-out tokens that `losses.before` and `losses.after` are averaged over.
         experts: the registrations of the experts, by number.
     """
 
-    document: dict[str, Any]
-    losses: Losses
-    tokens: int
     experts: tuple[Registration, ...]
 
 

@@ -65,13 +65,6 @@ def read_soup_windows(
 
     Each window of a domain is used once before any is used again.
 
-    Args:
-        domains: the documents of each domain.
-        checkpoint: the base model.
-        tokenizer: of the base model.
-        settings: the settings, with the tokens of a window that the model takes.
-        progress: receives a remark on domains with too little text.
-
     Raises:
         CalibrationError: a domain has no text, or a token is beyond the model's vocabulary.
     """
@@ -118,14 +111,7 @@ def _read(
 
 
 def centroids(model: Any, checkpoint: Checkpoint, windows: SoupWindows, batch_size: int) -> Float[Tensor, "k H"]:
-    """Return the centroid of each domain: the mean over some windows of their mean MLP inputs in the last layer.
-
-    Args:
-        model: the dense model whose weights are the shared ones.
-        checkpoint: its checkpoint.
-        windows: the windows of the domains.
-        batch_size: windows that pass through the model at once.
-    """
+    """Return the centroid of each domain: the mean over some windows of their mean MLP inputs in the last layer."""
     seen: list[Tensor] = []
     (*_, last) = checkpoint.family.mlps(model)
     device = next(iter(model.parameters())).device

@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from registry.calibration import Corpus
 from registry.checkpoint import Checkpoint, hash_checkpoint
@@ -28,6 +27,7 @@ from registry.names.resolve import check_name_is_free
 from registry.registration import Registration
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training.from_base import (
+    TrainedFromBase,
     check_base,
     check_libraries,
     check_names,
@@ -37,26 +37,20 @@ from registry.training.from_base import (
 )
 from registry.training.processes import leading
 from registry.training.training_windows import shortened
-from registry.training.weight_trainer import Losses, WeightTrainer, device_and_dtype, training_document
+from registry.training.weight_trainer import WeightTrainer, device_and_dtype, training_document
 from registry.workspace import PathLike, Workspace
 from store.arrays import Block
 
 
 @dataclass(frozen=True)
-class TrainedSoup:
-    """The result of a training.
+class TrainedSoup(TrainedFromBase):
+    """The result of a training; held-out losses are of each domain's windows with all weight on the domain.
 
     Attributes:
-        document: the content of the `expert_training.json` of the shared weights.
-        losses: the losses; those on held-out windows are of each domain's with all weight on the domain.
-        tokens: the number of held-out tokens that `losses.before` and `losses.after` are averaged over.
         shared: the registration of the shared weights S, a base model.
         experts: the registrations of S + E_1 to S + E_n, experts.
     """
 
-    document: dict[str, Any]
-    losses: Losses
-    tokens: int
     shared: Registration
     experts: tuple[Registration, ...]
 
