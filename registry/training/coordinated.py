@@ -56,13 +56,9 @@ class CoordinatedMLP(nn.Module):
 
 
 def coordinate(model: nn.Module, mlp: Sequence[str], size: int, *, bias: bool) -> list[CoordinatedMLP]:
-    """Replace every MLP of a model by a coordinated one, and return these, layer by layer.
+    """Replace every MLP of a dense model by a coordinated one, and return these, layer by layer.
 
-    Args:
-        model: a dense model.
-        mlp: names of all MLP tensors, layer by layer.
-        size: H.
-        bias: a bias trains beside the row of each.
+    `mlp` is the names of all MLP tensors, `size` is H; with `bias` a bias trains with each row.
     """
     layers = []
     for holder in dict.fromkeys(map(_holder, mlp)):
@@ -94,15 +90,8 @@ def begin_rows(
 ) -> None:
     """Set the row of every layer to the difference of the embeddings of two texts (`maths.router.anchored`).
 
-    The model still computes what the base model does, because both MLPs of a layer are equal.
-
-    Args:
-        model: the model before its training.
-        layers: its MLPs, layer by layer.
-        own: token ids of the expert's text, and which of them count.
-        public: the same of public text.
-        batch_size: windows that pass at once.
-        processes: each of them passes all windows.
+    The model still computes what the base model does, because both MLPs of a layer are equal. Each process passes all
+    windows; of a text these are the tokens, and which of them count.
 
     Raises:
         CalibrationError: a mean is zero, NaN or infinite.

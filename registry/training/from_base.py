@@ -33,7 +33,6 @@ from registry.training.settings import announce
 from registry.training.training_paths import base_version
 from registry.training.weight_trainer import Losses, WeightTrainer
 from registry.workspace import PathLike, Workspace
-from store.catalog.records import Kind
 from store.digest import json_digest
 from store.lock import exclusive
 
@@ -66,11 +65,7 @@ def check_base(workspace: Workspace, base: PathLike) -> None:
 def check_names(workspace: Workspace, name: str, experts: int, kind: str) -> None:
     """Check that NAME-1 to NAME-n can be registered as experts that one training makes together.
 
-    Args:
-        workspace: the registry.
-        name: the training's name.
-        experts: n.
-        kind: `soup` or `simoe`, the key of what versions of such a training store of it.
+    `kind` is the key of what versions of such a training store of it: `soup` or `simoe`.
 
     Raises:
         InvalidInputError: a name is not valid.
@@ -137,7 +132,7 @@ def joint_training(
         workspace: the registry.
         kind: `soup` or `simoe`.
         name: the training's name.
-        trainer: the training.
+        trainer: it.
         inputs: everything that its result depends on.
         holds: digests of the registered versions that it begins from.
         what: what trains, in words.
@@ -206,23 +201,16 @@ def register_trained(
     text: Calibration | None = None,
     arrays: Mapping[str, Sequence[Stream]] | None = None,
 ) -> Registration:
-    """Register what a training made as an expert, or without `text` as a base model (arguments as `write_checkpoint`).
-
-    Args:
-        workspace: the registry.
-        name: its name.
-        annotations: tags, license and alias.
-    """
-    kind: Kind = "base" if text is None else "expert"
+    """Register a trained checkpoint as an expert, or a base model without `text` (arguments as `write_checkpoint`)."""
     with temporary(workspace.home.merged, prefix="training-") as scratch:
         write_checkpoint(scratch / "model", hashed, streams, files, text, arrays)
         request = RegistrationRequest(
             name,
             scratch / "model",
-            kind,
+            "base" if text is None else "expert",
             annotations=annotations,
             allow_unrelated=True,  # it comes from a base model, registered or not
             remote_code=True,
         )
         with open_candidate(workspace, request) as candidate:
-            return (register_base if kind == "base" else register_expert)(workspace, candidate)
+            return (register_base if text is None else register_expert)(workspace, candidate)

@@ -39,12 +39,7 @@ _ROUTER = "router.weight"
 
 
 class BalanceLoss:
-    """The load-balance loss of the latest pass, summed over layers.
-
-    Args:
-        model: a loaded mixture.
-        weight: multiplies the loss.
-    """
+    """The load-balance loss of the latest pass of a loaded mixture, summed over layers, times a weight."""
 
     def __init__(self, model: Any, weight: float) -> None:
         self._gates, self._weight = gates(model), weight
@@ -94,12 +89,7 @@ def check_projectors(parent: Parent) -> None:
 
 
 def trained_weights(parent: Parent, train: str) -> int:
-    """Return the number of weights that a training changes.
-
-    Args:
-        parent: the folder to train, checked.
-        train: `mlps`, `all` or `projectors`.
-    """
+    """Return the number of weights of a checked folder that a training of `mlps`, `all` or `projectors` changes."""
     if train == PROJECTORS:
         names = _projectors(parent.tensors, read_config(parent.folder))
     else:
@@ -109,13 +99,9 @@ def trained_weights(parent: Parent, train: str) -> int:
 
 
 def let_train(model: Any, train: str) -> None:
-    """Let the weights that train have gradients, and no others.
+    """Let the weights of a loaded mixture that train have gradients: `mlps`, `all` or `projectors`; and no others.
 
     The shared expert of some hosts returns zero, is of no member, and never trains.
-
-    Args:
-        model: a loaded mixture.
-        train: `mlps`, `all` or `projectors`.
     """
     model.requires_grad_(train == ALL)
     parameters = dict(model.named_parameters())

@@ -62,12 +62,8 @@ class Parent:
 def open_parent(workspace: Workspace, folder: Path, part: str) -> tuple[Parent, list[Member], list[VersionRecord]]:
     """Check the folder of a training; return the folder, its members, and all versions used.
 
-    The members are in the order of the experts; versions are these and the base model, if it took part.
-
-    Args:
-        workspace: the registry of the members.
-        folder: the composed folder.
-        part: what is to be trained, a key of `NAMED`.
+    The members are in the order of the experts; versions are these and the base model, if it took part. `part` is what
+    is to be trained, a key of `NAMED`.
 
     Raises:
         CheckpointError: `folder` was not composed by this program, or was changed since.
@@ -131,13 +127,9 @@ def check_copies_differ(workspace: Workspace, parent: Parent) -> None:
 
 
 def check_loaded(parent: Parent, model: Any, largest: int, members: int) -> None:
-    """Check that the loaded routers are those of the folder, and that the model's vocabulary has every token.
+    """Check that the loaded routers are those of the folder, for so many members, and that the model has every token.
 
-    Args:
-        parent: the folder.
-        model: the model loaded from it.
-        largest: the largest token of the training text.
-        members: their number.
+    `largest` is the largest token of the training text.
 
     Raises:
         CheckpointError: the shapes of the routers differ.

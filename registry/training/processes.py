@@ -48,14 +48,7 @@ class Processes:
         return self.rank == 0
 
     def check_alone(self, what: str) -> None:
-        """Check that this is the only process.
-
-        Args:
-            what: the beginning of the message, such as `routers alone train`.
-
-        Raises:
-            InvalidInputError: there are several.
-        """
+        """Raise InvalidInputError if there are several; `what` begins its message, such as `routers alone train`."""
         if self.count > 1:
             raise InvalidInputError(
                 f"{what} in one process, and a launcher started {self.count}",

@@ -123,7 +123,8 @@ def array_of(tensor: Tensor, dtype: str | None = None) -> ArraySource:
     name = dtype or dtype_name(tensor.dtype)
 
     def blocks() -> Iterator[Block]:
-        yield from ArraySource.of(to_block(full(tensor).to(torch_dtype(name))), name).blocks()
+        block = to_block(full(tensor).to(torch_dtype(name)))
+        yield from ArraySource.of(block, name).blocks() if block.ndim else [block]
 
     return ArraySource(name, tuple(tensor.shape), blocks)
 

@@ -83,9 +83,6 @@ class Trainable:
     def streams(self, hashed: HashedCheckpoint) -> Iterator[Stream]:
         """Yield the tensors of the trained checkpoint, each in the dtype that it has in the base model.
 
-        Args:
-            hashed: the base model with its digests.
-
         Raises:
             CheckpointError: a weight that is frozen has moved.
         """

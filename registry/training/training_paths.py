@@ -20,11 +20,7 @@ _SHOWN = 8
 def check_paths(folder: Path, out: Path, data: Sequence[PathLike], *, replace: bool) -> None:
     """Check the output and the text of a training, without torch, before a file of the folder is read in full.
 
-    Args:
-        folder: the composed folder to train.
-        out: the folder to write.
-        data: files of text, or members whose calibration tokens were kept.
-        replace: `out` may be an earlier composition.
+    Text is files, or members whose calibration tokens were kept. With `replace`, `out` may be an earlier composition.
 
     Raises:
         OutputError: `out` cannot be written to.

@@ -85,14 +85,12 @@ class Windows:
 def next_token_loss(
     model: Any, ids: Int64[Tensor, "B S"], keep: Bool[Tensor, "B S"], reduction: str, **others: Tensor
 ) -> Tensor:
-    """Return the loss of a model's predictions in nats, a scalar.
+    """Return the loss of a causal language model's predictions in nats, a scalar.
 
     Args:
-        model: a causal language model, on its device.
-        ids: tokens.
-        keep: whether each counts; padding does not.
+        keep: whether each token counts; padding does not.
         reduction: `mean` over the tokens that are predicted, or `sum`.
-        others: what the model gets besides.
+        others: what the model gets besides tokens.
     """
     device = next(iter(model.parameters())).device
     ids, keep = ids.to(device), keep.to(device)
@@ -123,12 +121,7 @@ def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> W
 
 
 def check_vocabulary(found: Calibration, vocabulary: int, label: str) -> None:
-    """Check that a model knows all tokens of a text.
-
-    Args:
-        found: windows of the text.
-        vocabulary: number of tokens that the model knows.
-        label: the text's name in messages.
+    """Check that a model knows all tokens of a text, whose name in messages is `label`.
 
     Raises:
         CalibrationError: a token is beyond the vocabulary.
@@ -176,11 +169,7 @@ def read_windows(
 ) -> Windows:
     """Read the windows of every `--data`, and hold some out.
 
-    Args:
-        sources: files' paths, or members' names or versions; files provide equal numbers of windows.
-        members: the members of the composition.
-        tokenizer: the tokenizer of the composition.
-        settings: the settings of the training.
+    A source is a file's path, or a member's name or version. Files provide equal numbers of windows.
 
     Raises:
         CalibrationError: a source is neither, a file holds no text or cannot be read, or there is no token to predict.

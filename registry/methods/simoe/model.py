@@ -3,7 +3,7 @@
 D begins at 0, so that training begins at the base model whatever the masks and the router say. The gates begin mostly
 open and at random, so that no two experts are alike, and the router near equal weights; their first values are ours.
 
-Shapes: B windows, S tokens, n experts, R outputs of all linear layers of attention and MLPs, O of one, H hidden size.
+Shapes: B windows, S tokens, n experts, R outputs of all linear layers of attention and MLPs, H hidden size.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,6 @@ from registry.io.torch_blocks import to_tensor
 from registry.maths.interpolation import (
     change,
     expected_sparsity,
-    expert_weight,
     expert_weights,
     final_masks,
     gate_overlap,
@@ -113,17 +112,6 @@ class Simoe(nn.Module):
     def final(self) -> tuple[Bool[Tensor, "n R"], int]:
         """Return the masks that stay, and the number of gates that were closed for the sparsity."""
         return final_masks(self.log_alpha.detach(), self.settings.sparsity)
-
-    @staticmethod
-    def expert(weight: Tensor, delta: Tensor, mask: Bool[Tensor, "O"]) -> Tensor:
-        """Return rows of a linear layer's weight of one expert, in float32.
-
-        Args:
-            weight: the base model's.
-            delta: D, as it is stored.
-            mask: the expert's mask of these rows.
-        """
-        return expert_weight(weight.float(), delta.float(), mask.float())
 
     def _sampled(self) -> Float[Tensor, "n R"]:
         uniform = torch.rand(self.log_alpha.shape)  # on the CPU: the same on every device

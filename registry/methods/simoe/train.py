@@ -19,7 +19,7 @@ from registry.checkpoint.trained_files import DELTA, MASK, ROW, delta_digest, pa
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
-from registry.maths.interpolation import overlap_matrix, pack_bits
+from registry.maths.interpolation import expert_weight, overlap_matrix, pack_bits
 from registry.methods.simoe.model import CURVES, Simoe
 from registry.methods.simoe.settings import SimoeTraining
 from registry.methods.simoe.text import SimoeWindows, read_simoe_windows
@@ -186,7 +186,7 @@ def _blocks(simoe: Simoe, checkpoint: Checkpoint, name: str, mask: Tensor) -> It
     layer, start, dtype = matrices.index(name), 0, torch_dtype(source.dtype)
     delta, own = simoe.deltas[layer].detach().to("cpu", dtype), mask.cpu().split(simoe.outputs)[layer]
     for block in source.blocks():
-        weight = to_tensor(block, source.dtype)
+        weight = to_tensor(block, source.dtype).float()
         rows = slice(start, start + len(weight))
-        yield to_block(simoe.expert(weight, delta[rows], own[rows]).to(dtype))
+        yield to_block(expert_weight(weight, delta[rows].float(), own[rows].float()).to(dtype))
         start = rows.stop

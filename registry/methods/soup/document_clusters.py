@@ -80,7 +80,7 @@ def cluster_documents(
         corpus: the documents.
         count: K, 2 or more.
         seed: of k-means.
-        embedder: the base model's checkpoint, the model loaded, and its tokenizer.
+        embedder: the base model's checkpoint, the model, and its tokenizer.
         scratch: an empty folder, for embeddings and the clusters' text; it must outlive the result.
         progress: reports documents.
 

@@ -41,10 +41,7 @@ class SoupTraining(WeightTraining):
         super().__post_init__()
 
     def support_of(self, domains: int) -> int:
-        """Return the number of domains in a step's mixture.
-
-        Args:
-            domains: k.
+        """Return the number of domains in the mixture of a step, of k domains.
 
         Raises:
             InvalidInputError: there are not as many domains.
