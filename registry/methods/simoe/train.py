@@ -102,7 +102,7 @@ def train_simoe(
         own["delta"] = delta_digest({array: digest_of(source) for array, source in deltas.items()})
         experts = []
         for number, mask in enumerate(masks):
-            files = {SIMOE_FILE: pack_simoe(own | {"number": number + 1}), EXPERT_TRAINING: record}
+            parts = {SIMOE_FILE: pack_simoe(own | {"number": number + 1}), EXPERT_TRAINING: record}
             arrays = deltas | {MASK: array_of(pack_bits(mask)), ROW: array_of(simoe.router[number])}
             experts.append(
                 register_trained(
@@ -111,7 +111,7 @@ def train_simoe(
                     annotations or Annotations(),
                     hashed,
                     [_stream(simoe, checkpoint, weight, mask) for weight in (*checkpoint.trunk, *checkpoint.mlp)],
-                    files,
+                    parts,
                     windows.all,
                     {SIMOE_ARRAYS: [stream_of(array, source) for array, source in arrays.items()]},
                 )
