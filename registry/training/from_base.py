@@ -65,7 +65,7 @@ def check_base(workspace: Workspace, base: PathLike) -> None:
 def check_names(workspace: Workspace, name: str, experts: int, kind: str) -> None:
     """Check that NAME-1 to NAME-n can be registered as experts that one training makes together.
 
-    `kind` is the key of what versions of such a training store of it: `soup` or `simoe`.
+    `kind` is the key of what versions of such a training store of it.
 
     Raises:
         InvalidInputError: a name is not valid.
@@ -130,7 +130,7 @@ def joint_training(
 
     Args:
         workspace: the registry.
-        kind: `soup` or `simoe`.
+        kind: the key of what versions of such a training store of it.
         name: the training's name.
         trainer: it.
         inputs: everything that its result depends on.
