@@ -21,7 +21,7 @@ from registry.evaluation.service import evaluate_registered
 from registry.evaluation.stored import widest
 from registry.evaluation.table import Wanted
 from registry.member import load_member
-from registry.methods.simoe.mask_overlap import mask_overlaps
+from registry.methods.simoe.model import mask_overlaps
 from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import INDISTINCT
 from registry.registration.lineage import LineageIndex

@@ -1,41 +1,47 @@
 """Fit of the coefficients of task vectors to text, by the gradient of the language-model loss (Soup-of-Experts, §2.7).
 
     α = argmin L(θ(α)),  θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0)        Soup-of-Experts (Ablin et al. 2025), §2, eq. 2–3
+    ∂L/∂α_e = ⟨∂L/∂θ, θ_e − θ_0⟩                                 the chain rule of that sum
 
 Adam changes the E coefficients alone, from 1/E each; no weight is trained. They are float64, and the weights that the
-gradient is taken at are computed from them again after every step (`combined_weights.py`).
+gradient is taken at are computed from them again after every step. θ_0 and θ_e are read from the store, tensor by
+tensor and member by member. In memory are the model, the gradient of one tensor, the base model's tensor and some rows
+of one member's: none of it grows with the number of members.
 
-Shapes: E members.
+Shapes: E members, R rows of a tensor, B windows of S tokens.
 """
 
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float64
-from torch import Tensor
+from jaxtyping import Bool, Float32, Float64, Int64
+from torch import Tensor, nn
 
 from registry.calibration import Corpus, random_places
 from registry.composition.compose import plan_composition, write_plan
 from registry.composition.plan import Plan
 from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
 from registry.composition.recipe.recipe import Recipe
-from registry.errors import CalibrationError, InvalidInputError
+from registry.composition.stored import pass_over
+from registry.errors import CalibrationError, CheckpointError, InvalidInputError
+from registry.io.torch_blocks import torch_dtype
 from registry.io.work_dirs import resumable, working_folder
+from registry.maths.trunk.combination import Pass, tile_rows
+from registry.member import Member
 from registry.names.reference import require_list
 from registry.progress import Progress, remark
 from registry.runtime.loading import device_name, load_model, load_tokenizer
 from registry.training import state as states
-from registry.training.coefficients.combined_weights import CombinedWeights
-from registry.training.coefficients.fit_settings import FitSettings
-from registry.training.losses import next_token_loss
+from registry.training.settings import FitSettings
 from registry.training.state import State
-from registry.training.training_windows import Windows, make_windows, shortened
+from registry.training.training_windows import Windows, make_windows, next_token_loss, shortened
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
 
@@ -120,6 +126,119 @@ def fit_coefficients(
     return Fitted(recipe.replace(coefficients=coefficients, fit=record), state.losses)
 
 
+class CombinedWeights:
+    """The weights of a model by coefficients of the members' task vectors.
+
+    Rows that the base model lacks depend on no coefficient, and stay as they were loaded.
+
+    Args:
+        plan: the composition, one dense model by task arithmetic.
+        model: it, loaded in float32 with any coefficients.
+
+    Raises:
+        CheckpointError: the model has other weights than the composition.
+    """
+
+    def __init__(self, plan: Plan, model: Any) -> None:
+        assert plan.base is not None
+        self._members, self._base, self._model = plan.members, plan.base, model
+        stored = {tensor.name for tensor in plan.tensors}
+        head = model.get_output_embeddings()
+        # transformers has another name for the head of some families than their files.
+        self._parameters: dict[str, nn.Parameter] = {
+            plan.lead.family.head if name not in stored and part is head.weight else name: part
+            for name, part in model.named_parameters()
+        }
+        if other := self._parameters.keys() ^ stored:
+            raise CheckpointError(
+                f"transformers gives the model {plan.model_type} other weights than its files, such as {min(other)}, "
+                "so no coefficients can be fitted",
+                "give coefficients: --coefficients NAME=X,…",
+            )
+        model.requires_grad_(True)
+        self._passes: dict[tuple[str, str], Pass] = {}
+        self._current: list[float] = []
+
+    @torch.no_grad()
+    def set(self, coefficients: Sequence[float]) -> None:
+        """Give the model the weights θ(α), from the stored arrays in float32, unless it has them already.
+
+        Raises:
+            DamagedError: a stored array is damaged.
+        """
+        if self._current == (given := list(coefficients)):
+            return
+        self._current = []
+        for name, part in self._parameters.items():
+            base = self._base_tensor(name)
+            part.data[: len(base)] = base
+            for member, coefficient in zip(self._members, coefficients, strict=True):
+                for start, difference in self._task_vector(member, name, base):
+                    part.data[start : start + len(difference)].add_(difference, alpha=coefficient)
+        self._current = given
+
+    def gradient(self, ids: Int64[Tensor, "B S"], keep: Bool[Tensor, "B S"]) -> tuple[float, Float64[Tensor, "E"]]:
+        """Return the mean loss of a batch in nats per token, and its gradient by the coefficients.
+
+        Args:
+            ids: tokens.
+            keep: whether each counts.
+
+        Raises:
+            DamagedError: a stored array is damaged.
+        """
+        products = torch.zeros(len(self._members), dtype=torch.float64, device=self._model.device)
+        handles = [
+            part.register_post_accumulate_grad_hook(partial(self._multiply, name, products))
+            for name, part in self._parameters.items()
+        ]
+        try:
+            loss = next_token_loss(self._model, ids, keep, "mean")
+            loss.backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._model.zero_grad(set_to_none=True)
+        return float(loss.detach()), products.cpu()
+
+    @torch.no_grad()
+    def _multiply(self, name: str, products: Float64[Tensor, "E"], part: nn.Parameter) -> None:
+        """Add the products of a tensor's gradient and its task vectors, and drop the gradient."""
+        gradient, part.grad = part.grad, None
+        assert gradient is not None
+        base = self._base_tensor(name)
+        for number, member in enumerate(self._members):
+            for start, difference in self._task_vector(member, name, base):
+                rows = gradient[start : start + len(difference)]
+                products[number] += rows.mul(difference).sum(dtype=torch.float64)
+
+    def _base_tensor(self, name: str) -> Tensor:
+        """Return a tensor of the base model, (R, …) in the dtype in which it is stored."""
+        link = self._base.weight(name)
+        whole = torch.empty(link.shape, dtype=torch_dtype(link.dtype), device=self._model.device)
+        start = 0
+        for block in self._blocks(self._base, name):
+            whole[start : start + len(block)] = block
+            start += len(block)
+        return whole
+
+    def _task_vector(self, member: Member, name: str, base: Tensor) -> Iterator[tuple[int, Float32[Tensor, "r ..."]]]:
+        """Yield the first number and the task vector θ_e − θ_0 of some rows at a time, those that both models have."""
+        start = 0
+        for block in self._blocks(member, name):
+            own = base[start : start + len(block)].float()
+            if len(own):
+                yield start, block[: len(own)].to(base.device).float().sub_(own)
+            start += len(block)
+
+    def _blocks(self, member: Member, name: str) -> Iterator[Tensor]:
+        """Yield a member's tensor, some rows at a time; checked after the last of them."""
+        key = member.version.digest, name
+        if key not in self._passes:
+            self._passes[key] = pass_over(member, name, tile_rows(math.prod(member.weight(name).shape[1:])))
+        return self._passes[key]()
+
+
 class _Fit:
     """The coefficients of one composition, in a fit."""
 
@@ -128,6 +247,7 @@ class _Fit:
     ) -> None:
         self._names, self._weights, self._model = plan.names, weights, model
         self._windows, self._settings = windows, settings
+        self._numbers = windows.used(settings.steps * settings.batch_size).split(settings.batch_size)
         self._coefficients = torch.full((len(plan.names),), 1 / len(plan.names), dtype=torch.float64)
         self._optimiser = torch.optim.Adam([self._coefficients], lr=settings.lr)
         self._good: Tensor | None = None
@@ -139,13 +259,7 @@ class _Fit:
             InvalidInputError: it is NaN or infinite.
         """
         self._weights.set(coefficients.tolist())
-        total, count = 0.0, 0
-        for numbers in self._windows.held_out.split(self._settings.batch_size):
-            ids, keep = self._windows.take(numbers)
-            with torch.no_grad():
-                total += float(next_token_loss(self._model, ids, keep, "sum"))
-            count += int(keep[:, 1:].sum())
-        loss = total / count
+        loss = self._windows.loss(self._model, self._settings.batch_size)
         if not math.isfinite(loss):
             raise self._not_finite(f"the loss is {loss} on held-out windows")
         return loss
@@ -166,7 +280,7 @@ class _Fit:
             current = State(0, self.held_out_loss(self._coefficients), (self._coefficients.clone(),), (), ())
         else:
             current = saved
-            self._restore(saved)
+            saved.restore([self._coefficients], self._optimiser)
             remark(progress, f"an interrupted fit goes on: {saved.step} of {steps} steps were done before")
         with progress("fitting coefficients", steps, "step") as advance:
             advance(current.step)
@@ -181,7 +295,7 @@ class _Fit:
         """Return the state after one more step."""
         before = self._coefficients.clone()
         self._weights.set(before.tolist())
-        loss, gradient = self._weights.gradient(*self._windows.batch(state.step, self._settings.batch_size))
+        loss, gradient = self._weights.gradient(*self._windows.take(self._numbers[state.step]))
         if not (math.isfinite(loss) and bool(torch.isfinite(gradient).all())):
             what = "its gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
             raise self._not_finite(f"{what} in step {state.step + 1}")
@@ -190,23 +304,8 @@ class _Fit:
             group["lr"] = self._settings.rate(state.step)
         self._coefficients.grad = gradient
         self._optimiser.step()
-        moments = self._optimiser.state[self._coefficients]
-        return State(
-            state.step + 1,
-            state.loss,
-            (self._coefficients.clone(),),
-            (moments["exp_avg"].clone(),),
-            (moments["exp_avg_sq"].clone(),),
-            (*state.losses, loss),
-        )
-
-    def _restore(self, saved: State) -> None:
-        self._coefficients.copy_(saved.changes[0])
-        self._optimiser.state[self._coefficients] = {
-            "step": torch.tensor(float(saved.step)),
-            "exp_avg": saved.first[0],
-            "exp_avg_sq": saved.second[0],
-        }
+        losses = (*state.losses, loss)
+        return State.of(state.step + 1, state.loss, [self._coefficients], self._optimiser, losses).copied()
 
     def _not_finite(self, what: str) -> InvalidInputError:
         """Return the error of a loss that is not finite, with the last coefficients of which it was."""

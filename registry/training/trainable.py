@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ from registry.checkpoint import Checkpoint, HashedCheckpoint
 from registry.checkpoint.trained_files import RouterRows
 from registry.errors import CheckpointError, StorageError
 from registry.io.safetensors_file import Stream
-from registry.io.torch_blocks import to_block, torch_dtype
-from registry.training.expert.coordinated import EXPERT, PUBLIC, CoordinatedMLP, coordinate, within
-from registry.training.expert.expert_settings import FREE, ExpertTraining
+from registry.training.coordinated import EXPERT, PUBLIC, CoordinatedMLP, coordinate, within
 from registry.training.processes import Processes
-from registry.training.sharding import gather
-from store.arrays import ArraySource, Block, digest_of
+from registry.training.settings import FREE, ExpertTraining
+from registry.training.sharding import array_of, gather, stream_of
+from store.arrays import digest_of
 
 
 class Trainable:
@@ -63,7 +61,8 @@ class Trainable:
         if settings.rank is None:
             free += [own[name] for name in mlp]
         else:
-            self.model = _with_low_rank(model, _modules(mlp), settings.rank, settings.seed)
+            modules = list(dict.fromkeys(name.rpartition(".")[0] for name in mlp))
+            self.model = _with_low_rank(model, modules, settings.rank, settings.seed)
         for part in free:  # after the wrapper, which freezes all that it does not add
             part.requires_grad_(True)
         self._frozen: set[str] = set() if settings.trunk == FREE else set(checkpoint.trunk)
@@ -84,9 +83,6 @@ class Trainable:
     def streams(self, hashed: HashedCheckpoint) -> Iterator[Stream]:
         """Yield the tensors of the trained checkpoint, each in the dtype that it has in the base model.
 
-        Args:
-            hashed: the base model with its digests.
-
         Raises:
             CheckpointError: a weight that is frozen has moved.
         """
@@ -95,14 +91,13 @@ class Trainable:
         public = {name: own[within(name, PUBLIC)] for name in checkpoint.mlp if self.layers}
         frozen = {name: tensor for name, tensor in tensors.items() if name in self._frozen}
         for name, tensor in (*frozen.items(), *public.items()):
-            if digest_of(_source(tensor, checkpoint.dtype_of(name))) != hashed.tensors[name]:
+            if digest_of(array_of(tensor, checkpoint.dtype_of(name))) != hashed.tensors[name]:
                 raise CheckpointError(
                     f"{checkpoint.label}: {name} is frozen, and has changed during the training",
                     "this is a bug in the program or in a library; please report it",
                 )
         for name, tensor in tensors.items():
-            dtype = checkpoint.dtype_of(name)
-            yield Stream(name, dtype, checkpoint.shapes[name], partial(_blocks, tensor, dtype))
+            yield stream_of(name, array_of(tensor, checkpoint.dtype_of(name)))
 
     def rows(self, hashed: HashedCheckpoint) -> RouterRows | None:
         """Return the router rows that were trained, and their biases, or None without; arguments as `streams`."""
@@ -137,11 +132,6 @@ def trained_weights(checkpoint: Checkpoint, settings: ExpertTraining) -> int:
     return count
 
 
-def _modules(names: Sequence[str]) -> list[str]:
-    """Return the modules of weights, each once."""
-    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-
-
 def _with_low_rank(model: Any, modules: Sequence[str], rank: int, seed: int) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
@@ -156,11 +146,3 @@ def _with_low_rank(model: Any, modules: Sequence[str], rank: int, seed: int) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of one library to the other
         return get_peft_model(model, config)
-
-
-def _blocks(tensor: Tensor, dtype: str) -> Iterator[Block]:
-    yield to_block(tensor.detach().to(torch_dtype(dtype)))
-
-
-def _source(tensor: Tensor, dtype: str) -> ArraySource:
-    return ArraySource(dtype, tuple(tensor.shape), partial(_blocks, tensor, dtype))

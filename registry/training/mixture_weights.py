@@ -1,5 +1,8 @@
 """The weights of a loaded mixture that train, its load-balance loss, and its tensors in the form of the parent's files.
 
+Between members of several architectures projectors train, and the router of sequences. MergeME (Zhou et al. 2025, §3.2)
+trains them too; here they begin at their closed form.
+
 Shapes: T tokens of a batch, E experts, k experts per token.
 """
 
@@ -14,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from registry.checkpoint.model_files import read_headers, weight_files, weight_source
-from registry.composition.trained.trained_parts import ALL
-from registry.errors import CheckpointError, StorageError
+from registry.checkpoint.model_files import read_config, read_headers, weight_files, weight_source
+from registry.composition.trained.trained_parts import ALL, PROJECTORS
+from registry.errors import CheckpointError, InvalidInputError, StorageError
 from registry.io.dtypes import NAMES
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.maths.router_training import balance_loss
 from registry.runtime.gates import Gate, choice, gates, in_order
 from registry.runtime.loading import quiet_transformers
 from registry.training.parent import Parent
+from registry.training.sharding import array_of
 from store.arrays import ArraySource, Block, digest_of
 from store.permissions import SPACE, writing
 
@@ -30,15 +34,12 @@ _BLOCK = re.compile(r".*layers\.\d+\.[a-z_]+\.")
 """The beginning of the names of a mixture's tensors, in that of its router."""
 
 _SHARED = ".shared_expert"
+_PROJECTOR = re.compile(r"(members\.\d+\..*\.projector|outputs\.\d+)\.weight")
+_ROUTER = "router.weight"
 
 
 class BalanceLoss:
-    """The load-balance loss of the latest pass, summed over layers.
-
-    Args:
-        model: a loaded mixture.
-        weight: multiplies the loss.
-    """
+    """The load-balance loss of the latest pass of a loaded mixture, summed over layers, times a weight."""
 
     def __init__(self, model: Any, weight: float) -> None:
         self._gates, self._weight = gates(model), weight
@@ -67,31 +68,50 @@ class BalanceLoss:
         self._parts.append(balance_loss(logits, weights, chosen))
 
 
-def trained_weights(parent: Parent, train: str) -> int:
-    """Return the number of weights that a training changes.
+def check_projectors(parent: Parent) -> None:
+    """Check that a folder has projectors or a router that a language-model loss can train.
 
-    Args:
-        parent: the folder to train.
-        train: `mlps` or `all`.
+    Raises:
+        InvalidInputError: it has not.
     """
-    blocks = _blocks(parent)
-    trains = (name for name in parent.tensors if (train == ALL or name.startswith(blocks)) and _SHARED not in name)
-    return sum(math.prod(parent.tensors[name].shape) for name in trains)
+    config = read_config(parent.folder)
+    if not config.get("routing_tokens"):
+        raise InvalidInputError(
+            f"{parent.folder} weighs a text by all of its tokens, so that a loss would see what it predicts",
+            "compose it again with --routing-tokens 32, and train that",
+        )
+    if not _projectors(parent.tensors, config):
+        raise InvalidInputError(
+            f"{parent.folder} has nothing to train: its members share one embedding and head already, and one member "
+            "for each text leaves its router without a gradient",
+            "compose it again with --top-k 2, and train that",
+        )
+
+
+def trained_weights(parent: Parent, train: str) -> int:
+    """Return the number of weights of a checked folder that a training of `mlps`, `all` or `projectors` changes."""
+    if train == PROJECTORS:
+        names = _projectors(parent.tensors, read_config(parent.folder))
+    else:
+        blocks = _blocks(parent)
+        names = [name for name in parent.tensors if (train == ALL or name.startswith(blocks)) and _SHARED not in name]
+    return sum(math.prod(parent.tensors[name].shape) for name in names)
 
 
 def let_train(model: Any, train: str) -> None:
-    """Let the weights that train have gradients, and no others.
+    """Let the weights of a loaded mixture that train have gradients: `mlps`, `all` or `projectors`; and no others.
 
     The shared expert of some hosts returns zero, is of no member, and never trains.
-
-    Args:
-        model: a loaded mixture.
-        train: `mlps` or `all`.
     """
     model.requires_grad_(train == ALL)
+    parameters = dict(model.named_parameters())
+    if train == PROJECTORS:
+        for name in _projectors(parameters, model.config.to_dict()):
+            parameters[name].requires_grad_(True)
+        return
     for gate in gates(model):
         gate.block.requires_grad_(True)
-    for name, part in model.named_parameters():
+    for name, part in parameters.items():
         if _SHARED in name:
             part.requires_grad_(False)
 
@@ -104,7 +124,7 @@ def changed_tensors(
     Args:
         model: the trained mixture.
         parent: the folder that it was loaded from.
-        train: `mlps` or `all`.
+        train: `mlps`, `all` or `projectors`.
         scratch: a folder for the model in float32, which the tensors are read from.
         whole: the weights of a sharded model by name; empty for any other.
 
@@ -112,6 +132,8 @@ def changed_tensors(
         CheckpointError: transformers saves other tensors than the folder has, or one that is frozen has moved.
         StorageError: the disk is full or refuses.
     """
+    if train == PROJECTORS:
+        return _changed_projectors(model, parent)
     saved = scratch / "trained"
     _save(model, saved, whole)
     places = read_headers(weight_files(saved))
@@ -136,6 +158,19 @@ def changed_tensors(
             )
         changed[name] = source
     return changed
+
+
+def _changed_projectors(model: Any, parent: Parent) -> dict[str, ArraySource]:
+    parameters = dict(model.named_parameters())
+    names = _projectors(parameters, model.config.to_dict())
+    trained = {name: array_of(parameters[name], parent.dtype_of(name)) for name in names}
+    return {name: array for name, array in trained.items() if digest_of(array) != digest_of(parent.source(name))}
+
+
+def _projectors(tensors: Mapping[str, object], config: Mapping[str, Any]) -> list[str]:
+    """Return the names of the projectors, and of the router, unless the weight of its single member is always 1."""
+    routes = config["routing_top_k"] > 1
+    return [name for name in tensors if _PROJECTOR.fullmatch(name) or (routes and name == _ROUTER)]
 
 
 def _blocks(parent: Parent) -> tuple[str, ...]:
