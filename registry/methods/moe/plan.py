@@ -37,7 +37,7 @@ from registry.methods.moe.checks import check_mixture, equal_mlp_notes
 from registry.methods.moe.options import SOFTMAX_TOPK
 from registry.methods.moe.recipe import top_k, trunk_of
 from registry.methods.moe.refinement import SOLVES_AGAIN
-from registry.methods.moe.routers.context import SHARED
+from registry.methods.moe.routers import SHARED
 from registry.methods.moe.special_routers import (
     has_router_bias,
     host_of_bias,

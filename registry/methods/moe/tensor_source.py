@@ -39,7 +39,7 @@ from registry.member import Member
 from registry.methods.moe.context.context_inputs import ContextInputs
 from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.recipe import router_of, trunk_of
-from registry.methods.moe.trunks.task_vectors import SUM
+from registry.methods.moe.trunks import SUM
 from registry.statistics.cache import Cached, InputProducts, KeptTensors, NumberedBlock, SubsetSums, arrays_of
 from store.arrays import ArraySource
 
