@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
-from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
-from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.recipe import CoefficientFit, Recipe, fitted_members
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.member import POSITIONS, Member
 from registry.names.reference import check_distinct

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from registry.composition.dense import write_dense
 from registry.composition.found import OUTPUTS
 from registry.composition.manifest import folder_document
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
+from registry.composition.recipe.fields import of_copies, problem_of_copies
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.recipe.rules import of_copies, problem_of_copies
-from registry.composition.shard_tasks import ShardTasks
+from registry.composition.compose import ShardTasks
+from registry.composition.stored import write_dense
 from registry.destination.address import destination_of
 from registry.destination.destination import Destination as Destination
 from registry.errors import InvalidInputError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from registry.composition.dense import write_dense
+from registry.composition.stored import write_dense
 from registry.io.work_dirs import working_folder
 from registry.member import Member
 from registry.progress import Progress

@@ -21,19 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.manifest import CompositionManifest
-from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.fields import FIELDS, output_of, removed
-from registry.composition.recipe.option import Option, OptionKind, Problem
-from registry.composition.recipe.recipe import Recipe, unwanted
-from registry.composition.recipe.rules import (
+from registry.composition.recipe.fields import (
+    FIELDS,
     FROM_BASE,
     check_complete,
     check_named,
     first_problem,
     misplaced,
     of_copies,
+    output_of,
     problem_of_copies,
+    removed,
 )
+from registry.composition.recipe.option import Option, OptionKind, Problem
+from registry.composition.recipe.recipe import CoefficientFit, Recipe, unwanted
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError
 from registry.io.disk import atomic_file

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from registry.composition.card import CARD, without_additions
 from registry.composition.compose import compose, plan_composition, write_plan
-from registry.composition.integrity import ComposedFolder, is_of_hub, list_files
-from registry.composition.manifest import CompositionManifest
-from registry.composition.pushed_card import CARD, without_additions
-from registry.composition.trained.history import read_history, write_again
+from registry.composition.manifest import ComposedFolder, CompositionManifest, is_of_hub, list_files
+from registry.composition.trained_history import read_history, write_again
 from registry.errors import InvalidInputError
 from registry.io.disk import CHUNK
 from registry.io.model_folder import MARKER, check_apart, check_output, json_file

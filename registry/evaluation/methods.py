@@ -13,7 +13,7 @@ from registry.composition.method import Compared
 from registry.composition.recipe.fields import FIELDS
 from registry.composition.recipe.option import OptionKind
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.recipe.rules import misplaced
+from registry.composition.recipe.fields import misplaced
 from registry.errors import InvalidInputError
 from registry.names.suggest import suggest
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from registry.composition.trained.write_trained import TrainedDocument, write_trained
+from registry.composition.trained_history import TrainedDocument, write_trained
 from registry.errors import ConflictError, StorageError
 from registry.training.parent import Parent
 from registry.workspace import Workspace

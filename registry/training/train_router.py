@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from registry.checkpoint.model_files import read_config
-from registry.composition.trained.trained_parts import NAMED, ROUTERS
+from registry.composition.trained import NAMED, ROUTERS
 from registry.errors import InvalidInputError
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.work_dirs import resumable

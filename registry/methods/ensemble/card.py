@@ -8,8 +8,7 @@ from registry.composition.found import TRUNKS
 from registry.composition.method import Card
 from registry.composition.plan import Plan
 from registry.member import Member
-from registry.methods.ensemble.output import routing_of
-from registry.methods.ensemble.routings import LOGITS
+from registry.methods.ensemble.output import LOGITS, routing_of
 from registry.methods.works import DUME, FLEXOLMO, SOUP_OF_EXPERTS
 
 

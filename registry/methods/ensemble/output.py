@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.found import TRUNKS
-from registry.composition.method import Card, Compared, Output, Settings, counted
+from registry.composition.method import Card, Compared, Output, Settings, Work, counted
 from registry.composition.recipe.option import Option, OptionKind, Problem
 from registry.composition.recipe.shared_options import (
     DTYPE,
@@ -19,22 +19,67 @@ from registry.composition.recipe.shared_options import (
     WEIGHTS,
 )
 from registry.errors import InvalidInputError
-from registry.methods.ensemble.routings import (
-    LOGITS,
-    PERPLEXITY,
-    POSTERIOR,
-    PROMPT_PERPLEXITY,
-    ROUTINGS,
-    TASK_VECTOR,
-    Routing,
-)
-from registry.methods.works import DUME
+from registry.methods.works import BTM, DUME, MERGEME
 
 if TYPE_CHECKING:
     from registry.composition.plan import Plan, Source
     from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.workspace import Workspace
+
+
+POSTERIOR, PERPLEXITY, PROMPT_PERPLEXITY, TASK_VECTOR = "posterior", "perplexity", "prompt-perplexity", "task-vector"
+LOGITS = "logits"
+"""Mixing of logits, which has a modelling file of its own, as `PROMPT_PERPLEXITY` has."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How an ensemble weights its members.
+
+    Attributes:
+        meaning: where the weights come from, for the model card.
+        words: the same in lists and forms.
+        works: its sources.
+        needs_base: the base model is in the folder, whole.
+        by_first_tokens: the first tokens decide for the rest, in which only chosen members run.
+    """
+
+    meaning: str
+    words: str
+    works: tuple[Work, ...]
+    needs_base: bool = False
+    by_first_tokens: bool = False
+
+
+ROUTINGS = {
+    POSTERIOR: Routing(
+        "p(expert | text so far) by Bayes' rule (Branch-Train-Merge, section 2)",
+        "weighted by how well each predicts the text so far",
+        (BTM,),
+    ),
+    PERPLEXITY: Routing(
+        "softmax of the negative perplexity on the text so far (MergeME, section 3.1.3)",
+        "weighted by perplexity",
+        (MERGEME,),
+    ),
+    PROMPT_PERPLEXITY: Routing(
+        "softmax of one over the perplexity on the first tokens (MergeME, section 3.1.3)",
+        "weighted by perplexity on the prompt",
+        (MERGEME,),
+        by_first_tokens=True,
+    ),
+    TASK_VECTOR: Routing(
+        "softmax of the cosine between the base model's negative gradient on the first tokens and the task vector "
+        "(MergeME, section 3.1.3)",
+        "weighted by task vectors",
+        (MERGEME,),
+        needs_base=True,
+        by_first_tokens=True,
+    ),
+}
+"""Value of `--routing` → what it is."""
+
 
 ROUTING = Option(
     "routing", OptionKind.CHOICE, "For an ensemble: {choices}.", "METHOD", default=POSTERIOR, choices=(*ROUTINGS,),
@@ -118,7 +163,7 @@ class Ensemble(Output):
             )
 
     def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
-        from registry.methods.moe.recipe import trunk_document
+        from registry.methods.moe.output import trunk_document
 
         merged = trunk_document(recipe, names) if recipe.trunk else {}
         has_weights = recipe.routing == POSTERIOR or merged
@@ -136,8 +181,7 @@ class Ensemble(Output):
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
         from registry.composition.compatibility import differ_in_shape
-        from registry.methods.ensemble.plan import make_ensemble
-        from registry.methods.ensemble.several_families import make_families
+        from registry.methods.ensemble.plan import make_ensemble, make_families
 
         return make_families(members, recipe) if differ_in_shape(members) else make_ensemble(members, base, recipe)
 

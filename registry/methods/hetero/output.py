@@ -11,8 +11,8 @@ from registry.composition.method import Card, Compared, Output, Settings, counte
 from registry.composition.recipe.option import Option, OptionKind, Problem
 from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K
 from registry.errors import InvalidInputError
-from registry.methods.moe.combined import per_token
 from registry.methods.moe.options import LAM
+from registry.methods.moe.output import per_token
 from registry.methods.works import DUME, MERGEME
 
 if TYPE_CHECKING:

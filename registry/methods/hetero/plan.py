@@ -14,8 +14,7 @@ from registry.composition.taken_files import taken_notes
 from registry.hosts.host import dense_config
 from registry.hosts.remote_code import HETERO, HETERO_MODULE
 from registry.member import Member
-from registry.methods.hetero.fit import HeteroFit
-from registry.methods.hetero.tables import SOFTCAP, Tables, make_tables
+from registry.methods.hetero.fit import SOFTCAP, HeteroFit, Tables, make_tables
 from registry.methods.whole_members import common_sizes, loading, own_config
 from store.catalog.records import Role
 

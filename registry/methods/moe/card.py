@@ -6,7 +6,7 @@ from typing import Any
 from registry.composition.card import digest_cell, license_cell
 from registry.composition.method import Card, Work
 from registry.composition.plan import Plan, RoutingCost
-from registry.methods.moe.context.context_cost import context_cost
+from registry.methods.moe.plan import context_cost
 
 _OF_COEFFICIENTS = 'Each expert\'s difference from the base model counts by a coefficient, as in "Soup-of-Experts".'
 _OF_COPIES = 'The experts are copies of one dense model\'s MLPs, as in "Sparse Upcycling".'

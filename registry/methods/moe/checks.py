@@ -11,7 +11,7 @@ from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.io.display import few
 from registry.member import AS_EXPERT, Member
-from registry.methods.moe.recipe import retakes
+from registry.methods.moe.output import retakes
 
 
 def check_mixture(subset: Subset, recipe: Recipe) -> None:

@@ -34,13 +34,13 @@ from registry.io.model_folder import json_file, write_files
 from registry.io.safetensors_file import Span, Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.member import Member
-from registry.methods.moe.context.member_evidence import choices_of, evidence_of
-from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, write_model
+from registry.methods.moe.context import choices_of, evidence_of
+from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, trunk_digest, write_model
+from registry.methods.moe.options import SOLVES_AGAIN
+from registry.methods.moe.output import pass_document, retakes
 from registry.methods.moe.plan import dense_plan
-from registry.methods.moe.provenance import trunk_digest
-from registry.methods.moe.recipe import pass_document, retakes
-from registry.methods.moe.refinement import SOLVES_AGAIN
-from registry.methods.moe.refit import KnownChoice, refit
+from registry.methods.moe.refit.choice import KnownChoice
+from registry.methods.moe.refit.fit import refit
 from registry.methods.moe.render import render
 from registry.methods.moe.tensor_source import RecollectedSource, StoredSource, TensorSource
 from registry.progress import remark

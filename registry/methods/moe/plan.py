@@ -5,17 +5,17 @@ from dataclasses import replace
 
 from registry.composition.compatibility import common_dtype, length_notes, make_subset
 from registry.composition.method import COUNTS
-from registry.composition.plan import EXPERTS, ROUTER, TRUNK, OutputTensor, Plan
+from registry.composition.plan import EXPERTS, ROUTER, TRUNK, OutputTensor, Plan, RoutingCost
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.taken_files import taken_notes
-from registry.composition.trained.trained_parts import EQUAL_COPIES
+from registry.composition.trained import EQUAL_COPIES
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts
 from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
 from registry.hosts.context_mlp import ALARM
 from registry.hosts.head_map import holds_maps
-from registry.hosts.host import LAYERS
+from registry.hosts.host import LAYERS, NORM_TOPK_PROB
 from registry.hosts.remote_code import (
     CONTEXT_ALARM,
     CONTEXT_FAST,
@@ -25,25 +25,20 @@ from registry.hosts.remote_code import (
     HEAD_MAPS,
     REMOTE_CODE,
     THRESHOLDS_TENSOR,
+    biased_code_host,
     context_code_host,
     own_head_maps,
+    softmax_topk_code_host,
 )
-from registry.hosts.tensors import Entries, Evidence, Router, RouterBias
+from registry.hosts.tensors import Entries, Evidence, HeadMap, OwnHeadMap, Router, RouterBias
 from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router.balance import balanced
 from registry.member import Member
 from registry.methods.moe.checks import check_mixture, equal_mlp_notes
-from registry.methods.moe.options import SOFTMAX_TOPK
-from registry.methods.moe.recipe import top_k, trunk_of
-from registry.methods.moe.refinement import SOLVES_AGAIN
+from registry.methods.moe.options import SOFTMAX_TOPK, SOLVES_AGAIN
+from registry.methods.moe.output import top_k, trunk_of
 from registry.methods.moe.routers import SHARED
-from registry.methods.moe.special_routers import (
-    has_router_bias,
-    host_of_bias,
-    with_router_bias,
-    with_softmax_topk,
-)
 
 
 def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
@@ -289,3 +284,90 @@ def _one(name: str, dtypes: dict[str, str]) -> str:
         listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
         raise IncompatibleError(f"tensor {name} has different dtypes ({listed})", "choose one: --dtype bfloat16")
     return next(iter(dtypes.values()))
+
+
+_BIAS_NOTE = (
+    "its routers have a bias, which no native architecture carries: its modelling file does, and it loads with "
+    "trust_remote_code=True"
+)
+
+
+def has_router_bias(members: Sequence[Member], recipe: Recipe) -> bool:
+    """Tell whether routers of trained rows add a number other than 0 to a logit, trained with a row or asked for."""
+    if recipe.router_method is None or not recipe.router_method.is_trained:
+        return False
+    layers = range(members[0].architecture.num_hidden_layers)
+    return any(recipe.bias.values()) or any(member.router_bias(layer) for member in members for layer in layers)
+
+
+def host_of_bias(host: str | None) -> str:
+    """Return the host of routers with a bias, as recipes call it.
+
+    Raises:
+        UnsupportedFamilyError: another host was asked for.
+    """
+    if host not in (None, REMOTE_CODE):
+        raise UnsupportedFamilyError(
+            f"host {host!r} has no router bias, and this composition has one",
+            "drop --host: the folder then carries a modelling file; or drop --bias",
+        )
+    return REMOTE_CODE
+
+
+def with_router_bias(translation: Translation, lead: Member) -> Translation:
+    """Return a translation to the modelling file whose routers have a bias.
+
+    Args:
+        translation: that of the modelling file without.
+        lead: the member whose family is carried.
+    """
+    family = lead.family
+    host = biased_code_host(family.model_type, family.class_name, family.layers)
+    return replace(translation, host=host, notes=(*translation.notes, _BIAS_NOTE))
+
+
+def with_softmax_topk(translation: Translation, lead: Member, *, bias: bool) -> Translation:
+    """Return a translation whose experts keep the weights of the softmax over all of them.
+
+    Args:
+        translation: that to the same host with weights that add up to 1.
+        lead: the member whose family is carried.
+        bias: routers have a bias.
+
+    Raises:
+        UnsupportedFamilyError: the class of the host makes them add up to 1 all the same.
+    """
+    host, family = translation.host, lead.family
+    if host.files:
+        kept = softmax_topk_code_host(family.model_type, family.class_name, family.layers, bias=bias)
+        return replace(translation, host=kept)
+    if not host.obeys_norm_topk_prob:
+        fitting = [name for name, one in lead.hosts.items() if one.host.obeys_norm_topk_prob]
+        remote = "--remote-code, a modelling file in the folder"
+        raise UnsupportedFamilyError(
+            f"host {host.model_type!r} makes the weights of a token's experts add up to 1, which gating "
+            f"{SOFTMAX_TOPK!r} does not",
+            f"choose --host {fitting[0]}, or {remote}" if fitting else f"add {remote}",
+        )
+    return replace(translation, host=replace(host, config=lambda *sizes: host.config(*sizes) | {NORM_TOPK_PROB: False}))
+
+
+def context_cost(plan: Plan) -> RoutingCost | None:
+    """Return what context routing adds to a plan, None if the plan has no such routing."""
+    recipe = plan.recipe
+    if recipe.router_method is None or recipe.router_method.statistics != COUNTS or len(plan.members) < 2:
+        return None
+    # Random routers need no statistics, and have the shapes of all routers that read the stream.
+    plain = recipe.replace(router="random", top_k=top_k(recipe, len(plan.members)), refine_mlp=False)
+    without = make_plan(plan.members, plan.base, plain)
+    mine, other = plan.parts.architecture, without.parts.architecture
+    has_window = recipe.host == REMOTE_CODE or bool(context_windows(without.parts, recipe.context_window)[0].slow)
+    return RoutingCost(
+        mine.num_hidden_layers - other.num_hidden_layers,
+        any(isinstance(tensor.made, HeadMap | OwnHeadMap) for tensor in plan.tensors),
+        mine.num_hidden_layers - 1,
+        mine.hidden_size - other.hidden_size,
+        float(recipe.context_window) if has_window else 0.0,
+        plan.parameters - without.parameters,
+        plan.nbytes - without.nbytes,
+    )

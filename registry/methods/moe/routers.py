@@ -1,4 +1,4 @@
-"""Context routers: each token goes by the evidence of the text so far, from counts of tokens."""
+"""Router methods of mixtures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import BASE, COUNTS, OWN, SEEDS, TRAIN_STEPS, TRAINED_SEEDS, Compared, Router, Settings
 from registry.composition.recipe.option import Limits, Option, OptionKind, Problem
-from registry.methods.moe.options import BIAS, GATING, LAM, NORMALIZE, SOFTMAX_TOPK
-from registry.methods.moe.refinement import PAPER, SOLVES_AGAIN, refined, without_refinement
+from registry.methods.moe.options import (
+    BIAS,
+    GATING,
+    LAM,
+    NORMALIZE,
+    PAPER,
+    SOFTMAX_TOPK,
+    SOLVES_AGAIN,
+    refined,
+    without_refinement,
+)
 from registry.methods.works import BTX, FLEXOLMO, LEWIS, MARON, ROFORMER
 
 if TYPE_CHECKING:

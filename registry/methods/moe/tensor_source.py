@@ -4,7 +4,7 @@
 
     StoredSource        the members' stored arrays, combined by the trunk method
     RecollectedSource   the same tensors, with routers solved from statistics that passes collected
-    RefitSource         refitted tensors in place of stored ones (`refit_source.py`)
+    RefitSource         refitted tensors in place of stored ones (`refit/composed_model.py`)
 
 Each holds a `RouterSolver` over its own statistics, so that routers are solved in one way.
 
@@ -36,9 +36,9 @@ from registry.maths.router.inputs import RouterInputs
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk.combination import Combination, Rows, tile_rows
 from registry.member import Member
-from registry.methods.moe.context.context_inputs import ContextInputs
+from registry.methods.moe.context import ContextInputs
+from registry.methods.moe.output import router_of, trunk_of
 from registry.methods.moe.plan import statistics_weights
-from registry.methods.moe.recipe import router_of, trunk_of
 from registry.methods.moe.trunks import SUM
 from registry.statistics.cache import Cached, InputProducts, KeptTensors, NumberedBlock, SubsetSums, arrays_of
 from store.arrays import ArraySource

@@ -1,4 +1,4 @@
-"""Options of the trunk methods that add task vectors to the base model."""
+"""Trunk methods."""
 
 from __future__ import annotations
 

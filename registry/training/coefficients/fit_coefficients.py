@@ -23,8 +23,7 @@ from torch import Tensor
 from registry.calibration import Corpus, random_places
 from registry.composition.compose import plan_composition, write_plan
 from registry.composition.plan import Plan
-from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
-from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.recipe import CoefficientFit, Recipe, fitted_members
 from registry.errors import CalibrationError, InvalidInputError
 from registry.io.work_dirs import resumable, working_folder
 from registry.names.reference import require_list

@@ -15,7 +15,7 @@ from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES, ROUTER_F
 from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.trained_files import pack_rows
 from registry.checkpoint.version_files import StoredWeights
-from registry.composition.dense import write_dense
+from registry.composition.stored import write_dense
 from registry.errors import InvalidInputError, StorageError
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import check_output, fresh_folder, write_files, write_weights

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from registry.composition.trained.trained_parts import ALL, MLPS, PROJECTORS, ROUTERS
+from registry.composition.trained import ALL, MLPS, PROJECTORS, ROUTERS
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
 from registry.training.expert.expert_settings import FREE, FROZEN, ExpertTraining

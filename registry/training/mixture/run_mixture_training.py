@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from registry.composition.trained.trained_parts import PROJECTORS
+from registry.composition.trained import PROJECTORS
 from registry.progress import Progress
 from registry.runtime.loading import load_model
 from registry.training.job import Job

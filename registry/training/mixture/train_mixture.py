@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from registry.checkpoint.model_files import read_config
-from registry.composition.trained.trained_parts import NAMED, PROJECTORS, ROUTERS
+from registry.composition.trained import NAMED, PROJECTORS, ROUTERS
 from registry.errors import InvalidInputError, StorageError
 from registry.hosts.host import NORM_TOPK_PROB
 from registry.io.dtypes import AUTO
