@@ -123,6 +123,19 @@ def average(rows: RowBlock, weights: Sequence[float]) -> Tensor:
     return total.div_(sum(weights[member] for member in rows.present))
 
 
+def averaged(combination: Combination) -> Iterator[Tensor]:
+    """Yield Σ_e ω_e θ_e / Σ_e ω_e by rows, in float64 (BTX §3.2; DUME §3.1). A single member is returned exactly."""
+    for rows in aligned(combination):
+        for few in tiles(rows):
+            yield average(few, combination.weights)
+
+
+def of_base(combination: Combination) -> Iterator[Tensor]:
+    """Yield the base model's rows, exactly; rows that it lacks are averaged over the members."""
+    for rows in aligned(combination):
+        yield average(rows, combination.weights) if rows.base is None else rows.base
+
+
 def _double(part: Tensor | None) -> Tensor:
     assert part is not None
     return part.to(torch.float64, copy=True)

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from registry.maths.cholesky import cholesky_factor, cholesky_solved
 from registry.maths.threads import one_thread
-from registry.maths.trunk.combination import Combination, RowBlock, aligned, average, tiles
-from registry.maths.trunk.mean import combine as averaged
+from registry.maths.trunk.combination import Combination, RowBlock, aligned, average, averaged, tiles
 
 RIDGE = 1e-6
 """r, times the mean of the summed Gram's diagonal."""

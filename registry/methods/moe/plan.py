@@ -33,7 +33,7 @@ from registry.hosts.remote_code import (
 from registry.hosts.tensors import Entries, Evidence, HeadMap, OwnHeadMap, Router, RouterBias
 from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
-from registry.maths.router.balance import balanced
+from registry.maths.router.gates import balanced
 from registry.member import Member
 from registry.methods.moe.checks import check_mixture, equal_mlp_notes
 from registry.methods.moe.options import SOFTMAX_TOPK, SOLVES_AGAIN

@@ -122,9 +122,9 @@ class Ridge(Router):
     statistics = OWN
 
     def solve(self, inputs: RouterInputs) -> Tensor:
-        from registry.maths.router.ridge import ridge_of_sum
+        from registry.maths.router.gates import ridge
 
-        return ridge_of_sum(inputs.total(), inputs.lam, inputs.normalize)
+        return ridge(inputs.total(), inputs.lam, inputs.normalize)
 
 
 class DomainEmbedding(Router):
@@ -144,7 +144,7 @@ class DomainEmbedding(Router):
         return without_refinement(name, self.name, "takes features of the base model, not of a refined one")
 
     def solve(self, inputs: RouterInputs) -> Tensor:
-        from registry.maths.router.domain_embedding import domain_embedding
+        from registry.maths.router.gates import domain_embedding
 
         return domain_embedding(inputs.statistics, inputs.lam, inputs.bias, inputs.normalize)
 
@@ -197,7 +197,7 @@ class Anchored(Router):
         return found
 
     def solve(self, inputs: RouterInputs) -> Tensor:
-        from registry.maths.router.anchored import anchored
+        from registry.maths.router.gates import anchored
 
         return anchored(inputs.rows())
 
@@ -221,6 +221,6 @@ class Random(Router):
     statistics = None
 
     def solve(self, inputs: RouterInputs) -> Tensor:
-        from registry.maths.router.random import random
+        from registry.maths.router.gates import random
 
         return random(inputs.digests, inputs.hidden_size, inputs.layer, inputs.seed, inputs.normalize)

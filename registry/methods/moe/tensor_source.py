@@ -31,7 +31,7 @@ from registry.composition.stored import pass_over
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.process import return_freed_memory
-from registry.maths.router.balance import balanced
+from registry.maths.router.gates import balanced
 from registry.maths.router.inputs import RouterInputs
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk.combination import Combination, Rows, tile_rows

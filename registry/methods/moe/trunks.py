@@ -83,9 +83,9 @@ class Mean(Trunk):
     tiled = True
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.mean import combine
+        from registry.maths.trunk.combination import averaged
 
-        return combine(tensor)
+        return averaged(tensor)
 
 
 class Base(Trunk):
@@ -99,9 +99,9 @@ class Base(Trunk):
     needs_members = False
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.base import combine
+        from registry.maths.trunk.combination import of_base
 
-        return combine(tensor)
+        return of_base(tensor)
 
 
 class Ties(Trunk):
@@ -121,9 +121,9 @@ class Ties(Trunk):
     needs_base = True
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.ties import combine
+        from registry.maths.trunk.task_vectors import ties
 
-        return combine(tensor)
+        return ties(tensor)
 
 
 class Dare(Trunk):
@@ -143,9 +143,9 @@ class Dare(Trunk):
     needs_base = True
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.dare import combine
+        from registry.maths.trunk.task_vectors import dare
 
-        return combine(tensor)
+        return dare(tensor)
 
 
 COEFFICIENTS = Option(
@@ -188,6 +188,6 @@ class TaskArithmetic(Trunk):
         return None
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.task_arithmetic import combine
+        from registry.maths.trunk.task_vectors import task_arithmetic
 
-        return combine(tensor)
+        return task_arithmetic(tensor)

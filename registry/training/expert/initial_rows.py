@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from registry.errors import CalibrationError
-from registry.maths.router.anchored import initial_row
+from registry.maths.router.gates import initial_row
 from registry.training.expert.coordinated import CoordinatedMLP
 from registry.training.processes import Processes
 from registry.training.sharding import spread
@@ -28,7 +28,7 @@ def begin_rows(
     batch_size: int,
     processes: Processes,
 ) -> None:
-    """Set the row of every layer to the difference of the embeddings of two texts (`maths.router.anchored`).
+    """Set the row of every layer to the difference of the embeddings of two texts (`maths.router.gates`).
 
     The model still computes what the base model does, because both MLPs of a layer are equal.
 

@@ -1,4 +1,4 @@
-"""The composed model of a refit: one layer at a time, the residual stream of each member's tokens, the refitted tensors.
+"""The composed model of a refit: one layer at a time, the residual stream of each member's tokens, refitted tensors.
 
 Shapes: E members (experts of a layer), H hidden size, V vocabulary; N windows of S tokens for one member, taken in
 batches of b windows; T tokens that count (not padding) in a batch. A linear map of I inputs and O outputs has the
