@@ -83,6 +83,11 @@ class Member:
         own = Architecture(**self.content["architecture"])
         return own if self.longest is None else replace(own, max_position_embeddings=self.longest)
 
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of its tokenizer; 0 if it has none."""
+        return int(self.content["tokens"] or 0)
+
     @cached_property
     def hosts(self) -> dict[str, Translation]:
         """Every host that carries this version, by its name in recipes, the default one first."""

@@ -183,11 +183,7 @@ def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = 
 
 def leading(members: Sequence[Member]) -> Member:
     """Return the first member, in the order given, that has the most tokens, by rows and then by its tokenizer."""
-    return max(members, key=lambda member: (member.architecture.vocab_size, _known_tokens(member)))
-
-
-def _known_tokens(member: Member) -> int:
-    return int(member.content["tokens"] or 0)
+    return max(members, key=lambda member: (member.architecture.vocab_size, member.known_tokens))
 
 
 def _tokenizer_conflict(first: Member, second: Member) -> str | None:

@@ -159,19 +159,6 @@ def folder_document(document: Mapping[str, Any], digest: str, files: Mapping[str
     return {**document, "format": FOLDER_FORMAT, "digest": digest, "files": dict(files)}
 
 
-def read_composed(folder: Path) -> tuple[dict[str, object], CompositionManifest]:
-    """Return the `composition.json` of a folder, and what it says.
-
-    Raises:
-        CheckpointError: there is no such file, or it is not what this program writes.
-        InvalidInputError: a member's name cannot be one.
-    """
-    require_composed(folder)
-    marker = folder / MARKER
-    document = read_json(marker)
-    return document, CompositionManifest.from_document(document, str(marker))
-
-
 def _is_of_copies(manifest: CompositionManifest) -> bool:
     count, base, recipe = manifest.from_base, manifest.base, manifest.recipe
     values = recipe.given | {"balance": "none"}  # which changed nothing while it was allowed
@@ -192,13 +179,7 @@ _HUB = (".cache/huggingface/", ".git/")
 
 @dataclass(frozen=True)
 class ComposedFolder:
-    """A folder with a `composition.json`.
-
-    Attributes:
-        path: the folder.
-        content: the content of `composition.json`.
-        manifest: the same, parsed.
-    """
+    """A folder with a `composition.json`: its content, and the same parsed."""
 
     path: Path
     content: Mapping[str, Any]
@@ -210,10 +191,11 @@ class ComposedFolder:
 
         Raises:
             CheckpointError: the file is absent, or this program did not write it.
-            InvalidInputError: a member's name is not valid.
+            InvalidInputError: a member's name cannot be one.
         """
-        content, manifest = read_composed(path)
-        return cls(path, content, manifest)
+        require_composed(path)
+        content = read_json(path / MARKER)
+        return cls(path, content, CompositionManifest.from_document(content, str(path / MARKER)))
 
     @property
     def digest(self) -> str:
@@ -238,14 +220,12 @@ class ComposedFolder:
     @cached_property
     def paths(self) -> dict[str, Path]:
         """Relative path → path of every file below the folder, links included, without files left by a download."""
-        return {name: path for name, path in list_files(self.path).items() if not is_of_hub(name)}
+        paths = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
+        found = {path.relative_to(self.path).as_posix(): path for path in paths}
+        return {name: path for name, path in found.items() if name != ".gitattributes" and not name.startswith(_HUB)}
 
     def problems(self, progress: Progress) -> Iterator[str]:
-        """Yield a line for every difference from the folder as it was composed.
-
-        Args:
-            progress: reports the bytes read.
-        """
+        """Yield a line for every difference from the folder as it was composed; `progress` reports the bytes read."""
         if not self.files or json_digest(self.document) != self.digest:
             yield f"{self.path / MARKER} was changed since it was written"
             return
@@ -282,14 +262,3 @@ def _has_digest(path: Path, digest: str, advance: Advance) -> bool:
         return digest_like(path, digest, advance) == digest
     except CheckpointError:  # it is no longer a safetensors file
         return False
-
-
-def list_files(folder: Path) -> dict[str, Path]:
-    """Return relative path → path of every file below a folder, links included."""
-    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return {path.relative_to(folder).as_posix(): path for path in paths}
-
-
-def is_of_hub(name: str) -> bool:
-    """Tell whether a file, by its path in the folder, was left by a download from the Hub."""
-    return name == ".gitattributes" or name.startswith(_HUB)

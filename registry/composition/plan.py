@@ -6,16 +6,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property, partial
+from typing import Any
 
 from registry.composition.card import card_page
 from registry.composition.manifest import DOCUMENT_FORMAT
 from registry.composition.method import Output
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.stored import copied, held, span
+from registry.composition.stored import held, stored_stream
 from registry.composition.taken_files import taken_files
-from registry.hosts import RowSelection
 from registry.io.dtypes import WEIGHT_DTYPES
 from registry.io.model_folder import json_file
 from registry.io.safetensors_file import Stream
@@ -30,31 +29,9 @@ TRUNK, EXPERTS, ROUTER = "trunk", "experts", "routers"
 """Parts of a model, which are files of their own where it is large."""
 
 
-class Shaped(Protocol):
-    """How a tensor is made, as far as its size goes."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-
-@runtime_checkable
-class Made(Shaped, Protocol):
-    """How a tensor is made that needs nothing but itself."""
-
-    def stream(self, name: str, dtype: str) -> Stream:
-        """Return it as it is written."""
-
-
 @dataclass(frozen=True)
 class Stored:
-    """An array of a version, as it is stored; cast where another dtype is wanted.
-
-    Attributes:
-        member: the version.
-        role: the role of the array.
-        array: its name.
-    """
+    """An array of a version, by role and name, as it is stored; cast where another dtype is wanted."""
 
     member: Member
     role: Role
@@ -67,16 +44,7 @@ class Stored:
 
     def stream(self, name: str, dtype: str) -> Stream:
         """Return it as it is written."""
-        rows = RowSelection(self.array)
-
-        def blocks() -> Iterator[Block]:
-            return copied(self.member.open(self.role, self.array), rows, dtype)
-
-        def spans() -> list[Any] | None:
-            one = span(self.member.open(self.role, self.array), rows, dtype)
-            return None if one is None else [one]
-
-        return Stream(name, dtype, self.shape, blocks, spans)
+        return stored_stream(name, dtype, self.shape, partial(self.member.open, self.role, self.array), self.array)
 
 
 @dataclass(frozen=True)
@@ -152,7 +120,7 @@ class OutputTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Its bytes."""
         return self.elements * CARRIERS[self.dtype][1]
 
     def stream(self) -> Stream:

@@ -1,6 +1,6 @@
 """Stored arrays as the tensors of a folder, their own bytes wherever these can be copied, and dense folders of them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from registry.maths.trunk.combination import Pass, RowBlock, average
 from registry.member import Member
 from registry.progress import Progress
 from store.arrays import ArraySource, Block, blocks_of_rows
-from store.catalog.records import Role
+from store.catalog import ArrayLink
 
 
 def held(blocks: Iterable[Block], dtype: str, name: str) -> Iterator[Block]:
@@ -61,6 +61,27 @@ def copied(source: ArraySource, rows: RowSelection, dtype: str) -> Iterator[Bloc
         blocks = (to_tensor(block, source.dtype) for block in source.blocks())
         cast = (to_block(tensor.to(torch_dtype(dtype))) for tensor in selected(blocks, rows))
         yield from held(cast, dtype, rows.name)
+
+
+def stored_stream(
+    name: str, dtype: str, shape: tuple[int, ...], opened: Callable[[], ArraySource], array: str = ""
+) -> Stream:
+    """Return a whole array as a tensor of a folder.
+
+    Args:
+        name: the tensor.
+        dtype: its dtype; the array is cast where it has another.
+        shape: its shape.
+        opened: returns the array, for each reading.
+        array: its name, where it is another.
+    """
+    rows = RowSelection(array or name)
+
+    def spans() -> list[Span] | None:
+        one = span(opened(), rows, dtype)
+        return None if one is None else [one]
+
+    return Stream(name, dtype, shape, lambda: copied(opened(), rows, dtype), spans)
 
 
 def selected(
@@ -108,16 +129,12 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
         DamagedError: a stored array is damaged.
     """
     first = members[0]
-    links = [link for link in first.arrays if link.role in ("trunk", "mlp")]
     streams = [
-        Stream(
-            link.name,
-            link.dtype,
-            link.shape,
-            partial(_average, members, link.role, link.name, link.dtype),
-            partial(_spans, members, link.role, link.name, link.dtype),
-        )
-        for link in links
+        stored_stream(link.name, link.dtype, link.shape, partial(first.open, link.role, link.name))
+        if len(members) == 1
+        else Stream(link.name, link.dtype, link.shape, partial(_average, members, link))
+        for link in first.arrays
+        if link.role in ("trunk", "mlp")
     ]
     own = _own_arrays(first) if len(members) == 1 else []
     nbytes = sum(stream.nbytes for stream in (*streams, *own))
@@ -135,20 +152,9 @@ def _own_arrays(member: Member) -> list[Stream]:
     return [Stream(link.name, link.dtype, link.shape, member.open("simoe", link.name).blocks) for link in links]
 
 
-def _spans(members: Sequence[Member], role: Role, name: str, dtype: str) -> list[Span] | None:
-    stored = span(members[0].open(role, name), RowSelection(name), dtype) if len(members) == 1 else None
-    return None if stored is None else [stored]
-
-
-def _average(members: Sequence[Member], role: Role, name: str, dtype: str) -> Iterable[Block]:
-    sources = [member.open(role, name) for member in members]
-    if len(sources) == 1:
-        return sources[0].blocks()
-
-    def blocks() -> Iterator[Block]:
-        for parts in zip(*(source.blocks() for source in sources), strict=True):
-            tensors = [to_tensor(part, source.dtype) for part, source in zip(parts, sources, strict=True)]
-            combined = average(RowBlock(0, tuple(tensors), None), [1.0] * len(tensors))
-            yield to_block(combined.to(torch_dtype(dtype)))
-
-    return blocks()
+def _average(members: Sequence[Member], link: ArrayLink) -> Iterator[Block]:
+    sources = [member.open(link.role, link.name) for member in members]
+    for parts in zip(*(source.blocks() for source in sources), strict=True):
+        tensors = [to_tensor(part, source.dtype) for part, source in zip(parts, sources, strict=True)]
+        combined = average(RowBlock(0, tuple(tensors), None), [1.0] * len(tensors))
+        yield to_block(combined.to(torch_dtype(link.dtype)))

@@ -6,10 +6,9 @@ files and their JSON Schema, and the table of docs/methods.md. Nothing here load
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
-from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
+from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS, Lazy
 from registry.composition.method import Method, Output
 from registry.composition.recipe.option import Option, OptionKind, Problem
 from registry.composition.recipe.shared_options import FIRST, TO, TRUNK_OPTIONS
@@ -19,26 +18,6 @@ METHODS_OF: Mapping[str, Mapping[str, Method]] = {"trunk": TRUNKS, "router": ROU
 """Field whose values are methods → these."""
 
 
-class Fields(Mapping[str, Option]):
-    """Name → field, in the order of the command line's help; merged from the methods when it is first read."""
-
-    def __getitem__(self, name: str) -> Option:
-        return _merged()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_merged())
-
-    def __len__(self) -> int:
-        return len(_merged())
-
-    def __contains__(self, name: object) -> bool:
-        return name in _merged()
-
-
-FIELDS = Fields()
-
-
-@cache
 def _merged() -> dict[str, Option]:
     """Return the fields. Options of one name are one field: it has a part in every output and method that has it."""
     merged: dict[str, Option] = {}
@@ -141,6 +120,10 @@ def listed(words: Iterable[str], last: str = "or") -> str:
     """Return words as a list in a sentence: `a, b or c`."""
     *others, final = words
     return f"{', '.join(others)} {last} {final}" if others else final
+
+
+FIELDS: Mapping[str, Option] = Lazy(_merged)
+"""Name → field, in the order of the command line's help; merged from the methods when it is first read."""
 
 
 def output_of(values: Mapping[str, Any]) -> Output:

@@ -18,7 +18,6 @@ from registry.composition.recipe.shared_options import (
     TRUNK,
     WEIGHTS,
 )
-from registry.errors import InvalidInputError
 from registry.methods.works import BTM, DUME, MERGEME
 
 if TYPE_CHECKING:
@@ -154,13 +153,6 @@ class Ensemble(Output):
 
     def label(self, recipe: Recipe) -> str:
         return f"routing {recipe.routing!r}" + (f" with trunk method {recipe.trunk!r}" if recipe.trunk else "")
-
-    def check_members(self, recipe: Recipe, names: Sequence[str]) -> None:
-        if recipe.top_k is not None and not 1 <= recipe.top_k <= len(names):
-            raise InvalidInputError(
-                f"top-k is {recipe.top_k}, it must be from 1 to {len(names)}, the number of members",
-                f"give --top-k {len(names)} or less, or name more --experts",
-            )
 
     def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
         from registry.methods.moe.output import trunk_document

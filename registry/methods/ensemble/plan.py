@@ -275,7 +275,7 @@ def make_families(members: Sequence[Member], recipe: Recipe) -> Plan:
         IncompatibleError: the recipe needs one architecture, or their tokens differ; the message says who and in what.
     """
     ordered = ordered_members(members, recipe)
-    lead = max(ordered, key=lambda member: int(member.content["tokens"] or 0))
+    lead = max(ordered, key=lambda member: member.known_tokens)
     other = next(m for m in ordered if m is not lead and _differ(m, lead))
     if recipe.routing == TASK_VECTOR or recipe.trunk is not None:
         user = f"trunk method {recipe.trunk!r}" if recipe.trunk else f"routing method {recipe.routing!r}"
@@ -288,7 +288,7 @@ def make_families(members: Sequence[Member], recipe: Recipe) -> Plan:
     for each in ordered:
         pair = f"{lead.version.ref} and {each.version.ref} cannot stand in one ensemble"
         check_tokenizers(lead, each, pair, known=True)
-        known, rows = int(lead.content["tokens"] or 0), each.architecture.vocab_size
+        known, rows = lead.known_tokens, each.architecture.vocab_size
         if known > rows:
             raise IncompatibleError(
                 f"{pair}: the tokenizer of {lead.version.ref} has {known:,} tokens, and {each.version.ref} predicts "

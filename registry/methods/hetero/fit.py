@@ -103,7 +103,7 @@ def make_tables(members: Sequence[Member], recipe: Recipe) -> tuple[tuple[Tables
 def _check_pair(lead: Member, other: Member) -> None:
     pair = f"{lead.version.ref} and {other.version.ref} cannot share an embedding and a head"
     check_tokenizers(lead, other, pair, known=True)
-    rows, known = lead.architecture.vocab_size, int(other.content["tokens"] or 0)
+    rows, known = lead.architecture.vocab_size, other.known_tokens
     if known > rows:
         raise IncompatibleError(
             f"{pair}: the tokenizer of {other.version.ref} has {known:,} tokens, and the embedding of "

@@ -61,11 +61,7 @@ class Hetero(Output):
         )
 
     def check_members(self, recipe: Recipe, names: Sequence[str]) -> None:
-        if recipe.top_k is not None and not 1 <= recipe.top_k <= len(names):
-            raise InvalidInputError(
-                f"top-k is {recipe.top_k}, it must be from 1 to {len(names)}, the number of members",
-                f"give --top-k {len(names)} or less, or name more --experts",
-            )
+        super().check_members(recipe, names)
         if len(set(names)) == 1:
             raise InvalidInputError(
                 f"{names[0]} is the only member, and there is nothing to share or to choose from",

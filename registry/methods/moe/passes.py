@@ -25,13 +25,12 @@ from registry.composition.method import COUNTS
 from registry.composition.passes import PassContext, pass_context, stored_folder
 from registry.composition.plan import Plan, Source
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.stored import copied, span
+from registry.composition.stored import stored_stream
 from registry.destination.destination import OpenFolder
 from registry.errors import DamagedError, IncompatibleError
 from registry.families.sites import MLP_INPUT
-from registry.hosts import RowSelection
 from registry.io.model_folder import json_file, write_files
-from registry.io.safetensors_file import Span, Stream
+from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.member import Member
 from registry.methods.moe.context import choices_of, evidence_of
@@ -252,11 +251,7 @@ def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassC
     if not trunk.exists():
         _write(trunk, [stream for stream in streams if stream.name not in mlps])
     own = [
-        replace(
-            stream,
-            blocks=partial(_own_mlp, source, member, stream),
-            spans=partial(_own_spans, source, member, stream),
-        )
+        stored_stream(stream.name, stream.dtype, stream.shape, partial(source.mlp, member, stream.name))
         for stream in streams
         if stream.name in mlps
     ]
@@ -275,12 +270,3 @@ def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassC
 
 def _write(path: Path, streams: list[Stream]) -> None:
     write_shards([Shard(path, tuple(streams))], lambda amount: None, flush=False)
-
-
-def _own_spans(source: TensorSource, member: int, stream: Stream) -> list[Span] | None:
-    stored = span(source.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)
-    return None if stored is None else [stored]
-
-
-def _own_mlp(source: TensorSource, member: int, stream: Stream) -> Iterator[Any]:
-    return copied(source.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)
