@@ -37,9 +37,7 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe) 
     """Check members against each other and against a recipe.
 
     Args:
-        members: active versions of different experts, in any order.
         base: the base model, where the recipe needs one; it takes no part otherwise.
-        recipe: how they are combined.
 
     Raises:
         InvalidInputError: no member, a name twice, a recipe that does not fit them, or no base model where one is
@@ -160,8 +158,6 @@ def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = 
     """Check that two members have one tokenizer, on the tokens that both have.
 
     Args:
-        first: a member.
-        second: another.
         pair: the beginning of the message: who cannot be what.
         known: both must have a tokenizer. Members of one base model may do without.
 

@@ -147,10 +147,7 @@ def write(
     """Write the composition that `plan` describes to `out`, which appears whole or not at all.
 
     Args:
-        workspace: the registry.
-        plan: the composition.
         out: the destination; absent, empty, or with `replace` an earlier composition.
-        replace: allow `out` to be an earlier composition.
         record: called when everything is written, just before the composition appears; an exception prevents that.
             None for a temporary folder, whose shards are not remembered for reuse.
 
@@ -302,10 +299,7 @@ def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *,
     """Write one file of weights in a task, and return its tree digest.
 
     Args:
-        reference: the plan.
-        path: the file.
         names: its tensors, in the order of their computation.
-        progress: receives the bytes written.
     """
     workspace = Workspace.at(reference.home, silent, create=False)
     try:

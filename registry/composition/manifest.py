@@ -72,7 +72,6 @@ class CompositionManifest:
         members: in the order of the experts, which is that of their names.
         base: the base model, where it took part.
         recipe: how they were composed; what was `removed` of that is left out.
-        host: the `model_type`.
         parent: the digest of the composition that was trained; None of one that was not.
         from_base: the number of members, where they are copies of the base model; else None.
         removed: key → value of the recipe that only earlier releases took; such a composition is read as any other, and
@@ -153,7 +152,6 @@ def folder_document(document: Mapping[str, Any], digest: str, files: Mapping[str
 
     Args:
         document: the composition's document; its format is another number, of which the digest is a function.
-        digest: the composition's digest.
         files: file name → digest of every other file.
     """
     return {**document, "format": FOLDER_FORMAT, "digest": digest, "files": dict(files)}

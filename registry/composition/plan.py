@@ -75,7 +75,6 @@ class Computed:
     """A tensor that a function returns, whole.
 
     Attributes:
-        shape: its shape.
         compute: returns it as a torch tensor of any floating dtype.
     """
 
@@ -96,8 +95,6 @@ class OutputTensor:
     """One tensor of the folder.
 
     Attributes:
-        name: its name there.
-        dtype: its dtype there.
         made: how it is made: `Stored`, `Stacked`, `Computed`, or what its output alone understands.
         part: which part of the model it is.
     """
@@ -134,7 +131,6 @@ class Source:
     """The tensors of a plan, ready to be written.
 
     Attributes:
-        streams: every tensor.
         threads: how many threads may compute at the same time; each tensor is computed on one.
         in_tasks: a cluster may write the files, each in a task that plans the composition again.
     """
@@ -149,9 +145,7 @@ class PlanWarning:
     """A member that a composition would hardly use, two that it cannot tell apart, or one known by its chat template.
 
     Attributes:
-        refs: the versions.
         figure: the share that is too small or, of two members or of a template's tokens, too large.
-        reason: the same in words.
         remedy: the option that mends it.
     """
 
@@ -171,8 +165,6 @@ class RoutingCost:
         last: number of the last layer.
         channels: channels of the residual stream.
         window: τ in tokens, 0 for the whole text so far: where the recipe asks for it, or the rope has no window.
-        parameters: weights.
-        bytes: bytes of weights.
     """
 
     layers: int
@@ -193,14 +185,12 @@ class Plan:
     """A composition to be.
 
     Attributes:
-        recipe: how it is made.
         members: in name order, which is the order of the experts.
         base: the base model, where it takes part.
         lead: the member whose tokenizer and settings the folder takes over.
         dtype: what config.json says of the weights.
         model_type: the `model_type` of config.json.
         class_name: the class of its model.
-        tensors: every tensor of the folder.
         parts: what the output keeps of it for itself.
     """
 

@@ -64,7 +64,6 @@ class RecipeFile:
     """The contents of a recipe file.
 
     Attributes:
-        path: the file.
         experts: references to the members; empty if it names no expert.
         base: a reference to the base model, where it names one.
         values: the fields that it gives, as `Recipe.of_fields` takes them.
@@ -167,12 +166,7 @@ def write_recipe(
     """Write a recipe file, which appears whole or not at all; `read_recipe` returns an equal recipe.
 
     Args:
-        path: the file.
-        recipe: the recipe.
-        experts: references to the members.
-        base: a reference to the base model.
         from_base: the number of copies of the base model that are the experts, in place of `experts`.
-        force: replace a file that is there.
 
     Raises:
         OutputError: something is there and `force` is not given, or there is no such folder.

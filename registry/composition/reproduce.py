@@ -53,11 +53,8 @@ class Reproduction:
     """The result of composing a folder again.
 
     Attributes:
-        folder: the folder.
-        digest: the digest of the new composition.
         versions: the versions that it was composed of, the base model last.
         files: every file of either folder, by name.
-        nbytes: bytes compared.
         out: the folder of the new composition; None if it was temporary.
     """
 
@@ -120,8 +117,6 @@ def compare(
     """Compare two folders, and return every file of either with the number of bytes compared.
 
     Args:
-        workspace: the registry, for its progress reports.
-        folder: the folder to check.
         again: the new composition.
         is_first: the folder has format 1, so the new composition is compared as it would be in that.
     """

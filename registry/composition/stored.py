@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 import torch
@@ -26,8 +27,6 @@ def held(blocks: Iterable[Block], dtype: str, name: str) -> Iterator[Block]:
 
     Args:
         blocks: the tensor, in its dtype's carrier.
-        dtype: the dtype.
-        name: the tensor, for the message.
 
     Raises:
         InvalidInputError: a weight is infinite.
@@ -69,9 +68,7 @@ def stored_stream(
     """Return a whole array as a tensor of a folder.
 
     Args:
-        name: the tensor.
         dtype: its dtype; the array is cast where it has another.
-        shape: its shape.
         opened: returns the array, for each reading.
         array: its name, where it is another.
     """
@@ -101,12 +98,20 @@ def selected(
         yield torch.cat(list(blocks))[list(rows.rows)]  # the whole tensor at once: any row may come first
 
 
+def in_file(blocks: Iterable[Float[torch.Tensor, "r w"]]) -> Float[torch.Tensor, "R w"]:
+    """Return blocks of rows as one tensor whose numbers are in a temporary file, read when they are used."""
+    with TemporaryFile() as file:
+        for rows in blocks:
+            file.write(to_block(rows.contiguous()).tobytes())
+            dtype, width = to_block(rows[:0]).dtype, rows.shape[1]
+        file.flush()
+        return torch.from_numpy(np.memmap(file, dtype=dtype, mode="c").reshape(-1, width))
+
+
 def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
     """Return a function that starts a pass over a member's tensor, in blocks of its rows.
 
     Args:
-        member: the member.
-        name: the tensor.
         rows: rows of a block, at most, if the tensor is stored uncompressed; each of its files begins a new block.
     """
     source = member.open_weight(name)
@@ -121,7 +126,6 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
     Args:
         members: versions of one architecture, in the order in which they are summed.
         out: an absent or empty folder.
-        progress: reports the bytes written.
 
     Raises:
         OutputError: `out` exists and is not empty.

@@ -53,13 +53,7 @@ _OF_COPIES = {
 
 
 def trained_card(page: str, document: Mapping[str, Any], digest: str) -> str:
-    """Return the parent's model card with the new digest and a note on the training.
-
-    Args:
-        page: the parent's card.
-        document: the document of the trained composition.
-        digest: its digest.
-    """
+    """Return the parent's model card with the new digest and a note on the training."""
     training, of_copies = document["training"], FROM_BASE in document
     part = trained_part(training)
     trained, sentence = NAMED[part]

@@ -59,13 +59,10 @@ def write_trained(
     """Write the trained composition to `out`, which appears whole or not at all.
 
     Args:
-        parent: the folder that was trained.
         tensors: name → new content of the tensors that changed, each of the dtype and shape that it has in the parent.
         trainings: the documents of the trainings that followed on the parent, the last one that of the result.
         out: the folder; absent, empty, or with `replace` an earlier composition.
-        replace: allow `out` to be an earlier composition.
         record: called when everything is written, just before the folder appears; an exception prevents that.
-        progress: reports the bytes written.
 
     Raises:
         OutputError: `out` cannot be written to.
@@ -181,8 +178,6 @@ def read_history(workspace: Workspace, digest: str, folder: Path) -> History:
     """Return the history of the trained composition with a digest, from the catalog.
 
     Args:
-        workspace: the registry that it was trained with.
-        digest: of the composition.
         folder: its folder, for messages.
 
     Raises:
@@ -223,12 +218,7 @@ def write_again(
     """Write a trained composition to `out`, from a folder of its root and the stored tensors.
 
     Args:
-        workspace: the registry.
-        history: of the composition.
-        root: the folder of the root.
-        out: a folder; absent or empty.
         used: the versions that the composition is made from.
-        record: record the folder in the catalog.
 
     Raises:
         ConflictError: a version was opted out in the meantime.

@@ -193,7 +193,6 @@ def obstacle(one: Option, values: Mapping[str, Any]) -> tuple[str, str | None] |
     The value is None where that field is not given, and stands for no method there.
 
     Args:
-        one: the field.
         values: fields of the recipe; the others are at their defaults.
     """
     output = values.get("to") or OUTPUTS.default.name
@@ -218,7 +217,6 @@ def first_problem(values: Mapping[str, Any], trunk_options: Mapping[str, Any] | 
 
     Args:
         values: fields of the recipe; the others are at their defaults.
-        trunk_options: parameters of its trunk method.
     """
     trunk_options = trunk_options or {}
     if not isinstance(trunk_options, Mapping):
@@ -267,7 +265,6 @@ def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | Non
     """Return the problem with a composition whose experts are copies of one base model, or None.
 
     Args:
-        count: the number of copies.
         values: fields of the recipe; the others are those of copies, or at their defaults.
     """
     if not isinstance(count, int) or isinstance(count, bool) or not LEAST_COPIES <= count <= MOST_COPIES:
@@ -305,7 +302,6 @@ def check_named(names: Sequence[str], **by_member: Mapping[str, float]) -> None:
     """Check that numbers by member are for members.
 
     Args:
-        names: the members' names.
         by_member: what messages call the numbers → member → number.
 
     Raises:

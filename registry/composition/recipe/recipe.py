@@ -50,12 +50,7 @@ class CoefficientFit:
         members: the digest of the members and the base model that they were fitted for: `fitted_members`.
         data: the digest of the windows of text.
         tokens: their tokens, those that were held out included.
-        steps: steps of Adam.
-        batch_size: windows of a step.
-        seq_len: tokens of a window.
-        lr: the highest learning rate.
         seed: of the choice of windows and their order.
-        device: the kind of device.
         before: the loss on held-out windows in nats per token with equal coefficients.
         after: the same with the fitted ones.
     """
@@ -106,7 +101,6 @@ class Recipe:
         to: the output; the mixture by default.
         trunk_options: numbers of the trunk method, where they are not at its defaults.
         fit: what coefficients were fitted for and on; None where they were not.
-        values: the other options.
 
     Raises:
         InvalidInputError: there is no such output or option, a value is not what its option holds, it has no part in
@@ -177,8 +171,6 @@ class Recipe:
 
         Args:
             document: the `recipe` of a `composition.json`.
-            names: the members' names.
-            host: the `model_type` of the composition.
 
         Raises:
             CheckpointError: a key is unknown or missing, or a value is not what this program writes.
@@ -360,7 +352,6 @@ def overlay(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     is dropped too.
 
     Args:
-        values: fields of a recipe.
         over: fields that win.
     """
     to = over.get("to")

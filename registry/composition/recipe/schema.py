@@ -132,8 +132,6 @@ def _chosen(name: str, values: list[str], usual: str | None) -> Schema:
     """Return the schema of files in which a field has one of some values, by default or not.
 
     Args:
-        name: the field.
-        values: some of its values.
         usual: its default; None where it stands for no value, which counts as one of them.
     """
     given: Schema = {"properties": {name: {"enum": values}}, "required": [name]}

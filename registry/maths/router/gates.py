@@ -142,7 +142,6 @@ def random(
     Args:
         digests: one a member; copies of one version have different ones (`Member.row_key`).
         hidden_size: H ≥ 1.
-        layer: number of the layer.
         seed: another seed, other rows.
         normalize: rows at unit length exactly.
 

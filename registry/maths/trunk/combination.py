@@ -36,7 +36,6 @@ class Combination:
         products: and each member's rows of W_e G_e, W_e the weight and G_e its input's Gram, float64.
         input_weights: what each member's statistics and token counts are multiplied by.
         counts: for the embedding, how often each of its rows was used, (rows,) one a member.
-        options: the method's parameters.
         coefficients: α_e of any sign, one a member, in place of weights and scale of task vectors; empty for none.
         summed: task vectors are added up, not averaged.
     """

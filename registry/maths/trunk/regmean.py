@@ -78,7 +78,6 @@ def products(blocks: Iterator[Float[Tensor, "r H"]], gram: Float[Tensor, "H H"])
     """Yield the rows of W_e G_e of one linear map, weight (R, H), float64: G_e W_e of the equation, transposed.
 
     Args:
-        blocks: consecutive rows of the map's weight.
         gram: G_e, float64.
     """
     for block in blocks:

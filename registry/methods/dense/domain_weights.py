@@ -56,7 +56,6 @@ def shares_of_documents(
     """Return member name → share of the documents in `files` that are nearest to it, without members of share 0.
 
     Args:
-        members: in name order.
         base: the base model, which embeds the documents.
         files: `.txt` (one document a file), `.jsonl`, `.jsonl.gz` or `.parquet`.
         context: the working folder, for the base model.

@@ -105,17 +105,9 @@ def opened(plan: Plan, workspace: Workspace) -> Iterator[Source]:
 
 
 def make_ensemble(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-    """Return the plan of an ensemble of `members` of one architecture (in any order) by `recipe`.
+    """Return the plan of an ensemble of members of one architecture (arguments and errors as `Output.plan`).
 
-    Args:
-        members: active versions of different experts.
-        base: the base model; it takes part with the routing `task-vector`, and where a shared trunk needs it.
-        recipe: how they are weighed.
-
-    Raises:
-        InvalidInputError: no member, a name twice, a recipe that does not fit them, or no base model where one is
-            needed.
-        IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
+    The base model takes part with the routing `task-vector`, and where a shared trunk needs it.
     """
     subset, has_base = make_subset(members, base, recipe), routing_of(recipe).needs_base
     if subset.base is not None and (has_base or takes_task_vectors(recipe)):
@@ -164,41 +156,29 @@ def _merged_trunk(subset: Subset, recipe: Recipe, dtype: str) -> Plan | None:
 
 def _tensors(subset: Subset, recipe: Recipe) -> tuple[dict[str, list[int]], tuple[OutputTensor, ...]]:
     """Return who uses whose tensor, by equal digests or because a trunk is shared, and the versions' own to store."""
-    family, architecture = subset.lead.family, subset.lead.architecture
+    family = subset.lead.family
     has_base = routing_of(recipe).needs_base
     everyone = subset.everyone if has_base else subset.members
     count = len(subset.members)
     prefixes = [f"members.{index}" for index in range(count)] + ["base"] * has_base
-    roles: dict[str, Role] = dict.fromkeys(family.trunk_shapes(architecture), "trunk")
-    roles |= dict.fromkeys(family.mlp_shapes(architecture), "mlp")
     shared: dict[str, list[int]] = {}
     tensors = []
-    for array, role in roles.items():
+    for array, role in subset.lead.roles.items():
         name = family.renamed.get(array, array)
         if recipe.trunk is not None and role == "trunk":
-            owners = [OWNER] * count
-            if has_base and recipe.trunk == "base":
-                owners.append(OWNER)  # its rows are the base model's to the bit
-            elif has_base:
-                owners.append(count)
-                dtype = recipe.dtype or everyone[-1].link(role, array).dtype
-                tensors.append(_stored(f"{prefixes[-1]}.{name}", everyone[-1], role, array, dtype))
-            if owners != list(range(len(everyone))):
-                shared[name] = owners
-            continue
-        links = [member.link(role, array) for member in everyone]
-        digests = [link.digest for link in links]
-        owners = [digests.index(digest) for digest in digests]
+            # The rows of a trunk of the base model are the base model's to the bit.
+            owners = [OWNER] * count + ([OWNER if recipe.trunk == "base" else count] if has_base else [])
+            own = {*owners} - {OWNER}
+        else:
+            digests = [member.link(role, array).digest for member in everyone]
+            owners = [digests.index(digest) for digest in digests]
+            own = {*owners}
         if owners != list(range(len(everyone))):
             shared[name] = owners
-        for owner in sorted(set(owners)):
-            dtype = recipe.dtype or links[owner].dtype
-            tensors.append(_stored(f"{prefixes[owner]}.{name}", everyone[owner], role, array, dtype))
+        for owner in sorted(own):
+            dtype = recipe.dtype or everyone[owner].link(role, array).dtype
+            tensors.append(OutputTensor(f"{prefixes[owner]}.{name}", dtype, Stored(everyone[owner], role, array)))
     return shared, tuple(tensors)
-
-
-def _stored(name: str, owner: Member, role: Role, array: str, dtype: str) -> OutputTensor:
-    return OutputTensor(name, dtype, Stored(owner, role, array))
 
 
 def _check_vocabularies(subset: Subset, recipe: Recipe) -> None:
@@ -228,16 +208,8 @@ def _check_vocabularies(subset: Subset, recipe: Recipe) -> None:
 CLASS_NAME = "FamiliesForCausalLM"
 
 
-@dataclass(frozen=True)
-class FamiliesParts:
-    """What an ensemble keeps of its plan, with members of several architectures.
-
-    Attributes:
-        shared: tensor → for each member the number of the one whose tensor it uses; only tensors that some share.
-    """
-
-    shared: Mapping[str, list[int]]
-    trunk: None = None
+class FamiliesParts(EnsembleParts):
+    """What an ensemble keeps of its plan, with members of several architectures."""
 
     def active_parameters(self, plan: Plan) -> int:
         """Return the weights of the largest top_k members, which run after the first tokens."""
@@ -264,16 +236,7 @@ class FamiliesParts:
 
 
 def make_families(members: Sequence[Member], recipe: Recipe) -> Plan:
-    """Return the ensemble of `members` of several architectures (in any order) by `recipe`.
-
-    Args:
-        members: active versions of different experts.
-        recipe: how they are weighed.
-
-    Raises:
-        InvalidInputError: a name twice, or a recipe that does not fit them.
-        IncompatibleError: the recipe needs one architecture, or their tokens differ; the message says who and in what.
-    """
+    """Return the plan of an ensemble of members of several architectures (arguments and errors as `Output.plan`)."""
     ordered = ordered_members(members, recipe)
     lead = max(ordered, key=lambda member: member.known_tokens)
     other = next(m for m in ordered if m is not lead and _differ(m, lead))
@@ -309,18 +272,11 @@ def _described(member: Member) -> str:
     return f"{member.family.model_type}, hidden size {member.architecture.hidden_size}"
 
 
-def _roles(member: Member) -> dict[str, Role]:
-    """Return the tensors of a member with their roles."""
-    family, architecture = member.family, member.architecture
-    roles: dict[str, Role] = dict.fromkeys(family.trunk_shapes(architecture), "trunk")
-    return roles | dict.fromkeys(family.mlp_shapes(architecture), "mlp")
-
-
 def _owners(members: Sequence[Member]) -> Iterator[tuple[int, str, str, Role, int]]:
     """Yield number, name in the folder, array and role of each member's tensors, and the first that has the same."""
     first: dict[tuple[str, str], int] = {}
     for index, member in enumerate(members):
-        for array, role in _roles(member).items():
+        for array, role in member.roles.items():
             name = member.family.renamed.get(array, array)
             yield index, name, array, role, first.setdefault((name, member.link(role, array).digest), index)
 

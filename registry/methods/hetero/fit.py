@@ -3,35 +3,28 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from tempfile import TemporaryFile
 from threading import Lock
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from registry.composition.compatibility import check_tokenizers, ordered_members
 from registry.composition.recipe.recipe import Recipe
+from registry.composition.stored import in_file, pass_over
 from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.io.process import return_freed_memory
-from registry.io.torch_blocks import to_block, to_tensor
 from registry.maths.projection import UNUSED, HeadGram, SequenceSums, TableSums
 from registry.maths.threads import Once
-from registry.member import AS_EXPERT, Member
+from registry.member import Member
 
 SOFTCAP = "final_logit_softcapping"
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The embedding and the head of one member.
-
-    Attributes:
-        member: the member.
-    """
+    """The embedding and the head of one member."""
 
     member: Member
 
@@ -79,10 +72,6 @@ class Tables:
 def make_tables(members: Sequence[Member], recipe: Recipe) -> tuple[tuple[Tables, ...], Tables]:
     """Check members against each other and against a recipe; return their tables in name order, and the lead's.
 
-    Args:
-        members: active versions of different experts, in any order.
-        recipe: how they are combined.
-
     Raises:
         InvalidInputError: no member, a name twice, or a recipe that does not fit them.
         IncompatibleError: tokenizers differ, the lead lacks tokens, logits are capped differently, or a member kept no
@@ -96,7 +85,8 @@ def make_tables(members: Sequence[Member], recipe: Recipe) -> tuple[tuple[Tables
     for other in ordered:
         _check_pair(lead, other)
     for member in ordered:
-        _check_tokens(member)
+        use = "the router of --to hetero is made from them"
+        member.require_calibration(f"and {use}", use)
     return tuple(map(Tables, ordered)), Tables(lead)
 
 
@@ -119,23 +109,6 @@ def _check_pair(lead: Member, other: Member) -> None:
         )
 
 
-def _check_tokens(member: Member) -> None:
-    """Check that a member kept calibration tokens, which say how often it uses each token, and what its texts are."""
-    if "ids" in member.names("calibration"):
-        return
-    user = "the router of --to hetero is made from"
-    if member.version.kind == "base":
-        raise IncompatibleError(
-            f"{member.version.ref} is a base model, which has no calibration tokens, and {user} them",
-            f"{AS_EXPERT} --keep-calibration",
-        )
-    raise IncompatibleError(
-        f"{member.version.ref} kept no calibration tokens, and {user} them",
-        f"register it again with them: reg add-expert {member.name} CKPT --data FILE --keep-calibration; a checkpoint "
-        "that carries neither text nor statistics writes its own, which is kept",
-    )
-
-
 _ROWS = 1024
 """Rows of tables that are summed at once, and embeddings that are averaged at once."""
 
@@ -147,8 +120,6 @@ class HeteroFit:
     several threads.
 
     Args:
-        members: the members' tables, in order.
-        lead: the tables that all share.
         lam: λ of input projectors and router.
         routing_tokens: how many first tokens of a window the router sees; 0 for all.
     """
@@ -162,9 +133,9 @@ class HeteroFit:
     def close(self) -> None:
         """Let go of the lead's tables and of what was made of them; they are read again when needed."""
         lead = self._lead
-        self._embedding = Once(lambda: _in_file(lead.member, lead.embedding))
+        self._embedding = Once(lambda: _table(lead.member, lead.embedding))
         own_head = lead.head != lead.embedding
-        self._head = Once(lambda: _in_file(lead.member, lead.head)) if own_head else self._embedding
+        self._head = Once(lambda: _table(lead.member, lead.head)) if own_head else self._embedding
         self._checked: set[int] = set()
 
     def check(self) -> None:
@@ -190,8 +161,7 @@ class HeteroFit:
             here = counts[start : start + len(own)][: max(0, len(shared) - start)]
             used = here.nonzero()[:, 0]
             if len(used):
-                rows = torch.from_numpy(shared[(used + start).numpy()])
-                sums.add(rows.double(), own[used].double(), here[used])
+                sums.add(shared[used + start].double(), own[used].double(), here[used])
             start += len(own)
         try:
             return sums.solve(self._lam).T.contiguous()
@@ -215,8 +185,7 @@ class HeteroFit:
         for own in _pieces(tables.member, tables.head):
             mine = own[: max(0, count - start)].double()
             if len(mine):
-                rows = torch.from_numpy(shared[start : start + len(mine)].copy()).double()
-                sums.add(rows, mine, weights[start : start + len(mine)])
+                sums.add(shared[start : start + len(mine)].double(), mine, weights[start : start + len(mine)])
             start += len(own)
         try:
             return sums.solve() * (tables.scale / self._lead.scale)
@@ -260,7 +229,7 @@ class HeteroFit:
                 return
             rows, gram = self._head(), HeadGram(self._lead.width)
             for start in range(0, count, _ROWS):
-                gram.add(torch.from_numpy(rows[start : min(start + _ROWS, count)].copy()).double())
+                gram.add(rows[start : min(start + _ROWS, count)].double())
             if (rank := gram.rank()) < self._lead.width:
                 raise self._low_rank(count, f"has rank {rank}")
             self._checked.add(count)
@@ -284,7 +253,7 @@ def token_counts(member: Member) -> Int64[Tensor, "V"]:
     return calibration.counts(member.architecture.vocab_size)
 
 
-def _means(member: Member, embedding: "npt.NDArray[np.float32]", tokens: int) -> Iterator[Tensor]:
+def _means(member: Member, embedding: Float[Tensor, "V w"], tokens: int) -> Iterator[Tensor]:
     """Yield the mean embedding of the first tokens of each kept window, float64, block by block."""
     calibration = member.calibration
     assert calibration is not None, "members of one model have kept tokens"
@@ -296,24 +265,16 @@ def _means(member: Member, embedding: "npt.NDArray[np.float32]", tokens: int) ->
         ids = calibration.ids[start : start + at_once, :width].long()
         # Text that an expert wrote may hold numbers of rows that pad its table, which are no tokens.
         keep = (torch.arange(width)[None, :] < own[:, None]) & (ids < len(embedding))
-        rows = torch.from_numpy(embedding[ids.masked_fill(~keep, 0).flatten().numpy()]).double()
-        rows = rows.reshape(*ids.shape, -1).masked_fill(~keep[:, :, None], 0.0)
+        rows = embedding[ids.masked_fill(~keep, 0)].double().masked_fill(~keep[:, :, None], 0.0)
         yield rows.sum(dim=1) / keep.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def _pieces(member: Member, name: str) -> Iterator[Float[Tensor, "r w"]]:
     """Yield rows of a table; all of it is read, which checks its digest."""
-    source = member.open_weight(name)
-    for block in source.blocks():
-        yield from to_tensor(block, source.dtype).split(_ROWS)
+    for block in pass_over(member, name)():
+        yield from block.split(_ROWS)
 
 
-def _in_file(member: Member, name: str) -> "npt.NDArray[np.float32]":
-    """Return a table whose numbers, in float32, are in a temporary file, read when they are used."""
-    with TemporaryFile() as file:
-        width = 0
-        for rows in _pieces(member, name):
-            file.write(to_block(rows.float().contiguous()).tobytes())
-            width = rows.shape[1]
-        file.flush()
-        return np.memmap(file, dtype=np.float32, mode="r").reshape(-1, width)
+def _table(member: Member, name: str) -> Float[Tensor, "V w"]:
+    """Return a table, float32 in a file."""
+    return in_file(rows.float() for rows in _pieces(member, name))

@@ -13,12 +13,7 @@ _OF_COPIES = 'The experts are copies of one dense model\'s MLPs, as in "Sparse U
 
 
 def mixture_card(plan: Plan, works: Sequence[Work]) -> Card:
-    """Return the card of a mixture or a dense model.
-
-    Args:
-        plan: the composition.
-        works: the works to cite.
-    """
+    """Return the card of a mixture or a dense model."""
     recipe, count, host = plan.recipe.document(plan.names), len(plan.members), plan.model_type
     is_sparse = plan.recipe.router_method is not None
     coefficients, fit = recipe.get("coefficients"), recipe.get("fit")

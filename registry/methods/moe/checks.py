@@ -10,7 +10,7 @@ from registry.composition.recipe.recipe import Recipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.io.display import few
-from registry.member import AS_EXPERT, Member
+from registry.member import Member
 from registry.methods.moe.output import retakes
 
 
@@ -129,18 +129,11 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
         )
     if retakes(recipe) or recipe.refine_mlp:
         for member in members:
-            if not _kept_tokens(member) and member.version.kind == "base":
-                raise IncompatibleError(
-                    f"{member.version.ref} is a base model, which has no calibration tokens, and this recipe runs them "
-                    "through models",
-                    f"{AS_EXPERT} --keep-calibration; or choose --router random and no refinement",
-                )
-            if not _kept_tokens(member):
-                raise IncompatibleError(
-                    f"{member.version.ref} kept no calibration tokens, which this recipe runs through models",
-                    f"register it again with them: reg add-expert {member.name} CKPT --data FILE --keep-calibration; "
-                    "a checkpoint that carries neither text nor statistics writes its own, which is kept",
-                )
+            member.require_calibration(
+                "which this recipe runs through models",
+                "this recipe runs them through models",
+                "; or choose --router random and no refinement",
+            )
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,6 @@ class _Need:
     """Statistics that a part of a recipe needs.
 
     Attributes:
-        user: the part of the recipe, in words.
         sites: the sites, or `TOKEN_COUNTS`.
         alternative: options that do without; empty if there are none.
         of_base: options that need no statistics at all, for a base model among the members.

@@ -2,24 +2,22 @@
 
 import math
 from collections.abc import Iterator
-from tempfile import TemporaryFile
 from threading import local
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.composition.plan import Plan
+from registry.composition.stored import in_file, pass_over
 from registry.composition.taken_files import special_tokens
 from registry.errors import InvalidInputError
 from registry.hosts.context import attention_reach
 from registry.hosts.context_mlp import ALARM, compares
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.io.process import return_freed_memory
-from registry.io.torch_blocks import to_block, to_tensor
 from registry.maths.context.evidence import thresholds, token_evidence, token_shares
 from registry.maths.context.head_map import HeadSums
 from registry.maths.context.prefix import FAST, context_scores, prefix_means
@@ -50,9 +48,6 @@ class HeadMaps:
 
     Safe for several threads, of which each keeps the map that it used last: tensors of one expert follow one another.
     Where tensors hold the maps of all experts, `keep` has them wait in files.
-
-    Args:
-        source: the shared head and norm.
     """
 
     def __init__(self, source: SharedTensors) -> None:
@@ -67,8 +62,6 @@ class HeadMaps:
         """Return M_e of one expert as two factors, float64.
 
         Args:
-            expert: its number among the members.
-            rank: k.
             keep: they will be asked for again after those of other experts.
         """
         last: tuple[int, int, tuple[Tensor, Tensor]] | None = getattr(self._last, "factors", None)
@@ -79,16 +72,12 @@ class HeadMaps:
             found = self._sums(expert).solve(rank)
             return_freed_memory()
         if keep:
-            found = self._kept.setdefault((expert, rank), (_in_file(found[0]), _in_file(found[1])))
+            found = self._kept.setdefault((expert, rank), (in_file([found[0]]), in_file([found[1]])))
         self._last.factors = expert, rank, found
         return found
 
     def affine(self, expert: int) -> tuple[Float[Tensor, "H H"], Float[Tensor, "H"]]:
-        """Return M_e and v_e of one expert, float64; v_e is zero where the last norm has no bias.
-
-        Args:
-            expert: its number among the members.
-        """
+        """Return M_e and v_e of one expert, float64; v_e is zero where the last norm has no bias."""
         last: tuple[int, tuple[Tensor, Tensor]] | None = getattr(self._last, "affine", None)
         if last is None or last[0] != expert:
             self._last.affine = last = None
@@ -104,12 +93,12 @@ class HeadMaps:
         biases = self._vectors(member, f"{norm.norm}.bias") if norm.bias else None
         counts = member.token_counts.double()
         share = counts / counts.sum()
-        sums, start = HeadSums(len(shared_norm)), 0
-        for block in _blocks(member, head):  # all are read, which checks their digest
+        (shared, numbers), sums, start = self._shared_head(), HeadSums(len(shared_norm)), 0
+        for block in pass_over(member, head)():  # all are read, which checks their digest
             for mine in block.split(_ROWS):
                 part = share[start : start + len(mine)]
                 used = part.nonzero()[:, 0]
-                theirs = self._shared_rows(used + start)
+                theirs = shared[numbers[used + start]]
                 start += len(mine)
                 if not len(used):
                     continue
@@ -123,31 +112,26 @@ class HeadMaps:
                     sums.add_shift(scaled[0], heads[1] @ biases[1] - heads[0] @ biases[0], part)
         return sums
 
-    def _shared_rows(self, tokens: Int64[Tensor, "r"]) -> Float[Tensor, "r H"]:
-        """Return rows of the shared head, float32."""
-        rows, numbers = self._shared_head()
-        return torch.from_numpy(rows[numbers[tokens].numpy()])
-
-    def _used_rows(self) -> tuple[Any, Int64[Tensor, "V"]]:
-        """Combine the shared head once; return the rows that members use, (n, H) in a file, and token → its row."""
+    def _used_rows(self) -> tuple[Float[Tensor, "n H"], Int64[Tensor, "V"]]:
+        """Combine the shared head once; return the rows that members use, float32 in a file, and token → its row."""
         plan = self._source.plan
         counts = [member.token_counts for member in plan.members]
         used = torch.zeros(max(map(len, counts)), dtype=torch.bool)
         for each in counts:
             used[: len(each)] |= each > 0
-        start = 0
-        with TemporaryFile() as file:
+
+        def blocks() -> Iterator[Tensor]:
+            start = 0
             for block in self._source.combined(_head(plan)):
                 here = used[start : start + len(block)]
-                file.write(to_block(block[: len(here)][here].float()).tobytes())
+                yield block[: len(here)][here].float()
                 start += len(block)
-            file.flush()
-            rows = np.memmap(file, dtype=np.float32, mode="r").reshape(int(used.sum()), -1)
-        return rows, used.cumsum(0) - 1
+
+        return in_file(blocks()), used.cumsum(0) - 1
 
     def _vectors(self, member: Member, name: str) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
         """Return a vector of the shared model and that of a member, float64."""
-        shared, own = self._source.combined(name), _blocks(member, name)
+        shared, own = self._source.combined(name), pass_over(member, name)()
         return torch.cat(list(shared)).double(), torch.cat(list(own)).double()
 
 
@@ -155,19 +139,6 @@ def _head(plan: Plan) -> str:
     """Return the name of the head's weight in the dense model."""
     family = plan.lead.family
     return family.embedding if plan.lead.architecture.tie_word_embeddings else family.head
-
-
-def _in_file(tensor: Float[Tensor, "_ _"]) -> Float[Tensor, "_ _"]:
-    """Return a tensor whose numbers are in a temporary file, read when they are used."""
-    with TemporaryFile() as file:
-        file.write(to_block(tensor).tobytes())
-        file.flush()
-        return torch.from_numpy(np.memmap(file, dtype=np.float64, mode="c").reshape(tuple(tensor.shape)))
-
-
-def _blocks(member: Member, name: str) -> Iterator[Float[Tensor, "r ..."]]:
-    source = member.open_weight(name)
-    return (to_tensor(block, source.dtype) for block in source.blocks())
 
 
 NEUTRAL = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -218,10 +189,8 @@ def scores_of(
     """Return what the routers of every layer compare, float64, in nats.
 
     Args:
-        plan: a composition whose router is `context`.
         ids: the texts.
         keep: which tokens count; padding is no evidence.
-        evidence: `evidence_of(plan)`.
     """
     slow, fast = past_weights(plan, ids.shape[1])
     means = prefix_means(ids, keep, evidence, slow)
@@ -270,29 +239,17 @@ def stream_unit(source: SharedTensors) -> float:
 
 
 class ContextInputs:
-    """The members' evidence, its thresholds, the size of the stream, and the head maps; safe for several threads.
+    """Inputs of a context layer's tensors, each computed once, when it is first asked for; safe for several threads.
 
-    Args:
-        source: the tensors that all experts share.
+    Attributes:
+        head_maps: each expert's own head as a map in front of the shared one.
+        evidence: returns each token's evidence of the members, (V, E) (`evidence_of`).
+        thresholds: returns the evidence of the last few tokens that is no chance, (E, E) (`thresholds_of`).
+        unit: returns the size of the embedding's mean row in the residual stream (`stream_unit`).
     """
 
     def __init__(self, source: SharedTensors) -> None:
         self.head_maps = HeadMaps(source)
-        self._evidence = Once(lambda: evidence_of(source.plan))
-        self._thresholds = Once(lambda: thresholds_of(source.plan))
-        self._unit = Once(lambda: stream_unit(source))
-
-    @property
-    def evidence(self) -> Float[Tensor, "V E"]:
-        """Each token's evidence of the members (`evidence_of`)."""
-        return self._evidence()
-
-    @property
-    def thresholds(self) -> Float[Tensor, "E E"]:
-        """Evidence of the last few tokens that is no chance (`thresholds_of`)."""
-        return self._thresholds()
-
-    @property
-    def unit(self) -> float:
-        """The size of the embedding's mean row in the residual stream (`stream_unit`)."""
-        return self._unit()
+        self.evidence = Once(lambda: evidence_of(source.plan))
+        self.thresholds = Once(lambda: thresholds_of(source.plan))
+        self.unit = Once(lambda: stream_unit(source))

@@ -28,9 +28,7 @@ def write_model(source: TensorSource, folder: OpenDestination, progress: Progres
     """Write weights, config.json, tokenizer and code of a plan.
 
     Args:
-        source: the tensors of the plan.
         folder: what they are written into.
-        progress: reports the bytes written.
     """
     plan = source.plan
     # Each tensor is computed on one thread, so that its bits do not depend on their number.

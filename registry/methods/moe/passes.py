@@ -66,10 +66,6 @@ def opened(plan: Plan, workspace: Workspace) -> Iterator[Source]:
 def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     """Run the passes that a plan's recipe asks for, and return the source of its tensors.
 
-    Args:
-        plan: the composition.
-        context: the folder and the cache for passes.
-
     Raises:
         DamagedError: a stored array is damaged.
         CalibrationError: an activation is NaN or infinite.
@@ -207,11 +203,8 @@ def _passed(
     """Return the statistics of a member's tokens in a model, from the cache if it has them.
 
     Args:
-        plan: the composition.
-        context: the folder and the cache for passes.
         member: the member whose tokens run.
         key: the model that they run through, as a part of the cache's key.
-        settings: the settings of the pass.
         model_folder: opens the model.
         checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
     """
@@ -240,10 +233,7 @@ def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassC
     """Write a dense folder of the composed trunk and one member's MLPs, for as long as the context lasts.
 
     Args:
-        source: the tensors of the composition.
-        member: the member's number.
         trunk: the file of the trunk; written the first time, and linked into each folder.
-        context: the folder and the cache for passes.
     """
     plan = dense_plan(source.plan)
     streams = [Stream(t.name, t.dtype, t.shape, partial(render, source, t)) for t in plan.tensors]

@@ -42,16 +42,9 @@ from registry.methods.moe.routers import SHARED
 
 
 def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-    """Return the plan of composing `members` (in any order) by `recipe`.
-
-    Args:
-        members: active versions of different experts.
-        base: the base model where `recipe.trunk` needs one; it takes no part otherwise.
-        recipe: how.
+    """Return the plan of composing members by a recipe (arguments and errors as `Output.plan`).
 
     Raises:
-        InvalidInputError: no member, a name twice, or a recipe that does not fit them.
-        IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
         UnsupportedFamilyError: the host asked for does not carry them.
     """
     subset = make_subset(members, base, recipe)
@@ -67,9 +60,9 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     dtype = recipe.dtype or common_dtype(subset.members)
     tensors = tuple(_tensors(subset.members, subset.base, recipe, dtype, lead, translation))
     plan = _carried(Plan(recipe, subset.members, subset.base, lead, dtype, "", "", tensors), translation)
-    if router is None or router.statistics != COUNTS:
+    if router is None or router.statistics != COUNTS or len(plan.members) == 1:
         return plan
-    return with_context(plan) if len(plan.members) > 1 else replace(plan, tensors=tuple(map(_no_choice, tensors)))
+    return with_context(plan)
 
 
 def _carried(plan: Plan, translation: Translation) -> Plan:
@@ -101,11 +94,6 @@ def statistics_weights(plan: Plan) -> list[float]:
     if plan.recipe.balance == "none":
         return plan.weights
     return balanced(plan.weights, [member.tokens for member in plan.members])
-
-
-def _no_choice(tensor: OutputTensor) -> OutputTensor:
-    """Return a router of one member, which is made from no counts, as zeros; another tensor as it is."""
-    return replace(tensor, made=Constant(tensor.shape, 0.0)) if isinstance(tensor.made, Router) else tensor
 
 
 def with_context(plan: Plan) -> Plan:
@@ -193,7 +181,6 @@ def context_windows(translation: Translation, tau: float) -> tuple[ContextWindow
     """Return the windows of a context layer, and remarks.
 
     Args:
-        translation: how the host carries the members.
         tau: τ in tokens, 0 for the whole text so far.
     """
     kind, architecture = translation.host.context, translation.architecture
@@ -249,9 +236,8 @@ def _tensors(
         return
     for layer in range(architecture.num_hidden_layers):
         shape = (len(members), architecture.hidden_size)
-        gate = (
-            Router(shape, layer) if router.is_linear or len(members) > 1 else Constant(shape, 0.0)
-        )  # one expert has every token
+        has_choice = len(members) > 1 or (router.is_linear and router.statistics != COUNTS)  # one has every token
+        gate = Router(shape, layer) if has_choice else Constant(shape, 0.0)
         yield OutputTensor(host.tensor_name(layer, host.gate), dtype, gate, ROUTER)
         if host.gate_bias:
             bias = RouterBias((len(members),), layer)
@@ -315,23 +301,17 @@ def host_of_bias(host: str | None) -> str:
 
 
 def with_router_bias(translation: Translation, lead: Member) -> Translation:
-    """Return a translation to the modelling file whose routers have a bias.
-
-    Args:
-        translation: that of the modelling file without.
-        lead: the member whose family is carried.
-    """
+    """Return the translation of a lead's family to the modelling file, with routers that have a bias."""
     family = lead.family
     host = biased_code_host(family.model_type, family.class_name, family.layers)
     return replace(translation, host=host, notes=(*translation.notes, _BIAS_NOTE))
 
 
 def with_softmax_topk(translation: Translation, lead: Member, *, bias: bool) -> Translation:
-    """Return a translation whose experts keep the weights of the softmax over all of them.
+    """Return the translation of a lead's family whose experts keep the weights of the softmax over all of them.
 
     Args:
         translation: that to the same host with weights that add up to 1.
-        lead: the member whose family is carried.
         bias: routers have a bias.
 
     Raises:

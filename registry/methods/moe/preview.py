@@ -74,8 +74,6 @@ def predict_routing(plan: Plan, progress: Progress, *, only_typical: bool = Fals
     """Predict the routing of a plan whose router is `context`.
 
     Args:
-        plan: the composition.
-        progress: receives the progress.
         only_typical: predict it for texts of the typical length alone.
 
     Raises:
@@ -111,7 +109,6 @@ def predict_text(plan: Plan, counts: Int64[Tensor, "V"]) -> Float[Tensor, "E"]:
     Members of another router are compared as if they were known by their tokens, as `context` knows them.
 
     Args:
-        plan: a composition.
         counts: how often the text has each token.
 
     Raises:

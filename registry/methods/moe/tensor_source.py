@@ -59,7 +59,6 @@ class RouterSolver:
     """The routers of a plan, solved from the members' statistics when they are first used.
 
     Args:
-        plan: the composition.
         members: the statistics of each member, in the plan's order.
         sums: where the sum of the plan's members' own statistics is kept; None to add up `members`.
     """
@@ -158,7 +157,6 @@ class StoredSource:
     """Tensors made from the members' stored arrays.
 
     Args:
-        plan: the composition.
         kept: the members' products of weights and Grams, and sums over them.
     """
 
@@ -275,26 +273,12 @@ class StoredSource:
 
 
 class RecollectedSource:
-    """Tensors of another source, with routers solved from statistics of their own.
-
-    Args:
-        inner: the source of every other tensor.
-        statistics: the statistics of each member, collected by a pass.
-    """
+    """Tensors of another source, with routers solved from statistics of their own."""
 
     def __init__(self, inner: TensorSource, statistics: Sequence[Cached]) -> None:
-        self._inner = inner
-        self.plan = inner.plan
+        self.plan, self.context = inner.plan, inner.context
+        self.combined, self.mlp = inner.combined, inner.mlp
         self.routers = RouterSolver(inner.plan, statistics)
-        self.context = inner.context
-
-    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
-        """Yield the rows of one tensor of the inner source."""
-        return self._inner.combined(name)
-
-    def mlp(self, member: int, name: str) -> ArraySource:
-        """Return one MLP tensor of the inner source."""
-        return self._inner.mlp(member, name)
 
 
 def _statistics(members: tuple[Member, ...], site: str, layer: int) -> Iterator[PackedStatistics]:

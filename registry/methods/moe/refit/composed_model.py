@@ -7,7 +7,6 @@ weight (O, I).
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ class RefitSource:
     """Tensors of another source, some of them replaced by those of a refit, and the routers that the refit solved.
 
     Args:
-        inner: the source of every other tensor.
         folder: the folder for refitted tensors, one file each.
         routers: in place of those of the inner source; None where these stay.
     """
@@ -149,7 +147,6 @@ class Layer:
     """A layer of the composed model.
 
     Attributes:
-        number: counted from 0.
         module: the layer, with the composed weights.
         replay: what stands in the place of its MLP.
     """
@@ -163,10 +160,8 @@ class ComposedModel:
     """The composed model that a refit solves for: what is the same whatever a linear map is fitted to.
 
     Args:
-        source: the tensors of the composition.
         composed: a dense folder of the composed trunk, which gives its weights and scales.
         work: a folder for streams and refitted tensors.
-        choice: the expert of each token.
     """
 
     def __init__(self, source: TensorSource, composed: Checkpoint, work: Path, choice: Choice) -> None:
@@ -181,12 +176,7 @@ class ComposedModel:
         self.token_weights = statistics_weights(self.plan)  # of each member's tokens
 
     def text(self, number: int, member: Member) -> Text:
-        """Return a member's tokens, with the streams before the first layer.
-
-        Args:
-            number: the member's number.
-            member: the member.
-        """
+        """Return a member's tokens, with the streams before the first layer."""
         text = Text.of(member, number, self.architecture.hidden_size, self.work)
         used, name = text.ids.unique().long(), self.family.embedding
         for source, stream in ((self._composed.source(name), text.composed), (member.open_weight(name), text.dense)):
@@ -218,9 +208,6 @@ class ComposedModel:
         """Replace a weight by its solution, rounded as it will be written: later solutions use the written weights.
 
         Args:
-            module: the linear map.
-            name: its name in the dense model.
-            weight: the solution.
             member: the number of the member whose MLP it is of; None for the trunk.
 
         Raises:
@@ -260,8 +247,6 @@ class ComposedModel:
         """Take the composed stream through the MLPs: each token by the output of the one that it was routed to.
 
         Args:
-            layer: the layer.
-            texts: the members' tokens.
             outputs: the outputs of each expert's MLP for the tokens that are routed to it, text by text; removed.
         """
         positions = [0] * len(outputs)
@@ -295,27 +280,16 @@ class ComposedModel:
 
 def weights_of(member: Member) -> Callable[[str], Tensor]:
     """Return a function from the names of a dense expert's tensors to these."""
-    return partial(weight_of, member)
-
-
-def weight_of(member: Member, name: str) -> Tensor:
-    """Return one tensor of a dense expert."""
-    source = member.open_weight(name)
-    return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
+    return lambda name: torch.cat(list(pass_over(member, name)()))
 
 
 def affine(member: Member, full_name: str, module: Any) -> Float[Tensor, "O J"]:
-    """Return a member's weight with one more column: its bias, less the composed one, which stays.
-
-    Args:
-        member: the member.
-        full_name: of the linear map in the dense model.
-        module: the map in the composed model.
-    """
-    weight = weight_of(member, f"{full_name}.weight").double()
+    """Return a member's weight with one more column: its bias, less the composed one, which stays."""
+    own = weights_of(member)
+    weight = own(f"{full_name}.weight").double()
     column = torch.zeros((len(weight), 1), dtype=torch.float64)
     if module.bias is not None:
-        column[:, 0] = weight_of(member, f"{full_name}.bias").double() - module.bias.double().cpu()
+        column[:, 0] = own(f"{full_name}.bias").double() - module.bias.double().cpu()
     return torch.cat([weight, column], dim=1)
 
 

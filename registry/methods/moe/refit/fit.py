@@ -46,11 +46,7 @@ _QKV, _ATTENTION, _DOWN = "query, key and value", "attention output", "down proj
 
 
 class MlpFit:
-    """Maps fitted to what the dense experts do, each expert's down projection among them.
-
-    Args:
-        model: the composed model.
-    """
+    """Maps fitted to what the dense experts do, each expert's down projection among them."""
 
     def __init__(self, model: ComposedModel) -> None:
         self._model = model
@@ -190,10 +186,8 @@ def refit(
     """Return a source with its refitted tensors.
 
     Args:
-        source: the tensors of the composition.
         composed: a dense folder of the composed trunk, which gives its weights and scales.
         work: a folder for streams and refitted tensors.
-        progress: reports the layers.
         choice: the expert of each token; None for routers that the refit solves.
 
     Raises:

@@ -27,7 +27,6 @@ class Text:
     A stream is a file of float32 numbers whose rows are windows, (S, H) each.
 
     Attributes:
-        member: the member whose tokens these are.
         ids: the tokens, (N, S).
         keep: True for the tokens that count, (N, S).
         dense: h°, the residual stream of the dense expert: before the layer, and after it once the layer has run.
@@ -78,7 +77,6 @@ class Queue:
 
     Args:
         path: the file; created or emptied.
-        size: H.
     """
 
     def __init__(self, path: Path, size: int) -> None:
