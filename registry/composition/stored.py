@@ -140,7 +140,11 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
         for link in first.arrays
         if link.role in ("trunk", "mlp")
     ]
-    own = _own_arrays(first) if len(members) == 1 else []
+    own = [
+        Stream(link.name, link.dtype, link.shape, first.open("simoe", link.name).blocks)
+        for link in first.arrays
+        if link.role == "simoe" and len(members) == 1
+    ]
     nbytes = sum(stream.nbytes for stream in (*streams, *own))
     with fresh_folder(out, replace=None, nbytes=nbytes) as folder:
         with progress("writing", nbytes, "B") as advance:
@@ -149,11 +153,6 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
                 write_shard(folder / SIMOE_ARRAYS, own, advance)
         copied = [name for name in first.names("file") if len(members) == 1 or name not in OWN_FILES]
         write_files(folder, {name: first.file(name) for name in copied})
-
-
-def _own_arrays(member: Member) -> list[Stream]:
-    links = [link for link in member.arrays if link.role == "simoe"]
-    return [Stream(link.name, link.dtype, link.shape, member.open("simoe", link.name).blocks) for link in links]
 
 
 def _average(members: Sequence[Member], link: ArrayLink) -> Iterator[Block]:

@@ -95,11 +95,11 @@ def tile_rows(width: int) -> int:
     return max(1, TILE_ELEMENTS // max(1, width))
 
 
-def tiles(rows: RowBlock) -> Iterator[RowBlock]:
-    """Yield the same rows a few at a time, so that what is made of them stays in the cache."""
-    length = len(next(part for part in (*rows.parts, rows.base) if part is not None))
-    step = tile_rows(max((part[0].numel() for part in (*rows.parts, rows.base) if part is not None), default=1))
-    for start in range(0, length, step):
+def tiles(rows: RowBlock, step: int | None = None) -> Iterator[RowBlock]:
+    """Yield the same rows `step` at a time; by default so few that what is made of them stays in the cache."""
+    given = [part for part in (*rows.parts, rows.base) if part is not None]
+    step = step or tile_rows(max((part[0].numel() for part in given), default=1))
+    for start in range(0, len(given[0]), step):
         parts = tuple(None if part is None else part[start : start + step] for part in rows.parts)
         base = None if rows.base is None else rows.base[start : start + step]
         yield RowBlock(rows.start + start, parts, base)
@@ -110,16 +110,15 @@ def average(rows: RowBlock, weights: Sequence[float]) -> Tensor:
 
     A single member is returned exactly.
     """
-    (first, *others) = rows.present
-    total = _double(rows.parts[first])
+    parts = [(part, weight) for part, weight in zip(rows.parts, weights, strict=True) if part is not None]
+    (first, own), *others = parts
+    total = first.to(torch.float64, copy=True)
     if not others:
         return total
-    total.mul_(weights[first])
-    for member in others:
-        part = rows.parts[member]
-        assert part is not None
-        total.add_(part.double(), alpha=weights[member])  # weights widened exactly
-    return total.div_(sum(weights[member] for member in rows.present))
+    total.mul_(own)
+    for part, weight in others:
+        total.add_(part.double(), alpha=weight)  # weights widened exactly
+    return total.div_(sum(weight for _, weight in parts))
 
 
 def averaged(combination: Combination) -> Iterator[Tensor]:
@@ -133,8 +132,3 @@ def of_base(combination: Combination) -> Iterator[Tensor]:
     """Yield the base model's rows, exactly; rows that it lacks are averaged over the members."""
     for rows in aligned(combination):
         yield average(rows, combination.weights) if rows.base is None else rows.base
-
-
-def _double(part: Tensor | None) -> Tensor:
-    assert part is not None
-    return part.to(torch.float64, copy=True)

@@ -160,7 +160,7 @@ def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
     needs, called, of_base = list[_Need](), f"router method {recipe.router!r}", f"--router {_router(None)}"
     router, trunk = recipe.router_method, recipe.trunk_method
     if router is not None and router.statistics == OWN and not (retakes(recipe) or recipe.refine_mlp):
-        refined = "--refine 1" if all(map(_kept_tokens, members)) else ""
+        refined = "--refine 1" if all("ids" in member.names("calibration") for member in members) else ""
         needs.append(_Need(called, (MLP_INPUT,), refined or f"--router {_router(COUNTS)}", of_base))
     if router is not None and router.statistics == COUNTS and len(members) > 1:
         needs.append(_Need(called, (TOKEN_COUNTS,), f"--router {_router(OWN)}", of_base))
@@ -172,10 +172,6 @@ def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
 def _router(statistics: str | None) -> str:
     """Return the first router method that is made from some statistics and was not trained."""
     return next(name for name, one in ROUTERS.items() if one.statistics == statistics and not one.is_trained)
-
-
-def _kept_tokens(member: Member) -> bool:
-    return "ids" in member.names("calibration")
 
 
 def equal_mlp_notes(members: Sequence[Member]) -> tuple[str, ...]:

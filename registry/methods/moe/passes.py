@@ -75,7 +75,13 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     recipe = plan.recipe
     source: TensorSource = StoredSource(plan, KeptTensors(context.cache, partial(mkdtemp, dir=context.work)))
     if recipe.refine_mlp:
-        source = _refitted(source, context)
+        work, choice = Path(mkdtemp(dir=context.work)), None  # where refitted tensors stay
+        if recipe.router_method is not None and recipe.router_method.statistics == COUNTS:
+            evidence = evidence_of(plan)
+            choice = KnownChoice([choices_of(plan, calibration_of(member), evidence) for member in plan.members])
+        # Any member's dense model will do: only the composed trunk of it is used.
+        with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
+            source = refit(source, Checkpoint(folder, remote_code=True), work, context.progress, choice)
     if retakes(recipe):
         if recipe.refine == 0:
             statistics = [_of_features(plan, context, member) for member in plan.members]
@@ -85,22 +91,6 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
                 statistics = _routed(RecollectedSource(source, statistics), passes, context)
         source = RecollectedSource(source, statistics)
     return source
-
-
-def _refitted(source: TensorSource, context: PassContext) -> TensorSource:
-    """Refit a source to the members' tokens; refitted tensors stay in the working folder."""
-    work = Path(mkdtemp(dir=context.work))
-    # Any member's dense model will do: only the composed trunk of it is used.
-    with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
-        return refit(source, Checkpoint(folder, remote_code=True), work, context.progress, _known_choice(source.plan))
-
-
-def _known_choice(plan: Plan) -> KnownChoice | None:
-    """Return the experts that context routing gives to the members' kept tokens; None for other routers."""
-    if plan.recipe.router_method is None or plan.recipe.router_method.statistics != COUNTS:
-        return None
-    evidence = evidence_of(plan)
-    return KnownChoice([choices_of(plan, calibration_of(member), evidence) for member in plan.members])
 
 
 def calibration_of(member: Member) -> Calibration:

@@ -25,7 +25,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.composition.method import BASE, OWN
-from registry.composition.method import Trunk as TrunkMethod
 from registry.composition.plan import Plan
 from registry.composition.stored import pass_over
 from registry.errors import InvalidInputError
@@ -35,7 +34,6 @@ from registry.maths.router.gates import balanced
 from registry.maths.router.inputs import RouterInputs
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk.combination import Combination, Rows, tile_rows
-from registry.member import Member
 from registry.methods.moe.context import ContextInputs
 from registry.methods.moe.output import router_of, trunk_of
 from registry.methods.moe.plan import statistics_weights
@@ -165,6 +163,7 @@ class StoredSource:
         self._products, self._sums = InputProducts(kept or KeptTensors()), SubsetSums(kept or KeptTensors())
         self.routers = RouterSolver(plan, plan.members, self._sums)
         self.context = ContextInputs(self)
+        self._method = trunk_of(plan.recipe)
         self._pending: dict[tuple[str, int], tuple[list[str], Iterator[tuple[int, Iterator[NumberedBlock]]]]] = {}
         """Input → the maps of it that are still to come, and their rows."""
 
@@ -182,22 +181,10 @@ class StoredSource:
         """Return one MLP tensor of a member, as it was stored."""
         return self.plan.members[member].open("mlp", name)
 
-    @property
-    def _method(self) -> TrunkMethod:
-        return trunk_of(self.plan.recipe)
-
     @cached_property
     def _linear_inputs(self) -> dict[str, tuple[str, int]]:
         """Linear map → the site and layer of its input."""
         return self.plan.lead.family.linear_inputs(self.plan.lead.architecture)
-
-    @cached_property
-    def _maps_of_input(self) -> dict[tuple[str, int], list[str]]:
-        """Site and layer → the linear maps that have this input."""
-        maps: dict[tuple[str, int], list[str]] = {}
-        for name, site_and_layer in self._linear_inputs.items():
-            maps.setdefault(site_and_layer, []).append(name)
-        return maps
 
     def _rows(self, name: str) -> Iterator[Tensor]:
         method = self._method
@@ -210,7 +197,7 @@ class StoredSource:
         site_and_layer = self._linear_inputs[name]
         names, maps = self._pending.pop(site_and_layer, ([], iter(())))
         if name not in names[:1]:  # not the map that comes next: factor again, and begin with this map
-            together = self._maps_of_input[site_and_layer]
+            together = [one for one, place in self._linear_inputs.items() if place == site_and_layer]
             names = together[together.index(name) :]
             maps = groupby(self._together(together, len(together) - len(names)), key=itemgetter(0))
         _, blocks = next(maps)  # the blocks (r, C) of the first map
@@ -250,7 +237,7 @@ class StoredSource:
         if method.needs_inputs and len(plan.members) > 1:
             if name in self._linear_inputs:
                 site, layer = self._linear_inputs[name]
-                inputs = partial(_statistics, plan.members, site, layer)
+                inputs = partial(map, lambda member: member.packed_statistics(site, layer), plan.members)
             elif name == plan.lead.family.embedding:
                 counts = [member.token_counts for member in plan.members]  # (V,) each
         shapes = {member.weight(name).shape for member in members}
@@ -279,7 +266,3 @@ class RecollectedSource:
         self.plan, self.context = inner.plan, inner.context
         self.combined, self.mlp = inner.combined, inner.mlp
         self.routers = RouterSolver(inner.plan, statistics)
-
-
-def _statistics(members: tuple[Member, ...], site: str, layer: int) -> Iterator[PackedStatistics]:
-    return (member.packed_statistics(site, layer) for member in members)
