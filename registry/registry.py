@@ -57,7 +57,8 @@ class Registry:
         cluster: a result of `registry.distributed.connect`, whose nodes take parts of `add_expert`, `add_experts`,
             `compose` and `evaluate`. They see the home, the checkpoints and the outputs by the same paths.
 
-    Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written.
+    Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written;
+    a reference that matches nothing is a NotFoundError.
     """
 
     def __init__(
@@ -157,8 +158,7 @@ class Registry:
             tokenizer_of: a version: added tokens get the numbers that it has for them, others new ones after all, and
                 rows of embedding and head move with them. For experts that gave one number to different tokens.
 
-        Returns:
-            the version and its relations to what is registered; an existing version if it has the same content.
+        Returns the version and its relations to what is registered; an existing version if it has the same content.
 
         Raises:
             CheckpointError: the checkpoint cannot be registered, or its statistics are of other weights.
@@ -183,7 +183,7 @@ class Registry:
             return registration.register_expert(self._workspace, candidate)
 
     def add_experts(self, file: PathLike, *, settings: PassSettings | None = None) -> registration.RegisteredList:
-        """Register the experts of a list, each as `add_expert` does.
+        """Register the experts of a list, each as `add_expert` does, and return registrations and errors, by name.
 
         All are checked before the first is registered. One that fails after all is among the failed ones, and the
         others are registered; experts that are registered already are skipped.
@@ -192,9 +192,6 @@ class Registry:
             file: YAML, a list of experts: name, checkpoint, and what else `add_expert` takes. Paths in it start from
                 its folder.
             settings: settings of the forward passes.
-
-        Returns:
-            registrations and errors, by name.
 
         Raises:
             InvalidInputError: the file is no such list; the message has the line.
@@ -248,10 +245,7 @@ class Registry:
             public_data: `FILE`s of public text: with `coordinate` the router rows begin as the differences of the
                 embeddings of both texts; without, at 0.
             out: a folder to write the checkpoint to, absent or empty; the expert is then not registered.
-            tags: as `add_expert`.
-            license: as `add_expert`.
-            alias: as `add_expert`.
-            keep_calibration: store the calibration tokens too.
+            tags, license, alias, keep_calibration: as `add_expert`.
 
         Raises:
             NotFoundError: there is no such base model.
@@ -298,20 +292,13 @@ class Registry:
             domains: the files of text of each domain, by its name; two domains or more. With `settings.clusters` the
                 documents of all files make that many domains, by k-means of their embeddings, and names have no part.
             settings: settings of the training.
-            tags: as `add_expert`, of all its versions.
-            license: as `add_expert`.
-            alias: as `add_expert`, of each of its names.
-
-        Returns:
-            the registrations of the shared weights and of the experts, how they were trained, and the losses.
+            tags, license, alias: as `add_expert`, of all its versions.
 
         Raises:
-            NotFoundError: there is no such base model.
             CalibrationError: a domain has no text, or there are fewer documents than clusters.
-            InvalidInputError: `base` is an expert, there are fewer domains or clusters than a step's mixture has, the
-                rank is more than a matrix has, or a loss is NaN or infinite.
-            ConflictError: a name is registered as the other kind.
-            StorageError: a library for training is not installed, or the disk is full.
+            InvalidInputError: `base` is an expert, there are fewer domains or clusters than a step's mixture has, or
+                the rank is more than a matrix has.
+            RegError: any error of `train_expert`.
         """
         check_files(domains, "domains")
         base_version(self.catalog, base)
@@ -341,20 +328,12 @@ class Registry:
             base: the registered base model to begin from, a name or version.
             data: `FILE`s of text.
             settings: settings of the training.
-            tags: as `add_expert`, of all experts.
-            license: as `add_expert`.
-            alias: as `add_expert`, of each of their names.
-
-        Returns:
-            the registrations of the experts, how they were trained, their masks' sparsity and overlap, and the losses.
+            tags, license, alias: as `add_expert`, of all experts.
 
         Raises:
-            NotFoundError: there is no such base model.
             CalibrationError: there is no text that is longer than a prompt.
-            InvalidInputError: `base` is an expert, the model's windows are not longer than a prompt, or a loss is NaN
-                or infinite.
-            ConflictError: a name is a base model's.
-            StorageError: a library for training is not installed, or the disk is full.
+            InvalidInputError: `base` is an expert, or the model's windows are not longer than a prompt.
+            RegError: any error of `train_expert`.
         """
         check_files(data)
         self.resolve(base, kind="base")
@@ -516,7 +495,7 @@ class Registry:
 
         Args:
             experts: names, versions or aliases, in any order.
-            files: text to fit to: `.txt` (one document a file), `.jsonl`, `.jsonl.gz`, `.parquet`.
+            files: text to fit to, as `likeness` takes it.
             recipe: how they are combined, without coefficients.
             settings: settings of the fit.
             base: the base model; default the only one that is registered.
@@ -541,7 +520,7 @@ class Registry:
     ) -> soup_.Instantiated:
         """Write the dense model of a soup for some domain weights to the folder `out`, as a composition.
 
-        One of `weights`, `like` and `fit` says what it is for.
+        One of `weights`, `like` and `fit` says what it is for. Returns its plan, domain weights and coefficients.
 
         Args:
             soup: a name or version that `train_soup` registered the shared weights under.
@@ -551,9 +530,6 @@ class Registry:
             fit: files of text that the coefficients are fitted to by gradient, without domain weights.
             settings: settings of the fit; of `like`, its device.
             force: replace `out` if it is an earlier composition.
-
-        Returns:
-            the plan of the composition, the domain weights and the coefficients.
 
         Raises:
             InvalidInputError: it is no soup, or the weights are not those of its domains.
@@ -594,7 +570,7 @@ class Registry:
 
         Args:
             experts: names, versions or aliases, in any order.
-            files: public text: `.txt` (one document a file), `.jsonl`, `.jsonl.gz`, `.parquet`.
+            files: public text, as `likeness` takes it.
             out: a folder, absent or empty; it appears whole, with `NAME.jsonl` for each expert.
             base: the base model, in which documents are compared; default the only one that is registered.
             documents: number for each expert; if there are fewer, it gets all.
@@ -621,17 +597,7 @@ class Registry:
     ) -> training.Trained:
         """Train the routers of a composed folder on text, and no other weight, and return the result.
 
-        Args:
-            folder: a composed folder.
-            out: the folder to write, absent or empty; or with `force` an earlier composition.
-            data: `FILE`s of text, or names of members whose calibration tokens were kept.
-            settings: settings of the training.
-            force: see `out`.
-            record: record the result in the catalog.
-
-        Raises:
-            CheckpointError: `folder` is not a composition, or was changed since it was composed.
-            CalibrationError: there is no token to predict.
+        Arguments and errors as `train`.
         """
         require_composed(Path(folder))
         check_paths(Path(folder).absolute(), Path(out).absolute(), data, replace=force)
@@ -659,6 +625,7 @@ class Registry:
 
         Raises:
             CheckpointError: `folder` is not a composition, or was changed since it was composed.
+            CalibrationError: there is no token to predict.
             InvalidInputError: its routers would get no gradient, or a loss is not finite.
         """
         require_composed(Path(folder))
@@ -666,16 +633,13 @@ class Registry:
         return training.train_mixture(self._workspace, folder, out, data, settings, force=force, record=record)
 
     def reproduce(self, folder: PathLike, out: PathLike | None = None) -> composition_.Reproduction:
-        """Compose a folder again from its own `composition.json`, and compare every byte of every file.
+        """Compose a folder again from its own `composition.json`, and compare every byte of every file of either.
 
         Of a trained folder, the stored tensors replace those of its parent.
 
         Args:
             folder: a composed folder; its members must be registered here and active, by name and digest.
             out: where to keep the new folder, absent or empty; without it that folder is deleted.
-
-        Returns:
-            every file of either folder, and whether it is the same.
 
         Raises:
             CheckpointError: `folder` is not a composition.
@@ -901,15 +865,14 @@ class Registry:
     ) -> opt_out_.OptOut:
         """Withdraw a version, or with a bare name all of its versions, from every later composition.
 
+        Returns what was withdrawn and deleted, and where copies remain.
+
         Args:
             ref: `NAME` or `NAME@VERSION`.
             purge: delete its arrays too, except those that another version needs, and all else that the home holds of
                 it; name, number, digest and times stay.
             receipt: a file to write the receipt to; it must not exist.
             dry_run: change nothing, write no receipt, and return what would be done, with who would get its tokens.
-
-        Returns:
-            what was withdrawn and deleted, and where copies remain.
 
         Raises:
             NotFoundError: no version matches.
@@ -929,14 +892,11 @@ class Registry:
         return opt_out_.opted_out_members(self._workspace, composition)
 
     def verify_receipt(self, file: PathLike, folders: Sequence[PathLike] = ()) -> opt_out_.ReceiptCheck:
-        """Compare a receipt with the registry: withdrawn versions, deleted arrays, and the log.
+        """Compare a receipt with the registry (withdrawn versions, deleted arrays, the log); return the differences.
 
         Args:
             file: a file that `opt_out` wrote.
             folders: composed folders; each must be unchanged and hold nothing that was withdrawn.
-
-        Returns:
-            the differences, one line each, and what happened since.
 
         Raises:
             ConflictError: it is of another registry.
@@ -945,11 +905,7 @@ class Registry:
         return opt_out_.verify_receipt(self._workspace, file, folders)
 
     def affected_by_opt_out(self, ref: str) -> list[VersionRecord]:
-        """Return the versions that `opt_out(ref)` concerns, those withdrawn before included; `ref` as `opt_out`.
-
-        Raises:
-            NotFoundError: no version matches.
-        """
+        """Return the versions that `opt_out(ref)` concerns, those withdrawn before included; `ref` as `opt_out`."""
         return versions_matching(self.catalog, ref)
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -990,11 +946,7 @@ class Registry:
         return self._workspace.count_versions(kind=kind, everything=everything, tags=tags, search=search)
 
     def tag_counts(self, limit: int) -> list[TagCount]:
-        """Return the tags of active versions with the number of versions of each, the most frequent first.
-
-        Args:
-            limit: at most so many tags.
-        """
+        """Return the tags of active versions with the number of versions of each, the `limit` most frequent first."""
         return self.catalog.tag_counts(limit)
 
     def resolve(self, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)) -> VersionRecord:
@@ -1038,14 +990,8 @@ class Registry:
     def trained_biases(self, composition: CompositionRecord) -> dict[str, tuple[float, ...]]:
         """Return what the routers of a trained composition add to each expert's logits.
 
-        Args:
-            composition: its record.
-
-        Returns:
-            expert → number by layer; empty where it has no biases, or no training changed them, or a member was purged.
-
-        Raises:
-            DamagedError: a stored bias is damaged.
+        Returns expert → number by layer; empty where it has no biases, or no training changed them, or a member was
+        purged.
         """
         return composition_.trained_biases(self._workspace, composition)
 
@@ -1095,11 +1041,7 @@ class Registry:
         return self.catalog.audits(composition.digest)
 
     def relations(self, ref: str) -> tuple[registration.Relation, ...]:
-        """Return the distance of the version `ref` to every other active version of its shape, the nearest first.
-
-        Raises:
-            NotFoundError: no version matches.
-        """
+        """Return the distance of the version `ref` to every other active version of its shape, the nearest first."""
         return registration.relations_of_version(self._workspace, ref)
 
     # -- maintenance -------------------------------------------------------------------------------------------------
@@ -1109,9 +1051,5 @@ class Registry:
         return maintenance.verify(self._workspace)
 
     def gc(self, *, dry_run: bool = False) -> maintenance.Garbage:
-        """Delete arrays that no version needs, and what interrupted commands left; return what that was.
-
-        Args:
-            dry_run: delete nothing.
-        """
+        """Delete arrays that no version needs, and what interrupted commands left; return what that is."""
         return maintenance.collect_garbage(self._workspace, dry_run=dry_run)

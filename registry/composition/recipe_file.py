@@ -21,19 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.manifest import CompositionManifest
-from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.fields import FIELDS, output_of, removed
-from registry.composition.recipe.option import Option, OptionKind, Problem
-from registry.composition.recipe.recipe import Recipe, unwanted
-from registry.composition.recipe.rules import (
+from registry.composition.recipe.fields import (
+    FIELDS,
     FROM_BASE,
     check_complete,
     check_named,
     first_problem,
     misplaced,
     of_copies,
+    output_of,
     problem_of_copies,
+    removed,
 )
+from registry.composition.recipe.option import Option, OptionKind, Problem
+from registry.composition.recipe.recipe import CoefficientFit, Recipe, unwanted
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError
 from registry.io.disk import atomic_file
@@ -63,7 +64,6 @@ class RecipeFile:
     """The contents of a recipe file.
 
     Attributes:
-        path: the file.
         experts: references to the members; empty if it names no expert.
         base: a reference to the base model, where it names one.
         values: the fields that it gives, as `Recipe.of_fields` takes them.
@@ -166,12 +166,7 @@ def write_recipe(
     """Write a recipe file, which appears whole or not at all; `read_recipe` returns an equal recipe.
 
     Args:
-        path: the file.
-        recipe: the recipe.
-        experts: references to the members.
-        base: a reference to the base model.
         from_base: the number of copies of the base model that are the experts, in place of `experts`.
-        force: replace a file that is there.
 
     Raises:
         OutputError: something is there and `force` is not given, or there is no such folder.

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from registry.calibration import Corpus, random_places
 from registry.composition.compose import plan_composition, write_plan
 from registry.composition.plan import Plan
-from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
-from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.recipe import CoefficientFit, Recipe, fitted_members
 from registry.composition.stored import pass_over
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError
 from registry.io.torch_blocks import torch_dtype

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from registry.errors import CalibrationError
-from registry.maths.router.anchored import initial_row
+from registry.maths.router.gates import initial_row
 from registry.training.processes import Processes
 from registry.training.sharding import spread
 
@@ -88,7 +88,7 @@ def begin_rows(
     batch_size: int,
     processes: Processes,
 ) -> None:
-    """Set the row of every layer to the difference of the embeddings of two texts (`maths.router.anchored`).
+    """Set the row of every layer to the difference of the embeddings of two texts (`maths.router.gates`).
 
     The model still computes what the base model does, because both MLPs of a layer are equal. Each process passes all
     windows; of a text these are the tokens, and which of them count.

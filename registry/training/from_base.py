@@ -14,7 +14,7 @@ from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.model_files import OWN_FILES
 from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.version_files import StoredWeights
-from registry.composition.dense import write_dense
+from registry.composition.stored import write_dense
 from registry.errors import ConflictError, InvalidInputError, StorageError
 from registry.families.sites import COUNTS
 from registry.io.model_folder import fresh_folder, write_files, write_weights

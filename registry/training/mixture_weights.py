@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.checkpoint.model_files import read_config, read_headers, weight_files, weight_source
-from registry.composition.trained.trained_parts import ALL, PROJECTORS
+from registry.composition.trained import ALL, PROJECTORS
 from registry.errors import CheckpointError, InvalidInputError, StorageError
 from registry.io.dtypes import NAMES
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype

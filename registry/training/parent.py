@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint.model_files import Stored, weight_source
-from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
-from registry.composition.trained.trained_parts import ALL, PROJECTORS, ROUTERS, trained_part
-from registry.composition.trained.write_trained import TrainedDocument, stored_tensors, write_trained
+from registry.composition.manifest import COMPOSE_AGAIN, ComposedFolder
+from registry.composition.trained import ALL, PROJECTORS, ROUTERS, trained_part
+from registry.composition.trained_history import TrainedDocument, stored_tensors, write_trained
 from registry.errors import CalibrationError, CheckpointError, ConflictError, InvalidInputError, StorageError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.member import Member, copies_of, load_member

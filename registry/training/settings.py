@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, NoReturn
 
-from registry.composition.trained.trained_parts import ALL, MLPS, PROJECTORS, ROUTERS
+from registry.composition.trained import ALL, MLPS, PROJECTORS, ROUTERS
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO, WEIGHT_DTYPES
 from registry.progress import Progress, remark

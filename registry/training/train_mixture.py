@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from registry.checkpoint.model_files import read_config
-from registry.composition.trained.trained_parts import NAMED, PROJECTORS, ROUTERS
+from registry.composition.trained import NAMED, PROJECTORS, ROUTERS
 from registry.errors import InvalidInputError
 from registry.hosts.host import NORM_TOPK_PROB
 from registry.io.torch_blocks import to_block, torch_dtype

@@ -16,8 +16,7 @@ from cli.command_reference import commands
 from cli.main import main
 from cli.option_groups import COMMON, FEW, MOST, RECIPE, GroupedCommand, grouped
 from cli.summaries import SUMMARIES
-from registry.composition.recipe.fields import FIELDS
-from registry.composition.recipe.rules import misplaced
+from registry.composition.recipe.fields import FIELDS, misplaced
 from tests.cli.conftest import Reg
 from tests.test_docs import parse
 

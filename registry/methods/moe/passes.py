@@ -25,22 +25,21 @@ from registry.composition.method import COUNTS
 from registry.composition.passes import PassContext, pass_context, stored_folder
 from registry.composition.plan import Plan, Source
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.stored import copied, span
+from registry.composition.stored import stored_stream
 from registry.destination.destination import OpenFolder
 from registry.errors import DamagedError, IncompatibleError
 from registry.families.sites import MLP_INPUT
-from registry.hosts import RowSelection
 from registry.io.model_folder import json_file, write_files
-from registry.io.safetensors_file import Span, Stream
+from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.member import Member
-from registry.methods.moe.context.member_evidence import choices_of, evidence_of
-from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, write_model
+from registry.methods.moe.context import choices_of, evidence_of
+from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, trunk_digest, write_model
+from registry.methods.moe.options import SOLVES_AGAIN
+from registry.methods.moe.output import pass_document, retakes
 from registry.methods.moe.plan import dense_plan
-from registry.methods.moe.provenance import trunk_digest
-from registry.methods.moe.recipe import pass_document, retakes
-from registry.methods.moe.refinement import SOLVES_AGAIN
-from registry.methods.moe.refit import KnownChoice, refit
+from registry.methods.moe.refit.choice import KnownChoice
+from registry.methods.moe.refit.fit import refit
 from registry.methods.moe.render import render
 from registry.methods.moe.tensor_source import RecollectedSource, StoredSource, TensorSource
 from registry.progress import remark
@@ -67,10 +66,6 @@ def opened(plan: Plan, workspace: Workspace) -> Iterator[Source]:
 def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     """Run the passes that a plan's recipe asks for, and return the source of its tensors.
 
-    Args:
-        plan: the composition.
-        context: the folder and the cache for passes.
-
     Raises:
         DamagedError: a stored array is damaged.
         CalibrationError: an activation is NaN or infinite.
@@ -80,7 +75,13 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     recipe = plan.recipe
     source: TensorSource = StoredSource(plan, KeptTensors(context.cache, partial(mkdtemp, dir=context.work)))
     if recipe.refine_mlp:
-        source = _refitted(source, context)
+        work, choice = Path(mkdtemp(dir=context.work)), None  # where refitted tensors stay
+        if recipe.router_method is not None and recipe.router_method.statistics == COUNTS:
+            evidence = evidence_of(plan)
+            choice = KnownChoice([choices_of(plan, calibration_of(member), evidence) for member in plan.members])
+        # Any member's dense model will do: only the composed trunk of it is used.
+        with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
+            source = refit(source, Checkpoint(folder, remote_code=True), work, context.progress, choice)
     if retakes(recipe):
         if recipe.refine == 0:
             statistics = [_of_features(plan, context, member) for member in plan.members]
@@ -90,22 +91,6 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
                 statistics = _routed(RecollectedSource(source, statistics), passes, context)
         source = RecollectedSource(source, statistics)
     return source
-
-
-def _refitted(source: TensorSource, context: PassContext) -> TensorSource:
-    """Refit a source to the members' tokens; refitted tensors stay in the working folder."""
-    work = Path(mkdtemp(dir=context.work))
-    # Any member's dense model will do: only the composed trunk of it is used.
-    with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
-        return refit(source, Checkpoint(folder, remote_code=True), work, context.progress, _known_choice(source.plan))
-
-
-def _known_choice(plan: Plan) -> KnownChoice | None:
-    """Return the experts that context routing gives to the members' kept tokens; None for other routers."""
-    if plan.recipe.router_method is None or plan.recipe.router_method.statistics != COUNTS:
-        return None
-    evidence = evidence_of(plan)
-    return KnownChoice([choices_of(plan, calibration_of(member), evidence) for member in plan.members])
 
 
 def calibration_of(member: Member) -> Calibration:
@@ -208,11 +193,8 @@ def _passed(
     """Return the statistics of a member's tokens in a model, from the cache if it has them.
 
     Args:
-        plan: the composition.
-        context: the folder and the cache for passes.
         member: the member whose tokens run.
         key: the model that they run through, as a part of the cache's key.
-        settings: the settings of the pass.
         model_folder: opens the model.
         checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
     """
@@ -241,10 +223,7 @@ def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassC
     """Write a dense folder of the composed trunk and one member's MLPs, for as long as the context lasts.
 
     Args:
-        source: the tensors of the composition.
-        member: the member's number.
         trunk: the file of the trunk; written the first time, and linked into each folder.
-        context: the folder and the cache for passes.
     """
     plan = dense_plan(source.plan)
     streams = [Stream(t.name, t.dtype, t.shape, partial(render, source, t)) for t in plan.tensors]
@@ -252,11 +231,7 @@ def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassC
     if not trunk.exists():
         _write(trunk, [stream for stream in streams if stream.name not in mlps])
     own = [
-        replace(
-            stream,
-            blocks=partial(_own_mlp, source, member, stream),
-            spans=partial(_own_spans, source, member, stream),
-        )
+        stored_stream(stream.name, stream.dtype, stream.shape, partial(source.mlp, member, stream.name))
         for stream in streams
         if stream.name in mlps
     ]
@@ -275,12 +250,3 @@ def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassC
 
 def _write(path: Path, streams: list[Stream]) -> None:
     write_shards([Shard(path, tuple(streams))], lambda amount: None, flush=False)
-
-
-def _own_spans(source: TensorSource, member: int, stream: Stream) -> list[Span] | None:
-    stored = span(source.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)
-    return None if stored is None else [stored]
-
-
-def _own_mlp(source: TensorSource, member: int, stream: Stream) -> Iterator[Any]:
-    return copied(source.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)

@@ -17,8 +17,8 @@ from registry.composition.plan import Plan
 from registry.composition.recipe.fields import FIELDS
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.io.model_folder import composed_of
+from registry.methods.ensemble.output import ROUTINGS
 from registry.methods.ensemble.plan import EnsembleParts, make_ensemble
-from registry.methods.ensemble.routings import ROUTINGS
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
 from tests.conftest import Zoo, files_of
 from tests.digests import digests_of

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from cli.main import main
 from registry import Registry
 from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import ComposedFolder
 from registry.demo import DemoResult, run, run_demo
 from registry.errors import OutputError, StorageError
 from registry.training import weight_trainer

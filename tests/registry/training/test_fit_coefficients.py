@@ -15,7 +15,7 @@ from torch import Tensor
 
 from registry import ExpertTraining, FitSettings, PassSettings, Recipe, Registry, errors
 from registry.composition.compose import write_plan
-from registry.composition.recipe.coefficient_fit import fitted_members
+from registry.composition.recipe.recipe import fitted_members
 from registry.composition.stored import pass_over
 from registry.io.model_folder import MARKER
 from registry.runtime.loading import load_model
