@@ -57,8 +57,11 @@ class Registry:
         cluster: a result of `registry.distributed.connect`, whose nodes take parts of `add_expert`, `add_experts`,
             `compose` and `evaluate`. They see the home, the checkpoints and the outputs by the same paths.
 
-    Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written;
-    a reference that matches nothing is a NotFoundError.
+    Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written:
+    a reference that matches nothing is a NotFoundError, a version that was opted out a ConflictError, an `out` that
+    holds something else an OutputError, text that cannot be read, or is none, a CalibrationError, a folder that is not
+    as it was composed a CheckpointError, an array that is not as it was written a DamagedError; a disk, a Hub or a
+    library that is full, refuses or is missing is a StorageError. Methods name further reasons.
     """
 
     def __init__(
@@ -248,11 +251,8 @@ class Registry:
             tags, license, alias, keep_calibration: as `add_expert`.
 
         Raises:
-            NotFoundError: there is no such base model.
-            CalibrationError: there is no text to train on.
             InvalidInputError: a loss is NaN or infinite.
             ConflictError: `name` is a base model's.
-            StorageError: a library for training is not installed, or the disk is full.
         """
         check_files([*data, *public_data])
         base_version(self.catalog, base)
@@ -378,7 +378,6 @@ class Registry:
         """Point `alias` at the version `ref`, and return the version it pointed at before, if any.
 
         Raises:
-            NotFoundError: no version matches.
             InvalidInputError: `alias` is not a valid name.
         """
         self._workspace.check_owner()
@@ -416,7 +415,6 @@ class Registry:
                 default recipe then.
 
         Raises:
-            NotFoundError: no such expert or base model.
             IncompatibleError: the members cannot be composed with each other.
             InvalidInputError: the recipe does not fit them.
         """
@@ -438,10 +436,6 @@ class Registry:
             out: a folder that does not exist or is empty; or the URL of a prefix in a bucket, as a text: s3://…, gs://…,
                 az://….; or a `Destination` that was checked.
             force: replace `out` if it is an earlier composition.
-
-        Raises:
-            OutputError: `out` holds something else.
-            DamagedError: an array of a member is not what was written.
         """
         return composition_.compose(self._workspace, experts, out, recipe, base=base, from_base=from_base, force=force)
 
@@ -534,8 +528,6 @@ class Registry:
         Raises:
             InvalidInputError: it is no soup, or the weights are not those of its domains.
             ConflictError: one of its experts was opted out: they were trained together.
-            CalibrationError: a file cannot be read, or holds no text.
-            OutputError: `out` holds something else.
         """
         check_files([*require_list(like, "like"), *require_list(fit, "fit")])
         soup_.check_soup(self.resolve(soup))
@@ -577,9 +569,7 @@ class Registry:
             device: a torch device; default the GPU if there is one.
 
         Raises:
-            CalibrationError: a file cannot be read, or holds no text.
             IncompatibleError: an expert has no statistics of its MLP inputs, or there is no base model.
-            OutputError: `out` holds something.
         """
         check_files(files, "files")
         training.check_proxy(self._workspace, experts, out, base=base)
@@ -624,8 +614,6 @@ class Registry:
             record: store the tensors that change, and record the result in the catalog.
 
         Raises:
-            CheckpointError: `folder` is not a composition, or was changed since it was composed.
-            CalibrationError: there is no token to predict.
             InvalidInputError: its routers would get no gradient, or a loss is not finite.
         """
         require_composed(Path(folder))
@@ -642,19 +630,13 @@ class Registry:
             out: where to keep the new folder, absent or empty; without it that folder is deleted.
 
         Raises:
-            CheckpointError: `folder` is not a composition.
             NotFoundError: a member is not registered here, or a tensor that was trained is not stored.
         """
         require_composed(Path(folder))
         return composition_.reproduce_folder(self._workspace, Path(folder), None if out is None else Path(out))
 
     def export(self, ref: str, out: PathLike) -> VersionRecord:
-        """Write the version `ref` to `out` as the dense folder it was registered from, bit for bit, and return it.
-
-        Raises:
-            NotFoundError: no version matches.
-            OutputError: `out` is not empty.
-        """
+        """Write the version `ref` to `out` as the dense folder it was registered from, bit for bit, and return it."""
         self.resolve(ref)
         check_output(Path(out), replace=None)
         return composition_.export(self._workspace, ref, out)
@@ -732,7 +714,6 @@ class Registry:
 
         Raises:
             CheckpointError: there is no such folder. Whatever is wrong with one is a finding.
-            CalibrationError: a file of `data` does not exist.
         """
         return doctor_.diagnose(self._workspace, folder, data, quick=quick, device=device, progress=self.progress)
 
@@ -755,7 +736,6 @@ class Registry:
             CalibrationError: no document is long enough.
             CheckpointError: a folder holds no model, or has another tokenizer than the first.
             InvalidInputError: a model takes fewer tokens.
-            StorageError: rapidfuzz is not installed.
         """
         example = "reg audit-extraction moe/ --data FILE"
         evaluation.check_model_folders(self._workspace, folders, text={"text": data}, example=example)
@@ -822,10 +802,8 @@ class Registry:
             license: the license of the whole; default the roll-up of the members' licenses.
 
         Raises:
-            CheckpointError: `folder` was changed since it was composed.
             InvalidInputError: the members' licenses give none for the whole.
             ConflictError: a member was opted out, or the repository holds something else.
-            StorageError: the Hub refused, or cannot be reached.
         """
         require_composed(Path(folder))
         return hub.push(self._workspace, folder, target, license)
@@ -853,7 +831,6 @@ class Registry:
 
         Raises:
             ConflictError: the repository holds something else.
-            StorageError: the Hub refused, or cannot be reached.
         """
         self.resolve(ref)
         return hub.push_expert(self._workspace, ref, target, calibration=calibration)
@@ -875,7 +852,6 @@ class Registry:
             dry_run: change nothing, write no receipt, and return what would be done, with who would get its tokens.
 
         Raises:
-            NotFoundError: no version matches.
             OutputError: `receipt` cannot be written.
         """
         if receipt is not None:
@@ -956,10 +932,6 @@ class Registry:
             ref: `NAME`, `NAME@NUMBER` or `NAME@ALIAS`; a bare name is its newest version in one of `states`.
             kind: expert or base; None for either.
             states: the states that it may be in.
-
-        Raises:
-            NotFoundError: no version matches.
-            ConflictError: it was opted out.
         """
         return self._workspace.resolve(ref, kind=kind, states=states)
 
@@ -968,7 +940,6 @@ class Registry:
 
         Raises:
             ConflictError: it was purged meanwhile.
-            DamagedError: its rows in the catalog are not those that were written.
         """
         return composition_.load_member(self._workspace, version)
 
@@ -1004,9 +975,6 @@ class Registry:
             subject: its name; of a composition the beginning of its digest, 6 digits or more.
             limit: at most so many events.
             before: only events older than the one with this id.
-
-        Raises:
-            NotFoundError: nothing matches `subject`.
         """
         return self.catalog.events(None if subject is None else logged_as(self.catalog, subject), limit, before)
 
@@ -1015,9 +983,6 @@ class Registry:
 
         Args:
             ref: `NAME` or `NAME@VERSION`; or the beginning of one composition's digest, 6 digits or more.
-
-        Raises:
-            NotFoundError: nothing matches `ref`.
         """
         if ref is None:
             return self.catalog.compositions()
@@ -1025,11 +990,7 @@ class Registry:
         return self.catalog.compositions(self.affected_by_opt_out(ref)) if matches is None else [matches]
 
     def composition(self, digest: str) -> CompositionRecord | None:
-        """Return the composition whose digest begins with `digest`, 6 digits or more; None if that is not a digest.
-
-        Raises:
-            NotFoundError: no composition has such a digest.
-        """
+        """Return the composition whose digest begins with `digest`, 6 digits or more; None if that is not a digest."""
         return composition_of(self.catalog, digest)
 
     def evaluations(self, composition: CompositionRecord) -> list[EvaluationRecord]:

@@ -69,11 +69,7 @@ def plan_composition(
 def _plan_copies(
     workspace: Workspace, experts: Sequence[str], recipe: Recipe | None, base: str | None, count: int
 ) -> Plan:
-    """Plan a mixture of copies of a base model's MLPs (sparse upcycling, Komatsuzaki et al. 2023).
-
-    Raises:
-        InvalidInputError: experts are named too, or the recipe or the number is not one of copies.
-    """
+    """Plan a mixture of copies of a base model's MLPs (sparse upcycling, Komatsuzaki et al. 2023)."""
     recipe = recipe or Recipe(**of_copies())
     if require_list(experts, "experts"):
         raise InvalidInputError(

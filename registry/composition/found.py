@@ -109,11 +109,7 @@ def _kind(method: Method) -> type[Method]:
 
 
 def _of_entry_point(point: EntryPoint) -> Method:
-    """Return the method that an entry point names.
-
-    Raises:
-        InvalidInputError: it cannot be loaded, or is no method with a name.
-    """
+    """Return the method that an entry point names."""
     try:
         one = point.load()()
     except Exception as error:  # another package's code

@@ -159,11 +159,7 @@ def _first_difference(path: Path, expected: Iterable[bytes], advance: Advance) -
 
 
 def _check_device(manifest: CompositionManifest) -> None:
-    """Check that passes, if the recipe has any, can run on the kind of device that they ran on.
-
-    Raises:
-        InvalidInputError: this machine has no such device.
-    """
+    """Check that passes, if the recipe has any, can run on the kind of device that they ran on."""
     recipe = manifest.recipe
     if recipe.device is None:
         return

@@ -72,11 +72,7 @@ def _inserted(merged: dict[str, Option], one: Option, at: int) -> dict[str, Opti
 
 
 def _check_same(known: Option, one: Option, output: Output) -> None:
-    """Check that two options of one name hold the same values.
-
-    Raises:
-        InvalidInputError: they do not.
-    """
+    """Check that two options of one name hold the same values."""
     if (known.kind, known.limits, known.group) != (one.kind, one.limits, one.group):
         raise InvalidInputError(
             f"option {one.name} of {output.name} has other values than the option of that name: {one.words}, and it "

@@ -19,6 +19,8 @@ from registry.composition.recipe.shared_options import (
     TRUNK,
     WEIGHTS,
 )
+from registry.methods import ensemble, moe
+from registry.methods.moe.output import trunk_document
 from registry.methods.works import BTM, DUME, FLEXOLMO, MERGEME, SOUP_OF_EXPERTS
 
 if TYPE_CHECKING:
@@ -155,8 +157,6 @@ class Ensemble(Output):
         return f"routing {recipe.routing!r}" + (f" with trunk method {recipe.trunk!r}" if recipe.trunk else "")
 
     def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
-        from registry.methods.moe.output import trunk_document
-
         merged = trunk_document(recipe, names) if recipe.trunk else {}
         has_weights = recipe.routing == POSTERIOR or merged
         return {
@@ -172,15 +172,10 @@ class Ensemble(Output):
         }
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-        from registry.composition.compatibility import differ_in_shape
-        from registry.methods.ensemble.plan import make_ensemble, make_families
-
-        return make_families(members, recipe) if differ_in_shape(members) else make_ensemble(members, base, recipe)
+        return ensemble.make_plan(members, base, recipe)
 
     def opened(self, plan: Plan, workspace: Workspace) -> AbstractContextManager[Source]:
-        from registry.methods.ensemble.plan import opened
-
-        return opened(plan, workspace)
+        return ensemble.opened(plan, workspace)
 
     def config(self, plan: Plan) -> dict[str, Any]:
         config: dict[str, Any] = plan.parts.config(plan)
@@ -252,10 +247,8 @@ class Ensemble(Output):
         return min(plan.parameters, active)
 
     def peak_bytes(self, plan: Plan) -> int:
-        from registry.methods.moe.pass_memory import rendering_bytes
-
         trunk = plan.parts.trunk
-        return plan.block_bytes if trunk is None else max(plan.block_bytes, rendering_bytes(trunk))
+        return plan.block_bytes if trunk is None else max(plan.block_bytes, moe.rendering_bytes(trunk))
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         recipe = document["recipe"]

@@ -7,7 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from registry.composition.compatibility import Subset, check_tokenizers, common_dtype, make_subset, ordered_members
+from registry.composition.compatibility import (
+    Subset,
+    check_tokenizers,
+    common_dtype,
+    differ_in_shape,
+    make_subset,
+    ordered_members,
+)
 from registry.composition.passes import pass_context
 from registry.composition.plan import OutputTensor, Plan, Source, Stored
 from registry.composition.recipe.recipe import Recipe
@@ -104,7 +111,12 @@ def opened(plan: Plan, workspace: Workspace) -> Iterator[Source]:
         yield Source([*streams_of(tensor_source_of(trunk, context)), *stored], rendering_threads(trunk))
 
 
-def make_ensemble(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
+def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
+    """Return the plan of an ensemble (arguments and errors as `Output.plan`)."""
+    return _of_several(members, recipe) if differ_in_shape(members) else _of_one_architecture(members, base, recipe)
+
+
+def _of_one_architecture(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
     """Return the plan of an ensemble of members of one architecture (arguments and errors as `Output.plan`).
 
     The base model takes part with the routing `task-vector`, and where a shared trunk needs it.
@@ -133,9 +145,6 @@ def _merged_trunk(subset: Subset, recipe: Recipe, dtype: str) -> Plan | None:
     """Return the plan of the trunk that the members share, whose tensors are named as in the folder.
 
     It is the trunk of the dense model of the same trunk method, byte for byte. None where each member keeps its own.
-
-    Raises:
-        IncompatibleError: a member lacks statistics that the trunk method needs, or dtypes differ.
     """
     if recipe.trunk is None:
         return None
@@ -185,9 +194,6 @@ def _check_vocabularies(subset: Subset, recipe: Recipe) -> None:
     """Check that all distributions are over the same tokens.
 
     Members that share a trunk have one embedding and one head, with a row for every token that any of them knows.
-
-    Raises:
-        IncompatibleError: a whole model of the folder has fewer tokens than the others.
     """
     lead, rows = subset.lead, subset.lead.architecture.vocab_size
     whole = subset.everyone
@@ -235,7 +241,7 @@ class FamiliesParts(EnsembleParts):
         }
 
 
-def make_families(members: Sequence[Member], recipe: Recipe) -> Plan:
+def _of_several(members: Sequence[Member], recipe: Recipe) -> Plan:
     """Return the plan of an ensemble of members of several architectures (arguments and errors as `Output.plan`)."""
     ordered = ordered_members(members, recipe)
     lead = max(ordered, key=lambda member: member.known_tokens)

@@ -219,11 +219,7 @@ class HeteroFit:
         return min(tables.rows, self._lead.rows)
 
     def _check_rank(self, count: int) -> None:
-        """Check that the first rows of the lead's head have full rank.
-
-        Raises:
-            IncompatibleError: they have not.
-        """
+        """Check that the first rows of the lead's head have full rank."""
         with self._lock:
             if count in self._checked:
                 return

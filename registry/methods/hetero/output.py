@@ -12,6 +12,7 @@ from registry.composition.method import Card, Compared, Output, Settings, counte
 from registry.composition.recipe.option import Option, OptionKind, Problem
 from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K
 from registry.errors import InvalidInputError
+from registry.methods import hetero
 from registry.methods.moe.options import LAM
 from registry.methods.moe.output import per_token
 from registry.methods.works import DUME, MERGEME
@@ -84,19 +85,13 @@ class Hetero(Output):
         return kept if recipe.lead in names else kept.replace(lead=None)
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-        from registry.methods.hetero.plan import make_hetero
-
-        return make_hetero(members, recipe)
+        return hetero.make_hetero(members, recipe)
 
     def opened(self, plan: Plan, workspace: Workspace) -> AbstractContextManager[Source]:
-        from registry.methods.hetero.plan import opened
-
-        return opened(plan)
+        return hetero.opened(plan)
 
     def config(self, plan: Plan) -> dict[str, Any]:
-        from registry.methods.hetero.plan import config
-
-        return config(plan)
+        return hetero.config(plan)
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
         from registry.hosts.remote_code import hetero_code
@@ -143,9 +138,7 @@ class Hetero(Output):
         )
 
     def notes(self, plan: Plan) -> Iterable[str]:
-        from registry.methods.hetero.plan import notes
-
-        return notes(plan)
+        return hetero.notes(plan)
 
     def active_parameters(self, plan: Plan) -> int:
         bodies = [

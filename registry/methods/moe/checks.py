@@ -1,7 +1,7 @@
 """Checks of the members of a mixture, a dense model or a shared trunk, beyond those of all compositions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from registry.composition.compatibility import Subset
 from registry.composition.found import ROUTERS
@@ -88,11 +88,7 @@ def check_anchors(members: Sequence[Member], base: Member | None) -> None:
 
 
 def _check_bias(members: Sequence[Member], recipe: Recipe) -> None:
-    """Check that a bias is an expert's, beside the public expert.
-
-    Raises:
-        InvalidInputError: it is the public expert's, or there is none.
-    """
+    """Check that a bias is an expert's, beside the public expert."""
     public = {member.name for member in members if member.version.kind == "base"}
     given = [name for name, bias in recipe.bias.items() if bias]
     if of_public := sorted(public.intersection(given)):
@@ -136,14 +132,10 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
             )
 
 
-@dataclass(frozen=True)
-class _Need:
-    """Statistics that a part of a recipe needs.
+class _Need(NamedTuple):
+    """Statistics of some sites, or `TOKEN_COUNTS`, that a part of a recipe needs, and options that do without.
 
-    Attributes:
-        sites: the sites, or `TOKEN_COUNTS`.
-        alternative: options that do without; empty if there are none.
-        of_base: options that need no statistics at all, for a base model among the members.
+    `of_base` are those that need no statistics at all, for a base model among the members.
     """
 
     user: str

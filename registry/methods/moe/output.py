@@ -24,6 +24,7 @@ from registry.composition.recipe.shared_options import (
     WEIGHTS,
 )
 from registry.errors import InvalidInputError
+from registry.methods import moe
 from registry.methods.moe.options import (
     DEVICE,
     HOST,
@@ -134,42 +135,28 @@ class Combined(Output):
         return f"trunk method {recipe.trunk!r}"
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-        from registry.methods.moe.plan import make_plan
-
-        return make_plan(members, base, recipe)
+        return moe.make_plan(members, base, recipe)
 
     def opened(self, plan: Plan, workspace: Workspace) -> AbstractContextManager[Source]:
-        from registry.methods.moe.passes import opened
-
-        return opened(plan, workspace)
+        return moe.opened(plan, workspace)
 
     def config(self, plan: Plan) -> dict[str, Any]:
-        from registry.methods.moe.model_writer import host_config
-
-        return host_config(plan)
+        return moe.host_config(plan)
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
         return dict(plan.parts.host.files)
 
     def card(self, plan: Plan) -> Card:
-        from registry.methods.moe.card import mixture_card
-
-        return mixture_card(plan, self.works_of(plan))
+        return moe.mixture_card(plan, self.works_of(plan))
 
     def notes(self, plan: Plan) -> Iterable[str]:
-        from registry.methods.moe.plan import notes
-
-        return notes(plan)
+        return moe.notes(plan)
 
     def active_parameters(self, plan: Plan) -> int:
-        from registry.methods.moe.plan import active_parameters
-
-        return active_parameters(plan)
+        return moe.active_parameters(plan)
 
     def peak_bytes(self, plan: Plan) -> int:
-        from registry.methods.moe.pass_memory import peak_bytes
-
-        return peak_bytes(plan)
+        return moe.peak_bytes(plan)
 
     def works_of(self, plan: Plan) -> list[Work]:
         """Return the works to cite, those of the output first."""
@@ -310,25 +297,17 @@ class Moe(Combined):
         return recipe | ({"lam": median_low(strengths)} if "lam" in removed and strengths else {})
 
     def warnings(self, plan: Plan) -> tuple[PlanWarning, ...]:
-        from registry.methods.moe.preview import plan_warnings
-
-        return plan_warnings(plan)
+        return moe.plan_warnings(plan)
 
     def preview(self, plan: Plan, progress: Progress) -> Preview:
-        from registry.methods.moe.preview import preview_plan
-
-        return preview_plan(plan, progress)
+        return moe.preview_plan(plan, progress)
 
     def shares_of(self, plan: Plan, version: Member) -> dict[str, float]:
-        from registry.methods.moe.preview import predict_text
-
-        shares = predict_text(plan, version.evidence_counts).tolist()
+        shares = moe.predict_text(plan, version.evidence_counts).tolist()
         return {name: min(max(share, 0.0), 1.0) for name, share in zip(plan.names, shares, strict=True)}
 
     def routing_cost(self, plan: Plan) -> RoutingCost | None:
-        from registry.methods.moe.plan import context_cost
-
-        return context_cost(plan)
+        return moe.context_cost(plan)
 
     def passes(self, recipe: Recipe) -> Sequence[tuple[str, str, bool]]:
         refit = [("refitting", "refitting to the experts’ kept text", True)] if recipe.refine_mlp else []

@@ -24,7 +24,6 @@ from registry.checkpoint import Checkpoint
 from registry.composition.method import COUNTS
 from registry.composition.passes import PassContext, pass_context, stored_folder
 from registry.composition.plan import Plan, Source
-from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import stored_stream
 from registry.destination.destination import OpenFolder
 from registry.errors import DamagedError, IncompatibleError
@@ -85,10 +84,9 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     if retakes(recipe):
         if recipe.refine == 0:
             statistics = [_of_features(plan, context, member) for member in plan.members]
-        else:
-            statistics = _forced(source, context)
-            for passes in range(1, recipe.refine):
-                statistics = _routed(RecollectedSource(source, statistics), passes, context)
+        for passes in range(recipe.refine):
+            before = RecollectedSource(source, statistics) if passes else source
+            statistics = _of_composition(before, passes, context)
         source = RecollectedSource(source, statistics)
     return source
 
@@ -105,76 +103,46 @@ def calibration_of(member: Member) -> Calibration:
     return calibration
 
 
-def _check_known(calibration: Calibration, member: Member, through: Member) -> None:
-    """Check that a model's vocabulary has all calibration tokens of a member.
-
-    Raises:
-        IncompatibleError: a token is beyond the vocabulary.
-    """
-    largest, rows = int(calibration.ids.max()), through.architecture.vocab_size
-    if largest >= rows:
-        raise IncompatibleError(
-            f"{member.version.ref} was calibrated on token {largest}, and {through.version.ref}, which this recipe "
-            f"runs its text through, knows {rows}",
-            f"choose a router of the experts' own features: --router {SOLVES_AGAIN}",
-        )
-
-
-def settings_of(recipe: Recipe, dtype: str) -> PassSettings:
-    """Return the settings of passes, as a recipe's document records them."""
-    return PassSettings(dtype=dtype, sites="router", device=recipe.device)
-
-
 def _of_features(plan: Plan, context: PassContext, member: Member) -> Cached:
     """Return a member's statistics in the base model, whose features the router takes."""
     base = plan.base
     assert base is not None
-    _check_known(calibration_of(member), member, base)
-    key = ["features", base.version.digest]
-    settings = settings_of(plan.recipe, str(base.content["dtype"]))
-    return _passed(plan, context, member, key, settings, lambda: stored_folder(base, context))
+    largest, rows = int(calibration_of(member).ids.max()), base.architecture.vocab_size
+    if largest >= rows:
+        raise IncompatibleError(
+            f"{member.version.ref} was calibrated on token {largest}, and {base.version.ref}, which this recipe "
+            f"runs its text through, knows {rows}",
+            f"choose a router of the experts' own features: --router {SOLVES_AGAIN}",
+        )
+    key, dtype = ["features", base.version.digest], str(base.content["dtype"])
+    return _passed(plan, context, member, key, dtype, lambda: stored_folder(base, context))
 
 
-def _forced(source: TensorSource, context: PassContext) -> list[Cached]:
-    """Return each member's statistics in the composed trunk with its own MLPs: every token is forced to its expert."""
+def _of_composition(source: TensorSource, passes: int, context: PassContext) -> list[Cached]:
+    """Return each member's statistics in the composed trunk with its own MLPs: every token is forced to its expert.
+
+    After some passes they are those in the routed model that results from these.
+    """
     plan = source.plan
     key = ["forced", trunk_digest(plan)]
-    settings = settings_of(plan.recipe, plan.dtype)
+    if passes:
+        key = ["routed", replace(plan, recipe=plan.recipe.replace(refine=passes)).digest]
     with TemporaryDirectory(dir=context.work) as shared:
-        trunk = Path(shared) / "trunk.safetensors"
-        return [
-            _passed(plan, context, member, key, settings, partial(forced_folder, source, number, trunk, context))
-            for number, member in enumerate(plan.members)
-        ]
-
-
-def _routed(source: TensorSource, passes: int, context: PassContext) -> list[Cached]:
-    """Return each member's statistics in the routed model that results from a number of passes."""
-    plan = source.plan
-    key = ["routed", replace(plan, recipe=plan.recipe.replace(refine=passes)).digest]
-    settings = settings_of(plan.recipe, plan.dtype)
-    with TemporaryDirectory(dir=context.work) as shared:
-        dense, routed = Path(shared) / "trunk.safetensors", Path(shared) / "routed"
+        trunk, routed = Path(shared) / "trunk.safetensors", Path(shared) / "routed"
 
         @contextmanager
-        def folder() -> Iterator[Path]:
+        def routed_folder() -> Iterator[Path]:
             if not routed.exists():
                 routed.mkdir()
                 write_model(source, OpenFolder(routed), context.progress)
             yield routed
 
-        return [
-            _passed(
-                plan,
-                context,
-                member,
-                key,
-                settings,
-                folder,
-                partial(forced_folder, source, number, dense, context),
-            )
-            for number, member in enumerate(plan.members)
-        ]
+        statistics = []
+        for number, member in enumerate(plan.members):
+            own = partial(forced_folder, source, number, trunk, context)
+            folders = (routed_folder, own) if passes else (own, None)
+            statistics.append(_passed(plan, context, member, key, plan.dtype, *folders))
+        return statistics
 
 
 Folder = Callable[[], Any]
@@ -186,29 +154,31 @@ def _passed(
     context: PassContext,
     member: Member,
     key: list[str],
-    settings: PassSettings,
+    dtype: str,
     model_folder: Folder,
     checkpoint_folder: Folder | None = None,
 ) -> Cached:
     """Return the statistics of a member's tokens in a model, from the cache if it has them.
 
     Args:
+        plan: the composition.
+        context: the folder and the cache for passes.
         member: the member whose tokens run.
         key: the model that they run through, as a part of the cache's key.
+        dtype: that of the model.
         model_folder: opens the model.
         checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
     """
+    settings = PassSettings(dtype=dtype, sites="router", device=plan.recipe.device)
     # The third part is what the recipe's document has under `token_weight`.
     digest = json_digest([member.version.digest, *key, "none", pass_document(plan.recipe, settings)])
     if (cached := context.cache.get(digest)) is None:
-        calibration = calibration_of(member)
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:
             checkpoint = Checkpoint(dense, member.version.ref, remote_code=True)
-            run = ModelRun(
-                load_model(folder, settings.dtype or plan.dtype, settings.device),
-                None if checkpoint_folder is None else routed_hook_points,
-            )
-            collected = take_statistics(checkpoint, digest, run, calibration, settings, progress=context.progress)
+            hook_points = None if checkpoint_folder is None else routed_hook_points
+            run = ModelRun(load_model(folder, dtype, settings.device), hook_points)
+            own = calibration_of(member)
+            collected = take_statistics(checkpoint, digest, run, own, settings, progress=context.progress)
         cached = context.cache.put(digest, collected)
     return cached
 

@@ -94,13 +94,12 @@ def predict_routing(plan: Plan, progress: Progress, *, only_typical: bool = Fals
             confusion[length] = moments.confusion(slow[:length])
             advance(1)
     read = slow[:typical]
-    overlap = {
+    overlaps = {
         (a, b): moments.mistaken(a, b, read) + moments.mistaken(b, a, read)
         for a, b in combinations(range(len(plan.members)), 2)
     }
-    return PredictedRouting(
-        confusion, overlap, typical, tuple(int(member.evidence_counts.sum()) for member in plan.members)
-    )
+    tokens = tuple(int(member.evidence_counts.sum()) for member in plan.members)
+    return PredictedRouting(confusion, overlaps, typical, tokens)
 
 
 def predict_text(plan: Plan, counts: Int64[Tensor, "V"]) -> Float[Tensor, "E"]:
@@ -155,11 +154,9 @@ def plan_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
 
 def _of_parts(plan: Plan) -> Iterator[PlanWarning]:
     """Yield members with few tokens, which the routers' least squares neglect."""
-    counts = [member.tokens for member in plan.members]
-    weighted = [count * weight for count, weight in zip(counts, statistics_weights(plan), strict=True)]
-    for member, one in zip(plan.members, weighted, strict=True):
-        part = one / sum(weighted)
-        if part < LEAST_PART / len(counts):
+    parts = _parts([member.tokens for member in plan.members], statistics_weights(plan))
+    for member, part in zip(plan.members, parts, strict=True):
+        if part < LEAST_PART / len(parts):
             balanced = plan.recipe.balance != "none" or member.name in plan.recipe.weights
             yield PlanWarning(
                 (member.version.ref,),
@@ -276,9 +273,8 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
 def _by_context(plan: Plan, progress: Progress) -> Preview:
     """Return the preview of context routing, from counts alone."""
     predicted, refs = predict_routing(plan, progress), [member.version.ref for member in plan.members]
-    by_tokens = tuple(
-        PreviewedLength(tokens, _matrix(matrix.tolist())) for tokens, matrix in predicted.confusion.items()
-    )
+    found = predicted.confusion.items()
+    by_tokens = tuple(PreviewedLength(tokens, _matrix(matrix.tolist())) for tokens, matrix in found)
     confusion = next(length.confusion for length in by_tokens if length.tokens == predicted.typical)
     overlaps = {(refs[a], refs[b]): share for (a, b), share in predicted.overlap.items()}
     parts = [1 / len(refs)] * len(refs)
@@ -303,7 +299,7 @@ def _confusion(
         else:
             confusion = composed_confusion(statistics, weights, recipe.lam, recipe.normalize)
     except ValueError as error:
-        if isinstance(error, InvalidInputError):
+        if isinstance(error, InvalidInputError):  # of the gate
             raise
         raise InvalidInputError(
             f"the routing of layer {layer} cannot be predicted: {error}", "raise lam, for example --lam 0.1"
