@@ -1,4 +1,4 @@
-"""Proves: the commands of the README run in order, its figures are measured, and generated pages are up to date.
+"""Proves: the commands of the tour run in order, the README's figures are measured, and generated pages are complete.
 
 And: the commands of pages on trainings run on the files of the demo.
 """
@@ -24,6 +24,7 @@ from registry.io.model_folder import MARKER
 from tests.running import ROOT
 
 README = ROOT / "README.md"
+TOUR = ROOT / "docs" / "tour.md"
 MEASURED = ("benchmarks/QUALITY.md", "benchmarks/LARGER.md", "benchmarks/RESULTS.md")
 SHORT = {
     "add-expert": ["--tokens", "2048"],
@@ -35,7 +36,7 @@ SHORT = {
 """Command or option → what makes it short enough for a test."""
 
 
-def blocks(page: Path = README) -> list[tuple[str, str]]:
+def blocks(page: Path) -> list[tuple[str, str]]:
     """Return (language, text) of every code block of a page to run, in order."""
     fences = re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [(language, text) for language, text in fences if language in ("bash", "python")]
@@ -66,13 +67,13 @@ def place(small_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.check
 def test_code_blocks_run_in_order(place: Path) -> None:
-    assert len(blocks()) > 5
-    for language, text in blocks():
+    assert len(blocks(TOUR)) > 5
+    for language, text in [*blocks(README), *blocks(TOUR)]:
         if language == "bash":
             for line in text.replace("\\\n", "").splitlines():
                 run_line(line)
         else:
-            exec(compile(text, "README.md", "exec"), {})
+            exec(compile(text, "tour.md", "exec"), {})
     assert (place / "moe" / MARKER).is_file()
     assert (place / "without-math" / MARKER).is_file()
     assert not (place / "home").exists()  # everything happened in the one that the demo left
@@ -132,7 +133,8 @@ def test_help_lists_commands_as_their_own_help_begins() -> None:
 
 def test_readme_stays_a_landing_page_and_names_what_ci_calls() -> None:
     page = README.read_text(encoding="utf-8")
-    assert len(page.splitlines()) <= 200
+    assert len(page.splitlines()) <= 130
+    assert "docs/tour.md" in page
     assert "make test" in page
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
