@@ -24,7 +24,7 @@ SEQUENCE = "sequence"
 
 @dataclass(frozen=True)
 class HeteroParts:
-    """What it keeps of its plan.
+    """The part of a plan that members of several architectures keep.
 
     Attributes:
         lead: those that all share.
