@@ -163,8 +163,8 @@ def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
     rows = plan.lead.architecture.vocab_size
     special = special_tokens(plan.members, plan.lead)
     values = [special.get(key) for key in NEUTRAL]
-    neutral = {token for value in values for token in (value if isinstance(value, list) else [value])} - {None}
-    evidence = token_evidence(counts, neutral)[:rows]
+    listed = [token for value in values for token in (value if isinstance(value, list) else [value])]
+    evidence = token_evidence(counts, {token for token in listed if token is not None})[:rows]
     return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), len(counts)))])
 
 
