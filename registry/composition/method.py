@@ -210,7 +210,7 @@ class Card:
 
 
 class Output(Method):
-    """What is made of experts: the plan of a folder, and what its recipe and its card say.
+    """A kind of model that is made of experts: the plan of a folder, and what its recipe and its card say.
 
     Attributes:
         words: with an article: "a sparse mixture".
