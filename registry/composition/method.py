@@ -385,7 +385,7 @@ class Output(Method):
         raise NotImplementedError(f"output {self.name} has no preview")
 
     def shares_of(self, plan: Plan, version: Member) -> dict[str, float]:
-        """Return name → share of a version's text that is predicted to go to each member; the version is none of them.
+        """Return name → share of a version's text that is predicted to go to each member; the version is no member.
 
         Raises:
             RegError: it cannot be predicted.
