@@ -37,7 +37,7 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class Routing:
-    """A way in which an ensemble weights its members.
+    """A way to weight the members of an ensemble.
 
     Attributes:
         meaning: where the weights come from, for the model card.

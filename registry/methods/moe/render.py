@@ -32,12 +32,7 @@ from store.arrays import CARRIERS, Block, rows_per_block
 
 
 def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
-    """Yield the rows of one output tensor, in its dtype's carrier.
-
-    Raises:
-        DamagedError: a stored array is damaged.
-        InvalidInputError: a linear system cannot be solved, or a weight does not fit the dtype.
-    """
+    """Yield the rows of one output tensor, in its dtype's carrier (errors as `TensorSource.combined` and `held`)."""
     yield from held(_rendered(source, tensor), tensor.dtype, tensor.name)
 
 
