@@ -20,7 +20,7 @@ from registry.io.dtypes import SAFETENSORS
 from registry.io.limits import HEADER_BYTES, HEADER_VALUES
 from registry.io.untrusted import parse_json
 from registry.progress import Advance
-from store.arrays import CARRIERS, Block, RawArray
+from store.arrays import CARRIERS, ArrayFiles, Block
 
 _LARGEST = 2**48
 _BITS = {
@@ -146,7 +146,7 @@ PYTORCH = {"format": "pt"}  # the metadata of a model's file
 class Span:
     """Bytes of a stored array that a tensor contains unchanged, `begin` to `end`; whole rows if zeros follow them."""
 
-    raw: RawArray
+    raw: ArrayFiles
     begin: int
     end: int
     padding: int = 0  # bytes of zeros that follow each row of the array
@@ -155,7 +155,7 @@ class Span:
     @property
     def nbytes(self) -> int:
         """Size in bytes, zeros included."""
-        padding = (self.end - self.begin) // self.raw.row_bytes * self.padding
+        padding = (self.end - self.begin) // self.raw.layout.row_bytes * self.padding
         return self.end - self.begin + padding + self.after
 
 

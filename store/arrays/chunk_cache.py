@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+from store.errors import InvalidInputError
+
 DEFAULT_BYTES = 10 * 2**30
 """Bytes that are kept unless something else is asked for."""
 
@@ -33,12 +35,7 @@ _FIGURE, _LOCK, _NEW, _GONE = "bytes", "lock", "new-", "gone"
 
 
 class ChunkCache:
-    """The copies below one folder.
-
-    Args:
-        folder: the folder; it is made when the first file is kept.
-        limit: bytes that are kept, at most.
-    """
+    """The copies below one folder, which is made when the first file is kept; at most `limit` bytes are kept."""
 
     def __init__(self, folder: Path, limit: int = DEFAULT_BYTES) -> None:
         self.folder, self.limit = folder, limit
@@ -170,14 +167,12 @@ def _names(folder: Path) -> list[str]:
 
 
 def cache_bytes() -> int:
-    """Return the bytes that the environment says to keep, or the default.
-
-    Raises:
-        ValueError: the variable is not a number of bytes.
-    """
+    """Return the bytes that the environment says to keep, or the default (InvalidInputError: it is no number)."""
     text = os.environ.get(BYTES_VARIABLE)
     if not text:
         return DEFAULT_BYTES
     if not text.isdecimal():
-        raise ValueError(f"{BYTES_VARIABLE} is {text[:40]!r}, and not a number of bytes")
+        raise InvalidInputError(
+            f"{BYTES_VARIABLE} is {text[:40]!r}, and not a number of bytes", "set it to a number of bytes, or unset it"
+        )
     return int(text)

@@ -6,15 +6,13 @@ from store.arrays.array_store import ArrayStore
 from store.arrays.chunk_cache import ChunkCache, cache_bytes
 from store.arrays.folder_arrays import FolderArrays
 from store.arrays.object_arrays import ObjectArrays
-from store.errors import InvalidInputError
 from store.object_store import is_url
 
 
 def open_arrays(place: str | Path, cache: Path | None = None) -> ArrayStore:
-    """Return the array store of a place; nothing is read or made there yet.
+    """Return the array store of a folder, or of the URL of a bucket with a prefix; nothing is read or made there yet.
 
     Args:
-        place: the path of a folder, or the URL of a bucket with a prefix.
         cache: the folder for copies of chunks of a bucket; None keeps none.
 
     Raises:
@@ -23,8 +21,4 @@ def open_arrays(place: str | Path, cache: Path | None = None) -> ArrayStore:
     """
     if not is_url(str(place)):
         return FolderArrays(Path(place))
-    try:
-        limit = cache_bytes()
-    except ValueError as error:
-        raise InvalidInputError(str(error), "set it to a number of bytes, or unset it") from error
-    return ObjectArrays(str(place), None if cache is None else ChunkCache(cache, limit))
+    return ObjectArrays(str(place), None if cache is None else ChunkCache(cache, cache_bytes()))

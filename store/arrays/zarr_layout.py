@@ -70,6 +70,11 @@ class Layout:
         return math.prod(self.shape[1:]) * CARRIERS[self.dtype][1]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the array, uncompressed."""
+        return self.shape[0] * self.row_bytes
+
+    @property
     def count(self) -> int:
         """Number of chunks."""
         return -(-self.shape[0] // self.height)
@@ -83,9 +88,9 @@ class Layout:
         """Return the name of the file of one chunk."""
         return ".".join(["c", str(number), *["0"] * (len(self.shape) - 1)])
 
-    def chunk(self, folder: Path, number: int) -> Path:
-        """Return the file of one chunk."""
-        return folder / self.chunk_name(number)
+    def rows(self, number: int) -> int:
+        """Return the number of rows of the array in one chunk."""
+        return min(self.height, self.shape[0] - number * self.height)
 
     def document(self) -> dict[str, Any]:
         """Return the content of zarr.json."""

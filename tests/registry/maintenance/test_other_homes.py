@@ -99,7 +99,7 @@ def test_command_that_runs_meanwhile_makes_no_copy_again(
         Registry(there, **places).close()
         cache.keep(digest, "zarr.json", b"{}")  # it had fetched this just before it was deleted
         assert not cache.path(digest, "zarr.json").exists()
-        assert running.arrays._read(key) is None
+        assert running.arrays.bucket.read(key) is None
         running.add_expert("code", zoo.experts["code"])  # whoever registers it again, has it again
         running.compose(["code", "math"], tmp_path / "again")
         assert cache.path(digest, "zarr.json").exists()
