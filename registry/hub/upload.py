@@ -50,19 +50,17 @@ def check_account(target: Target) -> None:
 
 
 def upload(target: Target, commit: Commit, on_start: Callable[[], None], progress: Progress) -> Pushed:
-    """Push the files of `commit` to `target`, and compare what arrived.
+    """Push the files of `commit` to `target`, and compare what arrived; the account was checked.
 
     Args:
         on_start: called after all checks, when the repository exists, just before files are sent.
 
     Raises:
-        InvalidInputError: offline mode is set.
         NotFoundError: the revision does not exist, or the repository for a pull request does not.
         ConflictError: the repository holds something else, or another push changed it.
         DamagedError: the files that arrived differ from those sent.
         StorageError: the Hub or the connection fails.
     """
-    check_account(target)
     remote, files = _Remote(target), commit.files
     with _translated(target, lambda: remote.state), _progress_bars():
         remote.read()

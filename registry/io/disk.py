@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,6 +52,14 @@ def try_lock(descriptor: int, *, required: bool = True) -> bool:
         if required:
             raise
     return True
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Tell whether an open file or folder is the one at a path, and not one that was deleted or replaced."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 CHUNK = 2**22  # bytes of one read

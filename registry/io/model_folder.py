@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from registry.errors import CheckpointError, OutputError, StorageError
-from registry.io.disk import try_lock
+from registry.io.disk import is_at, try_lock
 from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.untrusted import read_json
@@ -228,23 +228,16 @@ def _claimed(hidden: Path, out: Path) -> Iterator[None]:
                 raise OutputError(
                     f"{out} is being written by another process", "repeat when it has ended, or choose another --out"
                 )
-            if _is_at(descriptor, hidden):
+            if is_at(descriptor, hidden):
                 try:
                     yield
                 except BaseException:
-                    if _is_at(descriptor, hidden):
+                    if is_at(descriptor, hidden):
                         _remove(hidden)
                     raise
                 return
         finally:
             os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _swap(hidden: Path, out: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 from registry.errors import StorageError
-from registry.io.disk import try_lock
+from registry.io.disk import is_at, try_lock
 from store.permissions import SPACE, writing
 
 _HELD, _GONE = "held", ".gone"
@@ -201,14 +201,12 @@ def _hold(folder: Path, holds: Collection[str]) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        if not try_lock(descriptor) or os.fstat(descriptor).st_ino != file.stat().st_ino:
+        if not try_lock(descriptor) or not is_at(descriptor, file):
             os.close(descriptor)
             return None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, "".join(f"{digest}\n" for digest in sorted(holds)).encode())
-    except OSError as error:
+    except OSError:
         os.close(descriptor)
-        if isinstance(error, FileNotFoundError):
-            return None
         raise
     return descriptor

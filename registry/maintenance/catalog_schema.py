@@ -2,7 +2,6 @@
 
 import os
 
-from registry.errors import NotFoundError
 from registry.home import Home
 from registry.workspace import PathLike
 from store.catalog import copying, schema
@@ -59,23 +58,11 @@ def copy(source: str, target: str, home: str | os.PathLike[str] | None = None) -
         home: the home of the registry, whose lock is held; not needed of a SQLite catalog in its home.
 
     Raises:
-        NotFoundError: `source` holds no catalog.
-        SchemaError: the catalog is older or newer than this program.
-        ConflictError: `target` is `source` or holds rows, or another process writes for too long.
-        DamagedError: the catalog in `source` is not intact.
-        InvalidInputError: a URL is not one of a database.
-        StorageError: a database does not answer, or refuses.
+        RegError: as `store.catalog.copying.copy`.
     """
-    engine, made = make_engine(source), make_engine(target)
-    made.dispose()  # it was a URL
-    try:
-        if not schema.check(engine):
-            raise NotFoundError(f"there is no catalog in {place_of(engine)}", "reg config (it shows the catalog's URL)")
-        file, location = file_of(engine), Home.locate(home, source)
-        lock = location.lock
-        if file is not None and (home is None or not location.path.is_dir()):
-            lock = Home.locate(file.parent, source).lock
-        with locks_of(engine, lock).hold("copying the catalog"):
-            return copying.copy(source, target)
-    finally:
-        engine.dispose()
+    engine, location = make_engine(source), Home.locate(home, source)
+    engine.dispose()
+    file = file_of(engine)
+    if file is not None and (home is None or not location.path.is_dir()):
+        location = Home.locate(file.parent, source)
+    return copying.copy(source, target, location.lock)

@@ -15,7 +15,7 @@ from registry.composition.compose import plan_composition
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.plan import Plan
 from registry.errors import CheckpointError, InvalidInputError, OutputError, RegError, StorageError
-from registry.io.disk import atomic_file, try_lock
+from registry.io.disk import atomic_file, is_at, try_lock
 from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe, read_json
 from registry.names.reference import Reference
 from registry.names.resolve import by_digest
@@ -43,7 +43,7 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Recomposed:
-    """The composition of the remaining members by the same recipe: its digest and members."""
+    """The composition of the remaining members by the same recipe."""
 
     digest: str
     members: tuple[VersionRef, ...]
@@ -219,13 +219,7 @@ def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members:
 
 
 def read_receipt(path: Path) -> Receipt:
-    """Return the receipt in a file.
-
-    Raises:
-        NotFoundError: the file does not exist.
-        CheckpointError: the file is not a receipt.
-        InvalidInputError: a reference in it is malformed.
-    """
+    """Return the receipt in a file (errors as `check_receipt` and `Receipt.from_document`)."""
     check_receipt(path)
     return Receipt.from_document(read_json(path), str(path))
 
@@ -258,28 +252,20 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
 
     try:
         try:
-            is_held = try_lock(descriptor) and _is_at(descriptor, fresh)  # another may have just ended and deleted it
+            is_held = try_lock(descriptor) and is_at(descriptor, fresh)  # another may have just ended and deleted it
         except OSError as error:
             raise StorageError(f"{path} cannot be locked: {error.strerror}", "choose another --receipt") from error
         if not is_held:
             raise OutputError(
                 f"another command is writing {path}, and receipts are never overwritten", "choose another --receipt"
             )
-        if path.exists():
-            raise OutputError(f"{path} exists, and receipts are never overwritten", "choose another --receipt")
+        check_new_receipt(path)
         try:
             yield write
         finally:
             fresh.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.fstat(descriptor).st_ino == path.stat().st_ino
-    except FileNotFoundError:
-        return False
 
 
 def remaining(versions: Iterable[VersionRecord], manifest: CompositionManifest) -> list[VersionRef]:

@@ -47,15 +47,11 @@ class Locks:
         self._path = path
 
     def hold(self, action: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock, alone or, where the database allows that, with others that share it.
-
-        Raises:
-            ConflictError: others have held it for more than `store.lock.WAIT_SECONDS`.
-        """
+        """Hold the lock (as `Catalog.lock`)."""
         return lock.exclusive(self._path, action)
 
     def hold_output(self, url: str) -> AbstractContextManager[None]:
-        """Hold the lock of a composition's place in shared storage (errors as in `hold`).
+        """Hold the lock of a composition's place in shared storage.
 
         Nothing is done where the catalog is a file: outputs of one machine have lock files in its home.
         """

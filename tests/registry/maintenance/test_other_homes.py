@@ -20,11 +20,11 @@ PASSED = Recipe(router="ridge", refine=1)
 
 
 @pytest.fixture
-def places(postgres_server: str, filled_url: str, _home_of_three: Path) -> Iterator[dict[str, Any]]:
+def places(postgres_server: str, filled_url: str, _home_of_three: Path, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """The catalog and the arrays that all homes share: the base model and three experts."""
     schemas = Schemas(postgres_server)
     database = schemas.fresh()
-    copying.copy(f"sqlite:///{_home_of_three / 'catalog.sqlite'}", database)
+    copying.copy(f"sqlite:///{_home_of_three / 'catalog.sqlite'}", database, tmp_path / "lock")
     yield {"database": database, "arrays": filled_url}
     schemas.drop()
 
