@@ -21,23 +21,12 @@ from store.object_store import SCHEMES, is_url, normal_url, open_store, storage_
 if TYPE_CHECKING:
     from obstore import Bytes
 
-PART = 16 << 20
-"""Bytes of a part of an upload and of a range that is read; a part is larger where a file has too many."""
-
-MOST_PARTS = 10_000
-"""Parts that an upload may have, by the protocol of S3."""
-
-AT_ONCE = 4
-"""Parts or ranges on their way at a time."""
-
-RANGE_BYTES = 8 * 2**20
-"""Bytes of a ranged read; larger objects that are read as a whole are read by several at once."""
-
-CREATES = 3
-"""Tries of a conditional create that times out, which the library does not repeat: the object may be there."""
-
-PROBE = ".reg-"
-"""The beginning of the names of objects that only try whether one can be written."""
+PART = 16 << 20  # bytes of a part of an upload and of a range that is read; a part is larger where a file has too many
+MOST_PARTS = 10_000  # parts that an upload may have, by the protocol of S3
+AT_ONCE = 4  # parts or ranges on their way at a time
+RANGE_BYTES = 8 * 2**20  # bytes of a ranged read; larger objects that are read as a whole are read by several at once
+CREATES = 3  # tries of a conditional create that times out, which the library does not repeat: the object may be there
+PROBE = ".reg-"  # the beginning of the names of objects that only try whether one can be written
 
 _COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
 
@@ -57,15 +46,7 @@ def url_of(place: object) -> str | None:
 
 
 class Bucket:
-    """Objects below a URL; keys are relative to it.
-
-    Args:
-        url: as in `store.object_store`.
-
-    Raises:
-        InvalidInputError: it is not the URL of a bucket.
-        StorageError: the library is not installed, or a setting in the environment is wrong.
-    """
+    """The objects below a URL (errors as `open_store`); keys are relative to it."""
 
     def __init__(self, url: str) -> None:
         self.url = normal_url(url)
@@ -124,11 +105,7 @@ class Bucket:
             self._store.put(key, data, use_multipart=False)
 
     def write(self, key: str, data: bytes) -> None:
-        """Write a small object, and read it back.
-
-        Raises:
-            StorageError: it cannot be written, or what was read back differs.
-        """
+        """Write a small object, and read it back (StorageError: it cannot be written, or differs then)."""
         self.put(key, data)
         if self.read(key) != data:
             raise StorageError(
@@ -137,11 +114,7 @@ class Bucket:
             )
 
     def create(self, key: str, data: bytes | memoryview) -> bool:
-        """Write an object unless there is one, in one step; tell whether it was written.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Write an object unless there is one, in one step; tell whether it was written (errors as `put`)."""
         from obstore.exceptions import AlreadyExistsError
 
         for left in reversed(range(CREATES)):
@@ -220,11 +193,7 @@ class Bucket:
                 self._store.delete(keys)
 
     def check_writable(self) -> None:
-        """Write a small object of a new name, and delete it.
-
-        Raises:
-            StorageError: the server refuses or does not answer, or there is no such bucket.
-        """
+        """Write a small object of a new name, and delete it (StorageError: there is no such bucket, or it refuses)."""
         key = f"{PROBE}{uuid.uuid4().hex}"
         self.create(key, b"")
         self.delete([key])

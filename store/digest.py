@@ -5,11 +5,7 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """Return the canonical JSON text of `value`: sorted keys, no white space, ASCII, no NaN.
-
-    Raises:
-        ValueError: `value` holds a number that JSON cannot represent.
-    """
+    """Return the canonical JSON of `value`: sorted keys, no white space, ASCII (ValueError: it has NaN or infinity)."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 

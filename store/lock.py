@@ -7,8 +7,7 @@ from pathlib import Path
 from store.errors import ConflictError, StorageError
 from store.permissions import not_writable, why_not_writable
 
-WAIT_SECONDS = 600.0
-"""Seconds that a writer waits for another before it gives up."""
+WAIT_SECONDS = 600.0  # seconds that a writer waits for another before it gives up
 
 
 @contextmanager

@@ -51,11 +51,7 @@ def claim(catalog: Catalog, store: ArrayStore) -> None:
 
 
 def check_unowned(store: ArrayStore, url: str) -> None:
-    """Check that a catalog may be created in the database `url`: no arrays exist yet.
-
-    Raises:
-        ConflictError: arrays exist; their catalog is elsewhere, or lost.
-    """
+    """Check that there are no arrays yet where the database `url` is to get a catalog (ConflictError: there are)."""
     if next(store.digests(), None) is not None:
         raise _foreign(store, store.owner(), f"{url}, which holds no catalog")
 

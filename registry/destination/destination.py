@@ -14,11 +14,9 @@ from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.progress import Advance
 
-CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-"""The files that a reader opens first."""
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"  # the files that a reader opens first
 
-Render = Callable[[Sequence[Shard], Advance], list[str]]
-"""Writes files of weights, and returns the tree digest of each."""
+Render = Callable[[Sequence[Shard], Advance], list[str]]  # writes files of weights, and returns the tree digest of each
 
 
 class ShardWriter(Protocol):

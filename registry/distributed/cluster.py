@@ -17,11 +17,8 @@ from registry.distributed.step import Finished, Step, run_task
 from registry.errors import ClusterError, InvalidInputError, StorageError, first_line
 from registry.progress import Progress, remark
 
-LOCAL = "local"
-"""The address of a cluster on this machine, which ends with the command."""
-
-RETRIES = 3
-"""Times that a task runs again after its process or node was lost."""
+LOCAL = "local"  # the address of a cluster on this machine, which ends with the command
+RETRIES = 3  # times that a task runs again after its process or node was lost
 
 OBJECT_BYTES = 128 * 2**20
 """Memory for objects of a cluster on this machine: tasks exchange files, and tokens alone are objects."""
@@ -34,8 +31,7 @@ After an error, others often end at the same moment, and Ray may abort this proc
 https://github.com/ray-project/ray/issues/54846
 """
 
-LOST_SECONDS = 60.0
-"""Seconds without a node that could run a task, after which a step is given up."""
+LOST_SECONDS = 60.0  # seconds without a node that could run a task, after which a step is given up
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*"}
 """Variables that Ray reads when it is imported: it reports nothing, and prints nothing to stdout, where results go."""

@@ -35,8 +35,7 @@ class Check:
     needs: tuple[str, ...] = ()
 
 
-_DOMAINS = 4
-"""Most domains in a line to type."""
+_DOMAINS = 4  # most domains in a line to type
 
 _FILES = ("files",)
 _RUNS = ("loads",)

@@ -33,12 +33,10 @@ class Finding:
     cost: Cost = "headers"
 
 
-error = partial(Finding, "error")
-"""Returns the finding that the folder is broken, given its message and what to do."""
+error = partial(Finding, "error")  # returns the finding that the folder is broken, given its message and what to do
 warning = partial(Finding, "warning")
 passed = partial(Finding, "ok")
-skipped = partial(Finding, "skipped")
-"""Returns the finding that a check was not done, given the reason."""
+skipped = partial(Finding, "skipped")  # returns the finding that a check was not done, given the reason
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,10 @@ from registry.evaluation.stored import widest
 from registry.io.display import few, printable
 from registry.runtime.loading import quiet_transformers
 
-_ALL = 0.95
-"""Share of all tokens from which on a router has collapsed to one expert."""
-
-_NONE = 0.01
-"""Share of its own domain's tokens below which an expert is idle."""
-
-_HARDLY = 0.5
-"""Ratio to the perplexity of a uniform guess from which on built-in text is not understood at all."""
-
-_WORSE = 1.02
-"""Ratio to the averaged weights' perplexity from which on a mixture is remarked on."""
+_ALL = 0.95  # share of all tokens from which on a router has collapsed to one expert
+_NONE = 0.01  # share of its own domain's tokens below which an expert is idle
+_HARDLY = 0.5  # ratio to the perplexity of a uniform guess from which on built-in text is not understood at all
+_WORSE = 1.02  # ratio to the averaged weights' perplexity from which on a mixture is remarked on
 
 _FROM = {
     "given": "the given text",
@@ -216,17 +209,11 @@ def _cause(exam: Examination) -> str:
     return f"; its member {name} alone has {alone:,.4g}, {blame}"
 
 
-_DOMAINS, _PROMPT, _NEW = 8, 16, 24
-"""Most domains, tokens of the prompt, and tokens that are written after it."""
+_DOMAINS, _PROMPT, _NEW = 8, 16, 24  # most domains, tokens of the prompt, and tokens that are written after it
 
-_CHECKED = 64
-"""Tokens on which logits are checked; any other that is not finite shows in the perplexity."""
-
-_REPEATED = 16
-"""Last tokens that are all the same in a loop of one token."""
-
-_UNPRINTABLE = 0.5
-"""Share of characters that cannot be shown from which on a text is no text."""
+_CHECKED = 64  # tokens on which logits are checked; any other that is not finite shows in the perplexity
+_REPEATED = 16  # last tokens that are all the same in a loop of one token
+_UNPRINTABLE = 0.5  # share of characters that cannot be shown from which on a text is no text
 
 
 def check_generation(exam: Examination) -> Iterator[Finding]:

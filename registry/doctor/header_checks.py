@@ -33,8 +33,7 @@ _QUANTISED = (".qweight", ".qzeros", ".weight_scale", ".weight_scale_inv", ".abs
 _BUFFERS = ("attention.bias", "attn.bias", ".masked_bias", "inv_freq", "position_ids", "num_batches_tracked")
 """Ends of the names of tensors that are no weights."""
 
-_MASKS = "masks"
-"""The masks of a SIMoE, which are bits."""
+_MASKS = "masks"  # the masks of a SIMoE, which are bits
 
 
 def check_files(folder: Examination) -> Iterator[Finding]:

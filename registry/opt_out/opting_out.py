@@ -16,8 +16,7 @@ from registry.opt_out.withdraw import Heirs, OptOut, concerned, own_arrays, with
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, VersionRecord
 
-MOST_HEIRS = 8
-"""Compositions of a version for which shares are predicted, the latest first: each takes a plan."""
+MOST_HEIRS = 8  # compositions of a version for which shares are predicted, the latest first: each takes a plan
 
 
 def opt_out(

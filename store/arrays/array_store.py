@@ -26,14 +26,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-OWNER_FILE = "registry"
-"""The file beside the arrays that holds the id of their catalog."""
-
-OWNER_BYTES = 100
-"""The largest such file that is read."""
-
-_COPIED = sys.byteorder == "little"
-"""Chunks are in this machine's byte order, so uncompressed ones can be copied."""
+OWNER_FILE = "registry"  # the file beside the arrays that holds the id of their catalog
+OWNER_BYTES = 100  # the largest such file that is read
+_COPIED = sys.byteorder == "little"  # chunks are in this machine's byte order, so uncompressed ones can be copied
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _OWNER = re.compile(rb"[0-9a-f]{32}\n")

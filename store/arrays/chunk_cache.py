@@ -22,14 +22,9 @@ from uuid import uuid4
 
 from store.errors import InvalidInputError
 
-DEFAULT_BYTES = 10 * 2**30
-"""Bytes that are kept unless something else is asked for."""
-
-BYTES_VARIABLE = "REG_CACHE_BYTES"
-"""Environment variable of the bytes that are kept; 0 keeps nothing."""
-
-_KEPT = 0.9
-"""Share of the limit to which files are deleted, so that not every new file has others deleted."""
+DEFAULT_BYTES = 10 * 2**30  # bytes that are kept unless something else is asked for
+BYTES_VARIABLE = "REG_CACHE_BYTES"  # environment variable of the bytes that are kept; 0 keeps nothing
+_KEPT = 0.9  # share of the limit to which files are deleted, so that not every new file has others deleted
 
 _FIGURE, _LOCK, _NEW, _GONE = "bytes", "lock", "new-", "gone"
 
@@ -110,11 +105,7 @@ class ChunkCache:
         return self.folder / _GONE / digest
 
     def _reserve(self, size: int) -> None:
-        """Count a file that is about to be written; delete others if there is no space for it. The lock is held.
-
-        Raises:
-            OSError: the figure cannot be written.
-        """
+        """Count a file that is about to be written; delete others if there is no space for it. The lock is held."""
         held = self._figure() + size
         if held > self.limit:
             held = self._delete_down_to(max(0, int(self.limit * _KEPT) - size)) + size

@@ -19,8 +19,7 @@ from store.arrays.zarr_layout import CARRIERS, DESCRIPTION, ChunkFile, Layout, c
 if TYPE_CHECKING:
     import hashlib
 
-ZSTD_LEVEL = 0
-"""The level of zstd that is its default."""
+ZSTD_LEVEL = 0  # the level of zstd that is its default
 
 
 class ArrayFiles(ABC):

@@ -12,8 +12,7 @@ from store.catalog.transactions import Transactions, log, read_document
 from store.digest import canonical_json
 from store.errors import DamagedError
 
-TRAINED: Role = "trained"
-"""Role of the arrays of a composition: the tensors that its training changed."""
+TRAINED: Role = "trained"  # role of the arrays of a composition: the tensors that its training changed
 
 
 class ArrayLinks(Transactions):

@@ -222,11 +222,7 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
             return _version(version), True
 
     def set_tags(self, version: VersionRecord, tags: dict[str, str]) -> None:
-        """Set tags of an active `version`; its other tags stay.
-
-        Raises:
-            ConflictError: the version was withdrawn in the meantime.
-        """
+        """Set tags of an active `version`; its other tags stay (ConflictError: it was withdrawn in the meantime)."""
         with self._writing() as session:
             seals.check_name(session, version.name)
             row = self._active(session, version)
@@ -235,11 +231,7 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
             log(session, "tag", version.ref, rows=seals.seals_of(session, versions={version.ref: row.id}))
 
     def set_alias(self, version: VersionRecord, alias: str) -> str | None:
-        """Point `alias` at an active `version` and return the version it pointed at before (`math@1`), if any.
-
-        Raises:
-            ConflictError: the version was withdrawn in the meantime.
-        """
+        """Point `alias` at an active `version`; return the one it pointed at before, if any (errors as `set_tags`)."""
         with self._writing() as session:
             seals.check_name(session, version.name)
             row = self._active(session, version)
@@ -275,11 +267,7 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
             return [_version(session.get_one(Version, version.id)) for version in versions]
 
     def check_active(self, versions: Sequence[VersionRecord]) -> None:
-        """Check that every version is still active.
-
-        Raises:
-            ConflictError: a version was opted out in the meantime.
-        """
+        """Check that every version is still active (ConflictError: one was opted out in the meantime)."""
         with self._reading() as session:
             for version in versions:
                 self._active(session, version)

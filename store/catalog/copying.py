@@ -19,13 +19,7 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Copied:
-    """A catalog that was copied.
-
-    Attributes:
-        source: the URL it was copied from, with any password hidden.
-        target: the URL it was copied to, with any password hidden.
-        id: the registry's id, the same in both.
-    """
+    """A catalog that was copied: the URLs have no password, and `id` is the registry's, the same in both."""
 
     source: str
     target: str

@@ -24,8 +24,7 @@ from store.errors import StorageError
 
 _SUFFIX = ".backup"
 
-WAIT_SECONDS = 30.0
-"""Seconds to wait for other processes that read."""
+WAIT_SECONDS = 30.0  # seconds to wait for other processes that read
 
 BEYOND = (
     "the write-ahead log of PostgreSQL until it is recycled, its archives, standbys, base backups and dumps: "

@@ -26,8 +26,7 @@ from store.errors import ConflictError
 REGISTRY = "registry"
 """The name of the lock of a catalog; the key in PostgreSQL is a digest over the schema and this name."""
 
-_NAME_BYTES = 63
-"""Maximum length of an application name in PostgreSQL."""
+_NAME_BYTES = 63  # maximum length of an application name in PostgreSQL
 
 _STATEMENT_SECONDS = 1.0
 """Seconds of one statement that waits. Its snapshot sees what a purge deletes, and the purge waits until none does."""

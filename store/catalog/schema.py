@@ -28,10 +28,7 @@ HEAD = "8ea053439e10"
 class Upgrade:
     """The result of an upgrade.
 
-    Attributes:
-        before: the database's revision before; None if it held no catalog.
-        after: the database's revision now.
-        backup: the copy made before the upgrade; None if nothing changed, or the database is not a SQLite file.
+    `before` is None if there was no catalog, `backup` if nothing changed or the database is not a SQLite file.
     """
 
     before: str | None

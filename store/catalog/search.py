@@ -8,11 +8,8 @@ from sqlalchemy.orm import InstrumentedAttribute
 from store.catalog.records import Kind, State
 from store.catalog.tables import Alias, Expert, Tag, Version, lowered
 
-WORDS = 8
-"""Maximum number of words in a search; further words are ignored."""
-
-WORD_CHARACTERS = 100
-"""Maximum length of a word; no name is longer."""
+WORDS = 8  # maximum number of words in a search; further words are ignored
+WORD_CHARACTERS = 100  # maximum length of a word; no name is longer
 
 
 def conditions(
