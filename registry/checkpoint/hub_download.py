@@ -12,10 +12,11 @@ from fnmatch import fnmatchcase
 from functools import partialmethod
 from pathlib import Path
 
-from registry.checkpoint.model_files import COPIED_FILES, INDEX, OWN_FILES, SIMOE_ARRAYS, SINGLE
+from registry.checkpoint.model_files import COPIED_FILES, OWN_FILES, SIMOE_ARRAYS, SINGLE
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.io.display import some
 from registry.io.limits import JSON_BYTES, TOKENIZER_BYTES
+from registry.io.model_folder import INDEX
 from registry.io.untrusted import json_object, read_small
 
 HUB_PREFIX = "hf://"

@@ -25,12 +25,7 @@ MARKER_BYTES = 64 << 20  # the largest `composition.json` that is read from a bu
 
 
 def destination_of(address: PathLike) -> Destination:
-    """Return the destination at a path, or at a URL, which is given as a text.
-
-    Raises:
-        InvalidInputError: it is no URL of a bucket.
-        StorageError: the library for buckets is not installed.
-    """
+    """Return the destination at a path, or at a URL, which is given as a text (errors as `Bucket`)."""
     url = url_of(address)
     return FolderDestination(Path(address)) if url is None else BucketDestination(url)
 

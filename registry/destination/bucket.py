@@ -29,11 +29,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from registry.destination.destination import CONFIG, INDEX, Destination, OpenDestination, Render, ShardWriter
+from registry.destination.destination import CONFIG, Destination, OpenDestination, Render, ShardWriter
 from registry.destination.reuse import UploadedShards
 from registry.errors import CheckpointError, DamagedError, OutputError, StorageError
 from registry.home import Home
-from registry.io.model_folder import MARKER, index_file, layout
+from registry.io.model_folder import INDEX, MARKER, index_file, layout
 from registry.io.process import map_large_blocks, return_freed_memory
 from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
@@ -57,7 +57,6 @@ class BucketDestination(Destination):
         self.address = self._bucket.url
 
     def check(self, *, replace: bool) -> None:
-        """Check what is at the prefix, and that objects can be written and deleted there."""
         self._check_content(replace=replace)
         self._bucket.check_writable()
 
@@ -80,7 +79,6 @@ class BucketDestination(Destination):
     def opened(
         self, home: Home, *, replace: bool, nbytes: int, holds: Collection[str], reusable: Sequence[Stream] = ()
     ) -> Iterator["OpenBucket"]:
-        """Open the prefix (arguments as `Destination.opened`)."""
         found = self._check_content(replace=replace)
         writer = _Writer(self._bucket, home)
         writer.begin(found, replace=replace)
@@ -102,8 +100,9 @@ class _Writer:
 
     def __init__(self, bucket: Bucket, home: Home) -> None:
         self._bucket = bucket
-        self._mark = json.dumps({"home": _identity(home), "writer": uuid.uuid4().hex}).encode()
-        self._home = _identity(home)
+        # What tells a registry from others, without naming it: the digest of its database's URL and its path.
+        self._home = hashlib.sha256(f"{home.database}\n{home.path}".encode()).hexdigest()[:32]
+        self._mark = json.dumps({"home": self._home, "writer": uuid.uuid4().hex}).encode()
 
     def begin(self, found: Collection[str], *, replace: bool) -> None:
         """Claim the prefix, unless another registry does, and delete what an earlier composition is found by."""
@@ -125,11 +124,7 @@ class _Writer:
             raise self._taken("has taken it over")
 
     def leave(self, *, resumable: bool) -> None:
-        """Give up a composition that failed.
-
-        If it is resumable, what was uploaded stays, for the next run. After any failure but of the storage or by the
-        user's interrupt, such as the opt-out of a member meanwhile, all of it is deleted.
-        """
+        """Give up a composition that failed: what was uploaded stays for the next run if it is `resumable`."""
         names = set(self._bucket.listed()[0])
         if self._bucket.read(PARTIAL) == self._mark and not (resumable and names - {PARTIAL}):
             self._bucket.delete([*sorted(names - {PARTIAL}), PARTIAL])
@@ -158,10 +153,7 @@ class OpenBucket(OpenDestination):
     def write_weights(
         self, streams: Sequence[Stream], advance: Advance, *, workers: int = 1, writer: ShardWriter | None = None
     ) -> dict[str, str]:
-        """Render and upload the shards (arguments as `OpenDestination.write_weights`).
-
-        One after another; with a `writer`, as many as it writes at once are on the disk.
-        """
+        # Shards are on the disk one after another; with a `writer`, as many at once as it writes.
         shards, digests = layout(self._scratch, streams), dict[str, str]()
         largest = max(len(shard.head) + shard.nbytes for shard in shards)
         if (free := shutil.disk_usage(self._scratch).free) < largest:
@@ -176,10 +168,9 @@ class OpenBucket(OpenDestination):
         return digests | self.write_files(index_file(shards))
 
     def write_files(self, files: Mapping[str, bytes]) -> dict[str, str]:
-        """Write small files, or keep those that come last; return file name → SHA-256."""
         for name, data in files.items():
             self._names.add(name)
-            if name in LAST:
+            if name in LAST:  # kept until `commit`
                 self._held[name] = data
             else:
                 self._writer.check()
@@ -251,8 +242,3 @@ class OpenBucket(OpenDestination):
             return state.hexdigest()
         except CheckpointError:
             return None
-
-
-def _identity(home: Home) -> str:
-    """Return what tells a registry from others, without naming it: the digest of its database's URL and its path."""
-    return hashlib.sha256(f"{home.database}\n{home.path}".encode()).hexdigest()[:32]

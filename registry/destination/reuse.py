@@ -50,7 +50,7 @@ class ShardReuse:
         try:
             for name, origin, digest, identity in json.loads(self._record.read_bytes())["files"]:
                 if Path(name).name == name:
-                    self._known[str(origin)] = (name, str(digest), tuple(int(number) for number in identity))
+                    self._known[str(origin)] = (name, str(digest), tuple(map(int, identity)))
         except _NO_RECORD:
             self._known = {}
 

@@ -41,12 +41,9 @@ _AGAIN = "start it again: what is finished is kept"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes that tasks run on.
+    """Nodes that tasks run on; `threads` are those of torch in each task, and the processors that it takes.
 
-    Attributes:
-        address: its address, for messages.
-        threads: threads of torch in each task, and the processors that it takes.
-        gpus: GPUs that each task takes; a fraction lets several share one.
+    A task takes `gpus`; a fraction lets several tasks share one.
     """
 
     address: str
@@ -233,7 +230,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _cancel(waiting: Mapping[Any, int]) -> None:
-    """Cancel tasks that do not end by themselves: kill their processes, and wait until Ray counts them as ended."""
+    """Cancel tasks that do not end by themselves, and wait until Ray counts them as ended."""
     if not waiting:
         return
     import ray

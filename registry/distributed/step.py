@@ -29,10 +29,7 @@ _VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "
 class Task:
     """One part of a step; it may run several times, also at once, and must leave the same then.
 
-    Attributes:
-        name: its name in messages, such as `windows 0 to 47`.
-        arguments: of the step's function, after what all tasks share.
-        amount: units of progress.
+    `name` is for messages, such as `windows 0 to 47`; `arguments` come after what all tasks share.
     """
 
     name: str
@@ -65,12 +62,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Finished:
-    """A task that has ended.
-
-    Attributes:
-        error: what it raised.
-        remarks: sentences for the user.
-    """
+    """A task that has ended: its result or what it raised, remarks for the user, and the node with its kind."""
 
     task: Task
     result: Any
@@ -132,8 +124,7 @@ def run_task(
 def node_kind(device: str, threads: int | None = None) -> str:
     """Return the kind of this node: processor or GPU, its instructions, torch's threads, and the libraries' versions.
 
-    Args:
-        threads: of torch; default those of this process now.
+    `threads` are those of torch; default those of this process now.
     """
     from importlib.metadata import version
 
@@ -149,7 +140,6 @@ def node_kind(device: str, threads: int | None = None) -> str:
 
 @cache
 def _processor() -> str:
-    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

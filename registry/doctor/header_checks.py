@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from registry.checkpoint.adapter import is_adapter
-from registry.checkpoint.model_files import INDEX, TOKENIZER_FILES
+from registry.checkpoint.model_files import TOKENIZER_FILES
 from registry.doctor.examination import FLOATS, Examination, listed
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.doctor.tensor_names import in_words, is_embedding, is_expert, is_head, named, numbers_of, role_of
 from registry.errors import CheckpointError, ConflictError, RegError, first_line, is_foreign
 from registry.io.display import few, printable
 from registry.io.dtypes import NAMES, SAFETENSORS
-from registry.io.model_folder import MARKER
+from registry.io.model_folder import INDEX, MARKER
 from registry.io.torch_blocks import torch_dtype
 from registry.io.untrusted import own_file, read_json
 from registry.names.resolve import find_by_digest

@@ -130,12 +130,9 @@ def _read(folder: Examination) -> dict[str, _Values]:
 
 
 def _blocks(stored: Stored) -> Iterator[tuple[int, Any]]:
-    """Yield first row and values of a tensor, some rows at a time.
+    """Yield first row and values of a tensor, some rows at a time (CheckpointError: the file cannot be read).
 
     They are read, not mapped: pages of a mapped file would count as memory of this process.
-
-    Raises:
-        CheckpointError: the file cannot be read.
     """
     if not math.prod(stored.shape):
         return

@@ -40,9 +40,7 @@ def metadata(
 ) -> str:
     """Return lines of YAML for the front matter; empty if there is nothing to add.
 
-    Args:
-        license_id: a license that overrides the members' licenses.
-        evaluation: the widest evaluation of the model.
+    `license_id` overrides the members' licenses; `evaluation` is the widest of the model.
     """
     from huggingface_hub import ModelCardData
 

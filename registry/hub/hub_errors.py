@@ -23,9 +23,7 @@ def endpoint() -> str:
 def translate_error(target: Target, error: Exception, state: str) -> RegError:
     """Return the error for the user; it contains nothing that was sent or received, which may include a token.
 
-    Args:
-        error: an error of huggingface_hub, its HTTP client or hf_xet.
-        state: the current state of the target, for the message.
+    `error` is of huggingface_hub, its HTTP client or hf_xet; `state` is the state of the target, for the message.
     """
     from huggingface_hub import errors
 

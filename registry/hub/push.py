@@ -115,10 +115,7 @@ def _target(target: Target | str) -> Target:
 
 
 def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_id: str | None) -> dict[str, Outgoing]:
-    """Return the files to push of a composed folder.
-
-    Args:
-        license_id: a license that overrides the members' licenses.
+    """Return the files to push of a composed folder; `license_id` overrides the members' licenses.
 
     Raises:
         CheckpointError: the folder was not composed by this program, or was changed since.
@@ -165,15 +162,7 @@ def _sha256(composed: ComposedFolder, workspace: Workspace) -> dict[str, str]:
 
 
 def _check_license(own: str | None, chosen: str | None, versions: Sequence[VersionRecord], subject: str) -> None:
-    """Check that there is a license to publish under.
-
-    Args:
-        own: the license in the card, which follows from the members' licenses; None without one.
-        subject: the name of the folder or composition in messages.
-
-    Raises:
-        InvalidInputError: there is no license; the message gives the reason.
-    """
+    """Check that `subject` has a license, the card's `own` or a chosen one (InvalidInputError, with the reason)."""
     if own is None and chosen is None:
         combined = roll_up({version.name: (version.content or {}).get("license") for version in versions})
         why = combined.why or "its card has none"
@@ -181,11 +170,7 @@ def _check_license(own: str | None, chosen: str | None, versions: Sequence[Versi
 
 
 def _versions_of(catalog: Catalog, composed: ComposedFolder) -> list[VersionRecord]:
-    """Return those versions of a composed folder that are registered here, a base model last.
-
-    Raises:
-        ConflictError: a version was opted out.
-    """
+    """Return the versions of a composed folder registered here, base model last (ConflictError: one was opted out)."""
     holder, digest = str(composed.path), composed.digest
     versions = (find_by_digest(catalog, one.name, one.digest, holder, digest) for one in composed.manifest.versions)
     return [version for version in versions if version is not None]

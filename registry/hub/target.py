@@ -95,10 +95,8 @@ class Commit:
 
     Attributes:
         files: path in the repository → file; all other files in the repository are deleted.
-        marker: the JSON file by which this program recognises its own pushes.
-        conflict_reason: called with the marker in the repository, if it exists.
-        message: the first line of the commit message.
-        description: the rest of the commit message.
+        marker: the JSON file by which this program recognises its own pushes, which `conflict_reason` is called with.
+        message: the first line of the commit message; `description` is the rest.
     """
 
     files: Mapping[str, Outgoing]
@@ -118,8 +116,7 @@ class Pushed:
     """The result of a push.
 
     Attributes:
-        revision: the branch, or the pull request (`refs/pr/3`).
-        url: the page of the repository, branch or pull request.
+        revision: the branch, or the pull request (`refs/pr/3`); `url` is its page.
         added: False if the repository already held exactly these files.
     """
 

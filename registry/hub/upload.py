@@ -221,11 +221,7 @@ class _Remote:
 
 
 def _check_card(card: Outgoing, state: str) -> None:
-    """Let the Hub validate the card's metadata, before anything is created or sent.
-
-    Raises:
-        CheckpointError: the Hub rejects the metadata.
-    """
+    """Let the Hub validate the card's metadata before anything is created or sent (CheckpointError: it rejects it)."""
     from huggingface_hub import ModelCard
 
     text = card.source if isinstance(card.source, bytes) else card.source.read_bytes()

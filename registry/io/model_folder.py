@@ -26,6 +26,7 @@ from store.arrays import flush
 
 SHARD_BYTES = 5 * 10**9
 ONE_FILE_BYTES = 10**9
+INDEX = "model.safetensors.index.json"
 MARKER = "composition.json"  # marks a folder as written by this program, which never deletes any other
 
 
@@ -108,7 +109,7 @@ def check_creatable(out: Path) -> None:
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Return False if nothing can be made in a folder; one without a disk behind it, such as /proc, is tried."""
+    """Tell whether something can be made in a folder; one without a disk behind it, such as /proc, is tried."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return False
     if os.statvfs(folder).f_blocks:
@@ -169,7 +170,7 @@ def index_file(shards: Sequence[Shard]) -> dict[str, bytes]:
         "metadata": {"total_size": sum(shard.nbytes for shard in shards)},
         "weight_map": dict(sorted(weight_map.items())),
     }
-    return {"model.safetensors.index.json": json_file(index)}
+    return {INDEX: json_file(index)}
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:

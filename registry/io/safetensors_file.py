@@ -53,11 +53,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of a safetensors file whose tensors fill the file exactly.
-
-    Raises:
-        CheckpointError: the file is not of this format, or cannot be read.
-    """
+    """Return the header of a safetensors file (CheckpointError: it is not of this format, or cannot be read)."""
     try:
         if not path.is_file():
             raise ValueError("it is not a regular file")
@@ -66,9 +62,8 @@ def read_header(path: Path) -> Header:
             data = file.read(8)
             return parse_head(data + file.read(head_bytes(data, size) - 8), size)
     except PermissionError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: permission denied", f"make it readable: chmod u+r {path}"
-        ) from error
+        hint = f"make it readable: chmod u+r {path}"
+        raise CheckpointError(f"{path} cannot be read: permission denied", hint) from error
     except (OSError, ValueError) as error:
         raise not_safetensors(path, error) from error
 
@@ -79,7 +74,7 @@ def not_safetensors(path: Path, error: Exception) -> CheckpointError:
 
 
 def head_bytes(start: bytes | bytearray, size: int) -> int:
-    """Return the number of bytes before the tensors of a file of `size` bytes that begins with `start`, 8 bytes.
+    """Return the number of bytes before the tensors of a file of `size` bytes, of which `start` are the first 8.
 
     Raises:
         ValueError: the file is too short, or the header too long.
@@ -218,11 +213,7 @@ def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH, align
 def write_shard(
     path: Path, streams: Sequence[Stream], advance: Advance = lambda amount: None, metadata: Mapping[str, str] = PYTORCH
 ) -> None:
-    """Write one safetensors file of tensors in any order; an interruption leaves it incomplete.
-
-    Raises:
-        StorageError: a tensor has another size than its stream.
-    """
+    """Write one safetensors file of tensors in any order (errors as `check_size`); an interruption leaves a part."""
     streams = in_order(streams)
     with path.open("wb") as file:
         file.write(head(streams, metadata))
@@ -245,12 +236,9 @@ def check_size(stream: Stream, nbytes: int) -> None:
 
 
 def replace_shard(path: Path, streams: Sequence[Stream], metadata: Mapping[str, str]) -> None:
-    """Write one safetensors file to `path` atomically, and flush it to disk.
+    """Write one safetensors file to `path` atomically, and flush it to disk (StorageError: the disk refuses).
 
     The folder is not created: it may have been deleted meanwhile, with all its files.
-
-    Raises:
-        StorageError: the disk is full or refuses; the file at `path` is unchanged.
     """
     try:
         with atomic_file(path) as fresh:

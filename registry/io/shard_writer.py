@@ -74,7 +74,6 @@ def write_shards(shards: Sequence[Shard], advance: Advance, *, flush: bool = Tru
     `Stream.job` follow its first.
 
     Args:
-        shards: the files.
         advance: receives bytes of tensors; called by one thread at a time.
         flush: flush the files to disk before this returns.
         workers: rendering threads. With 1 the calling thread renders; with more, each runs torch on one thread.

@@ -43,11 +43,7 @@ def parse_json(data: bytes, *, values: int = JSON_VALUES) -> Any:
 
 
 def json_object(data: bytes, where: str, *, values: int = JSON_VALUES) -> dict[str, Any]:
-    """Return the JSON object in `data`.
-
-    Raises:
-        CheckpointError: the data is not a JSON object, or `parse_json` refuses it; the message names `where`.
-    """
+    """Return the JSON object in `data` (CheckpointError: it is none, or `parse_json` refuses it; it names `where`)."""
     try:
         document = parse_json(data, values=values)
     except ValueError as error:

@@ -32,11 +32,7 @@ class WorkDir:
 
 @contextmanager
 def temporary(above: Path, holds: Collection[str] = (), *, prefix: str = "") -> Iterator[Path]:
-    """Yield a new locked folder below `above`, whose name begins with `prefix`; it is deleted when the context ends.
-
-    Raises:
-        OSError: `above` cannot be written.
-    """
+    """Yield a new locked folder below `above`, whose name begins with `prefix`; it is deleted when the context ends."""
     above.mkdir(parents=True, exist_ok=True)
     descriptor = None
     while descriptor is None:  # garbage collection may delete it before it is locked
@@ -140,11 +136,7 @@ def _resumed(above: Path, key: str, holds: Collection[str], *, or_new: bool = Fa
 
 @contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary folder below `parent`, default the system's temporary folder; it is deleted afterwards.
-
-    Raises:
-        StorageError: the folder cannot be created, or the disk refused a file in it.
-    """
+    """Yield a new folder below `parent`, default the system's own; it is deleted afterwards (errors as `writing`)."""
     try:
         above = parent or Path(gettempdir())
     except FileNotFoundError as error:
@@ -172,11 +164,7 @@ def work_dirs_in(above: Path) -> list[WorkDir]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder even if it is locked; it is renamed first, so that nothing more is written into it.
-
-    Raises:
-        StorageError: the path cannot be deleted.
-    """
+    """Delete a file, or a folder even if it is locked; it is renamed first, so that nothing more is written into it."""
     gone = path.with_name(f".{path.name}{_GONE}")
     try:
         if gone.exists():  # left by an interruption

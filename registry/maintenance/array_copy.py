@@ -14,15 +14,9 @@ from store.lock import exclusive
 
 @dataclass(frozen=True)
 class ArrayCopy:
-    """The result of copying arrays.
+    """The result of copying arrays: how many were written and read back, and how many were there already, intact.
 
-    Attributes:
-        source: where they were, and still are.
-        target: where they are now too.
-        copied: number of arrays that were written and read back.
-        kept: number of arrays that were there already, intact.
-        nbytes: uncompressed size of those that were written.
-        problems: one line for each array that could not be copied, because it is damaged or incomplete.
+    `nbytes` is the uncompressed size of those written; `problems` has a line for each that is damaged or incomplete.
     """
 
     source: str

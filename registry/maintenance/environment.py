@@ -24,11 +24,9 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
+    """One setting; its value is for display, and never a secret.
 
-    Attributes:
-        value: the value for display; never a secret.
-        source: `option --NAME`, `environment variable NAME`, `file PATH` or `default`.
+    `source` is `option --NAME`, `environment variable NAME`, `file PATH` or `default`.
     """
 
     name: str

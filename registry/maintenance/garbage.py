@@ -21,11 +21,7 @@ STALE_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Piece:
-    """A file or folder of garbage, or an array.
-
-    Attributes:
-        name: the path; of an array its digest.
-    """
+    """A file or folder of garbage by its path, or an array by its digest."""
 
     name: str
     nbytes: int
@@ -59,22 +55,14 @@ class Garbage:
 
 
 def delete_cache(home: Home) -> None:
-    """Delete the statistics that compositions recollected, and the records of where they are.
-
-    Raises:
-        StorageError: a file cannot be deleted.
-    """
+    """Delete the statistics that compositions recollected, and the records of where they are (errors as `remove`)."""
     with exclusive(home.cache_lock, "emptying the cache of statistics"):
         remove(home.cache)
         remove(home.folders)
 
 
 def delete_summaries(home: Home, catalog: Catalog) -> None:
-    """Delete all summaries except those of active versions, and incomplete ones that a crash left.
-
-    Raises:
-        StorageError: a file cannot be deleted.
-    """
+    """Delete summaries but those of active versions, and incomplete ones that a crash left (errors as `remove`)."""
     with exclusive(home.cache_lock, "deleting summaries"):
         for path in _strays(home, catalog):
             remove(path)

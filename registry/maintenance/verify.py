@@ -39,11 +39,7 @@ class Verification:
 
 
 def verify(workspace: Workspace) -> Verification:
-    """Read all registered content and compare it with its digests.
-
-    Raises:
-        ConflictError: the arrays belong to another catalog.
-    """
+    """Read all registered content and compare it with its digests (ConflictError: the arrays are another catalog's)."""
     workspace.check_owner()
     catalog, store, progress = workspace.catalog, workspace.arrays, workspace.progress
     problems: list[str] = []

@@ -60,11 +60,7 @@ def check_license(license_id: str) -> str:
 
 
 def require_list(values: Sequence[_T] | os.PathLike[str], noun: str) -> Sequence[_T]:
-    """Return `values` if they are a list, and not one text or path, whose characters would become its items.
-
-    Raises:
-        InvalidInputError: `values` is one text or path.
-    """
+    """Return `values` if they are a list (InvalidInputError: one text or path, whose characters would be items)."""
     if isinstance(values, str | bytes | os.PathLike):
         raise InvalidInputError(
             f"{noun} must be a list, got the one {type(values).__name__} {str(values)!r}",
