@@ -294,14 +294,12 @@ def _kept(member: Member, settings: TestSettings) -> Calibration | None:
 
 
 def _sampled(folder: Examination, member: Member) -> Calibration:
-    with temporary_folder() as temporary:
-        out = temporary / "dense"
-        write_dense([member], out, silent)
-        model, special = open_model(member.name, out, folder.settings).loaded, Checkpoint(out).special_tokens
+    with dense_model(folder, member.name, [member]) as model:
+        special = Checkpoint(model.folder).special_tokens
     end = [number for number in listed(special["eos_token_id"]) if isinstance(number, int)]
     start = special["bos_token_id"]
     return sample_from_expert(
-        model,
+        model.loaded,
         start=start if isinstance(start, int) else next(iter(end), None),
         end=end,
         tokens=_SAMPLED_TOKENS,

@@ -11,7 +11,7 @@ import torch
 from registry.calibration import Calibration
 from registry.doctor.examination import CHEAP, Examination, dense_model, is_cheap
 from registry.doctor.finding import Finding, error, passed, skipped, warning
-from registry.errors import CheckpointError, RegError, first_line
+from registry.errors import CheckpointError, first_line
 from registry.evaluation.scoring import perplexities_of
 from registry.evaluation.stored import widest
 from registry.io.display import few, printable
@@ -148,8 +148,7 @@ def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
     if ours > average * _WORSE:
         yield warning(
             f"it is worse than the averaged weights of its members: {said}, averaged weights {average:.4g}; "
-            "a mixture should "
-            "be better",
+            "a mixture should be better",
             f"see what routing and trunk each cost: reg evaluate {exam.quoted} {data} --baselines --oracle",
         )
     else:
@@ -190,10 +189,7 @@ def _mean(perplexities: list[float]) -> float:
 def _routers_of(exam: Examination) -> str | None:
     if exam.composed is None:
         return None
-    try:
-        names = ",".join(member.name for member in exam.composed.manifest.members)
-    except RegError:
-        return exam.again
+    names = ",".join(member.name for member in exam.composed.manifest.members)
     return f"see what other routers do: reg preview --experts {names}"
 
 

@@ -118,10 +118,6 @@ def check_members(folder: Examination) -> Iterator[Finding]:
             yield error(conflict.message.replace(f"{folder.quoted} holds", "it holds", 1), conflict.hint)
     if unknown:
         yield passed(f"{few(unknown)}: not registered here, so nothing more is known of it")
-    yield from _member_positions(folder)
-
-
-def _member_positions(folder: Examination) -> Iterator[Finding]:
     own = folder.config.get("max_position_embeddings")
     for name, member in folder.members.items():
         longest = member.architecture.max_position_embeddings
@@ -226,10 +222,9 @@ def check_chat_template(folder: Examination) -> Iterator[Finding]:
     """Render a conversation of two messages by the chat template, in the sandbox of transformers."""
     templates = getattr(folder.tokenizer, "chat_template", None)
     if not templates:
-        with_template = [name for name, member in folder.members.items() if _has_template(member)]
-        if with_template:
+        if with_template := next((name for name, member in folder.members.items() if _has_template(member)), None):
             yield warning(
-                f"it has no chat template, though {with_template[0]} has one: chats would be rendered otherwise than "
+                f"it has no chat template, though {with_template} has one: chats would be rendered otherwise than "
                 "the member was trained on",
                 "copy chat_template.jinja or tokenizer_config.json from that member's checkpoint",
             )
@@ -330,8 +325,7 @@ def check_keys(folder: Examination) -> Iterator[Finding]:
     if folder.config.get("auto_map") and not folder.has_our_code:
         yield skipped("it has modelling code of its author, which is never run here")
         return
-    odd = list(_odd_experts(folder))
-    if odd:
+    if odd := list(_odd_experts(folder)):
         yield from odd
         return
     stored = {
@@ -360,9 +354,9 @@ def check_keys(folder: Examination) -> Iterator[Finding]:
             "be dropped",
             "check model_type in config.json, or save the model again without it",
         )
-    for name, has, wanted in sorted((str(key), tuple(a), tuple(b)) for key, a, b in info["mismatched_keys"]):
+    if info["mismatched_keys"]:
+        name, has, wanted = min((str(key), tuple(a), tuple(b)) for key, a, b in info["mismatched_keys"])
         yield error(f"{in_words(name)} ({name}) has shape {has}, config.json asks for {wanted}", _SAVE)
-        break
 
 
 def _first_of(names: list[str]) -> str:
@@ -386,7 +380,6 @@ def _odd_experts(folder: Examination) -> Iterator[Finding]:
         shapes = Counter(folder.tensors[name].shape for name in names.values())
         usual = shapes.most_common(1)[0][0]
         for name in names.values():
-            if folder.tensors[name].shape != usual:
-                shape = folder.tensors[name].shape
+            if (shape := folder.tensors[name].shape) != usual:
                 yield error(f"{in_words(name)} ({name}) has shape {shape}, other experts have {usual}", _SAVE)
                 return

@@ -66,20 +66,16 @@ def page(
 
 
 def _members(sources: Sequence[Source]) -> str:
-    rows = [
-        f"| {version.name} | {version.ref} | `{version.digest[:12]}` "
-        f"| {'not known' if location is None else _link(location)} |"
-        for version, location in sources
-    ]
-    commands = [
-        f"$ reg add-{version.kind} {version.name} hf://{location}"
-        for version, location in sources
-        if location is not None
-    ]
-    console = "\n```console\n" + "\n".join(commands) + "\n```\n" if commands else ""
+    rows, commands = "", ""
+    for version, location in sources:
+        link = "not known" if location is None else _link(location)
+        rows += f"| {version.name} | {version.ref} | `{version.digest[:12]}` | {link} |\n"
+        if location is not None:
+            commands += f"$ reg add-{version.kind} {version.name} hf://{location}\n"
     return (
         "## Members\n\nVersions are numbered as in the registry that this was pushed from.\n\n"
-        "| expert | version | content digest | on the Hub |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" + console
+        f"| expert | version | content digest | on the Hub |\n|---|---|---|---|\n{rows}"
+        + (f"\n```console\n{commands}```\n" if commands else "")
     )
 
 

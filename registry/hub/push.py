@@ -34,7 +34,7 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
     """Push a composed folder (arguments and errors as in `Registry.push`)."""
     workspace.check_owner()
     target = _target(target)
-    license_id = None if license_id is None else _license(license_id)
+    license_id = _license(license_id)
     composed = ComposedFolder.read(Path(folder))
     digest = composed.digest
     _versions_of(workspace.catalog, composed)  # without the Hub, so first
@@ -60,9 +60,9 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
 
 def check_push(workspace: Workspace, plan: Plan, target: Target | str, license_id: str | None = None) -> None:
     """Check, before composing, that the result can be pushed (arguments and errors as in `Registry.check_push`)."""
-    chosen = None if license_id is None else _license(license_id)
+    license_id = _license(license_id)
     own = licenses_of(plan.members, plan.base).license
-    _check_license(own, chosen, plan.versions, ", ".join(plan.names))
+    _check_license(own, license_id, plan.versions, ", ".join(plan.names))
     check_account(_target(target))
 
 
@@ -80,16 +80,14 @@ def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibra
     workspace.home.work.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=workspace.home.work) as temporary:
         folder = Path(temporary) / "expert"
-        expert_manifest = expert_files.write_expert(
-            member, folder, calibration=calibration, progress=workspace.progress
-        )
-        page = expert_files.card(member, expert_manifest, target.repo_id, kept=calibration_kept)
+        manifest = expert_files.write_expert(member, folder, calibration=calibration, progress=workspace.progress)
+        page = expert_files.card(member, manifest, target.repo_id, kept=calibration_kept)
         commit = Commit(
             expert_files.outgoing(folder, page, workspace.progress),
             FILE_NAME,
-            expert_files.conflict_reason(version.name, expert_manifest.digest),
-            f"Expert {version.name}, {expert_manifest.digest[:12]}",
-            f"Pushed by expert-registry.\n\nexpert {expert_manifest.digest}",
+            expert_files.conflict_reason(version.name, manifest.digest),
+            f"Expert {version.name}, {manifest.digest[:12]}",
+            f"Pushed by expert-registry.\n\nexpert {manifest.digest}",
         )
         return _upload(workspace, target, commit, version.ref)
 
@@ -105,7 +103,9 @@ def _upload(workspace: Workspace, target: Target, commit: Commit, subject: str) 
     return pushed
 
 
-def _license(text: str) -> str:
+def _license(text: str | None) -> str | None:
+    if text is None:
+        return None
     check_spelling(check_license(text))
     return text.lower()
 
@@ -128,9 +128,8 @@ def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license
     card = composed.card if CARD in files else b""
     _check_license(license_of(card), license_id, versions, str(folder))
     if len(versions) < len(manifest.versions):
-        remark(
-            workspace.progress, f"not all members of {folder} are registered here, so its card omits their locations"
-        )
+        left_out = f"not all members of {folder} are registered here, so its card omits their locations"
+        remark(workspace.progress, left_out)
     evaluation = widest(workspace.catalog.evaluations(composed.digest), [member.name for member in manifest.members])
     sources = [source_of(workspace.catalog, version) for version in versions]
     outgoing_files = {path: Outgoing(folder / path, sha256) for path, sha256 in _sha256(composed, workspace).items()}
@@ -144,11 +143,7 @@ def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license
 
 
 def _sha256(composed: ComposedFolder, workspace: Workspace) -> dict[str, str]:
-    """Return file → SHA-256, which the Hub wants; a file of weights is read for it, and compared with its tree digest.
-
-    Raises:
-        CheckpointError: a file was changed since it was composed.
-    """
+    """Return file → SHA-256, which the Hub wants; files of weights are read for it (CheckpointError: changed)."""
     sizes = {name: (composed.path / name).stat().st_size for name in composed.files}
     digests = dict(composed.files)
     trees = {name: digest for name, digest in digests.items() if digest.startswith(PREFIX)}

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from store.catalog.array_links import add_arrays
+from store.catalog.array_links import add_arrays, made_from
 from store.catalog.integrity import composition_seal, evaluation_group, evaluation_seal
 from store.catalog.records import ArrayLink, CompositionRecord, EvaluationRecord, PushRecord, VersionRecord
 from store.catalog.tables import (
@@ -63,10 +63,7 @@ class Compositions(Transactions):
         """Return compositions, oldest first; all of them, or those made from any version in `containing`."""
         query = select(Composition).order_by(bytewise(Composition.created_at), bytewise(Composition.digest))
         if containing is not None:
-            made_from = select(CompositionMember.composition_digest).where(
-                CompositionMember.version_id.in_([version.id for version in containing])
-            )
-            query = query.where(Composition.digest.in_(made_from))
+            query = query.where(Composition.digest.in_(made_from(containing)))
         links = (
             select(CompositionMember.composition_digest, Expert.name, Version.number)
             .join(Version, Version.id == CompositionMember.version_id)
@@ -111,7 +108,8 @@ class Compositions(Transactions):
         with self._reading() as session:
             for subject, details in session.execute(query):
                 if subject in subjects:
-                    push = _push(read_document(details, f"a push of {subject}"))
+                    document = read_document(details, f"a push of {subject}")
+                    push = PushRecord(**{key: value for key, value in document.items() if key != "actor"})
                     commits_at.setdefault((push.repo, push.revision, push.endpoint), {})[push.commit] = None
         return [
             PushRecord(*target, commit)
@@ -154,8 +152,7 @@ class Compositions(Transactions):
         A version of the same content that stays keeps the evaluations that compare with it.
         """
         ids = [version.id for version in versions]
-        made_from = select(CompositionMember.composition_digest).where(CompositionMember.version_id.in_(ids))
-        affected = set(session.scalars(made_from))
+        affected = set(session.scalars(made_from(versions)))
         digests = {version.digest for version in versions}
         alike = select(Version.digest).where(Version.digest.in_(digests), Version.id.not_in(ids))
         digests -= set(session.scalars(alike.where(Version.state != "purged")))
@@ -190,7 +187,3 @@ class Compositions(Transactions):
                 )
                 for row in session.scalars(query)
             ]
-
-
-def _push(details: dict[str, Any]) -> PushRecord:
-    return PushRecord(**{key: value for key, value in details.items() if key != "actor"})
