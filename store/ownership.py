@@ -38,13 +38,7 @@ def check_owner(catalog: Catalog, store: ArrayStore) -> None:
 
 
 def claim(catalog: Catalog, store: ArrayStore) -> None:
-    """Check that the arrays of `store` belong to `catalog`, and write its id beside them.
-
-    The caller holds the registry's lock.
-
-    Raises:
-        ConflictError: the arrays belong to another catalog.
-    """
+    """Check the owner (errors as `check_owner`), and write its id to the arrays; the caller holds the registry's lock."""
     check_owner(catalog, store)
     if store.owner() != catalog.id:
         store.set_owner(catalog.id)

@@ -59,11 +59,7 @@ class DomainTexts:
 
 @dataclass
 class Examination:
-    """A model folder, which may come from anywhere.
-
-    Attributes:
-        perplexity: domain → perplexity, once it was computed.
-    """
+    """A model folder, which may come from anywhere; `perplexity` has domains once they were computed."""
 
     path: Path
     workspace: Workspace | None
@@ -250,12 +246,7 @@ BUILT_IN = {
 
 
 def domain_texts(folder: Examination) -> DomainTexts:
-    """Return the text of each domain.
-
-    Raises:
-        CalibrationError: a given file cannot be read, or holds no text.
-        CheckpointError: the tokenizer fails on it.
-    """
+    """Return the text of each domain (errors as `test_windows`)."""
     if folder.data:
         return DomainTexts(test_windows(folder.data, folder.path, folder.settings), "given")
     kept = {name: _kept(member, folder.settings) for name, member in folder.members.items()}

@@ -43,9 +43,7 @@ skipped = partial(Finding, "skipped")  # returns the finding that a check was no
 class Diagnosis:
     """All that was found in a folder.
 
-    Attributes:
-        perplexity: domain → perplexity, where it was computed.
-        again: the command to type if no finding has one.
+    `perplexity` has domains where it was computed; `again` is the command to type if no finding has one.
     """
 
     folder: Path

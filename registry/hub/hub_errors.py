@@ -28,9 +28,7 @@ def translate_error(target: Target, error: Exception, state: str) -> RegError:
     from huggingface_hub import errors
 
     chain = _chain(error)
-    if "Invalid metadata in README.md" in str(
-        error
-    ):  # raised by create_commit, after an earlier check accepted the card
+    if "Invalid metadata in README.md" in str(error):  # by create_commit, though a check accepted the card before
         return bad_card(str(error).partition("\n")[2], state)
     hub, text = endpoint(), " ".join(map(str, chain))
     answered = next((cause for cause in chain if getattr(cause, "response", None) is not None), None)

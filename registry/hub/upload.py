@@ -86,14 +86,7 @@ def upload(target: Target, commit: Commit, on_start: Callable[[], None], progres
 
 
 class _Remote:
-    """A target on the Hub, and its state.
-
-    Attributes:
-        exists: the repository exists.
-        head: the commit that the branch points at; None if the branch does not exist.
-        files: all files of the branch, by path.
-        state: a description of the state, for messages.
-    """
+    """A target on the Hub: the commit of its branch (None: there is no branch), its files, and its state in words."""
 
     def __init__(self, target: Target) -> None:
         from huggingface_hub import HfApi

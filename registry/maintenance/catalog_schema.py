@@ -52,13 +52,7 @@ def upgrade(
 def copy(source: str, target: str, home: str | os.PathLike[str] | None = None) -> copying.Copied:
     """Copy a catalog to another database, in one transaction there, while nobody else may write to it.
 
-    Args:
-        source: the SQLAlchemy URL of the catalog.
-        target: the SQLAlchemy URL of an empty database.
-        home: the home of the registry, whose lock is held; not needed of a SQLite catalog in its home.
-
-    Raises:
-        RegError: as `store.catalog.copying.copy`.
+    The lock of `home` is held, which is not needed of a SQLite catalog in its home (errors as `copying.copy`).
     """
     engine, location = make_engine(source), Home.locate(home, source)
     engine.dispose()

@@ -32,8 +32,7 @@ class Garbage:
     """Files that neither a version nor a running command needs, and their sizes on disk in bytes.
 
     Attributes:
-        digests: arrays, on disk or in the catalog.
-        nbytes: their size.
+        digests: arrays, on disk or in the catalog; `nbytes` is their size.
         passes: interrupted forward passes and trainings of routers.
         merged: adapters merged into their base models by interrupted registrations.
         work: temporary models of interrupted compositions.
@@ -73,13 +72,7 @@ def delete_work_of(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[
 
     Interrupted passes over other weights stay, so that they can resume. A running pass over these weights is no longer
     saved. A model that another process uses stays until that process ends: the process deletes it, or, after a crash,
-    the next purge or `reg gc` does.
-
-    Returns:
-        The deleted paths, and one line for each path that could not be deleted.
-
-    Raises:
-        StorageError: a file cannot be deleted.
+    the next purge or `reg gc` does. The deleted paths are returned, and a line for each that stays (errors: `remove`).
     """
     digests = {version.digest for version in versions}
     digests |= {str(version.content["weights"]) for version in versions if version.content is not None}
@@ -133,12 +126,9 @@ def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
 
 
 def delete_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run: bool) -> Garbage:
-    """Delete leftovers of interrupted commands, the cache, and summaries of inactive versions.
+    """Delete leftovers of interrupted commands, the cache, and summaries of inactive versions; add them to `garbage`.
 
     Files of running processes stay. With `dry_run` nothing is deleted.
-
-    Returns:
-        `garbage`, with the leftovers added.
     """
     passes, merged, work = (
         [work_dir.path for work_dir in work_dirs_in(folder) if _is_abandoned(work_dir)]

@@ -77,11 +77,7 @@ def _heirs(
 
 
 def _shares(workspace: Workspace, version: VersionRecord, composition: CompositionRecord) -> dict[str, float]:
-    """Return name → share of the version's text, of the members that remain.
-
-    Raises:
-        RegError: the rest cannot be composed, or has no counts of tokens.
-    """
+    """Return name → share of the version's text, of the members that remain (RegError: they cannot be composed)."""
     label = f"composition {composition.digest[:12]}"
     manifest = replace(CompositionManifest.from_document(composition.document, label), parent=None)
     rest = [member for member in manifest.members if member.name != version.name]

@@ -51,11 +51,9 @@ class Recomposed:
 
 @dataclass(frozen=True)
 class Affected:
-    """A composition that a withdrawn version was in.
+    """A composition that a withdrawn version was in, and the folders that contain the version until they are deleted.
 
-    Attributes:
-        folders: the folders that it was written to, which contain the version until they are deleted.
-        recomposed: the composition without the version; None if no member remains or it cannot be composed.
+    `recomposed` is the composition without it; None if no member remains or it cannot be composed.
     """
 
     digest: str

@@ -28,13 +28,7 @@ _SINCE = (
 
 @dataclass
 class ReceiptCheck:
-    """The result of verifying a receipt.
-
-    Attributes:
-        problems: one line for each contradiction to the receipt; empty if it holds.
-        remedies: one line for each remedy of the problems.
-        notes: later changes that do not contradict the receipt.
-    """
+    """The result of verifying a receipt: a line for each contradiction, for each remedy, and for each later change."""
 
     receipt: Receipt
     problems: list[str] = field(default_factory=list)

@@ -29,21 +29,18 @@ class OptOut:
     """The result of opting out, or what it would be.
 
     Attributes:
-        versions: the current records of the versions.
-        withdrew: those of them that were active before.
+        withdrew: those of the versions that were active before.
         deleted: those of them that were not purged before.
         compositions: compositions ever made from any of them; their folders still hold the weights.
         pushes: pushes to the Hub of the versions, and of compositions made from them.
-        deleted_digests: deleted arrays, including leftovers of earlier crashes.
-        deleted_bytes: their size on disk.
+        deleted_digests: deleted arrays, including leftovers of earlier crashes; `deleted_bytes` is their size on disk.
         shared_digests: arrays that stay because another version uses them.
-        cleared: paths of other deleted files: leftovers of interrupted commands, and copies of the catalog that
-            upgrades made.
+        cleared: paths of leftovers of interrupted commands, and of copies of the catalog, that were deleted.
         remains: one line for each file that another process uses and that could not be deleted yet.
         trained_together: active versions whose weights were trained together with any of them, as of a soup or a SIMoE.
+        heirs: who would get its tokens; of an opt-out that was only asked about.
         old_versions: one line if a bucket keeps old versions of what was deleted.
         beyond: where the catalog's deleted rows may be that the registry cannot reach; None if nowhere.
-        heirs: who would get its tokens; of an opt-out that was only asked about.
     """
 
     versions: tuple[VersionRecord, ...]

@@ -238,11 +238,7 @@ class ArrayStore(ABC):
 
 
 def key_of(digest: str) -> str:
-    """Return the folder of an array below a place; a key of objects begins so.
-
-    Raises:
-        DamagedError: `digest` is not a digest, so no path may be built from it.
-    """
+    """Return the folder of an array below a place, with which keys begin (DamagedError: it is not a digest)."""
     if not is_digest(digest):
         raise DamagedError(f"{digest[:80]!r} is not the digest of an array", "reg verify")
     return f"{digest[:2]}/{digest}"

@@ -90,12 +90,7 @@ def open_chunk(path: Path, layout: Layout, number: int) -> FileIO:
 
 
 def encoded_files(layout: Layout, blocks: Iterator[Block]) -> Iterator[tuple[str, list[bytes | memoryview]]]:
-    """Yield the name and the bytes, in parts, of each chunk of an array.
-
-    Args:
-        layout: the layout of the array.
-        blocks: the rows of each chunk in turn, in little-endian order.
-    """
+    """Yield name and bytes, in parts, of each chunk of an array; `blocks` are its rows in little-endian order."""
     for number, block in enumerate(blocks):
         padding = bytes((layout.height - len(block)) * layout.row_bytes)
         data = block.data.cast("B")
@@ -113,12 +108,9 @@ def encoded_layout(layout: Layout) -> bytes:
 
 
 def write_array(folder: Path, layout: Layout, blocks: Iterator[Block]) -> None:
-    """Write an array to an empty folder, and flush its files and the folder to disk (arguments as `encoded_files`).
+    """Write an array to an empty folder, and flush its files and the folder to disk (OSError: the disk refuses).
 
     Files are flushed one by one, so that several threads can write several arrays at once.
-
-    Raises:
-        OSError: the disk is full or refuses.
     """
     _write(folder / DESCRIPTION, encoded_layout(layout))
     for name, parts in encoded_files(layout, blocks):
@@ -127,11 +119,7 @@ def write_array(folder: Path, layout: Layout, blocks: Iterator[Block]) -> None:
 
 
 def decoded(layout: Layout, data: bytes) -> Block:
-    """Return the rows of a chunk of the declared size, its padding too, in little-endian order.
-
-    Raises:
-        ValueError, RuntimeError: it is damaged.
-    """
+    """Return the rows of a chunk, its padding too, in little-endian order (ValueError, RuntimeError: it is damaged)."""
     import numpy as np
 
     block = np.empty((layout.height, *layout.shape[1:]), np.dtype(CARRIERS[layout.dtype][0]).newbyteorder("<"))
@@ -145,13 +133,7 @@ def decoded(layout: Layout, data: bytes) -> Block:
 
 
 def decoded_chunks(files: ArrayFiles) -> Iterator[Block]:
-    """Yield the rows of each chunk of an array, compressed or not, in its carrier dtype.
-
-    Raises:
-        OSError: a chunk is absent.
-        ValueError, RuntimeError: a chunk is damaged.
-        StorageError: a chunk cannot be fetched.
-    """
+    """Yield the rows of each chunk, compressed or not, in its carrier dtype (errors as `opened` and `decoded`)."""
     layout = files.layout
     for number, file in enumerate(files.open_all()):  # which checks the size that a chunk declares
         block = decoded(layout, file.read() or b"")
@@ -159,13 +141,7 @@ def decoded_chunks(files: ArrayFiles) -> Iterator[Block]:
 
 
 def raw_blocks(files: ArrayFiles, rows: int) -> Iterator[Block]:
-    """Yield an uncompressed array in its carrier dtype, at most `rows` at a time, unchecked.
-
-    Every file begins a new block.
-
-    Raises:
-        OSError: a file is absent, ends early, or has the wrong length or type.
-    """
+    """Yield an uncompressed array in its carrier dtype, `rows` of a file at a time (errors as `opened` and `fill`)."""
     import numpy as np
 
     layout = files.layout
@@ -177,12 +153,7 @@ def raw_blocks(files: ArrayFiles, rows: int) -> Iterator[Block]:
 
 
 def blocks_of_rows(files: ArrayFiles, rows: int) -> Iterator[Block]:
-    """Yield blocks as `raw_blocks`, and check them after the last.
-
-    Raises:
-        DamagedError: the bytes do not match the digest.
-        StorageError: a file cannot be fetched.
-    """
+    """Yield blocks as `raw_blocks`, and check them after the last (errors as `checked`)."""
     layout = files.layout
     return checked(files.digest, layout.dtype, layout.shape, raw_blocks(files, rows), files.drop)
 

@@ -235,14 +235,10 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
         with self._writing() as session:
             seals.check_name(session, version.name)
             row = self._active(session, version)
-            existing = session.get(Alias, (row.expert_id, alias))
-            before = None
-            if existing is None:
-                session.add(Alias(expert_id=row.expert_id, name=alias, version_id=row.id))
-            else:
-                number = session.scalar(select(Version.number).where(Version.id == existing.version_id))
-                before = f"{version.name}@{number}"
-                existing.version_id = row.id
+            existing, before = session.get(Alias, (row.expert_id, alias)), None
+            if existing is not None:
+                before = f"{version.name}@{session.get_one(Version, existing.version_id).number}"
+            session.merge(Alias(expert_id=row.expert_id, name=alias, version_id=row.id))
             rows = seals.seals_of(session, names={version.name: row.expert_id})
             log(session, "alias", version.ref, alias=alias, before=before, rows=rows)
             return before
@@ -250,13 +246,11 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
     def delete_alias(self, name: str, alias: str) -> None:
         """Delete `name@alias`, if it exists."""
         with self._writing() as session:
-            row = session.scalar(
-                select(Alias).join(Expert, Expert.id == Alias.expert_id).where(Expert.name == name, Alias.name == alias)
-            )
+            query = select(Alias).join(Expert, Expert.id == Alias.expert_id)
+            row = session.scalar(query.where(Expert.name == name, Alias.name == alias))
             if row is not None:
-                expert = row.expert_id
                 session.delete(row)
-                rows = seals.seals_of(session, names={name: expert})
+                rows = seals.seals_of(session, names={name: row.expert_id})
                 log(session, "alias", name, alias=alias, deleted=True, rows=rows)
 
     # -- opting out --------------------------------------------------------------------------------------------------

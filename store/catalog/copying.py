@@ -33,10 +33,7 @@ def copy(source: str, target: str, lock: Path) -> Copied:
     """Copy the catalog in the database `source` to `target`, which holds none or an empty one.
 
     The rows, their digests and the log's chain are compared before the copy is committed: it is there as a whole, or
-    not at all.
-
-    Args:
-        lock: the file of the registry's lock, where the database has no locks of its own.
+    not at all. `lock` is the file of the registry's lock, where the database has no locks of its own.
 
     Raises:
         NotFoundError: `source` holds no catalog.
@@ -69,11 +66,14 @@ def copy(source: str, target: str, lock: Path) -> Copied:
 def _copy(reading: Connection, writing: Connection) -> Copied:
     source, target = place_of(reading.engine), place_of(writing.engine)
     schema.migrate(writing)
-    _check_empty(writing, target)
-    writing.execute(delete(Identity))  # of the catalog that was just made
-    rows = {}
     for table in Base.metadata.sorted_tables:
-        rows[table.name] = _copy_table(reading, writing, table)
+        if table is not Identity.__table__ and writing.scalar(select(func.count()).select_from(table)):
+            raise ConflictError(
+                f"the database {target} holds a catalog already, with rows in {table.name}",
+                "name an empty database as the target",
+            )
+    writing.execute(delete(Identity))  # of the catalog that was just made
+    rows = {table.name: _copy_table(reading, writing, table) for table in Base.metadata.sorted_tables}
     _set_sequences(writing)
     with Session(reading) as old, Session(writing) as new:
         before, after = chain_of(old), chain_of(new)
@@ -111,13 +111,4 @@ def _set_sequences(connection: Connection) -> None:
             connection.execute(
                 text("SELECT setval(pg_get_serial_sequence(:table, :column), :last)"),
                 {"table": table.name, "column": key.name, "last": last},
-            )
-
-
-def _check_empty(connection: Connection, place: str) -> None:
-    for table in Base.metadata.sorted_tables:
-        if table is not Identity.__table__ and connection.scalar(select(func.count()).select_from(table)):
-            raise ConflictError(
-                f"the database {place} holds a catalog already, with rows in {table.name}",
-                "name an empty database as the target",
             )
