@@ -126,11 +126,7 @@ def open_store(url: str) -> "ObjectStore":
             retry_config={
                 "max_retries": RETRIES,
                 "retry_timeout": timedelta(seconds=min(RETRY_SECONDS, 4 * seconds)),
-                "backoff": {
-                    "init_backoff": timedelta(seconds=0.1),
-                    "max_backoff": timedelta(seconds=10),
-                    "base": 2,
-                },
+                "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
             },
         )
     except (BaseError, ValueError) as error:

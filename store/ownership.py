@@ -38,7 +38,7 @@ def check_owner(catalog: Catalog, store: ArrayStore) -> None:
 
 
 def claim(catalog: Catalog, store: ArrayStore) -> None:
-    """Check the owner (errors as `check_owner`), and write its id to the arrays; the caller holds the registry's lock."""
+    """Check the owner (errors as `check_owner`), and note its id there; the caller holds the registry's lock."""
     check_owner(catalog, store)
     if store.owner() != catalog.id:
         store.set_owner(catalog.id)

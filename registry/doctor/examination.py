@@ -309,14 +309,14 @@ def _built_in(folder: Examination) -> dict[str, Calibration]:
             files[domain] = [path]
         texts = test_windows(files, folder.path, folder.settings)
     unknown = getattr(folder.tokenizer, "unk_token_id", None)
-    known = {domain: text for domain, text in texts.items() if unknown is None or _share(text, unknown) < _UNKNOWN}
+    known = {
+        domain: text
+        for domain, text in texts.items()
+        if unknown is None or int((text.ids == unknown).sum()) / text.tokens < _UNKNOWN
+    }
     if not known:
         raise CalibrationError(
             "its vocabulary is not that of a natural language, so no built-in text can be read",
             f"give text of its own: reg doctor {folder.quoted} --data DOMAIN=FILE",
         )
     return known
-
-
-def _share(text: Calibration, token: int) -> float:
-    return int((text.ids == token).sum()) / text.tokens

@@ -74,16 +74,7 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
         yield None
         return
     with _resumed(above, key, holds) as folder:
-        if folder is None:
-            yield None
-            return
-        file = folder / "state.safetensors"
-        try:
-            yield file
-            file.unlink(missing_ok=True)
-        finally:
-            if not file.exists():
-                shutil.rmtree(folder, ignore_errors=True)
+        yield None if folder is None else folder / "state.safetensors"
 
 
 @contextmanager
@@ -97,25 +88,18 @@ def resumable_folder(above: Path | None, key: str, holds: Collection[str]) -> It
     Raises:
         StorageError: the folder cannot be written, or the disk refused a file in it.
     """
-    if above is None:
-        with temporary_folder() as folder:
+    with temporary_folder() if above is None else _resumed(above, key, holds, or_new=True) as folder:
+        assert folder is not None
+        with writing(folder):
             yield folder
-        return
-    with _resumed(above, key, holds, or_new=True) as held:
-        assert held is not None
-        is_complete = False
-        try:
-            with writing(held):
-                yield held
-            is_complete = True
-        finally:
-            if is_complete or not any(path.name != _HELD for path in held.glob("*")):
-                shutil.rmtree(held, ignore_errors=True)
 
 
 @contextmanager
 def _resumed(above: Path, key: str, holds: Collection[str], *, or_new: bool = False) -> Iterator[Path | None]:
-    """Create and lock a pass's folder; if another process has locked it, yield None, or with `or_new` a new folder."""
+    """Create and lock a pass's folder, which stays after an error if anything was left in it.
+
+    If another process has locked it, yield None, or with `or_new` a new folder.
+    """
     folder = above / key
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,9 +112,13 @@ def _resumed(above: Path, key: str, holds: Collection[str], *, or_new: bool = Fa
     if descriptor is None:
         yield None
         return
+    is_complete = False
     try:
         yield folder
+        is_complete = True
     finally:
+        if is_complete or not any(path.name != _HELD for path in folder.glob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 

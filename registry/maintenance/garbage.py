@@ -11,7 +11,7 @@ from registry.home import Home
 from registry.io.work_dirs import WorkDir, remove, work_dirs_in
 from registry.registration.summary_store import strays_in
 from registry.workspace import Workspace
-from store.catalog import Catalog, EventRecord, VersionRecord
+from store.catalog import Catalog, VersionRecord
 from store.lock import exclusive
 from store.ownership import check_owner, claim
 
@@ -162,14 +162,11 @@ def _strays(home: Home, catalog: Catalog) -> list[Path]:
 
 
 def _is_abandoned(work_dir: WorkDir) -> bool:
-    if work_dir.is_held is None:
-        is_pass = work_dir.path.suffix == ".safetensors"  # the saved pass of an early version of this program
-        return is_pass or _is_stale(work_dir.path)
-    return not work_dir.is_held
-
-
-def _is_stale(path: Path) -> bool:
-    """Return True if the file or folder `path` has not changed for `STALE_SECONDS`."""
+    path = work_dir.path
+    if work_dir.is_held is not None:
+        return not work_dir.is_held
+    if path.suffix == ".safetensors":  # the saved pass of an early version of this program
+        return True
     try:
         return max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < time.time() - STALE_SECONDS
     except FileNotFoundError:  # its command has just ended
@@ -211,7 +208,10 @@ def follow_opt_outs(workspace: Workspace) -> None:
             delete_summaries(home, catalog)
         if purges := [event for event in opt_outs if event.action == "purge"]:
             _delete_passes(workspace)
-            _delete_chunks(workspace, purges)
+            needed = catalog.referenced()
+            # A command that is running would otherwise make copies of deleted arrays again.
+            workspace.arrays.drop_copies_of({digest for one in purges for digest in one.details["deleted"]} - needed)
+            workspace.arrays.keep_copies_of(needed)
         if opt_outs or newest[0] >= last[0] + EVENTS:
             home.log_seen.write_text(f"{newest[0]} {newest[1]}\n")
 
@@ -230,13 +230,6 @@ def _delete_passes(workspace: Workspace) -> None:
     for work_dir in work_dirs_in(home.partial):
         if not work_dir.is_held and not work_dir.holds <= known:
             remove(work_dir.path)
-
-
-def _delete_chunks(workspace: Workspace, purges: list[EventRecord]) -> None:
-    """Delete copies of deleted arrays, which a command that is running would otherwise make again."""
-    needed = workspace.catalog.referenced()
-    workspace.arrays.drop_copies_of({digest for event in purges for digest in event.details["deleted"]} - needed)
-    workspace.arrays.keep_copies_of(needed)
 
 
 def _seen(path: Path) -> tuple[int, str]:

@@ -1,7 +1,7 @@
 """Opting versions out, the consequences of it, and the compositions that it concerns."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,9 +26,8 @@ def opt_out(
     versions = versions_matching(workspace.catalog, ref)
     if dry_run:
         return consequences(workspace, versions, purge=purge)
-    with ExitStack() as stack:
-        write = None if receipt is None else stack.enter_context(receipt_file(Path(receipt), ref))
-        stack.enter_context(workspace.catalog.lock(f"opting {ref} out"))
+    reserved = nullcontext() if receipt is None else receipt_file(Path(receipt), ref)
+    with reserved as write, workspace.catalog.lock(f"opting {ref} out"):
         result = withdraw(workspace, versions, purge=purge)
         if write is not None:
             write(make_receipt(workspace, result))

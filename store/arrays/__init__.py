@@ -9,7 +9,7 @@ from store.arrays.content_digest import Block as Block
 from store.arrays.content_digest import new_hash as new_hash
 from store.arrays.content_digest import unreadable as unreadable
 from store.arrays.folder_arrays import FolderArrays as FolderArrays
-from store.arrays.place import open_arrays as open_arrays
+from store.arrays.object_arrays import open_arrays as open_arrays
 from store.arrays.source import ArraySource as ArraySource
 from store.arrays.source import digest_of as digest_of
 from store.arrays.source import rows_per_block as rows_per_block

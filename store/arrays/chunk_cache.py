@@ -97,10 +97,6 @@ class ChunkCache:
         """Return the digests of arrays of which there are copies."""
         return sorted(name for begin in _names(self.folder) if len(begin) == 2 for name in _names(self.folder / begin))
 
-    def nbytes(self) -> int:
-        """Return the bytes of all copies."""
-        return sum(size for _, size, _ in self._files())
-
     def _mark(self, digest: str) -> Path:
         return self.folder / _GONE / digest
 

@@ -176,9 +176,7 @@ def flush(path: Path) -> None:
 
 
 def _write(file: Path, *parts: bytes | memoryview) -> None:
-    with file.open("xb", buffering=0) as stream:
-        for part in parts:
-            rest = memoryview(part)
-            while len(rest):
-                rest = rest[stream.write(rest) :]
+    with file.open("xb") as stream:
+        stream.writelines(parts)
+        stream.flush()
         os.fsync(stream.fileno())

@@ -13,16 +13,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 from store.arrays.array_store import OWNER_BYTES, OWNER_FILE, ArrayStore, is_digest, key_of
-from store.arrays.chunk_cache import ChunkCache
+from store.arrays.chunk_cache import ChunkCache, cache_bytes
 from store.arrays.chunk_files import ArrayFiles, decoded, encoded_files, encoded_layout, open_chunk
 from store.arrays.content_digest import damaged, little_endian
+from store.arrays.folder_arrays import FolderArrays
 from store.arrays.source import ArraySource, rows_per_block
 from store.arrays.zarr_layout import DESCRIPTION, DESCRIPTION_BYTES, ChunkFile, Layout, check_chunk, parse_layout
 from store.bucket import Bucket
 from store.errors import ConflictError, NotFoundError
+from store.object_store import is_url
 
 AHEAD_BYTES, AHEAD_CHUNKS = 64 * 2**20, 4
 """Bytes and number of chunks of one array that are fetched or written at once, at most."""
@@ -192,6 +195,20 @@ class _ObjectFiles(ArrayFiles):
         """Delete the copies, which may be damaged where the bucket is not."""
         if self._cache is not None:
             self._cache.drop(self.digest)
+
+
+def open_arrays(place: str | Path, cache: Path | None = None) -> ArrayStore:
+    """Return the array store of a folder, or of the URL of a bucket with a prefix; nothing is read or made there yet.
+
+    `cache` is the folder for copies of chunks of a bucket; None keeps none.
+
+    Raises:
+        InvalidInputError: the URL is not that of a bucket, or the size of the cache is not a number.
+        StorageError: the library for object stores is not installed, or its settings are wrong.
+    """
+    if not is_url(str(place)):
+        return FolderArrays(Path(place))
+    return ObjectArrays(str(place), None if cache is None else ChunkCache(cache, cache_bytes()))
 
 
 def _is_chunk(found: bytes | None, layout: Layout, number: int, data: bytes | memoryview) -> bool:

@@ -6,7 +6,7 @@ from the beginning, are detected by comparison with a digest kept elsewhere, suc
 
 from contextlib import closing
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from store.catalog.records import Chain, EventRecord
@@ -32,7 +32,8 @@ class Events(Transactions):
         """
         query = select(Event).order_by(Event.id.desc())
         if subject is not None:
-            query = query.where((Event.subject == subject) | _begins_with(f"{subject}@"))
+            versions = func.substr(Event.subject, 1, len(subject) + 1) == f"{subject}@"  # LIKE may ignore case
+            query = query.where((Event.subject == subject) | versions)
         if before is not None:
             query = query.where(Event.id < before)
         if limit is not None:
@@ -79,10 +80,6 @@ def chain_of(session: Session) -> Chain:
                 return Chain(count, head, f"event {row.id} ({row.action} {row.subject}, {row.at})")
             head, count = digest, count + 1
     return Chain(count, head)
-
-
-def _begins_with(text: str) -> ColumnElement[bool]:
-    return func.substr(Event.subject, 1, len(text)) == text  # LIKE would ignore case in some databases
 
 
 def _event(row: Event) -> EventRecord:

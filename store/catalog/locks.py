@@ -75,8 +75,10 @@ class AdvisoryLocks(Locks):
     def hold(self, action: str, *, shared: bool = False) -> Iterator[None]:
         """Hold the lock until the block ends or the connection is lost."""
         with self._acquired(REGISTRY, action, shared=shared) as (connection, key):
+            # Wait until no transaction of a writer that lost the lock is open, where there is a catalog.
             with translated(self._engine):
-                _wait_for_writers(connection)
+                if connection.execute(text("SELECT to_regclass('registry')")).scalar_one() is not None:
+                    connection.exec_driver_sql("SELECT id FROM registry FOR UPDATE").close()
             self._held.append((connection, key))
             try:
                 yield
@@ -92,8 +94,11 @@ class AdvisoryLocks(Locks):
     @contextmanager
     def _acquired(self, name: str, action: str, *, shared: bool = False) -> Iterator[tuple[Connection, int]]:
         """Acquire the lock of a name, and yield its connection and key."""
+        # Each statement is a transaction of its own: an open one would hold back vacuum.
+        application = f"reg, {actor()}: {action}".encode("ascii", "replace")[:_NAME_BYTES].decode()
+        url, options = self._engine.url, {"poolclass": NullPool, "isolation_level": "AUTOCOMMIT"}
         with translated(self._engine):
-            connection = self._connect(f"reg, {actor()}: {action}")
+            connection = create_engine(url, connect_args=arguments(url, application), **options).connect()
         try:
             with translated(self._engine):
                 key = _key(connection, name)
@@ -138,13 +143,6 @@ class AdvisoryLocks(Locks):
         found: list[tuple[Connection, int]] = self._mine.held
         return found
 
-    def _connect(self, application: str) -> Connection:
-        """Return a connection whose statements are transactions of their own: an open one would hold back vacuum."""
-        name = application.encode("ascii", "replace")[:_NAME_BYTES].decode()
-        url = self._engine.url
-        apart = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=arguments(url, name))
-        return apart.connect()
-
 
 def locks_of(engine: Engine, path: Path) -> Locks:
     """Return the registry's lock: that of the database where it has one, else the file `path`."""
@@ -167,12 +165,6 @@ def _acquire(connection: Connection, key: int, *, shared: bool) -> bool:
             connection.exec_driver_sql(f"SET lock_timeout = {int(lock.WAIT_SECONDS * 1000)}")
             return True
     return False
-
-
-def _wait_for_writers(connection: Connection) -> None:
-    """Wait until no transaction of a writer that lost the lock is open, where there is a catalog."""
-    if connection.execute(text("SELECT to_regclass('registry')")).scalar_one() is not None:
-        connection.exec_driver_sql("SELECT id FROM registry FOR UPDATE").close()
 
 
 def _holders(connection: Connection, key: int) -> str:
