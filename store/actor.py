@@ -6,7 +6,6 @@ from store.errors import InvalidInputError
 
 ACTOR_VARIABLE = "REG_ACTOR"
 CHARACTERS = 100  # maximum length of an actor
-
 UNKNOWN = "unknown"
 
 

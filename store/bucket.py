@@ -27,7 +27,6 @@ AT_ONCE = 4  # parts or ranges on their way at a time
 RANGE_BYTES = 8 * 2**20  # bytes of a ranged read; larger objects that are read as a whole are read by several at once
 CREATES = 3  # tries of a conditional create that times out, which the library does not repeat: the object may be there
 PROBE = ".reg-"  # the beginning of the names of objects that only try whether one can be written
-
 _COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
 
 
@@ -56,9 +55,8 @@ class Bucket:
         """Return key → bytes of the objects directly below the URL, and the prefixes that hold more objects."""
         with storage_errors(self.url, "cannot be listed"):
             found = self._store.list_with_delimiter()
-        return {entry["path"]: entry["size"] for entry in found["objects"] if entry["path"]}, [
-            *found["common_prefixes"]
-        ]
+        sizes = {entry["path"]: entry["size"] for entry in found["objects"] if entry["path"]}
+        return sizes, [*found["common_prefixes"]]
 
     def walk(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """Yield key and bytes of all objects below a prefix."""

@@ -1,7 +1,15 @@
 """Digests: SHA-256 over bytes that are the same on every machine."""
 
 import json
+import re
 from typing import Any
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def is_digest(value: object) -> bool:
+    """Tell whether a value is a SHA-256 in lower-case hexadecimal digits."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def canonical_json(value: Any) -> str:

@@ -18,7 +18,6 @@ from xml.etree import ElementTree
 
 SECONDS = 20.0  # seconds that a request may take
 MOST_BYTES = 2**24  # bytes of an answer that are read at most: a list of 1,000 uploads has less
-
 _EMPTY = hashlib.sha256(b"").hexdigest()
 
 

@@ -25,15 +25,11 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az", "memory")
-
 RETRIES = 8  # repetitions of a request that failed for the moment
 RETRY_SECONDS = 60.0  # seconds after which a request is not repeated
 REQUEST_SECONDS = 120.0  # seconds that one request may take, with its body; `REG_STORAGE_TIMEOUT` sets another number
-
 CONNECT_SECONDS = 5.0
-
 INSTALL = "pip install 'expert-registry[s3]'"
-
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#\s]+)((?:/[^?#\s]*)?)")
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL",

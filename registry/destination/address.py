@@ -13,11 +13,12 @@ from registry.errors import CheckpointError, DamagedError, StorageError
 from registry.home import Home
 from registry.io.model_folder import MARKER
 from registry.io.tree_digest import PREFIX, TreeHash
-from registry.io.untrusted import is_digest, is_plain, json_object
+from registry.io.untrusted import is_plain, json_object
 from registry.io.work_dirs import temporary_folder, working_folder
 from registry.progress import Advance, Progress
 from registry.workspace import PathLike
 from store.bucket import Bucket, url_of
+from store.digest import is_digest
 from store.object_store import is_url
 from store.permissions import writing
 

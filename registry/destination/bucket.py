@@ -45,7 +45,6 @@ from store.bucket import PROBE, Bucket
 PARTIAL = "composition.partial.json"  # says that a composition is being written, or was interrupted
 LAST = (INDEX, CONFIG, MARKER)  # written last and deleted first, in reverse: what a reader opens to find the rest
 _MAPPED = 2**20  # bytes from which on memory is returned when it is freed; parts of uploads have 8 MiB
-
 _OTHER = "name another prefix with --out"
 
 

@@ -15,7 +15,6 @@ from registry.io.shard_writer import Shard, write_shards
 from registry.progress import Advance
 
 CONFIG = "config.json"
-
 Render = Callable[[Sequence[Shard], Advance], list[str]]  # writes files of weights, and returns the tree digest of each
 
 

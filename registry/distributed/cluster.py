@@ -19,7 +19,6 @@ from registry.progress import Progress, remark
 
 LOCAL = "local"  # the address of a cluster on this machine, which ends with the command
 RETRIES = 3  # times that a task runs again after its process or node was lost
-
 OBJECT_BYTES = 128 * 2**20
 """Memory for objects of a cluster on this machine: tasks exchange files, and tokens alone are objects."""
 
@@ -32,7 +31,6 @@ https://github.com/ray-project/ray/issues/54846
 """
 
 LOST_SECONDS = 60.0  # seconds without a node that could run a task, after which a step is given up
-
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*"}
 """Variables that Ray reads when it is imported: it reports nothing, and prints nothing to stdout, where results go."""
 
@@ -61,11 +59,7 @@ class Cluster:
         return {str(node["NodeManagerHostname"]) for node in _nodes()}
 
     def device(self, named: str | None) -> str:
-        """Return the device that tasks compute on: the named one, a GPU if they take one, else the processor.
-
-        Raises:
-            InvalidInputError: a GPU is named, and tasks take none.
-        """
+        """Return the device of tasks: `named`, else a GPU if they take one (InvalidInputError: they take none)."""
         if named is not None and named.startswith("cuda") and not self.gpus:
             raise InvalidInputError(f"tasks take no GPU, and --device is {named}", "add --num-gpus 1")
         return named or ("cuda" if self.gpus else "cpu")
@@ -190,8 +184,7 @@ def connect(address: str, *, gpus: float = 0.0) -> Iterator[Cluster]:
         gpus: GPUs that each task takes.
 
     Raises:
-        StorageError: Ray is not installed.
-        ClusterError: there is no cluster at the address.
+        StorageError, ClusterError: Ray is not installed, or there is no cluster at the address.
     """
     if importlib.util.find_spec("ray") is None:
         raise StorageError("--ray needs Ray, which is not installed", "run: pip install 'expert-registry[ray]'")

@@ -20,7 +20,6 @@ from registry.errors import ClusterError, RegError
 from registry.progress import Advance
 
 _SECONDS = 0.25  # between two reports of a task
-
 _VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
 """Environment variables that choose among the instructions of a processor."""
 

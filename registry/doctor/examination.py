@@ -36,16 +36,12 @@ ADDED = "is not a file of the composition"
 """End of the line on a file that was put into the folder later, which breaks nothing."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes, in the spelling of safetensors, whose values are weights as they are
-
 WINDOWS, SEQ_LEN = 8, 128
 """Windows of a domain, and tokens in one: enough to tell a broken model, and seconds for a small one."""
 
 CHEAP = 2**29  # parameters of a member up to which it is loaded from the registry
-
 _SAMPLED_TOKENS = 256
-
 _UNKNOWN = 0.5  # share of unknown tokens from which on a built-in text says nothing about a model
-
 Source = Literal["given", "kept", "sampled", "built-in"]
 
 

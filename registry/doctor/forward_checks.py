@@ -206,7 +206,6 @@ def _cause(exam: Examination) -> str:
 
 
 _DOMAINS, _PROMPT, _NEW = 8, 16, 24  # most domains, tokens of the prompt, and tokens that are written after it
-
 _CHECKED = 64  # tokens on which logits are checked; any other that is not finite shows in the perplexity
 _REPEATED = 16  # last tokens that are all the same in a loop of one token
 _UNPRINTABLE = 0.5  # share of characters that cannot be shown from which on a text is no text

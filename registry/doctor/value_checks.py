@@ -29,7 +29,6 @@ from store.arrays import rows_per_block
 
 _PEERS = 4  # tensors of one role from which on the size of one is compared with the others'
 _FAR = 100.0  # ratio of a tensor's size to that of its peers from which on it is remarked on
-
 _DIVERGED = "merge from checkpoints before the training diverged; a merge itself diverges with too large a weight"
 _ZERO = "look for it in the members that were merged, and merge again"
 

@@ -41,11 +41,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, *, revision: str | None = None, **options: bool) -> "Target":
-        """Parse `ORG/NAME` or `hf://ORG/NAME`, with an optional `@REVISION`; the options are the attributes.
-
-        Raises:
-            InvalidInputError: `text` is malformed, or two revisions are given.
-        """
+        """Parse `ORG/NAME` or `hf://ORG/NAME`, with or without `@REVISION` (InvalidInputError: malformed, or two)."""
         reference = HubReference.parse(text if text.startswith(HUB_PREFIX) else HUB_PREFIX + text)
         if reference.revision is not None and revision not in (None, reference.revision):
             raise InvalidInputError(f"{text} and revision {revision!r} name two revisions", "name one")

@@ -39,10 +39,8 @@ def atomic_file(path: Path, partial: str | None = None, *, durable: bool = True)
 def try_lock(descriptor: int, *, required: bool = True) -> bool:
     """Lock an open file or folder without waiting, and tell whether no other process holds it.
 
-    The system releases the lock when the process dies. Without `required`, True also where there are no locks.
-
-    Raises:
-        OSError: the file system has no locks, and one is required.
+    The system releases the lock when the process dies. Where the file system has no locks, the result is True, or
+    an OSError if it is `required`.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

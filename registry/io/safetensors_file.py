@@ -74,11 +74,7 @@ def not_safetensors(path: Path, error: Exception) -> CheckpointError:
 
 
 def head_bytes(start: bytes | bytearray, size: int) -> int:
-    """Return the number of bytes before the tensors of a file of `size` bytes, of which `start` are the first 8.
-
-    Raises:
-        ValueError: the file is too short, or the header too long.
-    """
+    """Return the number of bytes before the tensors of a file, from its first 8 bytes (ValueError: too many)."""
     length = int.from_bytes(start, "little")
     if size < 8 or length > size - 8:
         raise ValueError(f"its header claims {length:,} bytes, the file has {size:,}")
@@ -88,11 +84,7 @@ def head_bytes(start: bytes | bytearray, size: int) -> int:
 
 
 def parse_head(head: bytes, size: int) -> Header:
-    """Return the header of a file of `size` bytes, which its tensors fill; `head` is the bytes before the tensors.
-
-    Raises:
-        ValueError: the header is not of this format.
-    """
+    """Return the header of a file of `size` bytes, of which `head` precedes the tensors (ValueError: it is none)."""
     if not head.startswith(b"{", 8):
         raise ValueError("its header is not a JSON object")
     document, end = parse_json(head[8:], values=HEADER_VALUES), len(head)

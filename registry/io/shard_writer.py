@@ -130,7 +130,7 @@ class _Writing:
         writers = [self._copy] * min(COPIERS, os.cpu_count() or 1, self._copies.qsize())
         if self._workers > 1:
             writers += [self._render_alone] * min(self._workers, self._jobs.qsize())
-        self._writers = len(writers) + 1
+        self._writers = len(writers) + (self._workers <= 1)
         runs = [*((run, 1) for run in writers), *([(self._flush, 0)] if self._flushes else [])]
         with _torch_threads() if self._workers > 1 else ExitStack():
             threads = [threading.Thread(target=self._run_thread, args=run, daemon=True) for run in runs]
@@ -139,8 +139,7 @@ class _Writing:
                 thread.start()
             try:
                 if self._workers <= 1:
-                    self._guarded(self._render)
-                self._ended(writers=1)
+                    self._run_thread(self._render, writers=1, running=0)
                 self._wait()
             except BaseException as error:  # an interrupt
                 self._fail(error)
@@ -169,11 +168,14 @@ class _Writing:
         for job in jobs.values():
             self._jobs.put(job)
 
-    def _run_thread(self, run: Callable[[], None], writers: int) -> None:
-        self._guarded(run)
-        self._ended(writers, running=1)
-
-    def _ended(self, writers: int, running: int = 0) -> None:
+    def _run_thread(self, run: Callable[[], None], writers: int, running: int = 1) -> None:
+        """Run a part of the work, keep its failure, and count it as ended."""
+        try:
+            run()
+        except _StoppedError:
+            pass
+        except BaseException as error:
+            self._fail(error)
         with self._turn:
             self._writers -= writers
             self._running -= running
@@ -184,14 +186,6 @@ class _Writing:
         with self._turn:
             while self._running:
                 self._turn.wait()
-
-    def _guarded(self, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except _StoppedError:
-            pass
-        except BaseException as error:
-            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         with self._turn:

@@ -34,12 +34,7 @@ class WorkDir:
 def temporary(above: Path, holds: Collection[str] = (), *, prefix: str = "") -> Iterator[Path]:
     """Yield a new locked folder below `above`, whose name begins with `prefix`; it is deleted when the context ends."""
     above.mkdir(parents=True, exist_ok=True)
-    descriptor = None
-    while descriptor is None:  # garbage collection may delete it before it is locked
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
-        descriptor = _hold(folder, holds)
-        if descriptor is None:
-            shutil.rmtree(folder, ignore_errors=True)
+    folder, descriptor = _new(above, holds, prefix)
     try:
         yield folder
     finally:
@@ -104,9 +99,8 @@ def _resumed(above: Path, key: str, holds: Collection[str], *, or_new: bool = Fa
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _hold(folder, holds)
-        while descriptor is None and or_new:
-            folder = Path(tempfile.mkdtemp(prefix="pass-", dir=above))
-            descriptor = _hold(folder, holds)
+        if descriptor is None and or_new:
+            folder, descriptor = _new(above, holds, "pass-")
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}", "free some space on that disk") from error
     if descriptor is None:
@@ -167,6 +161,15 @@ def remove(path: Path) -> None:
     except OSError as error:
         why = error.strerror or str(error)
         raise StorageError(f"{path} cannot be deleted: {why}", "delete it, then repeat the command") from error
+
+
+def _new(above: Path, holds: Collection[str], prefix: str) -> tuple[Path, int]:
+    """Make and lock a new folder, and return it with the descriptor to close."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
+        if (descriptor := _hold(folder, holds)) is not None:
+            return folder, descriptor
+        shutil.rmtree(folder, ignore_errors=True)  # garbage collection deleted it before it was locked
 
 
 def _hold(folder: Path, holds: Collection[str]) -> int | None:

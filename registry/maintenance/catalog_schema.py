@@ -13,11 +13,7 @@ from store.ownership import check_unowned
 def revisions(
     home: PathLike | None = None, database: str | None = None, arrays: PathLike | None = None
 ) -> tuple[str | None, str]:
-    """Return the catalog's revision (None if it does not exist) and the revision this program works with.
-
-    Raises:
-        NotFoundError: the folder `home` holds no registry.
-    """
+    """Return the catalog's revision, None without one, and this program's (NotFoundError: `home` holds no registry)."""
     location = Home.locate(home, database, arrays)
     location.check(create=False)
     engine = make_engine(location.database)

@@ -15,11 +15,7 @@ _LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 
 def check_name(name: str, noun: str = "name") -> str:
-    """Return `name` if it is `[a-z0-9][a-z0-9._-]*` of at most `NAME_LIMIT` characters; errors call it a `noun`.
-
-    Raises:
-        InvalidInputError: the name is of another form.
-    """
+    """Return `name` if it is a name (InvalidInputError, which calls it a `noun`, if not)."""
     if len(name) <= NAME_LIMIT and _NAME.fullmatch(name):
         return name
     raise InvalidInputError(

@@ -115,12 +115,7 @@ def version_of_content(
 
 
 def check_name_is_free(catalog: Catalog, name: str, kind: Kind) -> None:
-    """Check that `name` can be registered as `kind`.
-
-    Raises:
-        InvalidInputError: `name` is not valid.
-        ConflictError: `name` is registered as the other kind.
-    """
+    """Check that `name` can be registered as `kind` (InvalidInputError: no name; ConflictError: the other kind)."""
     versions = catalog.versions(check_name(name))
     if versions and versions[0].kind != kind:
         raise ConflictError(
@@ -172,11 +167,7 @@ def check_has_alias(catalog: Catalog, name: str, alias: str) -> None:
 
 
 def base_model(catalog: Catalog, ref: str | None) -> VersionRecord:
-    """Return the base model `ref`, or the only one that is registered.
-
-    Raises:
-        IncompatibleError: without a `ref`, no base model is registered, or several are.
-    """
+    """Return the base model `ref`, or the only one that is registered (IncompatibleError: none is, or several)."""
     if ref is not None:
         return resolve(catalog, ref, kind="base")
     names = sorted({version.name for version in catalog.versions(kind="base", states=["active"])})

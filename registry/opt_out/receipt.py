@@ -4,7 +4,6 @@ A receipt contains the digest of the last event of the log, which covers all eve
 """
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -234,7 +233,7 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
     check_new_receipt(path)
     fresh = path.with_name(f".{path.name}.partial")
     try:
-        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o666)
+        reserved = fresh.open("ab")
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}", "choose another --receipt") from error
 
@@ -248,9 +247,10 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
                 f"free some space, then write it again: reg opt-out {ref} --receipt FILE",
             ) from error
 
-    try:
+    with reserved:
         try:
-            is_held = try_lock(descriptor) and is_at(descriptor, fresh)  # another may have just ended and deleted it
+            # Another command may have just ended and deleted it.
+            is_held = try_lock(reserved.fileno()) and is_at(reserved.fileno(), fresh)
         except OSError as error:
             raise StorageError(f"{path} cannot be locked: {error.strerror}", "choose another --receipt") from error
         if not is_held:
@@ -262,8 +262,6 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
             yield write
         finally:
             fresh.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
 
 
 def remaining(versions: Iterable[VersionRecord], manifest: CompositionManifest) -> list[VersionRef]:

@@ -19,6 +19,7 @@ from store.arrays.chunk_files import ArrayFiles, decoded_chunks, raw_blocks
 from store.arrays.content_digest import Block, checked, damaged
 from store.arrays.source import ArraySource, digest_of, rows_per_block
 from store.arrays.zarr_layout import CARRIERS, ROW_ELEMENTS
+from store.digest import is_digest
 from store.errors import DamagedError, InvalidInputError, NotFoundError, RegError, StorageError
 from store.permissions import SPACE
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 OWNER_FILE = "registry"  # the file beside the arrays that holds the id of their catalog
 OWNER_BYTES = 100  # the largest such file that is read
 _COPIED = sys.byteorder == "little"  # chunks are in this machine's byte order, so uncompressed ones can be copied
-
-_DIGEST = re.compile("[0-9a-f]{64}")
 _OWNER = re.compile(rb"[0-9a-f]{32}\n")
 
 
@@ -242,11 +241,6 @@ def key_of(digest: str) -> str:
     if not is_digest(digest):
         raise DamagedError(f"{digest[:80]!r} is not the digest of an array", "reg verify")
     return f"{digest[:2]}/{digest}"
-
-
-def is_digest(text: str) -> bool:
-    """Tell whether a text is the digest of an array."""
-    return _DIGEST.fullmatch(text) is not None
 
 
 def _regrouped(blocks: Iterator[Block], rows: int) -> Iterator[Block]:

@@ -25,7 +25,6 @@ from store.errors import InvalidInputError
 DEFAULT_BYTES = 10 * 2**30  # bytes that are kept unless something else is asked for
 BYTES_VARIABLE = "REG_CACHE_BYTES"  # environment variable of the bytes that are kept; 0 keeps nothing
 _KEPT = 0.9  # share of the limit to which files are deleted, so that not every new file has others deleted
-
 _FIGURE, _LOCK, _NEW, _GONE = "bytes", "lock", "new-", "gone"
 
 

@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from store.arrays.array_store import OWNER_BYTES, OWNER_FILE, ArrayStore, is_digest, key_of
+from store.arrays.array_store import OWNER_BYTES, OWNER_FILE, ArrayStore, key_of
 from store.arrays.chunk_files import ArrayFiles, FolderFiles, flush, write_array
 from store.arrays.content_digest import damaged, little_endian
 from store.arrays.source import ArraySource, rows_per_block
 from store.arrays.zarr_layout import Layout, read_layout, regular_size
+from store.digest import is_digest
 from store.errors import NotFoundError, StorageError
 from store.permissions import SPACE
 

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from store.arrays.array_store import OWNER_BYTES, OWNER_FILE, ArrayStore, is_digest, key_of
+from store.arrays.array_store import OWNER_BYTES, OWNER_FILE, ArrayStore, key_of
 from store.arrays.chunk_cache import ChunkCache, cache_bytes
 from store.arrays.chunk_files import ArrayFiles, decoded, encoded_files, encoded_layout, open_chunk
 from store.arrays.content_digest import damaged, little_endian
@@ -24,6 +24,7 @@ from store.arrays.folder_arrays import FolderArrays
 from store.arrays.source import ArraySource, rows_per_block
 from store.arrays.zarr_layout import DESCRIPTION, DESCRIPTION_BYTES, ChunkFile, Layout, check_chunk, parse_layout
 from store.bucket import Bucket
+from store.digest import is_digest
 from store.errors import ConflictError, NotFoundError
 from store.object_store import is_url
 
@@ -162,7 +163,6 @@ class _ObjectFiles(ArrayFiles):
         self._bucket, self._cache = bucket, cache
 
     def open(self, number: int) -> ChunkFile:
-        """Open one chunk (as `ArrayFiles.open`), which is fetched first unless there is a copy of it."""
         name = self.layout.chunk_name(number)
         if self._cache is not None:
             path = self._cache.path(self.digest, name)
@@ -186,13 +186,11 @@ class _ObjectFiles(ArrayFiles):
         return file
 
     def open_all(self) -> Iterator[ChunkFile]:
-        """Open the chunks in turn, while the next ones are fetched."""
         for file in _ahead(self.open, range(self.layout.count), _chunks_ahead(self.layout)):
             with file:
                 yield file
 
     def drop(self) -> None:
-        """Delete the copies, which may be damaged where the bucket is not."""
         if self._cache is not None:
             self._cache.drop(self.digest)
 

@@ -129,11 +129,10 @@ class Compositions(Transactions):
             return None if row is None else dict(read_document(row.document, f"composition {digest}"))
 
     def record_evaluation(self, composition: str, asked: str, document: dict[str, Any]) -> None:
-        """Store an evaluation of a composition that was made here.
+        """Store an evaluation of a composition that was made here; an earlier one of the same `asked` is replaced.
 
-        Args:
-            asked: the digest of data and settings; an earlier evaluation with the same digest is replaced.
-            document: data, settings, and scores or, under `extraction`, the figures of an audit.
+        `asked` is the digest of data and settings. The document has data, settings, and scores or, under `extraction`,
+        the figures of an audit.
         """
         with self._writing() as session:
             session.merge(

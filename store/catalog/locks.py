@@ -27,7 +27,6 @@ REGISTRY = "registry"
 """The name of the lock of a catalog; the key in PostgreSQL is a digest over the schema and this name."""
 
 _NAME_BYTES = 63  # maximum length of an application name in PostgreSQL
-
 _STATEMENT_SECONDS = 1.0
 """Seconds of one statement that waits. Its snapshot sees what a purge deletes, and the purge waits until none does."""
 
@@ -57,11 +56,7 @@ class Locks:
         return nullcontext()
 
     def check(self) -> None:
-        """Check that this thread still holds the locks that it acquired.
-
-        Raises:
-            ConflictError: the connection that held one was lost. A file is locked as long as the process lives.
-        """
+        """Check that this thread still holds its locks (ConflictError: a connection was lost)."""
 
 
 class AdvisoryLocks(Locks):

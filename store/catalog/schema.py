@@ -47,11 +47,7 @@ def current(engine: Engine) -> str | None:
 
 
 def check(engine: Engine) -> bool:
-    """Return True if the database is at `HEAD`, False if it holds no catalog yet.
-
-    Raises:
-        SchemaError: the database is older (the hint is the command to upgrade it) or newer.
-    """
+    """Tell whether the database is at `HEAD`; False if it holds no catalog (SchemaError: it is older or newer)."""
     revision = current(engine)
     if revision is None:
         if _is_absent(engine):

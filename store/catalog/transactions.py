@@ -109,11 +109,7 @@ class Transactions:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Make sure that the registry's lock is held while the block deletes an array; the caller acquired it.
-
-        Raises:
-            ConflictError: the lock was lost with its connection, so that others may use the array by now.
-        """
+        """Make sure that the caller's lock of the registry is held during the block (ConflictError: it was lost)."""
         if self.engine.dialect.name == "postgresql":
             with self._writing():
                 yield
