@@ -41,10 +41,7 @@ class Keys:
 
 
 def abort_uploads(url: str) -> int:
-    """Abort the unfinished uploads below a URL, and return their number; 0 if they cannot be listed.
-
-    Failures are not raised: what is left takes space, and is never read.
-    """
+    """Abort the unfinished uploads below a URL, which only take space, and return how many; failures are not raised."""
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     keys = Keys.of_environment()

@@ -39,10 +39,7 @@ _AGAIN = "start it again: what is finished is kept"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes that tasks run on; `threads` are those of torch in each task, and the processors that it takes.
-
-    A task takes `gpus`; a fraction lets several tasks share one.
-    """
+    """Nodes that tasks run on, each on as many processors as `threads` of torch, and on `gpus`, or a part of one."""
 
     address: str
     threads: int

@@ -26,10 +26,7 @@ _VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "
 
 @dataclass(frozen=True)
 class Task:
-    """One part of a step; it may run several times, also at once, and must leave the same then.
-
-    `name` is for messages, such as `windows 0 to 47`; `arguments` come after what all tasks share.
-    """
+    """A part of a step, named in messages; it may run several times, also at once, and must leave the same then."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -98,10 +95,7 @@ class _Report:
 def run_task(
     shared: Any, function: Callable[..., Any], task: Task, board: Path, unit: str, threads: int, device: str
 ) -> Finished:
-    """Run a task in this process, with as many threads of torch as the main process has.
-
-    An error for the user is returned, and any other is raised. The task comes back without its arguments.
-    """
+    """Run a task with as many threads of torch as the main process has; an error for the user is returned."""
     import torch
 
     torch.set_num_threads(threads)
@@ -121,10 +115,7 @@ def run_task(
 
 
 def node_kind(device: str, threads: int | None = None) -> str:
-    """Return the kind of this node: processor or GPU, its instructions, torch's threads, and the libraries' versions.
-
-    `threads` are those of torch; default those of this process now.
-    """
+    """Return the kind of this node: processor or GPU, its instructions, threads of torch (default: now), libraries."""
     from importlib.metadata import version
 
     import torch

@@ -41,10 +41,7 @@ skipped = partial(Finding, "skipped")  # returns the finding that a check was no
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that was found in a folder.
-
-    `perplexity` has domains where it was computed; `again` is the command to type if no finding has one.
-    """
+    """All that was found in a folder; `again` is the command to type if no finding has one."""
 
     folder: Path
     findings: tuple[Finding, ...]

@@ -131,10 +131,7 @@ def _read(folder: Examination) -> dict[str, _Values]:
 
 
 def _blocks(stored: Stored) -> Iterator[tuple[int, Any]]:
-    """Yield first row and values of a tensor, some rows at a time (CheckpointError: the file cannot be read).
-
-    They are read, not mapped: pages of a mapped file would count as memory of this process.
-    """
+    """Yield first row and values of a tensor, some rows at a time, read and not mapped: such pages count as memory."""
     if not math.prod(stored.shape):
         return
     shape, dtype = stored.shape or (1,), torch_dtype(NAMES[stored.dtype])

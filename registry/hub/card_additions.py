@@ -38,10 +38,7 @@ def metadata(
     license_id: str | None,
     evaluation: EvaluationRecord | None,
 ) -> str:
-    """Return lines of YAML for the front matter; empty if there is nothing to add.
-
-    `license_id` overrides the members' licenses; `evaluation` is the widest of the model.
-    """
+    """Return lines of YAML for the front matter, or nothing; `license_id` overrides the members' licenses."""
     from huggingface_hub import ModelCardData
 
     repositories = list(dict.fromkeys(location.partition("@")[0] for _, location in sources if location))

@@ -21,10 +21,7 @@ def endpoint() -> str:
 
 
 def translate_error(target: Target, error: Exception, state: str) -> RegError:
-    """Return the error for the user; it contains nothing that was sent or received, which may include a token.
-
-    `error` is of huggingface_hub, its HTTP client or hf_xet; `state` is the state of the target, for the message.
-    """
+    """Return the error for the user, with the target's state; it has nothing that was sent or received, as a token."""
     from huggingface_hub import errors
 
     chain = _chain(error)

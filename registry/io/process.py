@@ -22,10 +22,7 @@ def available_memory() -> int:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system; nothing where the C library has no call for it.
-
-    glibc keeps what small blocks leave behind, which after many of different sizes may be as much as is in use.
-    """
+    """Return freed memory, of which glibc may keep as much as is in use, to the system, if there is a call for it."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -184,10 +184,7 @@ def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
 
 
 def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH, align: int = 8) -> bytes:
-    """Return the bytes before the tensors, which are given in the order of the file.
-
-    The header ends in spaces, so that the tensors begin at a multiple of `align` bytes.
-    """
+    """Return the bytes before the tensors, in their order in the file, which begin at a multiple of `align` bytes."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for stream in streams:
@@ -228,10 +225,7 @@ def check_size(stream: Stream, nbytes: int) -> None:
 
 
 def replace_shard(path: Path, streams: Sequence[Stream], metadata: Mapping[str, str]) -> None:
-    """Write one safetensors file to `path` atomically, and flush it to disk (StorageError: the disk refuses).
-
-    The folder is not created: it may have been deleted meanwhile, with all its files.
-    """
+    """Write one safetensors file atomically to a folder that exists, and flush it (StorageError: the disk refuses)."""
     try:
         with atomic_file(path) as fresh:
             write_shard(fresh, streams, metadata=metadata)

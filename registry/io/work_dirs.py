@@ -91,10 +91,7 @@ def resumable_folder(above: Path | None, key: str, holds: Collection[str]) -> It
 
 @contextmanager
 def _resumed(above: Path, key: str, holds: Collection[str], *, or_new: bool = False) -> Iterator[Path | None]:
-    """Create and lock a pass's folder, which stays after an error if anything was left in it.
-
-    If another process has locked it, yield None, or with `or_new` a new folder.
-    """
+    """Lock a pass's folder, which errors leave; if another process has it, yield None, or with `or_new` a new one."""
     folder = above / key
     try:
         folder.mkdir(parents=True, exist_ok=True)

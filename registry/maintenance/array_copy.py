@@ -14,10 +14,7 @@ from store.lock import exclusive
 
 @dataclass(frozen=True)
 class ArrayCopy:
-    """The result of copying arrays: how many were written and read back, and how many were there already, intact.
-
-    `nbytes` is the uncompressed size of those written; `problems` has a line for each that is damaged or incomplete.
-    """
+    """The result: arrays written (of `nbytes`, uncompressed) and found intact, and a line for each that is damaged."""
 
     source: str
     target: str

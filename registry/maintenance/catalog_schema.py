@@ -46,10 +46,7 @@ def upgrade(
 
 
 def copy(source: str, target: str, home: str | os.PathLike[str] | None = None) -> copying.Copied:
-    """Copy a catalog to another database, in one transaction there, while nobody else may write to it.
-
-    The lock of `home` is held, which is not needed of a SQLite catalog in its home (errors as `copying.copy`).
-    """
+    """Copy a catalog to another database under the lock of its registry (errors as `copying.copy`)."""
     engine, location = make_engine(source), Home.locate(home, source)
     engine.dispose()
     file = file_of(engine)

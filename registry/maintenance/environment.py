@@ -24,10 +24,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting; its value is for display, and never a secret.
-
-    `source` is `option --NAME`, `environment variable NAME`, `file PATH` or `default`.
-    """
+    """One setting: its value for display, never a secret, and the option, variable or file that it comes from."""
 
     name: str
     value: str

@@ -19,10 +19,7 @@ ALL_STATES: tuple[State, ...] = ("active", "withdrawn", "purged")
 
 
 def versions_of(catalog: Catalog, name: str, kind: Kind | None = None) -> list[VersionRecord]:
-    """Return every version ever registered under `name`, by number (NotFoundError: none; it suggests another name).
-
-    `kind` is the kind that is asked for, for messages.
-    """
+    """Return every version ever registered under `name`, by number (NotFoundError, in words for `kind`: none)."""
     if versions := catalog.versions(name):
         return versions
     raise _unknown_name(catalog, name, kind)

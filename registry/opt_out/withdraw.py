@@ -14,10 +14,7 @@ from store.ownership import claim
 
 @dataclass(frozen=True)
 class Heirs:
-    """The members of a mixture that would get the tokens of one that leaves.
-
-    `shares` are name → share of its text, predicted from counts of tokens.
-    """
+    """The members of a mixture that would get the tokens of one that leaves: name → share, predicted from counts."""
 
     composition: str
     ref: str
@@ -141,10 +138,7 @@ def pushable(versions: Iterable[VersionRecord], compositions: Iterable[Compositi
 def trained_together(
     versions: Sequence[VersionRecord], active: Callable[[], Iterable[VersionRecord]]
 ) -> tuple[str, ...]:
-    """Return the other active versions of the soups and SIMoEs that some versions are part of.
-
-    `active` returns all active versions; it is not called where no version is part of one.
-    """
+    """Return the others, among all that `active` returns, of the soups and SIMoEs that some versions are part of."""
     shared = {digest for version in versions if (digest := _shared_of(version)) is not None}
     if not shared:
         return ()

@@ -108,10 +108,7 @@ def encoded_layout(layout: Layout) -> bytes:
 
 
 def write_array(folder: Path, layout: Layout, blocks: Iterator[Block]) -> None:
-    """Write an array to an empty folder, and flush its files and the folder to disk (OSError: the disk refuses).
-
-    Files are flushed one by one, so that several threads can write several arrays at once.
-    """
+    """Write an array to an empty folder, each file flushed in turn, then the folder (OSError: the disk refuses)."""
     _write(folder / DESCRIPTION, encoded_layout(layout))
     for name, parts in encoded_files(layout, blocks):
         _write(folder / name, *parts)

@@ -30,10 +30,7 @@ class ArrayLinks(Transactions):
             return [_link(cast(Role, role), name, row) for role, name, row in session.execute(query)]
 
     def trained_arrays(self, composition: str) -> list[ArrayLink]:
-        """Return the arrays of the composition with a digest, sorted by name; empty if it was not trained.
-
-        They are gone once a member is purged.
-        """
+        """Return the arrays of a trained composition, sorted by name; empty of others, and once a member is purged."""
         query = (
             select(CompositionArray.name, Array)
             .join(Array, Array.digest == CompositionArray.digest)

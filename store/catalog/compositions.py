@@ -99,10 +99,7 @@ class Compositions(Transactions):
             log(session, "push", subject, **vars(push))
 
     def pushes(self, subjects: Collection[str]) -> list[PushRecord]:
-        """Return the pushes of compositions (digests) and versions (`math@1`), oldest first, without duplicates.
-
-        A push whose end was not recorded has no commit.
-        """
+        """Return the pushes of compositions (digests) and versions (`math@1`), each once; with a commit if it ended."""
         query = select(Event.subject, Event.details).where(Event.action == "push").order_by(Event.id)
         commits_at: dict[tuple[str, str, str], dict[str | None, None]] = {}
         with self._reading() as session:

@@ -72,10 +72,7 @@ class Files(Transactions):
     """The part of the catalog that knows the files of its database."""
 
     def backups(self) -> list[Path]:
-        """Return the copies that upgrades made beside the database, also unfinished ones and SQLite's auxiliary files.
-
-        Empty if the database is not a file.
-        """
+        """Return the copies that upgrades made, unfinished ones and auxiliary files too; none if it is no file."""
         file = file_of(self.engine)
         if file is None or not file.parent.is_dir():
             return []

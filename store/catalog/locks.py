@@ -49,10 +49,7 @@ class Locks:
         return lock.exclusive(self._path, action)
 
     def hold_output(self, url: str) -> AbstractContextManager[None]:
-        """Hold the lock of a composition's place in shared storage.
-
-        Nothing is done where the catalog is a file: outputs of one machine have lock files in its home.
-        """
+        """Hold the lock of a place that machines share; there is none where the catalog is a file, as theirs is not."""
         return nullcontext()
 
     def check(self) -> None:

@@ -26,10 +26,7 @@ HEAD = "8ea053439e10"
 
 @dataclass(frozen=True)
 class Upgrade:
-    """The result of an upgrade.
-
-    `before` is None if there was no catalog, `backup` if nothing changed or the database is not a SQLite file.
-    """
+    """The result of an upgrade: `before` is None without a catalog, `backup` where nothing was copied."""
 
     before: str | None
     after: str
