@@ -114,12 +114,7 @@ class Cluster:
                     step.board(number).unlink(missing_ok=True)
 
     def results(self, step: Step, progress: Progress) -> list[Finished]:
-        """Run the tasks of a step, and return all in the order of the step; the first error ends it.
-
-        Raises:
-            RegError: a task raised it.
-            ClusterError: as in `run`; or tasks ran on nodes of different kinds.
-        """
+        """Run the tasks of a step, and return all in its order; the first error of one is raised (errors as `run`)."""
         done: dict[int, Finished] = {}
         for finished in self.run(step, progress):
             if finished.error is not None:

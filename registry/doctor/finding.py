@@ -19,11 +19,8 @@ _ORDER: tuple[Severity, ...] = ("error", "warning", "ok", "skipped")
 class Finding:
     """One thing that a check found.
 
-    Attributes:
-        severity: `error` if the folder is broken, `warning` if it may be, `skipped` if the check was not done.
-        message: a plain sentence without a full stop at its end; of a skipped check, the reason.
-        next: the command to type, or what to do.
-        check: the name of the check.
+    `severity` is `error` if the folder is broken, `warning` if it may be, `skipped` if the check was not done.
+    `message` is a sentence without a full stop, of a skipped check the reason, and `next` what to do or type.
     """
 
     severity: Severity

@@ -212,15 +212,12 @@ _UNPRINTABLE = 0.5  # share of characters that cannot be shown from which on a t
 
 
 def check_generation(exam: Examination) -> Iterator[Finding]:
-    """Continue a piece of each domain's text, and look for one token over and over, and for no text at all.
-
-    The piece is the beginning of a window; of text that members wrote it is the end, because experts of one base model
-    begin alike.
-    """
+    """Continue a piece of each domain's text, and look for one token over and over, and for no text at all."""
     windows = dict(list(exam.texts.windows.items())[:_DOMAINS])
     size = min(_PROMPT, *(int(text.lengths[0]) for text in windows.values()))
     prompts = {}
     for domain, text in windows.items():
+        # Text that members wrote begins alike, as experts of one base model do: its end is taken.
         begin = int(text.lengths[0]) - size if exam.texts.source == "sampled" else 0
         prompts[domain] = text.ids[0, begin : begin + size].long()
     rows = _written(exam.model.loaded, torch.stack(list(prompts.values())))

@@ -153,8 +153,7 @@ def write_weights(
 ) -> dict[str, str]:
     """Write all tensors as safetensors, in one file or in shards with an index, and return file name → digest.
 
-    The digest of a safetensors file is its tree digest (`tree_digest.py`), which `write` returns, that of the index
-    SHA-256.
+    That is the tree digest (`tree_digest.py`), which `write` returns, and of the index SHA-256.
     """
     shards = layout(folder, streams)
     digests = dict(zip((shard.path.name for shard in shards), write(shards, advance), strict=True))

@@ -121,12 +121,7 @@ class Receipt:
 
     @classmethod
     def from_document(cls, document: object, label: str) -> "Receipt":
-        """Parse a receipt from an untrusted document.
-
-        Raises:
-            CheckpointError: the document is not a receipt.
-            InvalidInputError: a reference in it is malformed.
-        """
+        """Parse an untrusted document (CheckpointError: it is no receipt; InvalidInputError: a bad reference)."""
         kinds = {"format": WHOLE, "registry": TEXT, "versions": LIST, "compositions": LIST, "deleted": OBJECT}
         values = fields(document, kinds | {"shared": LIST, "not_erased": OBJECT, "head": DIGEST}, label)
         if values["format"] != FORMAT:

@@ -43,11 +43,7 @@ class ReceiptCheck:
 
 
 def verify_receipt(workspace: Workspace, file: PathLike, folders: Sequence[PathLike] = ()) -> ReceiptCheck:
-    """Compare a receipt with the registry and with composed folders (arguments as in `Registry.verify_receipt`).
-
-    Raises:
-        ConflictError: the receipt belongs to another registry.
-    """
+    """Compare a receipt with registry and folders (as `Registry.verify_receipt`; ConflictError: another registry's)."""
     receipt = read_receipt(Path(file))
     paths = [Path(folder) for folder in require_list(folders, "folders")]
     workspace.check_owner()

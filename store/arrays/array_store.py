@@ -64,12 +64,7 @@ class ArrayStore(ABC):
 
     @abstractmethod
     def set_owner(self, owner: str) -> None:
-        """Write the id of the catalog that these arrays belong to, atomically.
-
-        Raises:
-            ConflictError: another catalog has claimed these arrays meanwhile.
-            StorageError: the id cannot be written.
-        """
+        """Write the id of the catalog that these arrays belong to, atomically (ConflictError: another has done so)."""
 
     def put(self, source: ArraySource, *, compress: bool = False, digest: str | None = None) -> str:
         """Store `source` unless an intact copy exists, and return its digest.

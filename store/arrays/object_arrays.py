@@ -89,11 +89,7 @@ class ObjectArrays(ArrayStore):
             self._drop(digest, for_good=True)
 
     def past_deletion(self) -> str | None:
-        """Return one line if the bucket keeps old versions of what is deleted, as far as it says so.
-
-        Versions cannot be listed or deleted from here. In buckets of S3 an object with a version id says that they are
-        kept; other services do not say.
-        """
+        # Versions cannot be listed or deleted from here. Only S3 says, by a version id, that they are kept.
         version = self.bucket.version_of(OWNER_FILE)
         if not self.place.startswith("s3:") or version in (None, "null"):
             return None

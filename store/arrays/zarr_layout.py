@@ -105,12 +105,7 @@ class Layout:
 
 
 def read_layout(folder: Path) -> Layout:
-    """Return the layout that an array's zarr.json describes.
-
-    Raises:
-        ValueError: zarr.json is not one that this program writes.
-        OSError: zarr.json cannot be read.
-    """
+    """Return the layout that an array's zarr.json describes (errors as `parse_layout` and `regular_size`)."""
     file = folder / DESCRIPTION
     if stat.S_ISLNK(folder.lstat().st_mode):
         raise ValueError("its folder is a symbolic link")

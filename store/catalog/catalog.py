@@ -172,11 +172,7 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
     def add_version(self, new: NewVersion) -> tuple[VersionRecord, bool]:
         """Register a version under the next number of its name, unless an active version has the same content.
 
-        Returns:
-            The version, and True if it was added.
-
-        Raises:
-            ConflictError: the name belongs to the other kind.
+        It is returned, with True if it was added (ConflictError: the name belongs to the other kind).
         """
         with self._writing() as session:
             seals.check_name(session, new.name)

@@ -49,7 +49,7 @@ class Locks:
         return lock.exclusive(self._path, action)
 
     def hold_output(self, url: str) -> AbstractContextManager[None]:
-        """Hold the lock of a place that machines share; there is none where the catalog is a file, as theirs is not."""
+        """Hold the lock of an output that machines share; where the catalog is a file, there is none."""
         return nullcontext()
 
     def check(self) -> None:
