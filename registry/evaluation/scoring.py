@@ -63,7 +63,7 @@ class Model:
 
     @property
     def layers(self) -> int:
-        """L, the number of layers that route: 1 in an ensemble or a SIMoE, 0 in a dense model."""
+        """L, the number of layers that route: 1 where members are weighed as a whole, 0 in a dense model."""
         return 1 if weighs_members(self.loaded) else len(self.routers)
 
     @property

@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from registry.composition.found import OUTPUTS
+from registry.composition.method import Output
 from registry.evaluation.stored import FEW_TOKENS
-from registry.hosts.remote_code import ENSEMBLE, SIMOE
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class RoutingData:
     def mean(self, domain: str, expert: str) -> float:
         """Return an expert's mean share of a domain over layers."""
         return fmean(self.shares[domain][expert])
+
+    @property
+    def overall_load(self) -> dict[str, float]:
+        """Expert → its share of all tokens, mean over layers."""
+        return {expert: sum(layers) / len(layers) for expert, layers in self.load.items() if layers}
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -205,7 +211,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class MaskJoin:
-    """Two groups of experts of a SIMoE that join, and the mean overlap of a mask of one with a mask of the other."""
+    """Two groups of experts that join, and the mean overlap of a mask of one with a mask of the other."""
 
     first: tuple[str, ...]
     second: tuple[str, ...]
@@ -244,9 +250,9 @@ class ReportData:
         lineage: sources of the composition, and compositions trained from it.
         training: the composition's own training; None of one that was not trained, or whose routers alone were.
         from_base: the number of members, where they are copies of a base model, which have no domain.
-        mask_overlap: (expert, expert, overlap of their masks, from 0 to 1), of a SIMoE.
+        mask_overlap: (expert, expert, overlap of the masks that they were trained with, from 0 to 1).
         mask_joins: the joins of these experts by average linkage, the most alike first; the last one has all.
-        to: the output of its recipe: moe, dense, ensemble, hetero or simoe.
+        to: the output of its recipe, a value of `--to`.
         folder: a folder that it is in, for commands; None if none is known.
         indistinct: the share of an overlap from which on routing hardly separates two experts.
         colours: expert → number of its colour on every page (`expert_colours`).
@@ -282,9 +288,14 @@ class ReportData:
     colours: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def weighs_members(self) -> bool:
-        """True if it is an ensemble or a SIMoE, whose members' weights count as the routing of one layer."""
-        return self.host.startswith((ENSEMBLE, SIMOE))
+    def output(self) -> Output:
+        """The method that makes it."""
+        return OUTPUTS.get(self.to, OUTPUTS.default)
+
+    @property
+    def has_domains(self) -> bool:
+        """True if its members stand for domains; copies of a base model do not."""
+        return self.from_base is None and self.output.has_domains
 
     @property
     def experts(self) -> tuple[str, ...]:
@@ -293,8 +304,8 @@ class ReportData:
 
     @property
     def kind(self) -> str:
-        """Its name in sentences: mixture, merged model, ensemble or SIMoE."""
-        return {"moe": "mixture", "dense": "merged model", "simoe": "SIMoE", "hetero": "mixture"}.get(self.to, self.to)
+        """Its name in sentences: `mixture`, `merged model`."""
+        return self.output.noun or self.output.kind
 
     def row(self, kind: str) -> ScoreRow | None:
         """Return the row of the composition, the oracle, or the averaged weights of exactly its members."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from starlette.datastructures import QueryParams
 
+from registry.composition.recipe.fields import output_of
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
 from registry.report.score_words import counted
@@ -128,8 +129,8 @@ def _data(words: Sequence[str]) -> list[tuple[str, str]]:
 def domains_of(record: CompositionRecord, evaluated: Sequence[str]) -> list[str]:
     """Return the domains that the form offers: those of the members, and others that were evaluated before."""
     document = record.document
-    copies = "from_base" in document or document["recipe"].get("to") == "simoe"
-    members = [] if copies else [str(one["name"]) for one in document["members"]]
+    has_domains = "from_base" not in document and output_of(document["recipe"]).has_domains
+    members = [str(one["name"]) for one in document["members"]] if has_domains else []
     return list(dict.fromkeys([*members, *evaluated]))[:MOST_DOMAINS]
 
 

@@ -72,6 +72,7 @@ class Ensemble(Output):
     words = "an ensemble"
     called = "ensemble"
     kind = "ensemble"
+    one_layer = "An ensemble"
     choice = "ensemble of whole models"
     clause = "all members whole, their predictions mixed"
     needs_code = True
@@ -176,6 +177,11 @@ class Ensemble(Output):
 
         trunk = plan.parts.trunk
         return plan.block_bytes if trunk is None else max(plan.block_bytes, rendering_bytes(trunk))
+
+    def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
+        if recipe.get("routing") == POSTERIOR:
+            return None
+        return "Weigh members by the text so far.", ("--routing", POSTERIOR)
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         recipe = document["recipe"]
