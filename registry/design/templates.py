@@ -1,5 +1,6 @@
 """Templates of pages: their environment, and `templates/shared.html`, the macros that all pages have."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,15 @@ def environment(folder: Path) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["column"] = column
+    templates.filters |= {"column": column, "numbers": numbers}
     return templates
 
 
 def column(name: object, kind: str, text: str = "{}") -> list[str]:
     """Return a column of a table: its name in a text or markup, and the class of its cells."""
     return [text.format(name), kind]
+
+
+def numbers(names: Sequence[str]) -> list[str | list[str]]:
+    """Return the columns of a table of numbers whose first column names its rows."""
+    return [names[0], *([name, "num"] for name in names[1:])]
