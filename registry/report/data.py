@@ -12,12 +12,11 @@ from registry.evaluation.stored import FEW_TOKENS
 
 @dataclass(frozen=True)
 class MemberFigures:
-    """One expert of the composition.
+    """One expert of the composition; what is not known here is None.
 
     Attributes:
-        ref: the version in this registry; None if it is not registered here, or was opted out.
-        digest: its content digest.
-        tokens: calibration tokens; None if it is not registered here.
+        ref: the version in this registry.
+        tokens: calibration tokens.
         drowned: the reason why it is predicted to lose its own text to others, if it is.
         opted_out: the version that was opted out since, if it was.
     """
@@ -50,12 +49,10 @@ class Warned:
 
 @dataclass(frozen=True)
 class RoutingData:
-    """The first choices of the routers for the tokens of each domain.
+    """First choices of the routers for the tokens of each domain: counted on test text (`measured`), or predicted.
 
     Attributes:
-        measured: True if counted on test text, False if predicted from statistics.
-        layers: layer numbers.
-        shares: domain → expert → for each of these layers the expert's share of the domain's tokens, in [0, 1].
+        shares: domain → expert → for each of `layers` the expert's share of the domain's tokens, in [0, 1].
         load: expert → for each layer the expert's share of all tokens.
         weights: as `shares`, the expert's mean routing weight; empty if predicted, or measured by an early version.
     """
@@ -94,16 +91,9 @@ class RoutingData:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """Normalised scores of one model: 100 is each domain's own expert.
+    """Normalised scores of one model, as in `evaluation.Row`: 100 is each domain's own expert.
 
-    Attributes:
-        kind: composition, oracle, average, base or expert.
-        score: domain → score.
-        perplexity: domain → perplexity.
-        average: mean score, if all domains have one.
-        interval: domain → low and high end of the score's 95 % interval, where it was recorded.
-        average_interval: the same of the average.
-        ahead_of_average: the same of its average less that of averaged weights.
+    `kind` is composition, oracle, average, base or expert.
     """
 
     name: str
@@ -158,14 +148,11 @@ class ActiveExperts:
 
 @dataclass(frozen=True)
 class Training:
-    """The training of an expert by `reg train-expert`, or of the composition by `reg train`.
+    """The training of an expert by `reg train-expert`, or of the composition by `reg train`; losses in nats per token.
 
     Attributes:
         name: the expert, or what of the composition was trained.
-        steps: number of steps.
-        tokens: training tokens.
-        before: loss on held-out text before the first step, in nats per token; as all losses.
-        after: the same after the last step.
+        before, after: loss on held-out text before the first step, and after the last one.
         at: steps, counted from 1: the middle of those that each number of `loss` is the mean of.
         loss: losses on the training text, at most `POINTS`.
     """
@@ -184,17 +171,12 @@ POINTS = 200  # most points of a loss curve in a report
 
 @dataclass(frozen=True)
 class Audit:
-    """A stored audit of extraction.
+    """A stored audit of extraction: shares and similarities from 0 to 1, of `documents` that were tried.
 
     Attributes:
         text: the label of the text.
-        documents: documents that were tried.
-        extracted: documents that the composition continued nearly word for word.
-        rate: their share, from 0 to 1.
-        similarity: mean similarity of the best continuations, from 0 to 1.
-        most: the largest of them.
-        prefix: tokens that the composition was given.
-        continued: tokens that it continued by.
+        similarity, most: mean and largest similarity of the best continuations.
+        prefix, continued: tokens that the composition was given, and that it continued by.
         at: the time of the audit, ISO 8601.
     """
 
@@ -238,16 +220,11 @@ class ReportData:
         host: the composition's `model_type`.
         made: the time when it was first composed here, ISO 8601.
         recipe: setting → text.
-        members: the members in the order of the experts.
-        parameters: total number of weights.
-        active_parameters: number of weights used for one token.
-        top_k: experts per token.
+        parameters, active_parameters: number of weights in all, and of those used for one token.
         overlap: (expert, expert, share of tokens that a linear router cannot tell apart).
         scores: scores of models, the composition first.
         active_experts: figures by experts per token, ascending, of the latest evaluation that has them.
-        trainings: trainings of the members that were trained here.
-        audits: stored audits of extraction, the latest first.
-        lineage: sources of the composition, and compositions trained from it.
+        audits: the latest first.
         training: the composition's own training; None of one that was not trained, or whose routers alone were.
         from_base: the number of members, where they are copies of a base model, which have no domain.
         mask_overlap: (expert, expert, overlap of the masks that they were trained with, from 0 to 1).

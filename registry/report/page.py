@@ -27,8 +27,7 @@ class Frame:
     """The surroundings of a report among the local pages; a file has none.
 
     Attributes:
-        links: name and address of each page in the navigation.
-        active: address of the page in the navigation that the report belongs to.
+        links: name and address of each page in the navigation; `active` is that of the page that the report belongs to.
         back: name and address of the page that the report belongs to.
         theme: light or dark, where the reader chose one; None for the system's.
         program: the beginning of commands: `reg`, or `reg --home DIR`.

@@ -86,10 +86,7 @@ def tips(*rows: tuple[str, ...]) -> list[Spec]:
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     """Return three to seven round numbers in equal steps, from `low` or less to `high` or more.
 
-    Args:
-        low: the smallest value of an axis.
-        high: the largest one.
-        whole: steps are whole numbers; there may then be two.
+    If steps are to be `whole` numbers, there may be two.
     """
     if high == low:
         margin = abs(high) / 20 or 0.5

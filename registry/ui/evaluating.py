@@ -43,10 +43,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class FormRow:
-    """A domain of the form.
+    """A domain of the form; empty where it is to be typed.
 
     Attributes:
-        domain: its name; empty where it is to be typed.
         file: the file of its text, as it was typed; at first the one that its latest evaluation scored, if known.
         known: files that earlier jobs scored, the latest first.
         label: the name of the file of the latest evaluation of the domain; empty if there is none.
@@ -64,7 +63,6 @@ def form_rows(
     """Return the rows of the form, the last one for another domain.
 
     Args:
-        domains: the domains that it offers.
         form: what was typed; empty at first, where files that are known are filled in.
         jobs: the words of jobs after `reg`, the latest first.
         labels: domain → name of the file of its latest evaluation.
@@ -142,10 +140,8 @@ def folders_of(record: CompositionRecord) -> list[str]:
 def evaluating(record: CompositionRecord, form: QueryParams) -> list[str]:
     """Return the words of the command after `reg` that evaluates a composition as a form asks for.
 
-    Args:
-        record: the composition.
-        form: `folder`, pairs of `domain` and `file`, of which those without a file are left out, `windows`, and
-            `baselines` and `oracle`, each 1 or absent.
+    The form has `folder`, pairs of `domain` and `file`, of which those without a file are left out, `windows`, and
+    `baselines` and `oracle`, each 1 or absent.
 
     Raises:
         InvalidInputError: the folder is not one of the composition's, a file is not there, no file or two files of one

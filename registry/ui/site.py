@@ -51,11 +51,8 @@ class PageCache:
     """
 
     def __init__(self, state: Callable[[], str], size: int = 64) -> None:
-        """Create an empty cache.
-
-        Args:
-            state: returns a text that differs after every change of the registry.
-            size: maximum number of values; the least recently used are deleted first.
+        """Create an empty cache of `size` values; `state` returns a text that differs after every change of the
+        registry.
         """
         self._state, self._size = state, size
         self._values: OrderedDict[Hashable, object] = OrderedDict()
@@ -93,7 +90,6 @@ class Site:
     """The pages of one registry.
 
     Args:
-        registry: the registry, which is only read.
         command: the beginning of the commands that pages show: `reg`, or `reg --home DIR`.
         access: who may start work; None if nobody may.
         jobs: the work that was started; None if none can be.
