@@ -25,6 +25,7 @@ class Dense(Combined):
     words = "one dense model"
     called = "dense"
     kind = "dense model"
+    noun = "merged model"
     choice = "one dense model"
     clause = "one model whose MLPs are combined as the trunk is"
     note = "all weights merged into one model"

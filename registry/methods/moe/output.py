@@ -319,6 +319,13 @@ class Moe(Combined):
         copies = [UPCYCLING] if plan.from_base is not None else []
         return [*self.works, *copies, *(router.works if router else ()), *super().works_of(plan)]
 
+    def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
+        if recipe.get("router") not in (ROUTERS.default.name, None):
+            return "Route by the text so far.", ("--router", ROUTERS.default.name)
+        if top_k == 1 and count > 2:
+            return "Let two experts work on each token.", ("--top-k", "2")
+        return None
+
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         recipe, copies = document["recipe"], document.get("from_base")
         of = f"{copies} copies of the base model’s MLPs" if copies else counted(len(document["members"]), "expert")
