@@ -20,6 +20,7 @@ from registry.errors import RegError
 if TYPE_CHECKING:
     from registry import Registry
     from store.catalog import CompositionRecord, EvaluationRecord
+    from store.catalog.records import State
 
 
 @command("reg compositions", "reg compositions math")
@@ -73,16 +74,16 @@ class Source:
 
     Attributes:
         ref: the version.
-        state: active, withdrawn or purged.
-        opted_out_at: when it was withdrawn or purged; None for an active one.
-        public: it is the public expert, beside which the others were trained.
-        bias: what was asked to be added to its logits; None without a bias, or where its routers are solved.
-        trained_bias: what was trained beside its router rows, by layer; None where nothing was, or it was purged.
-        bias_after_training: what the training of the composition made of both, by layer; None where it changed none.
+        state: its state now.
+        opted_out_at: the time when it was withdrawn or purged; None for an active one.
+        public: True if it is the public expert of --router anchored.
+        bias: with --router anchored, the bias that was asked for; None without one.
+        trained_bias: the bias trained beside its router rows, by layer; None without one, or once it is purged.
+        bias_after_training: its bias after the training of the composition, by layer; None if that changed none.
     """
 
     ref: str
-    state: str
+    state: "State"
     opted_out_at: str | None
     public: bool
     bias: float | None

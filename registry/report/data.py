@@ -161,7 +161,7 @@ class Training:
         before: loss on held-out text before the first step, in nats per token; as all losses.
         after: the same after the last step.
         at: steps, counted from 1: the middle of those that each number of `loss` is the mean of.
-        loss: losses on the training text, at most `POINTS`.
+        loss: losses on the training text, at most 200.
     """
 
     name: str
