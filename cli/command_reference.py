@@ -5,22 +5,20 @@ docs/json.md by their output with --json.
 """
 
 import inspect
-import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
 
-from cli.command_names import COMMANDS
+from cli.command_names import COMMANDS, first_sentence
+from cli.json_schema.commands import ERROR, SCHEMAS, SHOWN_COMPOSITION
+from cli.json_schema.notation import table
+from cli.main import main
 from cli.option_groups import GroupedCommand, grouped
 
 PAGES = ("docs/cli.md", "docs/json.md")
 """The pages that have marks."""
-
-SUMMARIES = "cli/summaries.py"
-"""The module with the first sentence of each command's help, so that `reg --help` imports no command."""
 
 
 def summary() -> str:
@@ -28,14 +26,13 @@ def summary() -> str:
     rows = ["| command | |", "|---|---|"]
     for command, own in commands():
         anchor = own.command_path.replace(" ", "-")
-        rows.append(f"| [`{own.command_path}`](#{anchor}) | {_line(command)} |")
+        line = first_sentence(command.help or "").replace("|", "\\|")
+        rows.append(f"| [`{own.command_path}`](#{anchor}) | {line} |")
     return "\n".join(rows) + "\n"
 
 
 def reference() -> str:
     """Return the reference as Markdown: usage, description and options of each command."""
-    from cli.main import main
-
     parts = [_options("Before any command:", main, click.Context(main, info_name="reg"))]
     for command, own in commands():
         text = inspect.cleandoc(command.help or "")
@@ -46,9 +43,6 @@ def reference() -> str:
 
 def schemas() -> str:
     """Return the fields of every command's --json output, as Markdown."""
-    from cli.json_schema.commands import ERROR, SCHEMAS, SHOWN_COMPOSITION
-    from cli.json_schema.notation import table
-
     parts = [f"## Errors\n\n{table(ERROR)}"]
     for _, own in commands():
         parts.append(f"## {own.command_path}\n\n{table(SCHEMAS[own.command_path])}")
@@ -59,19 +53,6 @@ def schemas() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {"commands": summary, "CLI reference": reference, "fields": schemas}
 """Name of a part of a page → the function that writes it."""
-
-
-def summaries() -> str:
-    """Return the text of the module `cli.summaries`."""
-    from cli.main import main
-
-    context = click.Context(main, info_name="reg")
-    lines = ['"""First sentence of each command\'s help; written by `make reference`."""', "", "SUMMARIES = {"]
-    for name in COMMANDS:
-        command = main.get_command(context, name)
-        assert command is not None
-        lines += [f"    {json.dumps(name)}: {json.dumps(_line(command))},"]
-    return "\n".join([*lines, "}", ""])
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -102,8 +83,6 @@ def written(page: str) -> str:
 
 def commands() -> Iterator[tuple[click.Command, click.Context]]:
     """Yield every command that is not a group, with its context, in the order of `COMMANDS`."""
-    from cli.main import main
-
     yield from _commands(main, click.Context(main, info_name="reg"), COMMANDS)
 
 
@@ -123,12 +102,6 @@ def _commands(
 def _usage(command: click.Command, own: click.Context) -> str:
     pieces = [piece for piece in command.collect_usage_pieces(own) if piece != "[OPTIONS]"]
     return " ".join([own.command_path, *pieces])
-
-
-def _line(command: click.Command) -> str:
-    """Return the first sentence of a command's help."""
-    text = " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split())
-    return re.split(r"(?<=\.) (?=[A-Z])", text)[0].replace("|", "\\|")
 
 
 def _options(title: str, command: click.Command, context: click.Context) -> str:
@@ -152,7 +125,5 @@ def _rows(parameters: Iterable[click.Parameter], context: click.Context) -> str:
 
 
 if __name__ == "__main__":
-    if not sys.argv[1:]:
-        Path(SUMMARIES).write_text(summaries(), encoding="utf-8")
     for target in map(Path, sys.argv[1:] or PAGES):
         target.write_text(written(target.read_text(encoding="utf-8")), encoding="utf-8")

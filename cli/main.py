@@ -15,7 +15,6 @@ from cli.errors import CliError, translate_errors
 from cli.loading import announce_catalog, announce_imports, show_until_output, silence_libraries
 from cli.output import allows_colour, note, output_options
 from cli.session import Session, accept_registry_options, registry_options
-from cli.summaries import SUMMARIES
 from registry.names.suggest import closest, did_you_mean
 
 COMPLETING = "_REG_COMPLETE"
@@ -42,7 +41,7 @@ class _Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by job, with their summaries, without importing them."""
-        write_jobs(formatter, SUMMARIES, [*COMMANDS])
+        write_jobs(formatter)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         cmd_name = ALIASES.get(cmd_name, cmd_name)

@@ -4,7 +4,6 @@ from typing import Any
 
 import click
 
-from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
 from cli.main import COMPLETING
 from cli.option_groups import command
 from cli.options import Choice
@@ -70,6 +69,8 @@ def schema(words: tuple[str, ...], as_json: bool) -> None:
     if words == (RECIPE,):
         print_json(composition.recipe_schema())
         return
+    from cli.json_schema.commands import ERROR, SCHEMAS, schema_of  # reads many sources
+
     command = " ".join(("reg", *words)).removeprefix("reg reg")
     if words and command not in SCHEMAS:
         known = [name.removeprefix("reg ") for name in SCHEMAS] + [RECIPE]
