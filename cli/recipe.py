@@ -14,11 +14,10 @@ from cli.options import Choice, Integer, Option, file_path, split, unique_pairs
 from cli.session import Session
 from registry import composition
 from registry.composition.found import OUTPUTS
-from registry.composition.recipe.fields import FIELDS, obstacle
+from registry.composition.recipe.fields import FIELDS, obstacle, of_copies, problem_of_copies, without_trunk
 from registry.composition.recipe.option import Option as Field
 from registry.composition.recipe.option import OptionKind
 from registry.composition.recipe.recipe import Recipe, overlay, unwanted
-from registry.composition.recipe.rules import of_copies, problem_of_copies, without_trunk
 from registry.errors import InvalidInputError, RegError
 from registry.names.reference import Reference, check_distinct
 

@@ -11,7 +11,7 @@ import click
 from cli.next_steps import evaluating
 from cli.options import advanced, choice, integer, number, options
 from cli.output import count, done, next_step, note, print_json, short
-from registry.composition.trained.trained_parts import trained_tokens
+from registry.composition.trained import trained_tokens
 from registry.training.processes import is_worker
 
 if TYPE_CHECKING:

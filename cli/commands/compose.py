@@ -35,8 +35,7 @@ from cli.shared_options import connected, ray_option
 from registry import composition
 from registry.calibration.corpus import check_files
 from registry.composition.found import ROUTERS, TRUNKS
-from registry.composition.recipe.fields import chosen, listed
-from registry.composition.recipe.rules import LEAST_COPIES, MOST_COPIES
+from registry.composition.recipe.fields import LEAST_COPIES, MOST_COPIES, chosen, listed
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy

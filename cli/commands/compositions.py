@@ -14,7 +14,7 @@ from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, warn_of_opted_out
 from registry.composition.found import OUTPUTS, ROUTERS
-from registry.composition.trained.trained_parts import trained_part, trained_tokens
+from registry.composition.trained import trained_part, trained_tokens
 from registry.errors import RegError
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from registry.composition.recipe.option import Option, Problem
+from registry.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -271,6 +272,11 @@ class Output(Method):
         Raises:
             InvalidInputError: it does not fit them.
         """
+        if recipe.top_k is not None and not 1 <= recipe.top_k <= len(names):
+            raise InvalidInputError(
+                f"top-k is {recipe.top_k}, it must be from 1 to {len(names)}, the number of members",
+                f"give --top-k {len(names)} or less, or name more --experts",
+            )
 
     def top_k(self, recipe: Recipe, count: int) -> int | None:
         """Return how many of so many members a token goes to; None where they have no such number."""

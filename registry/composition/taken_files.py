@@ -47,12 +47,7 @@ Settings = dict[str, Any]
 
 
 def taken_files(members: Sequence[Member], lead: Member) -> dict[str, bytes]:
-    """Return the tokenizer's files and generation_config.json of a folder, by name.
-
-    Args:
-        members: the members.
-        lead: the member whose tokenizer the folder has.
-    """
+    """Return the tokenizer's files and generation_config.json of a folder, by name."""
     files = {name: lead.file(name) for name in lead.names("file") if name in COPIED_FILES and name != GENERATION}
     settings, _ = _combined(members, lead)
     if settings is None:
@@ -139,10 +134,6 @@ def _template_notes(members: Sequence[Member], lead: Member) -> tuple[str, ...]:
     """Return a remark if members render a conversation by other templates than the one that the folder takes over.
 
     Files are read only where members' differ.
-
-    Args:
-        members: the members.
-        lead: the member whose tokenizer files the folder has.
     """
     if len({_template_digests(member) for member in members}) == 1:
         return ()

@@ -25,7 +25,7 @@ from registry.statistics.collect import collect_to
 from registry.statistics.file import FILE_NAME
 from registry.statistics.settings import DEFAULT_SEQ_LEN, PassSettings
 from registry.training import ExpertTraining
-from registry.training.announcement import GOES_ON
+from registry.training.settings import GOES_ON
 from store.digest import json_digest
 
 BASE_STEPS, BASE_RATE = 300, 3e-3

@@ -10,8 +10,8 @@ from registry.calibration import Calibration, Corpus, evenly_spaced
 from registry.checkpoint import read_files, tokenizer_digest
 from registry.checkpoint.model_files import read_config
 from registry.checkpoint.tokenizer import tokenizer_conflict
-from registry.composition.dense import write_dense
 from registry.composition.plan import Plan
+from registry.composition.stored import write_dense
 from registry.errors import CalibrationError, IncompatibleError
 from registry.evaluation.results import DomainLoss, TestSettings
 from registry.evaluation.scoring import Losses, Model, losses_of, open_model

@@ -10,10 +10,9 @@ from typing import Any
 
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
 from registry.composition.method import Compared
-from registry.composition.recipe.fields import FIELDS
+from registry.composition.recipe.fields import FIELDS, misplaced
 from registry.composition.recipe.option import OptionKind
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.recipe.rules import misplaced
 from registry.errors import InvalidInputError
 from registry.names.suggest import suggest
 

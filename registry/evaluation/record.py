@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import ComposedFolder
 from registry.errors import ConflictError, RegError, StorageError
 from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.results import Row, stored_losses

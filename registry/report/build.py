@@ -9,11 +9,10 @@ from typing import Any
 
 from registry.checkpoint.version_files import TrainingRecord, training_of, training_record
 from registry.composition.compose import plan_composition, preview_composition
-from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
-from registry.composition.manifest import CompositionManifest, VersionRef
+from registry.composition.manifest import COMPOSE_AGAIN, ComposedFolder, CompositionManifest, VersionRef
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
-from registry.composition.trained.trained_parts import NAMED, trained_part
+from registry.composition.trained import NAMED, trained_part
 from registry.design import expert_colours
 from registry.errors import CheckpointError, RegError
 from registry.evaluation import Row, TestSettings
@@ -21,7 +20,7 @@ from registry.evaluation.service import evaluate_registered
 from registry.evaluation.stored import widest
 from registry.evaluation.table import Wanted
 from registry.member import load_member
-from registry.methods.simoe.mask_overlap import mask_overlaps
+from registry.methods.simoe.model import mask_overlaps
 from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import INDISTINCT
 from registry.registration.lineage import LineageIndex

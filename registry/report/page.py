@@ -12,7 +12,7 @@ from typing import Any
 from registry.design import colour_class, stylesheet
 from registry.errors import RegError
 from registry.evaluation.stored import score_text
-from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
+from registry.methods.moe.preview import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.report.charts import charts
 from registry.report.data import ReportData

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from registry.evaluation.stored import score_text
-from registry.methods.ensemble.routings import POSTERIOR
+from registry.methods.ensemble.output import POSTERIOR
 from registry.report.data import MemberFigures, ReportData, RoutingData, ScoreRow, Verdict, Warned
 from registry.report.score_words import (
     FEW_MEANS,

@@ -11,7 +11,7 @@ from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import InvalidInputError
 from registry.evaluation.stored import Score
-from registry.methods.ensemble.routings import ROUTINGS
+from registry.methods.ensemble.output import ROUTINGS
 from registry.report.score_words import counted
 from registry.ui.wording import plain
 from store.catalog import CompositionRecord

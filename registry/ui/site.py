@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 
 from registry.design import NEUTRAL, colour_class, expert_colours
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
-from registry.methods.moe.context.predicted_routing import OVERLAP_OF_TOKEN_COUNTS
+from registry.methods.moe.preview import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.registry import Registry
 from registry.report.page import environment

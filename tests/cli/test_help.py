@@ -15,8 +15,7 @@ from cli.command_names import ALIASES, COMMANDS, JOBS, summary_of
 from cli.command_reference import commands
 from cli.main import main
 from cli.option_groups import COMMON, FEW, MOST, RECIPE, GroupedCommand, grouped
-from registry.composition.recipe.fields import FIELDS
-from registry.composition.recipe.rules import misplaced
+from registry.composition.recipe.fields import FIELDS, misplaced
 from tests.cli.conftest import Reg
 from tests.test_docs import parse
 

@@ -9,7 +9,7 @@ from registry.composition.found import TRUNKS
 from registry.composition.method import Settings, counted
 from registry.composition.recipe.option import Problem
 from registry.composition.recipe.shared_options import BALANCE, DTYPE, TRUNK, WEIGHTS
-from registry.methods.moe.combined import Combined
+from registry.methods.moe.output import Combined, trunk_document
 from registry.methods.works import BTX, DUME, MODEL_SOUPS, SOUP_OF_EXPERTS
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ class Dense(Combined):
         return Problem(("trunk", "to"), message, "choose another trunk")
 
     def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
-        from registry.methods.moe.recipe import trunk_document
-
         return {
             "to": self.name,
             **trunk_document(recipe, names),

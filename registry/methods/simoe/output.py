@@ -57,7 +57,7 @@ class Simoe(Output):
         return (plan.lead,)
 
     def card(self, plan: Plan) -> Card:
-        from registry.methods.simoe.card import simoe_card
+        from registry.methods.simoe.plan import simoe_card
 
         return simoe_card(plan)
 

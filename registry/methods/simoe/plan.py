@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from registry.checkpoint.trained_files import DELTA, MASK, ROW
+from registry.composition.card import digest_cell, license_cell
 from registry.composition.compatibility import make_subset
+from registry.composition.method import Card
 from registry.composition.plan import OutputTensor, Plan, Stacked, Stored
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import IncompatibleError, InvalidInputError
@@ -17,12 +19,6 @@ from registry.workspace import Workspace
 from store.catalog import VersionRecord
 
 CLASS_NAME = "SimoeForCausalLM"
-MASKS, ROUTER, PROMPT_TOKENS = "masks", "router", "prompt_tokens"
-
-
-def prompt_tokens(plan: Plan) -> int:
-    """Return the number of first tokens of a sequence, which give the experts their weights."""
-    return int(plan.members[0].content["simoe"]["prompt_tokens"])
 
 
 def config(plan: Plan) -> dict[str, Any]:
@@ -33,7 +29,7 @@ def config(plan: Plan) -> dict[str, Any]:
         **loading(plan, SIMOE_MODULE, "SimoeConfig"),
         "interpolated_layers": [_module(base, name) for name in base.family.layer_matrices(base.architecture)],
         "members": plan.names,
-        PROMPT_TOKENS: prompt_tokens(plan),
+        "prompt_tokens": int(plan.members[0].content["simoe"]["prompt_tokens"]),
         "vocab_size": base.architecture.vocab_size,
     }
 
@@ -49,7 +45,7 @@ def _tensors(members: tuple[Member, ...], base: Member, dtype: str | None) -> It
         array = f"{DELTA}{layer}"
         own = dtype or members[0].link("simoe", array).dtype
         yield OutputTensor(f"{_module(base, layer)}.delta", own, Stored(members[0], "simoe", array))
-    for name, array in ((MASKS, MASK), (ROUTER, ROW)):
+    for name, array in (("masks", MASK), ("router", ROW)):
         yield OutputTensor(name, members[0].link("simoe", array).dtype, Stacked(members, "simoe", array))
 
 
@@ -134,3 +130,28 @@ def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord:
             f"name one: --base {min(one.ref for one in found)}",
         )
     return found[-1]
+
+
+def simoe_card(plan: Plan) -> Card:
+    """Return the card of a SIMoE."""
+    trained, base = plan.members[0].content["simoe"], plan.lead
+    prompt = trained["prompt_tokens"]
+    first = f"the mean embedding of the first {prompt} tokens"
+    return Card(
+        tags=["simoe", plan.model_type],
+        title=" + ".join(plan.names),
+        intro=f"{len(plan.members)} sparse interpolated experts of one base model ({plan.model_type}), put together by "
+        "expert-registry.",
+        columns=("index", "expert", "content digest", "license"),
+        rows=[(str(i), one.name, digest_cell(one), license_cell(one)) for i, one in enumerate(plan.members)],
+        settings=[
+            ("base model", f"{base.name} `{base.version.digest}`"),
+            ("shared weights", f"`{trained['delta']}`, trained by {trained['experts']} experts together"),
+            ("router", f"{first} gives each expert its weight, for the whole sequence"),
+            ("parameters", f"{plan.parameters:,}, all of which run on every token"),
+        ],
+        notes="A linear layer of weight\nW gives W x + g ∘ (D x), where D is shared and g is the mean of the members' "
+        f"masks by their weights. Before there are\n{prompt} tokens, all experts have equal weights. The mask and the "
+        "router row of an expert that is no member are not\nhere; what D learned with it is.",
+        works=plan.output.works,
+    )

@@ -29,12 +29,12 @@ from registry.io.display import few
 from registry.io.dtypes import AUTO
 from registry.maths.soup_weights import coefficients, nearest_shares
 from registry.member import Member, load_member
-from registry.methods.soup.version import check_soup
+from registry.methods.soup.settings import check_soup
 from registry.names.reference import copy_name, require_list
 from registry.names.suggest import suggest
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
-from registry.training.coefficients import FitSettings, fit_coefficients
+from registry.training import FitSettings, fit_coefficients
 from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
 

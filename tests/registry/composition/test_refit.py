@@ -17,7 +17,7 @@ from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.refit import RIDGE
 from registry.member import Member
 from registry.methods.moe import passes
-from registry.methods.moe.refit import KnownChoice
+from registry.methods.moe.refit.choice import KnownChoice
 from registry.runtime.gates import force_expert
 from registry.runtime.layerwise import Layers
 from registry.runtime.loading import load_model

@@ -18,7 +18,7 @@ from torch import Tensor
 from registry.composition.plan import Plan
 from registry.families import NormOutput
 from registry.hosts.remote_code import HEAD_MAPS
-from registry.methods.moe.context.context_cost import context_cost
+from registry.methods.moe.plan import context_cost
 from registry.methods.moe.tensor_source import StoredSource
 from registry.runtime.gates import gates, record_routing
 from tests.conftest import Shared

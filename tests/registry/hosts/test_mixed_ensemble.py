@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from registry import Recipe, Registry
 from registry.errors import CheckpointError
-from registry.methods.ensemble.routings import ROUTINGS
+from registry.methods.ensemble.output import ROUTINGS
 from registry.runtime.folder_checks import check_ensemble_config
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code

@@ -18,8 +18,8 @@ from registry.maths.fixed_point import exponents_for
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk import combination as combination_module
 from registry.maths.trunk.combination import Combination, Rows
-from registry.maths.trunk.dare import kept
 from registry.maths.trunk.regmean import RIDGE, combine_together, products
+from registry.maths.trunk.task_vectors import kept
 from tests.registry.maths.drawn import normal
 
 DIGESTS = ["a" * 64, "b" * 64, "c" * 64]
