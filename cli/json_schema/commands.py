@@ -63,10 +63,6 @@ trained | object | A composition that was trained.
   digest | digest | The digest of the trained composition.
   out | text | The folder that was written.
 pushed | registry.hub.target.Pushed
-  repo_id | | ORG/NAME.
-  endpoint | | The Hub.
-  commit | | The commit with the files.
-  nbytes | | The size of all files.
 diagnosis | object | What was found in a model folder.
   folder | text | The folder.
   healthy | true or false | True if there is no error; there may be warnings.
@@ -93,7 +89,6 @@ compose | object | The composition that was written, or with --plan would be.
   pushed | pushed or null | The result of a push.
   check | diagnosis; may be absent | What was found in a model folder.
 row | registry.evaluation.results.Row + average + overall_accuracy + overall_load - losses | The scores of one model.
-  name | | Its name in the table.
   accuracy | | Share of its tokens whose first choice is its own expert, by layer.
   load | | Its share of all tokens, by layer.
   routing | | Experts' shares of its tokens' first choices, by layer.
@@ -134,7 +129,6 @@ reg check | registry.registration.register.Check
   label | | The checkpoint.
   family | | Its `model_type`.
   dtype | | The dtype of most weights.
-  parameters | | Weights, tied ones once.
   relations | list of relation
   overlaps | list of overlap or null
 reg collect | object | The collected statistics.
@@ -189,21 +183,15 @@ reg train-router | object | The composition whose routers were trained.
   * trained
 reg evaluate | list of row | The scores of one model.
 reg scores | list of registry.evaluation.accuracy_scores.AccuracyRow + average | The accuracies of one model.
-  name | | Its name.
 reg report | registry.report.data.ReportData - colours
-  digest | | The composition's digest.
   members | | The experts, in their order.
-    name | | The expert.
-    license | | Its license.
   routing | | The first choices of the tokens of each domain.
     weights | by domain: by expert: list of number
   scores | | The composition first.
-    name | | The model.
     kind | `composition`, `oracle`, `average`, `base`, `expert` | The kind of model.
   evaluated | | The data of scores and measured routing.
   active_experts | | Ascending, from the latest evaluation with --active-experts; empty without one.
     experts_per_token | | The number.
-    active_parameters | | Weights used for one token.
     score | by domain: number | Normalised: 100 is the domain's own expert.
     perplexity | by domain: number | Its perplexity.
     average | | Mean score, if every domain has one.
@@ -219,12 +207,8 @@ reg report | registry.report.data.ReportData - colours
     second | | Those of the other.
     overlap | | Mean overlap of a mask of one with a mask of the other.
   verdict | registry.report.data.Verdict | What the report says first.
-    text | | One or two sentences.
-    command | | The command that says more.
   warnings | | The gravest first.
-    text | | Sentences.
     mend | | What mends it.
-    command | | The command that mends it.
 reg route | object | A text and the routing of its tokens.
   experts | list of text | The experts' names, in their order.
   shares | by expert: number | Share of the tokens that it handles, over all layers.
@@ -256,12 +240,8 @@ reg opt-out | object | The opted-out versions, and the copies that remain.
   compositions | list of composition
   heirs | | The members of its latest mixtures that would get its tokens; only with --dry-run.
     composition | digest | The mixture.
-    ref | | The reference of a version: NAME@NUMBER.
     shares | by expert: number | Shares, predicted from counts of tokens.
   pushes | | The pushes of versions and compositions to the Hub.
-    repo | | ORG/NAME.
-    revision | | The branch, or the pull request.
-    endpoint | | The Hub.
     commit | | The commit; null if the push is not known to have ended.
   purged | | True with --purge.
   remains | | Files that could not be deleted yet, and old versions that a bucket keeps; empty if none.
@@ -276,7 +256,6 @@ reg show | object | A registered version.
   relations | list of relation | Distances to registered versions of the same shape, nearest first.
   training | registry.checkpoint.version_files.TrainingRecord or null | How reg train-expert trained it;
       null if it was not trained so.
-    steps | | Number of steps.
 shown composition | object | A composition that was made.
   * composition
   made_from | list of cli.commands.compositions.Source | The versions, as in `members`, with their state now.

@@ -4,7 +4,8 @@ A line is `NAME | KIND | MEANING`, with the fields of an object indented below i
 bars continues the one before, and `* NAME` stands for the fields of an earlier object. Kinds are those of docs/json.md,
 and the names of earlier objects: `whole number`, `list of text or null`, `by domain: number`, `version; may be absent`.
 An object can also be a dataclass, `list of package.module.Row + average - losses` (`class_fields`). A line on a field
-that there is already changes it: a kind or a meaning that is empty stays as it is.
+that there is already changes it: a kind or a meaning that is empty stays as it is. `USUAL` has the meanings of fields
+that have none of their own.
 
 Fields may be added to any object: readers should ignore unknown ones.
 """
@@ -28,6 +29,28 @@ _KINDS: dict[str, Schema] = {
     "true or false": {"type": "boolean"},
     "object": {"type": "object"},
 }
+USUAL = {
+    "active_parameters": "Weights used for one token.",
+    "bytes": "Their size.",
+    "command": "The command that mends it or says more.",
+    "commit": "The commit with the files.",
+    "digest": "The digest of its content.",
+    "endpoint": "The Hub.",
+    "license": "Its license.",
+    "name": "Its name.",
+    "nbytes": "The size of all files.",
+    "parameters": "Weights, tied ones once.",
+    "reason": "The same in words.",
+    "ref": "The reference of a version: NAME@NUMBER.",
+    "refs": "The versions.",
+    "repo": "ORG/NAME.",
+    "repo_id": "ORG/NAME.",
+    "revision": "The branch, or the pull request.",
+    "steps": "Number of steps.",
+    "text": "One or more sentences.",
+    "tokens": "Number of tokens.",
+}
+"""Name of a field → its usual meaning."""
 _WORDS = {"string": "text", "integer": "whole number", "boolean": "true or false"}
 
 
@@ -80,7 +103,7 @@ def _add_field(schema: Schema, name: str, kind: str, meaning: str, known: Mappin
     """Add a field to the object that a schema is of, or change it there; return its schema."""
     before = _within(schema, "")[0].get("properties", {}).get(name, {})
     own = kind.removesuffix(_ABSENT)
-    meaning = meaning or before.get("description", "")
+    meaning = meaning or before.get("description") or USUAL.get(name, "")
     field = (_schema_of(own, known) if own else before) | {"description": meaning}
     required = [] if kind.endswith(_ABSENT) else [name]
     _add_fields(schema, {"properties": {name: field}, "required": required})
