@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.options import Integer, advanced, file_path
+from cli.options import files, integer, number, option, options
 from cli.output import count
 from registry import composition
 from registry.calibration import Corpus
@@ -21,43 +20,20 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PREFIX = "fit_"
 """Beginning of the parameters' names."""
-_of_fit = partial(advanced, outputs=("dense",))
 
 
 def fit_options(does: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds --fit and the settings of a fit.
-
-    Args:
-        does: help of --fit in the command.
-    """
-
-    def add(command: Command) -> Command:
-        for option in (
-            _of_fit(
-                "--fit-device", metavar="DEVICE", help="With --fit: a torch device. [default: the GPU if any]"
-            ),
-            _of_fit(
-                "--fit-seed", type=Integer(0), metavar="N", default=0, show_default=True,
-                help="With --fit: seed of windows and their order.",
-            ),
-            _of_fit(
-                "--fit-lr", type=float, metavar="X", default=0.05, show_default=True,
-                help="With --fit: the highest learning rate of Adam, which bounds the change of one step.",
-            ),
-            _of_fit(
-                "--fit-steps", type=Integer(1), metavar="N", default=30, show_default=True,
-                help="With --fit: number of batches.",
-            ),
-            _of_fit(
-                "--fit-tokens", type=Integer(1), metavar="N", default=16_384, show_default=True,
-                help="With --fit: tokens of text to fit to.",
-            ),
-            _of_fit("--fit", multiple=True, type=file_path, metavar="FILE", help=f"{does} (repeatable)."),
-        ):  # fmt: skip
-            command = option(command)
-        return command
-
-    return add
+    """Return a decorator that adds --fit, with `does` as its help, and the settings of a fit."""
+    settings: dict[str, Any] = {"advanced": True, "outputs": ("dense",)}
+    rate = "With --fit: the highest learning rate of Adam, which bounds the change of one step."
+    return options(
+        files("--fit", f"{does} (repeatable).", **settings),
+        integer("--fit-tokens", "With --fit: tokens of text to fit to.", 16_384, **settings),
+        integer("--fit-steps", "With --fit: number of batches.", 30, **settings),
+        number("--fit-lr", rate, 0.05, **settings),
+        integer("--fit-seed", "With --fit: seed of windows and their order.", 0, least=0, **settings),
+        option("--fit-device", "DEVICE", "With --fit: a torch device. [default: the GPU if any]", **settings),
+    )
 
 
 def take_fit_settings(context: click.Context, settings: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ Headings = Mapping[str, Sequence[str]]
 """Heading → names of parameters, in the order of the help."""
 
 _COMPUTATION = ("batch_size", "device", "dtype", "max_memory", "ray", "num_gpus")
-_VERSION = ("tags", "license_id", "alias")
+_VERSION = ("tags", "license", "alias")
 
 RECIPE: Headings = {
     EXPERTS: ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),

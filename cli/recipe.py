@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.options import Choice, Integer, Option, file_path, split, unique_pairs
+from cli.options import Choice, Integer, file_path, flag, numbers, option, options, split
 from cli.session import Session
 from registry import composition
 from registry.composition.found import OUTPUTS
@@ -44,34 +44,15 @@ class Asked:
     from_base: int | None = None
 
 
-def _numbers(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, float]]:
-    def read(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
-        numbers = {}
-        for name, value in unique_pairs(f"NAME={what.upper()}")(context, option, tuple(split(texts))).items():
-            try:
-                numbers[name] = float(value)
-            except ValueError:
-                raise click.BadParameter(f"the {what} of {name} is {value!r}, not a number") from None
-        return numbers
-
-    return read
-
-
 def _option(described: Field) -> Callable[[Command], Command]:
     """Return the option of a field."""
     name, kind, limits = described.option, described.kind, described.limits
-    settings: dict[str, Any] = {
-        "cls": Option,
-        "advanced": described.advanced,
-        "outputs": described.outputs,
-        "help": described.help,
-    }
+    settings: dict[str, Any] = {"advanced": described.advanced, "outputs": described.outputs}
     if kind is OptionKind.SWITCH:
         if described.stands_for:
-            return click.option(name, is_flag=True, **settings)
-        off = f"--no-{name.removeprefix('--')}"
-        return click.option(f"{name}/{off}", default=described.default, show_default=True, **settings)
-    settings["metavar"] = described.metavar
+            return flag(name, described.help, **settings)
+        both = f"{name}/--no-{name.removeprefix('--')}"
+        return flag(both, described.help, default=described.default, show_default=True, **settings)
     if kind is OptionKind.CHOICE:
         settings["type"] = Choice(described.choices)
     elif kind is OptionKind.WHOLE and limits.least > float("-inf"):
@@ -79,40 +60,23 @@ def _option(described: Field) -> Callable[[Command], Command]:
     elif kind in (OptionKind.WHOLE, OptionKind.NUMBER):
         settings["type"] = int if kind is OptionKind.WHOLE else float
     elif kind is OptionKind.BY_MEMBER:
-        settings |= {"multiple": True, "callback": _numbers(described.called)}
-    if described.default in (None, {}) or described.default_with or described.group:
-        settings["help"] += f" [default: {described.default_text}]"
-    else:
-        settings |= {"default": described.default, "show_default": True}
-    return click.option(name, **settings)
+        settings |= {"multiple": True, "callback": numbers(described.called)}
+    text, default = described.help, described.default
+    if default in (None, {}) or described.default_with or described.group:
+        text, default = f"{text} [default: {described.default_text}]", None
+    return option(name, described.metavar, text, default=default, **settings)
 
 
-def experts_option(command: Command) -> Command:
-    """Add --experts, which a file of `--recipe` can replace."""
-    return click.option("--experts", multiple=True, metavar="A,B@2,…", help="The members, in any order.")(command)
+experts_option = option("--experts", "A,B@2,…", "The members, in any order.", multiple=True)
+"""--experts, which a file of `--recipe` can replace."""
+base_option = option("--base", "NAME[@V]", "The base model, for recipes that need one.")
 
 
-def recipe_options(*without: str, **defaults: Any) -> Callable[[Command], Command]:
-    """Add every option of a recipe but some, by parameter name, and `--recipe`; `asked` reads their values.
-
-    Args:
-        without: the fields to leave out.
-        defaults: fields that the command has other defaults of.
-    """
-
-    def add(command: Command) -> Command:
-        for name, described in reversed([*FIELDS.items()]):
-            if name not in without:
-                command = _option(replace(described, default=defaults.get(name, described.default)))(command)
-        return click.option(
-            "--recipe",
-            "recipe_path",
-            type=file_path,
-            metavar="FILE",
-            help="Read experts, base model and recipe from a YAML file or a composition.json; options win over it.",
-        )(command)
-
-    return add
+def recipe_options(*without: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds `--recipe` and every option of a recipe but some; `asked` reads their values."""
+    text = "Read experts, base model and recipe from a YAML file or a composition.json; options win over it."
+    fields = [_option(described) for name, described in FIELDS.items() if name not in without]
+    return options(option("--recipe", "FILE", text, "recipe_path", type=file_path), *fields)
 
 
 def asked(
@@ -121,7 +85,6 @@ def asked(
     experts: Sequence[str],
     base: str | None,
     settings: dict[str, Any],
-    defaults: Mapping[str, Any] | None = None,
     *,
     checks_base: bool = True,
 ) -> Asked:
@@ -135,7 +98,6 @@ def asked(
         experts: the values of --experts.
         base: the value of --base.
         settings: the values of `recipe_options`, and that of --from-base in a command that has it.
-        defaults: fields that this command has other defaults of.
         checks_base: refuse a base model that is not registered, before the recipe is made.
 
     Raises:
@@ -147,7 +109,7 @@ def asked(
     file = None if path is None else composition.read_recipe(path)
     if copies := _copies(context, experts, settings, file):
         return _asked_copies(session, base, copies, given, file)
-    _check_options(given, dict(defaults or {}) if file is None else file.values)
+    _check_options(given, {} if file is None else file.values)
     if file is not None:  # what the options name is not looked up in the file
         file = replace(file, members=() if experts else file.members, base_member=None if base else file.base_member)
         if file.members or file.base_member:
@@ -160,7 +122,7 @@ def asked(
     if base is not None and checks_base:
         check_members(session, [base], kind="base")
     if file is None:
-        return Asked(refs, Recipe.of_fields({**(defaults or {}), **given}), base)
+        return Asked(refs, Recipe.of_fields(given), base)
     asked_for = set(given)
     if experts:
         given = _of_members(file, refs) | given

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import command
-from cli.options import file_path, flag
+from cli.options import file, flag
 from cli.output import as_json, count, done, print_json, progress, short
 from cli.score_tables import print_tables, tables_of
 from registry.demo.domains import check_demo_folder
@@ -22,9 +22,7 @@ _MIXED = (
 
 
 @command("reg demo", "reg demo --out demo --force")
-@click.option(
-    "--out", type=file_path, metavar="DIR", default=Path("demo"), show_default=True, help="The folder to write to."
-)
+@file("--out", "DIR", "The folder to write to.", default=Path("demo"))
 @flag("--force", "Make a demo again in the folder of an earlier one, with its registry; other files there stay.")
 @as_json
 def demo(out: Path, force: bool, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import click
 
 from cli.next_steps import evaluating
 from cli.option_groups import AUDIT, command
-from cli.options import composed_path, device, file_path, files, flag, integer, lists, number
+from cli.options import composed_path, device, file, files, flag, integer, lists, number, option
 from cli.output import (
     as_json,
     done,
@@ -40,13 +40,13 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
     "reg doctor checkpoints/math --quick",
 )
 @click.argument("folder", metavar="FOLDER", type=composed_path)
-@click.option(
+@option(
     "--data",
-    multiple=True,
-    metavar="DOMAIN=FILE",
-    callback=lists("DOMAIN=FILE", Path),
-    help="Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
+    "DOMAIN=FILE",
+    "Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
     "sampled; else a few built-in passages]",
+    multiple=True,
+    callback=lists("DOMAIN=FILE", Path),
 )
 @flag("--quick", "Read files and weights, and run nothing.")
 @flag("--every-check", "Print a line for each check that was skipped too.")
@@ -122,7 +122,7 @@ def _severity(finding: Finding) -> str:
 
 @command("reg reproduce moe/", "reg reproduce moe/ --out again/")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
-@click.option("--out", type=file_path, metavar="DIR", help="Keep the new composition in this folder; absent or empty.")
+@file("--out", "DIR", "Keep the new composition in this folder; absent or empty.")
 @as_json
 @pass_session
 @click.pass_context

@@ -8,12 +8,12 @@ import click
 
 from cli.next_steps import composing, composing_as_typed, reporting
 from cli.option_groups import EVALUATION, command
-from cli.options import advanced, composed_path, file_path, flag, integer, lists, pairs, split
+from cli.options import composed_path, file_path, flag, integer, lists, option, pairs, split
 from cli.output import next_step, print_json
-from cli.recipe import asked, check_members, recipe_options
+from cli.recipe import asked, base_option, check_members, recipe_options
 from cli.score_tables import Table, figure, print_csv, print_tables, ranking_of, tables_of, wide_table
 from cli.session import Session, pass_session
-from cli.shared_options import cluster_options, connected, forms, scoring
+from cli.shared_options import cluster_options, connected, forms, scoring, take
 from cli.version_output import warn_of_opted_out
 from registry.calibration.corpus import check_files
 from registry.composition.recipe.fields import FIELDS
@@ -74,46 +74,45 @@ def _value(name: str, text: str) -> Any:
 @flag("--baselines", "Add rows for the base model, the experts, and a model of their averaged weights.")
 @flag("--oracle", "Add a row for every mixture with each domain's tokens sent to its own expert: the upper bound.")
 @flag("--speed", "Add every mixture's time per token, relative to a dense expert measured alternately.", advanced=True)
-@click.option(
+@option(
     "--experts",
+    "A,B@2,…",
+    "Compose these experts too, with each of --methods and for each value of --sweep.",
     multiple=True,
-    metavar="A,B@2,…",
-    help="Compose these experts too, with each of --methods and for each value of --sweep.",
 )
-@click.option(
+@option(
     "--methods",
+    "all|NAME,…",
+    "Methods that compose --experts; each composition is scored, then deleted.",
     multiple=True,
-    metavar="all|NAME,…",
-    help="Methods that compose --experts; each composition is scored, then deleted.",
 )
-@click.option(
+@option(
     "--sweep",
+    "FIELD=V1,V2,…",
+    "Compose --experts once for each value of one field of a recipe, such as lam, top_k, temperature, scale.",
     multiple=True,
-    metavar="FIELD=V1,V2,…",
     callback=_sweep,
-    help="Compose --experts once for each value of one field of a recipe, such as lam, top_k, temperature, scale.",
 )
-@click.option(
+@option(
     "--recipe",
+    "FILE",
+    "With --sweep: experts, base model and the recipe to change, from a YAML file or a composition.json. "
+    "[default: the default recipe]",
     "recipe_path",
     type=file_path,
-    metavar="FILE",
-    help="With --sweep: experts, base model and the recipe to change, from a YAML file or a composition.json. "
-    "[default: the default recipe]",
 )
-@click.option(
-    "--base", metavar="NAME[@V]", help="The base model of --methods and --sweep. [default: the only one registered]"
-)
+@option("--base", "NAME[@V]", "The base model of --methods and --sweep. [default: the only one registered]")
 @integer(
     "--seeds",
     "Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
     advanced=True,
 )
-@advanced(
+@option(
     "--active-experts",
-    metavar="all|N,…",
+    "all|N,…",
+    "Add a row for every folder and each of these numbers of experts per token.",
     callback=_counts,
-    help="Add a row for every folder and each of these numbers of experts per token.",
+    advanced=True,
 )
 @cluster_options
 @forms
@@ -125,16 +124,11 @@ def evaluate(
     /,
     folders: tuple[Path, ...],
     data: dict[str, list[Path]],
-    baselines: bool,
-    oracle: bool,
-    speed: bool,
     experts: tuple[str, ...],
     methods: tuple[str, ...],
     sweep: dict[str, list[Any]],
     recipe_path: Path | None,
     base: str | None,
-    seeds: int | None,
-    active_experts: list[int] | Literal["all"],
     ray: str | None,
     num_gpus: float | None,
     as_json: bool,
@@ -167,9 +161,9 @@ def evaluate(
         )
     if recipe_path is None and bool(experts) != bool(methods or sweep):
         raise click.UsageError("--experts and --methods go together; so do --experts and --sweep.")
-    if active_experts and not folders:
+    if settings["active_experts"] and not folders:
         raise click.UsageError("--active-experts needs a FOLDER.")
-    if seeds is not None and not methods:
+    if settings["seeds"] is not None and not methods:
         raise click.UsageError("--seeds goes with --methods.")
     named_methods(split(methods))
     refs, recipe = split(experts), None
@@ -182,21 +176,9 @@ def evaluate(
 
     with connected(ray, num_gpus) as cluster, session.registry(create=True, cluster=cluster) as registry:
         warn_of_opted_out(registry, folders)
-        rows = registry.evaluate(
-            folders,
-            data,
-            TestSettings(**settings),
-            baselines=baselines,
-            oracle=oracle,
-            speed=speed,
-            experts=refs,
-            methods=split(methods),
-            base=base,
-            seeds=seeds,
-            active_experts=active_experts,
-            recipe=recipe,
-            sweep=sweep,
-        )
+        tested = take(TestSettings, settings)
+        composed: dict[str, Any] = {"experts": refs, "methods": split(methods), "recipe": recipe, "sweep": sweep}
+        rows = registry.evaluate(folders, data, tested, **composed, base=base, **settings)
     if as_json:
         print_json([row.document() for row in rows])
     elif as_csv:
@@ -204,24 +186,25 @@ def evaluate(
     else:
         ranking = ranking_of(rows) if methods or sweep or len(folders) > 1 else []
         print_tables([*tables_of(rows, list(data)), *ranking], as_markdown=as_markdown)
-    composed = [folder for folder in folders if (folder / MARKER).is_file()]
-    if composed and not (as_csv or as_markdown):
-        next_step(reporting(composed[0]))
-    elif refs and not (as_csv or as_markdown):
+    if as_csv or as_markdown:
+        return
+    if mixtures := [folder for folder in folders if (folder / MARKER).is_file()]:
+        next_step(reporting(mixtures[0]))
+    elif refs:
         next_step(composing(refs, *(["--base", base] if base else [])))
 
 
 @command("reg continual --schedule code,math --data code=c.jsonl --data math=m.jsonl")
-@click.option(
+@option(
     "--schedule",
+    "A,B@2,…",
+    "The experts in the order in which they join; each needs --data under its name.",
     multiple=True,
     required=True,
-    metavar="A,B@2,…",
-    help="The experts in the order in which they join; each needs --data under its name.",
 )
 @scoring(required=True)
 @recipe_options("to", "routing", "routing_tokens", "mixing", "lead", "dtype", "device")
-@click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
+@base_option
 @forms
 @pass_session
 @click.pass_context
@@ -231,15 +214,10 @@ def continual(
     /,
     schedule: tuple[str, ...],
     data: dict[str, list[Path]],
+    base: str | None,
     as_json: bool,
     as_markdown: bool,
     as_csv: bool,
-    base: str | None,
-    windows: int,
-    seq_len: int,
-    batch_size: int,
-    device: str | None,
-    dtype: str,
     **settings: Any,
 ) -> None:
     """Print the score of each domain after each expert joins, with forgetting and backward transfer.
@@ -249,11 +227,11 @@ def continual(
     the earlier domains (Chaudhry et al. 2018). Backward transfer: a domain's last score minus its score when it joined
     (Lopez-Paz & Ranzato 2017).
     """
-    check_files(data)
-    wanted = asked(context, session, schedule, base, settings)
     from registry import TestSettings
 
-    tested = TestSettings(windows, seq_len, batch_size, device, dtype)
+    check_files(data)
+    tested = take(TestSettings, settings)
+    wanted = asked(context, session, schedule, base, settings)
     with session.registry() as registry:
         result = registry.continual(wanted.experts, data, tested, wanted.recipe, base=wanted.base)
     if as_json:
@@ -279,22 +257,22 @@ def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:
 
 
 @command("reg scores --task math=gsm8k --accuracy math=math.json --accuracy moe=moe.json")
-@click.option(
+@option(
     "--accuracy",
+    "NAME=FILE",
+    "A model and its results_*.json of lm_eval (repeatable). A domain's own expert has the domain's name.",
     "files",
     multiple=True,
     required=True,
-    metavar="NAME=FILE",
-    help="A model and its results_*.json of lm_eval (repeatable). A domain's own expert has the domain's name.",
     callback=lists("NAME=FILE", str),
 )
-@click.option(
+@option(
     "--task",
+    "DOMAIN=TASK[:METRIC]",
+    "A task of a domain (repeatable), with its metric if the files have several: math=gsm8k:exact_match.",
     "tasks",
     multiple=True,
     required=True,
-    metavar="DOMAIN=TASK[:METRIC]",
-    help="A task of a domain (repeatable), with its metric if the files have several: math=gsm8k:exact_match.",
     callback=lists("DOMAIN=TASK[:METRIC]", str),
 )
 @forms

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import CommandGroup, GroupedCommand, command
-from cli.options import composed_path, file_path, flag
+from cli.options import composed_path, file, file_path, flag, option
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, reg_line, short, size
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
@@ -29,9 +29,7 @@ _LEAST_SHARE = 0.01
 @command("reg opt-out math", "reg opt-out math@1 --purge --yes", "reg opt-out math --purge --receipt math-receipt.json")
 @click.argument("ref", metavar="NAME[@V]")
 @flag("--purge", "Delete everything except name, digests and times; arrays that another version uses stay.")
-@click.option(
-    "--receipt", type=file_path, metavar="FILE", help="Write a receipt to a new file; reg receipt verify checks it."
-)
+@file("--receipt", "FILE", "Write a receipt to a new file; reg receipt verify checks it.")
 @flag("--dry-run", "Print what would be withdrawn, deleted and left, and change nothing.")
 @flag("--yes", "Do not ask.")
 @as_json
@@ -179,13 +177,13 @@ def receipt() -> None:
     examples=("reg receipt verify math-receipt.json", "reg receipt verify math-receipt.json --folder moe/"),
 )
 @click.argument("file", metavar="FILE", type=file_path)
-@click.option(
+@option(
     "--folder",
+    "DIR",
+    "A composed folder that must be intact and free of withdrawn versions (repeatable).",
     "folders",
     multiple=True,
     type=composed_path,
-    metavar="DIR",
-    help="A composed folder that must be intact and free of withdrawn versions (repeatable).",
 )
 @as_json
 @pass_session

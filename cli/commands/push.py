@@ -8,7 +8,7 @@ import click
 
 from cli.next_steps import loading
 from cli.option_groups import command
-from cli.options import composed_path, flag
+from cli.options import composed_path, flag, option
 from cli.output import announce, as_json, done, next_step, print_json, short, size
 from cli.session import Session, pass_session
 from cli.shared_options import hub_target
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 @command("reg push moe/ ORG/code-math --license apache-2.0", "reg push moe/ ORG/code-math --private --revision v1")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @hub_target
-@click.option(
+@option(
     "--license",
+    "ID",
+    "The license of the whole, an identifier of the Hub. [default: derived from the members' licenses]",
     "license_id",
-    metavar="ID",
-    help="The license of the whole, an identifier of the Hub. [default: derived from the members' licenses]",
 )
 @as_json
 @pass_session

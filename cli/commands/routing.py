@@ -11,9 +11,9 @@ import click
 
 from cli.next_steps import composing_as_typed, evaluating, reporting
 from cli.option_groups import EVALUATION, command
-from cli.options import Integer, composed_path, composed_text, device, file_path, flag
+from cli.options import Integer, composed_path, composed_text, device, file, flag, option
 from cli.output import allows_colour, as_json, done, is_quiet, next_step, note, print_json, print_line, print_table
-from cli.recipe import asked, experts_option, recipe_options
+from cli.recipe import asked, base_option, experts_option, recipe_options
 from cli.session import Session, pass_session
 from cli.shared_options import scoring
 from cli.version_output import warn_of_folder, warn_of_opted_out
@@ -34,7 +34,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @command('reg route moe/ "def add(a, b): return a + b"', "reg route moe/ - --every-layer < text.txt")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @click.argument("text", metavar="TEXT")
-@click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
+@option("--layer", "L", "Show this layer (repeatable).", "layers", type=Integer(0), multiple=True)
 @flag("--every-layer", "Show each layer, one after the other.")
 @flag("--weights", "Print a table of every expert's weight at each token.")
 @device
@@ -139,7 +139,7 @@ _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating
 @command("reg preview --experts code,math", "reg preview --experts code,math,law --router random")
 @experts_option
 @recipe_options(*_WITHOUT)
-@click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
+@base_option
 @as_json
 @pass_session
 @click.pass_context
@@ -216,7 +216,7 @@ def _print(prediction: "Preview") -> None:
 )
 @click.argument("composition", metavar="FOLDER|DIGEST", type=composed_text)
 @scoring(required=False)
-@click.option("--out", type=file_path, metavar="FILE", help="The page to write; optional with --json.")
+@file("--out", "FILE", "The page to write; optional with --json.")
 @flag("--force", "Replace --out.")
 @as_json
 @pass_session

@@ -6,22 +6,23 @@ from typing import Any
 import click
 
 from cli.option_groups import TRAINING, command
-from cli.options import choice, composed_path, device, file_path, flag, integer, number, options, split
+from cli.options import choice, composed_path, device, file, file_path, flag, integer, number, option, options, split
 from cli.output import as_json, done, next_step, print_json, print_table
 from cli.session import Session, pass_session
 from cli.training import print_trained, trained_as_worker, training_options, weight_products
 from registry.names.suggest import fresh
 
 _data_and_out = options(
-    click.option(
+    option(
         "--data",
+        "FILE|NAME",
+        "Training text: .txt, .jsonl, .jsonl.gz, .parquet; or a member registered with --keep-calibration "
+        "(repeatable; each provides the same number of windows).",
         multiple=True,
         required=True,
-        metavar="FILE|NAME",
-        help="Training text: .txt, .jsonl, .jsonl.gz, .parquet; or a member registered with --keep-calibration "
-        "(repeatable; each provides the same number of windows).",
     ),
-    click.option("--out", type=file_path, required=True, metavar="DIR", help="The folder to write."),
+    file("--out", "DIR", "The folder to write.", required=True),
+    flag("--force", "Replace --out if it is an earlier composition."),
 )
 
 
@@ -48,7 +49,6 @@ _data_and_out = options(
     balance="0.01; routers: 0",
 )
 @weight_products("float32 for routers alone")
-@flag("--force", "Replace --out if it is an earlier composition.")
 @as_json
 @pass_session
 def train(
@@ -95,7 +95,6 @@ def train(
     "float32",
     advanced=True,
 )
-@flag("--force", "Replace --out if it is an earlier composition.")
 @as_json
 @pass_session
 def train_router(
@@ -120,9 +119,9 @@ _SCORE = (
 
 @command("reg proxy public.jsonl --experts law,math --base base --out proxy/")
 @click.argument("files", metavar="FILE…", type=file_path, nargs=-1, required=True)
-@click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The experts, in any order.")
-@click.option("--base", metavar="NAME[@V]", help="The base model. [default: the only one registered]")
-@click.option("--out", required=True, type=file_path, metavar="DIR", help="The folder to write; it appears whole.")
+@option("--experts", "A,B@2,…", "The experts, in any order.", multiple=True, required=True)
+@option("--base", "NAME[@V]", "The base model. [default: the only one registered]")
+@file("--out", "DIR", "The folder to write; it appears whole.", required=True)
 @integer("--documents", "Documents for each expert.", 500)
 @device
 @as_json

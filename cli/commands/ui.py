@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import command
-from cli.options import flag
+from cli.options import flag, option
 from cli.output import as_json, done, print_json
 from cli.session import Session, pass_session
 from registry.errors import StorageError
@@ -27,14 +27,7 @@ DEFAULT_PORT = 8321
 
 
 @command("reg ui --open", "reg ui --port 0")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    metavar="N",
-    default=DEFAULT_PORT,
-    show_default=True,
-    help="The port; 0 for any free one.",
-)
+@option("--port", "N", "The port; 0 for any free one.", default=DEFAULT_PORT, type=click.IntRange(0, 65535))
 @flag("--open", "Open the pages in the browser.", "open_browser")
 @flag(
     "--write",

@@ -9,7 +9,7 @@ import click
 from cli.commands.compositions import show_composition
 from cli.next_steps import after_registration, evaluating
 from cli.option_groups import command
-from cli.options import choice, file_path, flag, integer, unique_pairs
+from cli.options import choice, file, flag, integer, option, unique_pairs
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
@@ -26,13 +26,8 @@ SCREENFUL = 50
 
 @command("reg list", "reg list --kind expert --tag language=en", "reg list --all --limit 20", name="list")
 @choice("--kind", ["expert", "base"], "Only one kind: expert or base.")
-@click.option(
-    "--tag",
-    "tags",
-    multiple=True,
-    metavar="K=V",
-    help="Only versions with this tag (repeatable).",
-    callback=unique_pairs("K=V"),
+@option(
+    "--tag", "K=V", "Only versions with this tag (repeatable).", "tags", multiple=True, callback=unique_pairs("K=V")
 )
 @flag("--all", "Include opted-out versions.", "everything")
 @integer("--limit", f"Maximum number of versions. [default: {SCREENFUL}; with --json or --quiet all]")
@@ -229,7 +224,7 @@ def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -
 
 @command("reg export math --out math/", "reg export math@1 --out math-1/")
 @click.argument("ref", metavar="NAME[@V]")
-@click.option("--out", type=file_path, metavar="DIR", required=True, help="The folder to write; absent or empty.")
+@file("--out", "DIR", "The folder to write; absent or empty.", required=True)
 @as_json
 @pass_session
 def export(session: Session, ref: str, out: Path, as_json: bool) -> None:
