@@ -11,7 +11,6 @@ from cli.options import Option, bring_copies
 from cli.output import reg_line
 from registry.composition.found import OUTPUTS
 from registry.composition.recipe.fields import FIELDS
-from registry.composition.recipe.option import Option as Field
 from registry.names.suggest import suggest
 
 FEW = 8
@@ -20,27 +19,13 @@ FEW = 8
 MOST = 15
 """Number of options up to which a command's help lists all of them."""
 
-EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = (
-    "Experts",
-    "Output",
-    "Trunk",
-    "Fit of coefficients to text",
-    "Router",
-    "Refinement, on kept tokens",
-    "Whole members, with --to ensemble or hetero",
-    "Test text",
-    "Hub",
-    "Common",
-)
-"""Headings of a command with a recipe, in the order of its help."""
-
 _TYPED = f"{__name__}.typed"
 """Key of the words after the command."""
 _EVERY, _OUTPUT = f"{__name__}.every", f"{__name__}.output"
 """Keys of what help lists in place of the options that most people need: all, or those of one output."""
 
-OPTIONS = "Options"
-"""Heading of a command with few options."""
+COMMON = "Common"
+"""Heading of the options that belong to no other."""
 
 Headings = Mapping[str, Sequence[str]]
 """Heading → names of parameters, in the order of the help."""
@@ -48,19 +33,21 @@ Headings = Mapping[str, Sequence[str]]
 _COMPUTATION = ("batch_size", "device", "dtype", "max_memory", "ray", "num_gpus")
 _VERSION = ("tags", "license", "alias")
 
+_FIT = ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device")
+
 RECIPE: Headings = {
-    EXPERTS: ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),
-    OUTPUT: (
+    "Experts": ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),
+    "Output": (
         *("out", "ray", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "check", "force"),
         *("as_markdown", "as_csv"),
     ),
-    TRUNK: (),
-    FIT: ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device"),
-    ROUTER: ("top_k", "temperature"),
-    REFINEMENT: ("refine", "refine_mlp", "device"),
-    ENSEMBLES: (),
-    TEXT: ("data", "windows", "seq_len", "batch_size"),
-    HUB: ("repo", "private", "license_id"),
+    "Trunk": (),
+    "Fit of coefficients to text": _FIT,
+    "Router": ("top_k", "temperature"),
+    "Refinement, on kept tokens": ("refine", "refine_mlp", "device"),
+    "Whole members, with --to ensemble or hetero": (),
+    "Test text": ("data", "windows", "seq_len", "batch_size"),
+    "Hub": ("repo", "private", "license_id"),
 }
 """Headings of the commands that compose; the fields of a recipe are placed by what they are."""
 
@@ -87,7 +74,7 @@ TRAINING: Headings = {
 """Headings of the commands that train."""
 
 EVALUATION: Headings = {
-    TEXT: ("data", "windows", "seq_len"),
+    "Test text": ("data", "windows", "seq_len"),
     "Rows": ("baselines", "oracle", "speed", "active_experts"),
     "Experts to compose": ("experts", "methods", "sweep", "recipe_path", "base", "seeds"),
     "Computation": _COMPUTATION,
@@ -102,17 +89,16 @@ AUDIT: Headings = {
 }
 """Headings of the audit of what models repeat from their text."""
 
-INSTANTIATION: Headings = {"Output": ("out", "force"), "Mix of domains": ("weights", "like"), FIT: RECIPE[FIT]}
+INSTANTIATION: Headings = {
+    "Output": ("out", "force"),
+    "Mix of domains": ("weights", "like"),
+    "Fit of coefficients to text": _FIT,
+}
 """Headings of the command that makes one model from a soup."""
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists many options under headings, the most needed ones first, and ends with examples.
-
-    Args:
-        examples: lines to type, from `reg` on.
-        headings: the headings of a command with many options.
-    """
+    """A command whose help lists many options under headings, the most needed ones first, and ends with examples."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), headings: Headings = RECIPE, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -236,10 +222,7 @@ def typed_words(
 ) -> list[str]:
     """Return the arguments and options of a command as they were typed, for another command that has them too.
 
-    Args:
-        context: the command's.
-        without: names of parameters to leave out.
-        renamed: name of a parameter → another option for its values.
+    Parameters in `without` are left out; `renamed` has other options for the values of some.
     """
     parser = context.command.make_parser(context)
     values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])
@@ -263,6 +246,8 @@ def typed_words(
 class CommandGroup(click.Group):
     """A group whose help lists its commands by their first paragraphs, none of them cut."""
 
+    command_class = GroupedCommand
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands."""
         with formatter.section("Commands"):
@@ -280,7 +265,7 @@ def grouped(
     """
     options = [option for option in parameters if isinstance(option, click.Option) and not option.hidden]
     if len(options) <= FEW:
-        return [(OPTIONS, [*options])]
+        return [("Options", [*options])]
     found: dict[str, list[click.Parameter]] = {}
     for option in options:
         found.setdefault(heading_of(str(option.name), headings), []).append(option)
@@ -292,12 +277,10 @@ def heading_of(name: str, headings: Headings = RECIPE) -> str:
     for heading, names in headings.items():
         if name in names:
             return heading
-    return _heading_of_field(FIELDS[name]) if headings is RECIPE and name in FIELDS else COMMON
-
-
-def _heading_of_field(field: Field) -> str:
-    if field.name == "trunk" or "trunk" in field.only_with:
-        return TRUNK
-    if not any(OUTPUTS[output].is_combined for output in field.outputs):
-        return ENSEMBLES
-    return ROUTER
+    if headings is not RECIPE or name not in FIELDS:
+        return COMMON
+    field = FIELDS[name]
+    if name == "trunk" or "trunk" in field.only_with:
+        return "Trunk"
+    is_combined = any(OUTPUTS[output].is_combined for output in field.outputs)
+    return "Router" if is_combined else "Whole members, with --to ensemble or hetero"

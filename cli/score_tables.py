@@ -87,7 +87,7 @@ def wide_table(rows: "Sequence[Row]", domains: Sequence[str]) -> Table:
     """Return all figures in one table, one line per model; missing figures are empty."""
     lines = [_wide(row, domains) for row in rows]
     columns = list(dict.fromkeys(column for line in lines for column in line))
-    return Table(columns, [["" if (cell := line.get(c)) is None else str(cell) for c in columns] for line in lines])
+    return Table(columns, [[exact(line.get(column)) for column in columns] for line in lines])
 
 
 def _wide(row: "Row", domains: Sequence[str]) -> dict[str, str | float | None]:
@@ -155,7 +155,7 @@ def _figures(values: Mapping[str, float], spread: Mapping[str, float], domains: 
 def _accuracy(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     known = [domain for domain in domains if any(domain in row.accuracy for row in rows)]
     lines = [
-        [shown_name(row.name), *(_share(row.overall_accuracy.get(domain)) for domain in known)]
+        [shown_name(row.name), *(share(row.overall_accuracy.get(domain)) for domain in known)]
         for row in rows
         if row.accuracy
     ]
@@ -165,9 +165,7 @@ def _accuracy(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
 def _load(rows: "Sequence[Row]") -> list[Table]:
     experts = list(dict.fromkeys(expert for row in rows for expert in row.load))
     lines = [
-        [shown_name(row.name), *(_share(row.overall_load.get(expert)) for expert in experts)]
-        for row in rows
-        if row.load
+        [shown_name(row.name), *(share(row.overall_load.get(expert)) for expert in experts)] for row in rows if row.load
     ]
     return [Table(("load", *experts), lines)] if lines else []
 
@@ -188,5 +186,11 @@ def _cost(rows: "Sequence[Row]") -> list[Table]:
     return [Table(header, lines)] if any(row.load for row in rows) else []
 
 
-def _share(value: float | None) -> str:
+def share(value: float | None) -> str:
+    """Format a share for a table; empty for None."""
     return "" if value is None else f"{value:.1%}"
+
+
+def exact(value: object) -> str:
+    """Return a figure with all its digits, for CSV; empty for None."""
+    return "" if value is None else str(value)

@@ -11,7 +11,7 @@ from cli.option_groups import EVALUATION, command
 from cli.options import composed_path, file_path, flag, integer, lists, option, pairs, split
 from cli.output import next_step, print_json
 from cli.recipe import asked, base_option, check_members, recipe_options
-from cli.score_tables import Table, figure, print_csv, print_tables, ranking_of, tables_of, wide_table
+from cli.score_tables import Table, exact, figure, print_csv, print_tables, ranking_of, share, tables_of, wide_table
 from cli.session import Session, pass_session
 from cli.shared_options import cluster_options, connected, forms, scoring, take
 from cli.version_output import warn_of_opted_out
@@ -237,7 +237,7 @@ def continual(
     if as_json:
         print_json(result.document())
     elif as_csv:
-        print_csv(_table(result, lambda value: "" if value is None else str(value)))
+        print_csv(_table(result, exact))
     else:
         print_tables([_table(result, figure)], as_markdown=as_markdown)
     if not (as_csv or as_markdown):
@@ -303,7 +303,7 @@ def _columns(rows: "Sequence[AccuracyRow]") -> list[tuple[str, str]]:
 def _tables(rows: "Sequence[AccuracyRow]") -> list[Table]:
     columns = _columns(rows)
     accuracies = [
-        [row.name, *(_share(row.accuracy.get(domain, {}).get(task)) for domain, task in columns)] for row in rows
+        [row.name, *(share(row.accuracy.get(domain, {}).get(task)) for domain, task in columns)] for row in rows
     ]
     domains = list(rows[0].metric)
     scored = [[row.name, *(figure(row.score.get(domain)) for domain in domains), figure(row.average)] for row in rows]
@@ -320,18 +320,10 @@ def _wide(rows: "Sequence[AccuracyRow]") -> Table:
         [
             [
                 row.name,
-                *(_exact(row.accuracy.get(domain, {}).get(task)) for domain, task in columns),
-                *(_exact(row.score.get(domain)) for domain in domains),
-                _exact(row.average),
+                *(exact(row.accuracy.get(domain, {}).get(task)) for domain, task in columns),
+                *(exact(row.score.get(domain)) for domain in domains),
+                exact(row.average),
             ]
             for row in rows
         ],
     )
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _exact(value: float | None) -> str:
-    return "" if value is None else str(value)

@@ -4,7 +4,7 @@ import shlex
 
 import click
 
-from cli.option_groups import CommandGroup, GroupedCommand, command
+from cli.option_groups import CommandGroup, command
 from cli.options import flag
 from cli.output import announce, as_json, count, done, next_step, note, print_json, progress, short, size
 from cli.session import Session, pass_session
@@ -88,7 +88,6 @@ def arrays() -> None:
 
 @arrays.command(
     "copy",
-    cls=GroupedCommand,
     examples=(
         "reg arrays copy ~/.local/share/reg/arrays s3://bucket/team",
         "reg arrays copy s3://bucket/team /data/arrays",
@@ -128,7 +127,7 @@ def db() -> None:
     """Show or upgrade the schema of the catalog, or copy it: reg db current, reg db upgrade, reg db copy."""
 
 
-@db.command(cls=GroupedCommand, examples=("reg db current",))
+@db.command(examples=("reg db current",))
 @as_json
 @pass_session
 def current(session: Session, as_json: bool) -> None:
@@ -144,7 +143,7 @@ def current(session: Session, as_json: bool) -> None:
             next_step(["db", "upgrade"])
 
 
-@db.command(cls=GroupedCommand, examples=("reg db upgrade",))
+@db.command(examples=("reg db upgrade",))
 @as_json
 @pass_session
 def upgrade(session: Session, as_json: bool) -> None:
@@ -171,9 +170,7 @@ def upgrade(session: Session, as_json: bool) -> None:
     next_step(["verify"])
 
 
-@db.command(
-    "copy", cls=GroupedCommand, examples=("reg db copy sqlite:////srv/reg/catalog.sqlite postgresql://me@db/reg",)
-)
+@db.command("copy", examples=("reg db copy sqlite:////srv/reg/catalog.sqlite postgresql://me@db/reg",))
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 @as_json

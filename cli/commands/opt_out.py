@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.option_groups import CommandGroup, GroupedCommand, command
+from cli.option_groups import CommandGroup, command
 from cli.options import composed_path, file, file_path, flag, option
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, reg_line, short, size
 from cli.session import Session, pass_session
@@ -173,7 +173,6 @@ def receipt() -> None:
 
 
 @receipt.command(
-    cls=GroupedCommand,
     examples=("reg receipt verify math-receipt.json", "reg receipt verify math-receipt.json --folder moe/"),
 )
 @click.argument("file", metavar="FILE", type=file_path)

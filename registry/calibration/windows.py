@@ -31,7 +31,6 @@ from registry.errors import CalibrationError, CheckpointError, first_line, is_fo
 
 _CHARACTERS_PER_TOKEN = 8
 _WORD_CHARACTERS = 64
-_EMPTY = ("its files hold no text", "give --data files that hold text")
 
 
 def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, seed: int) -> Calibration:
@@ -44,7 +43,7 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
     """
     sizes = [len(document.text) for document in corpus]
     if not sizes:
-        raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
+        raise _without_text(corpus)
     count = max(1, -(-tokens // seq_len))
     draw, total = random.Random(seed), sum(sizes)
     if total < count * seq_len * _CHARACTERS_PER_TOKEN:
@@ -75,7 +74,7 @@ def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len:
     windows = (_piece(document, 0, seq_len, tokenizer) for n, document in enumerate(corpus) if n in chosen)
     found = _filled(windows, count, seq_len, corpus.label)
     if not len(found.ids):
-        raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
+        raise _without_text(corpus)
     return found
 
 
@@ -89,12 +88,16 @@ def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int,
     random.Random(seed).shuffle(documents)
     stream = _stream(documents, tokenizer)
     if not len(stream):
-        raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
+        raise _without_text(corpus)
     if len(stream) <= seq_len:
         return _whole(stream, seq_len, corpus.label)
     step = max(seq_len, (len(stream) - seq_len) // windows)
     starts = [start for i in range(windows) if (start := i * step) + seq_len <= len(stream)]
     return _cut(stream, starts, seq_len, corpus.label)
+
+
+def _without_text(corpus: Corpus) -> CalibrationError:
+    return CalibrationError(f"{corpus.label}: its files hold no text", "give --data files that hold text")
 
 
 def start_token(tokenizer: Any) -> int | None:
