@@ -81,20 +81,17 @@ def written(page: str) -> str:
     return page
 
 
-def commands() -> Iterator[tuple[click.Command, click.Context]]:
-    """Yield every command that is not a group, with its context, in the order of `COMMANDS`."""
-    yield from _commands(main, click.Context(main, info_name="reg"), COMMANDS)
-
-
-def _commands(
-    group: click.Group, context: click.Context, names: Iterable[str]
+def commands(
+    group: click.Group = main, context: click.Context | None = None
 ) -> Iterator[tuple[click.Command, click.Context]]:
-    for name in names:
-        command = group.get_command(context, name)
+    """Yield every command that is not a group, with its context, in the order of `COMMANDS`."""
+    parent = context or click.Context(main, info_name="reg")
+    for name in COMMANDS if group is main else group.commands:
+        command = group.get_command(parent, name)
         assert command is not None
-        own = click.Context(command, info_name=name, parent=context)
+        own = click.Context(command, info_name=name, parent=parent)
         if isinstance(command, click.Group):
-            yield from _commands(command, own, command.commands)
+            yield from commands(command, own)
         else:
             yield command, own
 
@@ -107,10 +104,10 @@ def _usage(command: click.Command, own: click.Context) -> str:
 def _options(title: str, command: click.Command, context: click.Context) -> str:
     found = grouped(command.params, command.headings) if isinstance(command, GroupedCommand) else []
     if len(found) > 1:
-        table = "".join(f"| **{heading}** | |\n{_rows(own, context)}" for heading, own in found)
+        lines = "".join(f"| **{heading}** | |\n{_rows(own, context)}" for heading, own in found)
     else:
-        table = _rows(command.params, context)
-    return f"{title}\n\n| option | |\n|---|---|\n{table}".lstrip()
+        lines = _rows(command.params, context)
+    return f"{title}\n\n| option | |\n|---|---|\n{lines}".lstrip()
 
 
 def _examples(command: click.Command) -> str:

@@ -67,7 +67,9 @@ class _Group(click.Group):
             args = [*named, "--help"]
         word = args[0]
         if word not in {*COMMANDS, *ALIASES} and not word.startswith("-") and not ctx.resilient_parsing:
-            raise _unknown(word)
+            meant = SYNONYMS.get(word.lower()) or closest(word, [*COMMANDS, *ALIASES])
+            following = f"reg {meant[0]} --help" if meant else "reg --help"
+            raise CliError(f"there is no command {word!r}{did_you_mean(meant)}", following, "UsageError", 2)
         return super().resolve_command(ctx, [ALIASES.get(word, word), *args[1:]])
 
     def make_context(
@@ -105,14 +107,6 @@ def _collect_less() -> None:
 def _asks_for_json(words: Sequence[str]) -> bool:
     """Return True if errors are to be JSON; determined before parsing, which can fail itself."""
     return "--json" in (words[: words.index("--")] if "--" in words else words)
-
-
-def _unknown(word: str) -> CliError:
-    """Return the error of a word that is no command, with what was meant."""
-    meant = SYNONYMS.get(word.lower()) or closest(word, [*COMMANDS, *ALIASES])
-    guess = did_you_mean(meant)
-    following = f"reg {meant[0]} --help" if meant else "reg --help"
-    return CliError(f"there is no command {word!r}{guess}", following, "UsageError", 2)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

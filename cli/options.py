@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.output import COPIES, progress
+from cli.output import COPIES, Decorator, progress
 from registry.names.suggest import suggest
 from store.bucket import url_of
 from store.errors import InvalidInputError
 from store.object_store import is_url
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
 
 
@@ -57,9 +56,7 @@ class Option(click.Option):
         self.outputs = outputs
 
 
-def option(
-    name: str, metavar: str, text: str, *parameter: str, default: object = None, **settings: Any
-) -> Callable[[Command], Command]:
+def option(name: str, metavar: str, text: str, *parameter: str, default: object = None, **settings: Any) -> Decorator:
     """Return a decorator that adds an option with `text` as its help; it may name the parameter."""
     shown = {} if default is None else {"default": default, "show_default": True}
     return click.option(name, *parameter, cls=Option, metavar=metavar, help=text, **shown, **settings)
@@ -67,45 +64,43 @@ def option(
 
 def integer(
     name: str, text: str, default: int | None = None, *, least: int = 1, metavar: str = "N", **settings: Any
-) -> Callable[[Command], Command]:
+) -> Decorator:
     """Return a decorator that adds an option of a whole number, of at least `least`."""
     return option(name, metavar, text, default=default, type=Integer(least), **settings)
 
 
-def number(
-    name: str, text: str, default: float | None = None, *, metavar: str = "X", **settings: Any
-) -> Callable[[Command], Command]:
+def number(name: str, text: str, default: float | None = None, *, metavar: str = "X", **settings: Any) -> Decorator:
     """Return a decorator that adds an option of a number."""
     return option(name, metavar, text, default=default, type=float, **settings)
 
 
 def choice(
     name: str, choices: Sequence[str], text: str, default: str | None = None, *, metavar: str = "", **settings: Any
-) -> Callable[[Command], Command]:
+) -> Decorator:
     """Return a decorator that adds an option of one of some words."""
     metavar = metavar or name.removeprefix("--").upper()
     return option(name, metavar, text, default=default, type=Choice(choices), **settings)
 
 
-def flag(name: str, text: str, *parameter: str, **settings: Any) -> Callable[[Command], Command]:
+def flag(name: str, text: str, *parameter: str, **settings: Any) -> Decorator:
     """Return a decorator that adds an option without a value; it may name the parameter."""
     return click.option(name, *parameter, cls=Option, is_flag=True, help=text, **settings)
 
 
-def file(name: str, metavar: str, text: str, **settings: Any) -> Callable[[Command], Command]:
+def file(name: str, metavar: str, text: str, **settings: Any) -> Decorator:
     """Return a decorator that adds an option of a file or folder."""
     return option(name, metavar, text, type=file_path, **settings)
 
 
-def files(name: str, text: str, **settings: Any) -> Callable[[Command], Command]:
+def files(name: str, text: str, **settings: Any) -> Decorator:
     """Return a decorator that adds a repeatable option of a file."""
     return file(name, "FILE", text, multiple=True, **settings)
 
 
-def options(*added: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def options(*added: Decorator) -> Decorator:
     """Return a decorator that adds several options, in this order."""
 
-    def add(command: Command) -> Command:
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(added):
             command = option(command)
         return command

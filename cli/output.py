@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cli.tables import layout
 from registry.progress import Advance, Progress, silent
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""What adds options to the function of a command."""
 JSON_HELP = "Print JSON; errors too, on stderr."
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 """Environment variable of huggingface_hub, which has its own progress bars."""
@@ -46,12 +46,12 @@ quiet_option = _flag("-q", "--quiet", expose_value=False, help="Print only the r
 """--quiet, which `is_quiet`, `done`, `note` and `progress` obey."""
 
 
-def as_json(command: Command) -> Command:
+def as_json(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --json and --quiet, which every command has."""
     return _flag("--json", "as_json", help=JSON_HELP)(quiet_option(command))
 
 
-def output_options(group: Command) -> Command:
+def output_options(group: Callable[..., Any]) -> Callable[..., Any]:
     """Add --json and --quiet to the group, where they apply to the command that follows."""
     return _flag("--json", "as_json", expose_value=False, help=JSON_HELP)(quiet_option(group))
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.options import Choice, Integer, file_path, flag, numbers, option, options, split
+from cli.output import Decorator
 from cli.session import Session
 from registry import composition
 from registry.composition.found import OUTPUTS
@@ -23,8 +24,6 @@ from registry.names.reference import Reference, check_distinct
 
 if TYPE_CHECKING:
     from store.catalog.records import Kind  # with SQLAlchemy
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Asked:
     from_base: int | None = None
 
 
-def _option(described: Field) -> Callable[[Command], Command]:
+def _option(described: Field) -> Decorator:
     """Return the option of a field."""
     name, kind, limits = described.option, described.kind, described.limits
     settings: dict[str, Any] = {"advanced": described.advanced, "outputs": described.outputs}
@@ -72,7 +71,7 @@ experts_option = option("--experts", "A,B@2,…", "The members, in any order.", 
 base_option = option("--base", "NAME[@V]", "The base model, for recipes that need one.")
 
 
-def recipe_options(*without: str) -> Callable[[Command], Command]:
+def recipe_options(*without: str) -> Decorator:
     """Return a decorator that adds `--recipe` and every option of a recipe but some; `asked` reads their values."""
     text = "Read experts, base model and recipe from a YAML file or a composition.json; options win over it."
     fields = [_option(described) for name, described in FIELDS.items() if name not in without]
@@ -90,15 +89,9 @@ def asked(
 ) -> Asked:
     """Return what the options and the file of `--recipe` ask for.
 
-    Experts that cannot be composed are refused before anything is imported that takes seconds.
-
-    Args:
-        context: the command's.
-        session: opens the registry.
-        experts: the values of --experts.
-        base: the value of --base.
-        settings: the values of `recipe_options`, and that of --from-base in a command that has it.
-        checks_base: refuse a base model that is not registered, before the recipe is made.
+    Experts that cannot be composed are refused before anything is imported that takes seconds, and with `checks_base` a
+    base model that is not registered too. `settings` are the values of `recipe_options`, and of --from-base in a
+    command that has it.
 
     Raises:
         click.UsageError: an option has no part in what is made, or no expert is named.
@@ -123,16 +116,13 @@ def asked(
         check_members(session, [base], kind="base")
     if file is None:
         return Asked(refs, Recipe.of_fields(given), base)
-    asked_for = set(given)
-    if experts:
-        given = _of_members(file, refs) | given
-    values = overlay(file.values, given)
+    values = overlay(file.values, _of_members(file, refs) | given if experts else given)
     if "to" not in settings and values.get("to", OUTPUTS.default.name) != OUTPUTS.default.name:
         raise InvalidInputError(
             f"reg {context.info_name} is for mixtures, and the recipe in {path} makes {values['to']}",
             "name another --recipe",
         )
-    recipe = Recipe.of_fields(values, None if "coefficients" in asked_for else file.fit)
+    recipe = Recipe.of_fields(values, None if "coefficients" in given else file.fit)
     return Asked(refs, recipe, base or (file.base if recipe.needs_base else None))
 
 
@@ -210,13 +200,9 @@ def _check_options(given: dict[str, Any], file_values: Any) -> None:
 
 
 def no_part(option: str, other: str, method: str | None, fitting: Sequence[str]) -> click.UsageError:
-    """Return the error of an option without a part in what is made.
+    """Return the error of an option without a part in what is made, because of the value of another field, if any.
 
-    Args:
-        option: the option.
-        other: the field because of which it has none.
-        method: the value of that field; None where it is not given.
-        fitting: the values of that field that the option goes with.
+    `fitting` are the values of that field that the option goes with.
     """
     hint = f" It goes with {FIELDS[other].option} {' or '.join(fitting)}." if fitting else ""
     if method is None:

@@ -52,7 +52,11 @@ class _Echo:
 
 def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     """Return tables of perplexities with token counts, and of scores, routing and cost if available."""
-    return [*_perplexity(rows, domains), *_score(rows, domains), *_accuracy(rows, domains), *_load(rows), *_cost(rows)]
+    known = [domain for domain in domains if any(domain in row.accuracy for row in rows)]
+    experts = list(dict.fromkeys(expert for row in rows for expert in row.load))
+    accuracy = _shares("routing accuracy", known, [(row, row.overall_accuracy) for row in rows])
+    load = _shares("load", experts, [(row, row.overall_load) for row in rows])
+    return [*_perplexity(rows, domains), *_score(rows, domains), *accuracy, *load, *_cost(rows)]
 
 
 def shown_name(name: str) -> str:
@@ -152,22 +156,9 @@ def _figures(values: Mapping[str, float], spread: Mapping[str, float], domains: 
     return [figure(values.get(domain), spread.get(domain)) for domain in domains]
 
 
-def _accuracy(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
-    known = [domain for domain in domains if any(domain in row.accuracy for row in rows)]
-    lines = [
-        [shown_name(row.name), *(share(row.overall_accuracy.get(domain)) for domain in known)]
-        for row in rows
-        if row.accuracy
-    ]
-    return [Table(("routing accuracy", *known), lines)] if lines else []
-
-
-def _load(rows: "Sequence[Row]") -> list[Table]:
-    experts = list(dict.fromkeys(expert for row in rows for expert in row.load))
-    lines = [
-        [shown_name(row.name), *(share(row.overall_load.get(expert)) for expert in experts)] for row in rows if row.load
-    ]
-    return [Table(("load", *experts), lines)] if lines else []
+def _shares(title: str, columns: Sequence[str], rows: "Sequence[tuple[Row, Mapping[str, float]]]") -> list[Table]:
+    lines = [[shown_name(row.name), *(share(own.get(column)) for column in columns)] for row, own in rows if own]
+    return [Table((title, *columns), lines)] if lines else []
 
 
 def _cost(rows: "Sequence[Row]") -> list[Table]:

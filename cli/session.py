@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 else:
     _Text = click.ParamType  # older versions are not generic
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPENED = "reg.registry"
 
@@ -134,7 +133,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 _SHARED: dict[str, Any] = {"multiple": True, "expose_value": False, "callback": _keep, "type": _Whole()}
 
 
-def registry_options(group: Command) -> Command:
+def registry_options(group: Callable[..., Any]) -> Callable[..., Any]:
     """Add --home, --database and --arrays to the group."""
     for name in reversed(REGISTRY_OPTIONS):
         group = click.option(f"--{name}", envvar=f"REG_{name.upper()}", **_SETTINGS[name], **_SHARED)(group)

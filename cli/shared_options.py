@@ -1,6 +1,6 @@
 """Options that several commands share, but for those of a recipe and of a training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cli.options import Size, choice, device, files, flag, integer, lists, option, options, unique_pairs
-from cli.output import JSON_HELP, once_for_all, quiet_option
+from cli.output import JSON_HELP, Decorator, once_for_all, quiet_option
 from registry.families.sites import SITES
 from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
 
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from registry import PassSettings
     from registry.distributed import Cluster
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
-def _dtype(own: str) -> Callable[[Command], Command]:
+def _dtype(own: str) -> Decorator:
     return choice(
         "--dtype",
         ("auto", "bfloat16", "float16", "float32"),
@@ -148,7 +147,7 @@ def pass_settings(settings: dict[str, Any]) -> "PassSettings":
     return take(PassSettings, settings)
 
 
-def scoring(*, required: bool) -> Callable[[Command], Command]:
+def scoring(*, required: bool) -> Decorator:
     """Return a decorator that adds --data DOMAIN=FILE, and the options of scoring."""
     return options(
         option(

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.next_steps import evaluating
 from cli.options import choice, flag, integer, number, option, options
-from cli.output import count, done, next_step, note, print_json, short
+from cli.output import Decorator, count, done, next_step, note, print_json, short
 from registry.composition.trained import trained_tokens
 from registry.training.processes import is_worker
 
 if TYPE_CHECKING:
     from registry.training import Trained  # with torch
     from registry.training.from_base import TrainedFromBase
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def training_options(
@@ -29,18 +26,12 @@ def training_options(
     weight_decay: float | str = 0.1,
     decays: str = "Weight decay of matrices.",
     balance: float | str | None = None,
-) -> Callable[[Command], Command]:
+) -> Decorator:
     """Return a decorator that adds the amount of training, the settings of AdamW and the seed.
 
-    A default that is a text is the program's to choose: it stands in the help, and the option's value is None.
-
-    Args:
-        by_tokens: the amount is --tokens, with --accumulate; otherwise --steps.
-        lr: default of --lr.
-        warmup: default of --warmup, in words.
-        weight_decay: default of --weight-decay.
-        decays: help of --weight-decay.
-        balance: default of --balance; None for a command without it.
+    The amount is --tokens, with --accumulate, or --steps. A default that is a text is the program's to choose: it
+    stands in the help, and the option's value is None. `decays` is the help of --weight-decay; None as `balance` leaves
+    --balance out.
     """
     most = integer("--tokens", "Training tokens in total.", 409_600)
     accumulating = [integer("--accumulate", "Batches per step of AdamW.", 1, advanced=True)]
@@ -62,18 +53,16 @@ def training_options(
     )
 
 
-def _rate(name: str, default: float | str, text: str, *, advanced: bool = False) -> Callable[[Command], Command]:
+def _rate(name: str, default: float | str, text: str, *, advanced: bool = False) -> Decorator:
     if isinstance(default, str):
         return number(name, f"{text} [default: {default}]", advanced=advanced)
     return number(name, text, default, advanced=advanced)
 
 
-def weight_products(routers: str = "", *, fsdp: bool = True) -> Callable[[Command], Command]:
+def weight_products(routers: str = "", *, fsdp: bool = True) -> Decorator:
     """Return a decorator that adds --device, --dtype and --fsdp of a training of weights.
 
-    Args:
-        routers: what `auto` is for routers alone, where they can train alone.
-        fsdp: add --fsdp, for several processes.
+    `routers` is what `auto` is for routers alone, where they can train alone.
     """
     fast = f"bfloat16 where the device is fast in it{', and ' if routers else ''}{routers}"
     products = f"The dtype of the products: bfloat16, float32, or auto: {fast}. Weights and moments stay in float32."

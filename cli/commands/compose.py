@@ -12,13 +12,14 @@ import click
 from cli.commands.doctor import print_diagnosis
 from cli.commands.push import print_pushed
 from cli.errors import INTERRUPTED, CliError
-from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, unfitted
+from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import composing_as_typed, evaluating, loading
 from cli.option_groups import command
 from cli.options import Integer, file, files, flag, option
 from cli.options import destination as output_place
 from cli.output import (
     as_json,
+    count,
     done,
     is_quiet,
     next_step,
@@ -162,11 +163,9 @@ def compose(
         if like:
             wanted = _weighed(registry, wanted, like)
         if fit and plan_only:
-            recipe, fit_reads = unfitted(registry, wanted.experts, wanted.recipe, fit, fit_settings)
-            wanted = replace(wanted, recipe=recipe)
+            wanted, fit_reads = _unfitted(registry, wanted, fit, fit_settings)
         elif fit:
-            recipe = fitted(registry, wanted.experts, wanted.recipe, fit, fit_settings, base=wanted.base)
-            wanted = replace(wanted, recipe=recipe)
+            wanted = _fitted(registry, wanted, fit, fit_settings)
         if like and not (as_json or plan_only):
             done(None, f"weights by --like: {_shown(wanted.recipe.weights)}")
         if fit and not (as_json or plan_only):
@@ -240,6 +239,28 @@ def _weighed(registry: Registry, wanted: Asked, like: tuple[Path, ...]) -> Asked
     refs = [ref for ref in wanted.experts if registry.resolve(ref).name in weights]
     recipe = wanted.recipe.replace(weights=weights)
     return replace(wanted, experts=refs, recipe=recipe, base=wanted.base if recipe.needs_base else None)
+
+
+def _fitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: dict[str, Any]) -> Asked:
+    """Return what is asked for with coefficients fitted to files; those that a recipe file gave are replaced."""
+    from registry import FitSettings
+
+    recipe = wanted.recipe.replace(coefficients=None, fit=None)
+    fitted = registry.fit(wanted.experts, fit, recipe, FitSettings(**settings), base=wanted.base)
+    return replace(wanted, recipe=fitted.recipe)
+
+
+def _unfitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: dict[str, Any]) -> tuple[Asked, str]:
+    """Return what is asked for with equal coefficients, for a plan before the fit, and what the fit will read."""
+    from registry import FitSettings
+
+    check_files(fit)
+    found, names = FitSettings(**settings), [registry.resolve(ref).name for ref in wanted.experts]
+    equal = dict.fromkeys(names, 1 / max(1, len(names)))
+    text = ", ".join(path.name for path in fit)
+    reads = f"reads up to {found.tokens:,} tokens of {text} in {count(found.steps, 'step')}"
+    recipe = wanted.recipe.replace(coefficients=equal, fit=None)
+    return replace(wanted, recipe=recipe), f"{reads}; coefficients are found when it is composed"
 
 
 def _save(path: Path | None, wanted: Asked, *, force: bool) -> None:

@@ -42,7 +42,9 @@ def demo(out: Path, force: bool, as_json: bool) -> None:
         click.echo()
         for line in _closing(result):
             click.echo(line)
-        done(None, "", "next:", *(f"  {command}" for command in _next(result)))
+        home, moe = (result.folder / "registry").absolute(), result.folder / "moe"
+        route = shlex.join(["reg", "route", str(moe), _MIXED])
+        done(None, "", "next:", f"  export REG_HOME={shlex.quote(str(home))}", "  reg list", f"  {route}")
     if not result.holds:
         raise click.ClickException("a guarantee does not hold")
 
@@ -71,13 +73,3 @@ def _closing(result: "DemoResult") -> list[str]:
         lines.append(f"  {result.opted_out}  after {result.withdrawn} was opted out")
         lines.append(f"  {result.never_registered}  without {result.withdrawn} from the start")
     return lines
-
-
-def _next(result: "DemoResult") -> list[str]:
-    """Return three commands to type."""
-    folder = result.folder
-    return [
-        f"export REG_HOME={shlex.quote(str((folder / 'registry').absolute()))}",
-        "reg list",
-        f"reg route {shlex.quote(str(folder / 'moe'))} {shlex.quote(_MIXED)}",
-    ]

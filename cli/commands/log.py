@@ -32,7 +32,9 @@ def log(session: Session, subject: str | None, limit: int, as_json: bool) -> Non
     if as_json:
         print_json(events)
         return
-    rows = [(_time(event.at), printable(event.actor or "-"), printable(sentence(event))) for event in events]
+    rows = [
+        (event.at[:16].replace("T", " "), printable(event.actor or "-"), printable(sentence(event))) for event in events
+    ]
     print_table(("time (UTC)", "who", "event"), rows)
     if events:
         next_step(["verify"])
@@ -44,10 +46,6 @@ def sentence(event: "EventRecord") -> str:
         return _SENTENCES[event.action](event.subject, event.details)
     except (KeyError, TypeError, AttributeError):  # an older registry, or a log that was written by hand
         return f"{event.action} of {event.subject}"
-
-
-def _time(at: str) -> str:
-    return at[:16].replace("T", " ")
 
 
 def _named(subject: str) -> str:

@@ -5,7 +5,6 @@ They are read from the sources: to import the modules takes seconds, as some lea
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -15,15 +14,11 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _CODE = re.compile(r" \(see `.*?\)", re.DOTALL)
 """A reference to code, which readers of JSON do not know."""
 
-Described = tuple[str, str]
-"""Kind and meaning of a field."""
 
-
-def class_fields(expression: str) -> tuple[str, dict[str, Described]]:
+def class_fields(expression: str) -> tuple[str, dict[str, tuple[str, str]]]:
     """Return what a class is, and name → kind and meaning of its fields; a meaning that is not documented is empty.
 
-    Args:
-        expression: its full name, with properties to add and fields to leave out: `a.b.Row + average - losses`.
+    The expression is its full name, with properties to add and fields to leave out: `a.b.Row + average - losses`.
     """
     path, *changes = re.split(r" (?=[+-] )", expression)
     module, _, name = path.rpartition(".")
@@ -31,7 +26,11 @@ def class_fields(expression: str) -> tuple[str, dict[str, Described]]:
     assert isinstance(node, ast.ClassDef)
     text = ast.get_docstring(node) or ""
     meanings = {found[1]: found[2] for found in _ATTRIBUTE.finditer(text)}
-    fields = {field: _described(kind, module, field, meanings.get(field, "")) for field, kind in _annotated(node)}
+    fields = {
+        line.target.id: _described(line.annotation, module, line.target.id, meanings.get(line.target.id, ""))
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
     properties = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
     for change in changes:
         sign, field = change.split()
@@ -45,13 +44,7 @@ def class_fields(expression: str) -> tuple[str, dict[str, Described]]:
     return _sentence(text.split("\n\n")[0]), fields
 
 
-def _annotated(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    for line in node.body:
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-            yield line.target.id, line.annotation
-
-
-def _described(annotation: ast.expr, module: str, name: str, text: str) -> Described:
+def _described(annotation: ast.expr, module: str, name: str, text: str) -> tuple[str, str]:
     """Return the kind and meaning of a field; what stands before arrows in its text names the keys of mappings."""
     kind = _kind(annotation, module, re.findall(r"(\w+) → ", text.lower()))
     if name.removesuffix("s").endswith("digest"):
