@@ -104,7 +104,7 @@ class GroupedCommand(click.Command):
         super().__init__(*args, **settings)
         self.examples = tuple(examples)
         self.headings = headings
-        own = [one for one in self.params if isinstance(one, click.Option) and not one.hidden]
+        own = _visible(self.params)
         self.is_long = len(own) + 1 > MOST  # with --help
         self.outputs = FIELDS["to"].choices if any(one.name == "to" for one in own) else ()
         self._help_all = Option(
@@ -137,7 +137,7 @@ class GroupedCommand(click.Command):
 
         The most needed ones are not advanced, and have a part in what is made where no output is named.
         """
-        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.hidden]
+        options = _visible(self.get_params(ctx))
         output = ctx.meta.get(_OUTPUT)
         if ctx.meta.get(_EVERY) or not (output or self.is_long):
             return options
@@ -156,8 +156,7 @@ class GroupedCommand(click.Command):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
-        visible = [one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.hidden]
-        left = sum("--help-all" not in one.opts for one in visible if one not in shown)
+        left = sum("--help-all" not in one.opts for one in _visible(self.get_params(ctx)) if one not in shown)
         if left:
             of_one = f"; of one output alone: reg help {ctx.info_name} dense" if self.outputs and not output else ""
             of_others = " of other outputs" if output else ""
@@ -184,6 +183,10 @@ def _show_all(ctx: click.Context, _option: click.Parameter, given: bool) -> None
         ctx.exit()
 
 
+def _visible(parameters: Iterable[click.Parameter]) -> list[click.Option]:
+    return [one for one in parameters if isinstance(one, click.Option) and not one.hidden]
+
+
 def _is_for(option: Option, output: str | None) -> bool:
     """Return whether help lists an option, of an output or of what most people need."""
     has_part = not option.outputs or (output or FIELDS["to"].default) in option.outputs
@@ -191,11 +194,7 @@ def _is_for(option: Option, output: str | None) -> bool:
 
 
 def _check_lists(command: click.Command, words: Sequence[str]) -> None:
-    """Check that no list is typed with spaces, which would make several words of it.
-
-    Raises:
-        CliError: one is: `--experts code, math`. The next command is the same without them.
-    """
+    """Refuse a list that is typed with spaces, `--experts code, math`; the next command is the same without them."""
     lists = {name for one in command.params if isinstance(one, click.Option) and "," in (one.metavar or "")
              for name in one.opts}  # fmt: skip
     takes_words = any(isinstance(one, click.Argument) for one in command.params)
@@ -263,7 +262,7 @@ def grouped(
 
     Few options have one heading, and so has every option that belongs to none of `headings`.
     """
-    options = [option for option in parameters if isinstance(option, click.Option) and not option.hidden]
+    options = _visible(parameters)
     if len(options) <= FEW:
         return [("Options", [*options])]
     found: dict[str, list[click.Parameter]] = {}

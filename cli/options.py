@@ -45,9 +45,8 @@ class Choice(_Words):
 class Option(click.Option):
     """An option with what help needs to know of it.
 
-    Args:
-        advanced: only `--help-all` lists it, in a command with many options.
-        outputs: the outputs of a composition that it has a part in; empty for all.
+    In a command with many options, only `--help-all` lists `advanced` ones. `outputs` are the outputs of a composition
+    that it has a part in; empty for all.
     """
 
     def __init__(self, *args: Any, advanced: bool = False, outputs: Sequence[str] = (), **settings: Any) -> None:
@@ -224,11 +223,7 @@ def lists(
 
 
 def pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
-    """Return (key, value) of each `key=value`; `form` describes the expected form in messages.
-
-    Raises:
-        click.BadParameter: a text has no `=`, or nothing before or after it.
-    """
+    """Return (key, value) of each `key=value`; others are refused, in a message with the `form`."""
     parsed = []
     for text in texts:
         key, equals, value = text.partition("=")
@@ -244,11 +239,7 @@ def split(texts: Sequence[str]) -> list[str]:
 
 
 def bring_copies(ctx: click.Context) -> None:
-    """Replace the URLs among a command's parameters by paths of local copies, which are deleted when it ends.
-
-    Raises:
-        RegError: there is no composed folder, or it cannot be read.
-    """
+    """Replace the URLs among a command's parameters by paths of local copies, which are deleted when it ends."""
     for name, value in ctx.params.items():
         if isinstance(value, InBucket):
             ctx.params[name] = _copy(ctx, value)

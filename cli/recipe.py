@@ -28,13 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """Members, recipe and base model that a command line asks for.
+    """References to the members, the recipe and the base model that a command line asks for.
 
-    Attributes:
-        experts: references to the members.
-        recipe: how they are combined.
-        base: a reference to the base model, where one was named and takes part.
-        from_base: the number of copies of the base model that are the experts, in place of `experts`.
+    `base` is None where none was named, or takes part. In place of `experts`, `from_base` copies of it are the members.
     """
 
     experts: list[str]
@@ -163,13 +159,9 @@ def _asked_copies(
 
 
 def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = None) -> None:
-    """Check that versions can be composed; with a `kind`, that they are of it.
+    """Check that versions can be composed, and that no name stands twice; with a `kind`, that they are of it.
 
     Nothing is checked where there is no registry yet, so that wrong options are reported first.
-
-    Raises:
-        RegError: one is named twice, there is no such expert, it was opted out, or the catalog belongs to another
-            registry.
     """
     from store.ownership import check_owner
 

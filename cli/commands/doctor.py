@@ -60,10 +60,9 @@ def doctor(
     /,
     folder: Path,
     data: dict[str, list[Path]],
-    quick: bool,
     every_check: bool,
-    device: str | None,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Examine a model FOLDER and say in one sentence whether it is broken, and by what; exit 1 if it is.
 
@@ -83,9 +82,9 @@ def doctor(
         except (NotFoundError, SchemaError, StorageError, DamagedError, ConflictError) as error:
             if any(named is not None for named in (session.home, session.database, session.arrays)):
                 note(f"without a registry: {error.message}")
-            diagnosis = diagnose(None, folder, data, quick=quick, device=device, progress=progress())
+            diagnosis = diagnose(None, folder, data, progress=progress(), **settings)
         else:
-            diagnosis = registry.doctor(folder, data, quick=quick, device=device)
+            diagnosis = registry.doctor(folder, data, **settings)
     if as_json:
         print_json(diagnosis.document())
     else:
@@ -96,9 +95,7 @@ def doctor(
 def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
     """Print the verdict, with --quiet nothing else; then the findings, errors first, and the next command.
 
-    Args:
-        diagnosis: of a folder.
-        every_check: print each skipped check with its reason, not one line with the names of all.
+    Skipped checks stand on one line, or with `every_check` each on its own, with its reason.
     """
     click.echo(click.style(diagnosis.verdict, bold=True))
     if is_quiet():
@@ -144,12 +141,8 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
             if file.state == "pushed":
                 done(None, f"note: {file.name} is the same except for the additions of reg push")
         number, wrong = len(result.files), len(result.differing)
-        files = "file" if number == 1 else "files"
-        verdict = (
-            f"not reproduced: {wrong} of {number} {files} differ from"
-            if wrong
-            else f"reproduced: {number} {files} equal"
-        )
+        files = f"{number} {'file' if number == 1 else 'files'}"
+        verdict = f"not reproduced: {wrong} of {files} differ from" if wrong else f"reproduced: {files} equal"
         done(None, f"{verdict} the composition of {', '.join(refs)} ({size(result.nbytes)})  {short(result.digest)}")
     if not result.is_same:
         note(

@@ -38,9 +38,7 @@ def instantiate(
     soup: str,
     out: Path | str,
     weights: dict[str, float],
-    like: tuple[Path, ...],
     fit: tuple[Path, ...],
-    force: bool,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -53,9 +51,7 @@ def instantiate(
 
     fit_settings = FitSettings(**take_fit_settings(context, settings, fit))
     with session.registry() as registry:
-        found = registry.instantiate(
-            soup, out, weights=weights or None, like=like, fit=fit, settings=fit_settings, force=force
-        )
+        found = registry.instantiate(soup, out, weights=weights or None, fit=fit, settings=fit_settings, **settings)
     if as_json:
         document = plan_document(found.plan) | {"out": out, "pushed": None}
         print_json(document | {"domain_weights": found.domain_weights, "coefficients": found.coefficients})

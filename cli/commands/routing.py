@@ -18,6 +18,7 @@ from cli.session import Session, pass_session
 from cli.shared_options import scoring
 from cli.version_output import warn_of_folder, warn_of_opted_out
 from registry.errors import InvalidInputError
+from registry.io.display import printable
 from registry.io.untrusted import is_folder
 from registry.runtime.folder_checks import check_routed
 
@@ -64,7 +65,6 @@ def route(
         raise InvalidInputError("the folder comes before the text", f"reg route {shlex.join((text, str(folder)))}")
     check_routed(folder, layers)
     from registry.composition.route import MOST_CHARACTERS, route
-    from registry.io.display import printable
 
     if text == "-":
         text = sys.stdin.read(MOST_CHARACTERS + 1)
@@ -97,8 +97,6 @@ def route(
 
 
 def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
-    from registry.io.display import printable
-
     number = {expert: index for index, expert in enumerate(routed.experts)}
     for expert, run in groupby(routed.tokens, key=lambda token: token.expert(layer)):
         text = printable("".join(token.text for token in run), keep="\n\t")
@@ -116,8 +114,6 @@ def _weights(routed: "Routed", layer: int | None) -> list[list[str]]:
 
 
 def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
-    from registry.io.display import printable
-
     for index, (expert, share) in enumerate(routed.shares(layer).items()):
         name = f"{printable(expert)} {share:.0%}"
         yield click.style(name, fg=_colour(index)) if coloured else f"[{_mark(index)}] {name}"

@@ -127,15 +127,7 @@ _SCORE = (
 @as_json
 @pass_session
 def proxy(
-    session: Session,
-    /,
-    files: tuple[Path, ...],
-    experts: tuple[str, ...],
-    base: str | None,
-    out: Path,
-    documents: int,
-    device: str | None,
-    as_json: bool,
+    session: Session, /, files: tuple[Path, ...], experts: tuple[str, ...], out: Path, as_json: bool, **settings: Any
 ) -> None:
     """Choose from public text the documents nearest to each expert, to train routers on.
 
@@ -144,7 +136,7 @@ def proxy(
     linear discriminant: the larger, the nearer to the expert; below 0, nearer to the public text.
     """
     with session.registry() as registry:
-        chosen = registry.proxy(split(experts), files, out, base=base, documents=documents, device=device)
+        chosen = registry.proxy(split(experts), files, out, **settings)
     if as_json:
         print_json([vars(one) for one in chosen])
         return

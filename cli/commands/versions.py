@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.commands.compositions import show_composition
 from cli.next_steps import after_registration, evaluating
-from cli.option_groups import command
+from cli.option_groups import command, typed_words
 from cli.options import choice, file, flag, integer, option, unique_pairs
 from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
 from cli.session import Session, pass_session
@@ -34,14 +34,9 @@ SCREENFUL = 50
 @integer("--offset", "Skip the first N versions.", 0, least=0)
 @as_json
 @pass_session
+@click.pass_context
 def list_(
-    session: Session,
-    kind: Literal["expert", "base"] | None,
-    tags: dict[str, str],
-    everything: bool,
-    limit: int | None,
-    offset: int,
-    as_json: bool,
+    context: click.Context, session: Session, /, limit: int | None, offset: int, as_json: bool, **chosen: Any
 ) -> None:
     """List registered versions, by name and number.
 
@@ -54,9 +49,9 @@ def list_(
     shown = limit if as_json or is_quiet() else limit or SCREENFUL
     with session.registry() as registry:
         home = registry.home.path
-        versions = registry.versions(kind=kind, everything=everything, tags=tags, limit=shown, offset=offset)
+        versions = registry.versions(**chosen, limit=shown, offset=offset)
         full = shown is not None and len(versions) == shown
-        total = registry.count_versions(kind=kind, everything=everything, tags=tags) if full else 0
+        total = registry.count_versions(**chosen) if full else 0
     if as_json:
         print_json([version_document(version) for version in versions])
     elif is_quiet():
@@ -65,20 +60,15 @@ def list_(
     else:
         _print(versions)
         if not versions and not offset:
-            filtered = "of that kind or with those tags " if kind or tags else ""
-            others = "" if everything else "; reg list --all shows opted-out versions"
+            filtered = "of that kind or with those tags " if chosen["kind"] or chosen["tags"] else ""
+            others = "" if chosen["everything"] else "; reg list --all shows opted-out versions"
             note(
                 f"nothing {filtered}is registered in {home}: reg add-expert NAME CKPT registers an expert, "
                 f"--home or REG_HOME names another registry{others}"
             )
     if (more := total - offset - len(versions)) > 0:
-        words = ["list"]
-        words += ["--kind", kind] if kind else []
-        words += [word for key, value in tags.items() for word in ("--tag", f"{key}={value}")]
-        words += ["--all"] if everything else []
-        words += ["--limit", str(limit)] if limit else []
-        words += ["--offset", str(offset + len(versions)), *(["--json"] if as_json else [])]
-        note(f"{more:,} more: {reg_line(words)}")
+        words = ["list", *typed_words(context, without=("offset", "as_json")), "--offset", str(offset + len(versions))]
+        note(f"{more:,} more: {reg_line([*words, '--json'] if as_json else words)}")
     elif versions:
         next_step(["show", versions[0].ref])
 
