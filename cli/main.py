@@ -13,7 +13,7 @@ import click
 from cli.command_names import ALIASES, BY_WORD, COMMANDS, SYNONYMS, write_jobs
 from cli.errors import CliError, translate_errors
 from cli.loading import announce_catalog, announce_imports, show_until_output, silence_libraries
-from cli.output import allows_colour, note, output_options
+from cli.output import allows_colour, as_json, note
 from cli.session import Session, accept_registry_options, registry_options
 from registry.names.suggest import closest, did_you_mean
 
@@ -75,11 +75,11 @@ class _Group(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        as_json = _asks_for_json(args)
-        silent = as_json or not {"-q", "--quiet"}.isdisjoint(args)
-        with translate_errors(as_json=as_json):
+        asks = _asks_for_json(args)
+        silent = asks or not {"-q", "--quiet"}.isdisjoint(args)
+        with translate_errors(as_json=asks):
             context = super().make_context(info_name, args, parent, **extra)
-        context.meta[_AS_JSON] = as_json
+        context.meta[_AS_JSON] = asks
         context.meta[_SILENT] = silent or context.resilient_parsing
         context.color = allows_colour()
         return context
@@ -111,7 +111,7 @@ def _asks_for_json(words: Sequence[str]) -> bool:
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @registry_options
-@output_options
+@as_json
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context
 def main(ctx: click.Context) -> None:

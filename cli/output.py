@@ -47,19 +47,23 @@ quiet_option = _flag("-q", "--quiet", expose_value=False, help="Print only the r
 
 
 def as_json(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --json and --quiet, which every command has."""
-    return _flag("--json", "as_json", help=JSON_HELP)(quiet_option(command))
+    """Add --json and --quiet, which the group and every command have."""
+    return _flag("--json", "as_json", expose_value=False, help=JSON_HELP)(quiet_option(command))
 
 
-def output_options(group: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --json and --quiet to the group, where they apply to the command that follows."""
-    return _flag("--json", "as_json", expose_value=False, help=JSON_HELP)(quiet_option(group))
+def _is_on(name: str) -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(f"{__name__}.{name}"))
 
 
 def is_quiet() -> bool:
     """Return True if only results are to be printed."""
-    context = click.get_current_context(silent=True)
-    return context is not None and bool(context.meta.get(f"{__name__}.quiet"))
+    return _is_on("quiet")
+
+
+def is_json() -> bool:
+    """Return True if the result is to be printed as JSON."""
+    return _is_on("as_json")
 
 
 def allows_colour() -> bool | None:
@@ -101,8 +105,7 @@ def next_step(command: str | Sequence[str | os.PathLike[str]]) -> None:
 
     It is the words of a command of reg, without `reg`, or a line to print as it is.
     """
-    context = click.get_current_context(silent=True)
-    if context is None or is_quiet() or context.meta.get(f"{__name__}.as_json"):
+    if click.get_current_context(silent=True) is None or is_quiet() or is_json():
         return
     if not isinstance(command, str):
         command = reg_line([os.fspath(word) for word in command])
@@ -176,6 +179,13 @@ def lines(label: str, total: int, unit: str) -> Iterator[Advance]:
     tell()
     yield advance
     tell()
+
+
+def printed_json(value: Any) -> bool:
+    """Print a document, and return True, if the result is to be JSON."""
+    if is_json():
+        print_json(value)
+    return is_json()
 
 
 def print_json(value: Any) -> None:

@@ -1,12 +1,14 @@
 """Tables of scores as text, Markdown or CSV."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from cli.output import print_table
+from cli.options import flag, options
+from cli.output import JSON_HELP, once_for_all, print_json, print_table, quiet_option
 
 if TYPE_CHECKING:
     from registry.evaluation import Row
@@ -23,6 +25,35 @@ class Table(NamedTuple):
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+def _alone(context: click.Context, option: click.Parameter, given: bool) -> bool:
+    chosen = once_for_all(context, option, given)
+    if chosen and (other := context.meta.setdefault(__name__, option.opts[-1])) != option.opts[-1]:
+        raise click.UsageError(f"{other} and {option.opts[-1]} exclude one another.")
+    return chosen
+
+
+_form = partial(flag, callback=_alone, expose_value=False)
+forms = options(
+    quiet_option,
+    _form("--json", JSON_HELP, "as_json"),
+    _form("--markdown", "Print Markdown tables.", "as_markdown"),
+    _form("--csv", "Print CSV, all scores in one table.", "as_csv"),
+)
+"""--json, --markdown and --csv, which exclude one another, and --quiet; `print_scores` obeys them."""
+
+
+def print_scores(document: Callable[[], Any], wide: Callable[[], Table], tables: Callable[[], list[Table]]) -> bool:
+    """Print scores in the form that was asked for, and return True if it is not for a file, so that a step follows."""
+    form = click.get_current_context().meta.get(__name__)
+    if form == "--json":
+        print_json(document())
+    elif form == "--csv":
+        print_csv(wide())
+    else:
+        print_tables(tables(), as_markdown=form == "--markdown")
+    return form in (None, "--json")
 
 
 def print_tables(tables: Sequence[Table], *, as_markdown: bool = False) -> None:

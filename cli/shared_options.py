@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cli.options import Size, choice, device, files, flag, integer, lists, option, options, unique_pairs
-from cli.output import JSON_HELP, Decorator, once_for_all, quiet_option
+from cli.output import Decorator
 from registry.families.sites import SITES
 from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
 
@@ -171,39 +171,19 @@ def take(kind: type[Settings], settings: dict[str, Any]) -> Settings:
     return kind(**{field.name: settings.pop(field.name) for field in fields(kind) if field.name in settings})
 
 
-def _alone(context: click.Context, option: click.Parameter, chosen: bool) -> bool:
-    if chosen and (other := context.meta.setdefault(__name__, option.opts[-1])) != option.opts[-1]:
-        raise click.UsageError(f"{other} and {option.opts[-1]} exclude one another.")
-    return chosen
-
-
-def _json_alone(context: click.Context, option: click.Parameter, given: bool) -> bool:
-    return _alone(context, option, once_for_all(context, option, given))
-
-
-forms = options(
-    quiet_option,
-    flag("--json", JSON_HELP, "as_json", callback=_json_alone),
-    flag("--markdown", "Print Markdown tables.", "as_markdown", callback=_alone),
-    flag("--csv", "Print CSV, all scores in one table.", "as_csv", callback=_alone),
-)
-"""--json, --markdown and --csv, which exclude one another, and --quiet."""
-
-
 @contextmanager
-def connected(ray: str | None, num_gpus: float | None = None) -> "Iterator[Cluster | None]":
-    """Connect to the cluster that the options name; None without --ray.
+def connected(settings: dict[str, Any]) -> "Iterator[Cluster | None]":
+    """Connect to the cluster that --ray and --num-gpus name, which are taken out of a command's parameters.
 
-    Raises:
-        click.UsageError: --num-gpus stands alone.
-        ClusterError: there is no cluster.
+    Without --ray there is none, and --num-gpus alone is refused.
     """
+    ray, gpus = settings.pop("ray"), settings.pop("num_gpus", None)
     if ray is None:
-        if num_gpus is not None:
+        if gpus is not None:
             raise click.UsageError("--num-gpus goes with --ray.")
         yield None
         return
     from registry.distributed import connect
 
-    with connect(ray, gpus=num_gpus or 0.0) as cluster:
+    with connect(ray, gpus=gpus or 0.0) as cluster:
         yield cluster

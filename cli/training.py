@@ -9,7 +9,7 @@ import click
 
 from cli.next_steps import evaluating
 from cli.options import choice, flag, integer, number, option, options
-from cli.output import Decorator, count, done, next_step, note, print_json, short
+from cli.output import Decorator, count, done, next_step, note, printed_json, short
 from registry.composition.trained import trained_tokens
 from registry.training.processes import is_worker
 
@@ -123,12 +123,9 @@ def note_of_loss(trained: Trained | TrainedFromBase, keep: str = "") -> bool:
     return after >= before
 
 
-def print_trained(
-    trained: Trained, what: str, folder: Path, out: Path, as_json: bool, *, tokens: int | None = None
-) -> None:
+def print_trained(trained: Trained, what: str, folder: Path, out: Path, *, tokens: int | None = None) -> None:
     """Print the result of training `what` of a composed folder into `out`; `tokens` are those that were asked for."""
-    if as_json:
-        print_json(trained.document | {"digest": trained.digest} | result_document(trained) | {"out": out})
+    if printed_json(trained.document | {"digest": trained.digest} | result_document(trained) | {"out": out}):
         return
     done(
         trained.digest,

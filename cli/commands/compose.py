@@ -21,6 +21,7 @@ from cli.output import (
     as_json,
     count,
     done,
+    is_json,
     is_quiet,
     next_step,
     note,
@@ -134,7 +135,6 @@ def compose(
     plan_only: bool,
     force: bool,
     ray: str | None,
-    as_json: bool,
     **settings: Any,
 ) -> None:
     """Compose registered experts into one model that transformers loads: a sparse mixture, or what --to names."""
@@ -158,7 +158,7 @@ def compose(
     if fit and plan_only and save_recipe is not None:
         raise click.UsageError("--plan fits no coefficients, so --save-recipe has none to write: drop one of them.")
     pushed, diagnosis, fit_reads = None, None, ""
-    with connected(None if plan_only else ray) as cluster, session.registry(cluster=cluster) as registry:
+    with connected({"ray": None if plan_only else ray}) as cluster, session.registry(cluster=cluster) as registry:
         _note_without_public(registry, wanted)
         if like:
             wanted = _weighed(registry, wanted, like)
@@ -166,9 +166,9 @@ def compose(
             wanted, fit_reads = _unfitted(registry, wanted, fit, fit_settings)
         elif fit:
             wanted = _fitted(registry, wanted, fit, fit_settings)
-        if like and not (as_json or plan_only):
+        if like and not (is_json() or plan_only):
             done(None, f"weights by --like: {_shown(wanted.recipe.weights)}")
-        if fit and not (as_json or plan_only):
+        if fit and not (is_json() or plan_only):
             found = f"coefficients by --fit: {_shown(wanted.recipe.coefficients)}"
             done(None, found, f"  {fit_line(wanted.recipe)}")
         made: dict[str, Any] = {"recipe": wanted.recipe, "base": wanted.base, "from_base": wanted.from_base}
@@ -180,14 +180,14 @@ def compose(
             if target is not None:
                 registry.check_push(registry.plan(wanted.experts, **made), target, license=license_id)
             plan = registry.compose(wanted.experts, destination, **made, force=force)
-            if not as_json:
+            if not is_json():
                 _print_composed(plan, str(out))
             _save(save_recipe, wanted, force=force)  # before the examination, which may be interrupted
             diagnosis = _examined(registry, str(out)) if check else None
             if target is not None and (diagnosis is None or diagnosis.is_healthy):
                 with _folder(registry, str(out)) as folder:
                     pushed = registry.push(folder, target, license=license_id)
-    if as_json:
+    if is_json():
         document = plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed}
         document |= {} if diagnosis is None else {"check": diagnosis.document()}
         if fit_reads:  # what depends on the coefficients is not known

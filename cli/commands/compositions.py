@@ -9,7 +9,7 @@ import click
 
 from cli.next_steps import reporting
 from cli.option_groups import command
-from cli.output import as_json, count, next_step, note, print_json, print_line, print_table, short
+from cli.output import as_json, count, next_step, note, print_line, print_table, printed_json, short
 from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, warn_of_opted_out
@@ -27,15 +27,14 @@ if TYPE_CHECKING:
 @click.argument("ref", required=False, metavar="[NAME[@V]|DIGEST]")
 @as_json
 @pass_session
-def compositions(session: Session, ref: str | None, as_json: bool) -> None:
+def compositions(session: Session, ref: str | None) -> None:
     """List all compositions, or those made from NAME.
 
     DIGEST is the digest of one composition, or its first 6 or more digits.
     """
     with session.registry() as registry:
         records = registry.compositions(ref)
-    if as_json:
-        print_json(records)
+    if printed_json(records):
         return
     print_table(
         ("composition", "made", "members", "base", "trunk", "router", "top-k"),
@@ -91,17 +90,15 @@ class Source:
     bias_after_training: tuple[float, ...] | None
 
 
-def show_composition(registry: "Registry", composition: "CompositionRecord", as_json: bool) -> None:
+def show_composition(registry: "Registry", composition: "CompositionRecord") -> None:
     """Print a composition: members, recipe, folders, evaluations and audits."""
     warn_of_opted_out(registry, [composition.digest[:12]])
     evaluations, audits = registry.evaluations(composition), registry.audits(composition)
     after = _biases_after_training(registry, composition)
     sources = [_source(registry, composition.document, ref, after) for ref in composition.members]
-    if as_json:
-        print_json(
-            vars(composition)
-            | {"made_from": sources, "evaluations": _documents(evaluations), "audits": _documents(audits)}
-        )
+    if printed_json(
+        vars(composition) | {"made_from": sources, "evaluations": _documents(evaluations), "audits": _documents(audits)}
+    ):
         return
     members, base = members_and_base(composition)
     rows = [("made", composition.created_at), ("host", composition.document["host"]), ("members", members)]

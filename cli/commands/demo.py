@@ -8,7 +8,7 @@ import click
 
 from cli.option_groups import command
 from cli.options import file, flag
-from cli.output import as_json, count, done, print_json, progress, short
+from cli.output import as_json, count, done, printed_json, progress, short
 from cli.score_tables import print_tables, tables_of
 from registry.demo.domains import check_demo_folder
 
@@ -25,7 +25,7 @@ _MIXED = (
 @file("--out", "DIR", "The folder to write to.", default=Path("demo"))
 @flag("--force", "Make a demo again in the folder of an earlier one, with its registry; other files there stay.")
 @as_json
-def demo(out: Path, force: bool, as_json: bool) -> None:
+def demo(out: Path, force: bool) -> None:
     """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about two minutes.
 
     If interrupted, repeat the command: it goes on, with the models that were trained. The registry that it leaves has
@@ -35,9 +35,7 @@ def demo(out: Path, force: bool, as_json: bool) -> None:
     from registry.demo import run_demo
 
     result = run_demo(out, progress(), force=force)
-    if as_json:
-        print_json({"folder": result.folder, **result.document()})
-    else:
+    if not printed_json({"folder": result.folder, **result.document()}):
         print_tables(tables_of(result.rows, list(result.domains)))
         click.echo()
         for line in _closing(result):

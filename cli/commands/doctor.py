@@ -18,8 +18,8 @@ from cli.output import (
     next_step,
     note,
     on_registry,
-    print_json,
     print_table,
+    printed_json,
     progress,
     short,
     size,
@@ -61,7 +61,6 @@ def doctor(
     folder: Path,
     data: dict[str, list[Path]],
     every_check: bool,
-    as_json: bool,
     **settings: Any,
 ) -> None:
     """Examine a model FOLDER and say in one sentence whether it is broken, and by what; exit 1 if it is.
@@ -85,9 +84,7 @@ def doctor(
             diagnosis = diagnose(None, folder, data, progress=progress(), **settings)
         else:
             diagnosis = registry.doctor(folder, data, **settings)
-    if as_json:
-        print_json(diagnosis.document())
-    else:
+    if not printed_json(diagnosis.document()):
         print_diagnosis(diagnosis, every_check=every_check)
     context.exit(0 if diagnosis.is_healthy else 1)
 
@@ -123,7 +120,7 @@ def _severity(finding: Finding) -> str:
 @as_json
 @pass_session
 @click.pass_context
-def reproduce(context: click.Context, session: Session, folder: Path, out: Path | None, as_json: bool) -> None:
+def reproduce(context: click.Context, session: Session, folder: Path, out: Path | None) -> None:
     """Compose FOLDER again from its own composition.json and compare every byte; exit 1 if one differs.
 
     Its members must be registered here, by name and content digest, and not opted out.
@@ -131,10 +128,8 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
     with session.registry() as registry:
         result = registry.reproduce(folder, out)
     refs = [version.ref for version in result.versions]
-    if as_json:
-        document = {"folder": result.folder, "digest": result.digest, "versions": refs, "same": result.is_same}
-        print_json(document | {"files": result.files, "bytes": result.nbytes, "out": result.out})
-    else:
+    document = {"folder": result.folder, "digest": result.digest, "versions": refs, "same": result.is_same}
+    if not printed_json(document | {"files": result.files, "bytes": result.nbytes, "out": result.out}):
         for file in result.differing:
             click.echo(f"{file.state}: {file.name}" + ("" if file.at is None else f", from byte {file.at:,} on"))
         for file in result.files:
@@ -170,9 +165,7 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
 @device
 @as_json
 @pass_session
-def audit_extraction(
-    session: Session, /, folders: tuple[Path, ...], data: tuple[Path, ...], as_json: bool, **settings: Any
-) -> None:
+def audit_extraction(session: Session, /, folders: tuple[Path, ...], data: tuple[Path, ...], **settings: Any) -> None:
     """Print the share of documents that models continue nearly word for word from their first tokens.
 
     Each FOLDER is a model: a base model, a composition, an expert. A document is extracted if the best of its samples
@@ -184,8 +177,7 @@ def audit_extraction(
     with session.registry(create=True) as registry:
         warn_of_opted_out(registry, folders)
         found = registry.audit_extraction(folders, data, ExtractionSettings(**settings))
-    if as_json:
-        print_json([one.document() for one in found])
+    if printed_json([one.document() for one in found]):
         return
     rows = [
         (one.label, f"{one.extracted} of {len(one.similarity)}", f"{one.rate:.1%}", f"{one.mean:.3f}",

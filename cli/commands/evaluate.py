@@ -9,11 +9,11 @@ import click
 from cli.next_steps import composing, composing_as_typed, reporting
 from cli.option_groups import EVALUATION, command
 from cli.options import composed_path, file_path, flag, integer, lists, option, pairs, split
-from cli.output import next_step, print_json
+from cli.output import next_step
 from cli.recipe import asked, base_option, check_members, recipe_options
-from cli.score_tables import Table, exact, figure, print_csv, print_tables, ranking_of, share, tables_of, wide_table
+from cli.score_tables import Table, exact, figure, forms, print_scores, ranking_of, share, tables_of, wide_table
 from cli.session import Session, pass_session
-from cli.shared_options import cluster_options, connected, forms, scoring, take
+from cli.shared_options import cluster_options, connected, scoring, take
 from cli.version_output import warn_of_opted_out
 from registry.calibration.corpus import check_files
 from registry.composition.recipe.fields import FIELDS
@@ -129,11 +129,6 @@ def evaluate(
     sweep: dict[str, list[Any]],
     recipe_path: Path | None,
     base: str | None,
-    ray: str | None,
-    num_gpus: float | None,
-    as_json: bool,
-    as_markdown: bool,
-    as_csv: bool,
     **settings: Any,
 ) -> None:
     """Print perplexities of model folders per domain, and the routing of mixtures.
@@ -174,23 +169,21 @@ def evaluate(
         check_members(session, refs)
     from registry import TestSettings
 
-    with connected(ray, num_gpus) as cluster, session.registry(create=True, cluster=cluster) as registry:
+    with connected(settings) as cluster, session.registry(create=True, cluster=cluster) as registry:
         warn_of_opted_out(registry, folders)
         tested = take(TestSettings, settings)
         composed: dict[str, Any] = {"experts": refs, "methods": split(methods), "recipe": recipe, "sweep": sweep}
         rows = registry.evaluate(folders, data, tested, **composed, base=base, **settings)
-    if as_json:
-        print_json([row.document() for row in rows])
-    elif as_csv:
-        print_csv(wide_table(rows, list(data)))
-    else:
-        ranking = ranking_of(rows) if methods or sweep or len(folders) > 1 else []
-        print_tables([*tables_of(rows, list(data)), *ranking], as_markdown=as_markdown)
-    if as_csv or as_markdown:
-        return
-    if mixtures := [folder for folder in folders if (folder / MARKER).is_file()]:
+    ranked = bool(methods or sweep) or len(folders) > 1
+    followed = print_scores(
+        lambda: [row.document() for row in rows],
+        lambda: wide_table(rows, list(data)),
+        lambda: [*tables_of(rows, list(data)), *(ranking_of(rows) if ranked else [])],
+    )
+    mixtures = [folder for folder in folders if (folder / MARKER).is_file()]
+    if followed and mixtures:
         next_step(reporting(mixtures[0]))
-    elif refs:
+    elif followed and refs:
         next_step(composing(refs, *(["--base", base] if base else [])))
 
 
@@ -215,9 +208,6 @@ def continual(
     schedule: tuple[str, ...],
     data: dict[str, list[Path]],
     base: str | None,
-    as_json: bool,
-    as_markdown: bool,
-    as_csv: bool,
     **settings: Any,
 ) -> None:
     """Print the score of each domain after each expert joins, with forgetting and backward transfer.
@@ -234,13 +224,8 @@ def continual(
     wanted = asked(context, session, schedule, base, settings)
     with session.registry() as registry:
         result = registry.continual(wanted.experts, data, tested, wanted.recipe, base=wanted.base)
-    if as_json:
-        print_json(result.document())
-    elif as_csv:
-        print_csv(_table(result, exact))
-    else:
-        print_tables([_table(result, figure)], as_markdown=as_markdown)
-    if not (as_csv or as_markdown):
+    followed = print_scores(result.document, lambda: _table(result, exact), lambda: [_table(result, figure)])
+    if followed:
         without = ("data", "windows", "seq_len", "batch_size", "device", "dtype")
         next_step(composing_as_typed(context, without=without, renamed={"schedule": "--experts"}))
 
@@ -276,9 +261,7 @@ def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:
     callback=lists("DOMAIN=TASK[:METRIC]", str),
 )
 @forms
-def scores(
-    files: dict[str, list[str]], tasks: dict[str, list[str]], as_json: bool, as_markdown: bool, as_csv: bool
-) -> None:
+def scores(files: dict[str, list[str]], tasks: dict[str, list[str]]) -> None:
     """Print normalised accuracies from result files of lm_eval: 100 is each domain's own expert.
 
     The score of a model in a task is 100 · (its accuracy) / (accuracy of the domain's own expert), the form of the
@@ -288,12 +271,7 @@ def scores(
     from registry.evaluation import accuracy_scores
 
     rows = accuracy_scores(files, tasks)
-    if as_json:
-        print_json([row.document() for row in rows])
-    elif as_csv:
-        print_csv(_wide(rows))
-    else:
-        print_tables(_tables(rows), as_markdown=as_markdown)
+    print_scores(lambda: [row.document() for row in rows], lambda: _wide(rows), lambda: _tables(rows))
 
 
 def _columns(rows: "Sequence[AccuracyRow]") -> list[tuple[str, str]]:

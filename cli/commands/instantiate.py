@@ -10,7 +10,7 @@ from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import evaluating
 from cli.option_groups import INSTANTIATION, command
 from cli.options import destination, files, flag, numbers, option
-from cli.output import as_json, done, next_step, print_json, short
+from cli.output import as_json, done, next_step, printed_json, short
 from cli.session import Session, pass_session
 
 
@@ -39,7 +39,6 @@ def instantiate(
     out: Path | str,
     weights: dict[str, float],
     fit: tuple[Path, ...],
-    as_json: bool,
     **settings: Any,
 ) -> None:
     """Write the dense model of SOUP for some mix of its domains, in seconds and without training.
@@ -52,9 +51,8 @@ def instantiate(
     fit_settings = FitSettings(**take_fit_settings(context, settings, fit))
     with session.registry() as registry:
         found = registry.instantiate(soup, out, weights=weights or None, fit=fit, settings=fit_settings, **settings)
-    if as_json:
-        document = plan_document(found.plan) | {"out": out, "pushed": None}
-        print_json(document | {"domain_weights": found.domain_weights, "coefficients": found.coefficients})
+    document = plan_document(found.plan) | {"out": out, "pushed": None}
+    if printed_json(document | {"domain_weights": found.domain_weights, "coefficients": found.coefficients}):
         return
     shares = ", ".join(f"{name} {share:.4g}" for name, share in found.domain_weights.items())
     alpha = ", ".join(f"{name} {value:.4g}" for name, value in found.coefficients.items())

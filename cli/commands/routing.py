@@ -12,7 +12,18 @@ import click
 from cli.next_steps import composing_as_typed, evaluating, reporting
 from cli.option_groups import EVALUATION, command
 from cli.options import Integer, composed_path, composed_text, device, file, flag, option
-from cli.output import allows_colour, as_json, done, is_quiet, next_step, note, print_json, print_line, print_table
+from cli.output import (
+    allows_colour,
+    as_json,
+    done,
+    is_json,
+    is_quiet,
+    next_step,
+    note,
+    print_line,
+    print_table,
+    printed_json,
+)
 from cli.recipe import asked, base_option, experts_option, recipe_options
 from cli.session import Session, pass_session
 from cli.shared_options import scoring
@@ -49,7 +60,6 @@ def route(
     every_layer: bool,
     weights: bool,
     device: str | None,
-    as_json: bool,
 ) -> None:
     """Print a text with each token in the colour of the expert that handles it in a composed FOLDER.
 
@@ -70,8 +80,7 @@ def route(
         text = sys.stdin.read(MOST_CHARACTERS + 1)
     warn_of_folder(session, folder)
     routed = route(folder, text, device)
-    if as_json:
-        print_json(routed.document())
+    if printed_json(routed.document()):
         return
     shown: list[int | None] = [*layers] or [None]
     if every_layer and not routed.is_alike:
@@ -140,13 +149,7 @@ _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating
 @pass_session
 @click.pass_context
 def preview(
-    context: click.Context,
-    session: Session,
-    /,
-    experts: tuple[str, ...],
-    base: str | None,
-    as_json: bool,
-    **settings: Any,
+    context: click.Context, session: Session, /, experts: tuple[str, ...], base: str | None, **settings: Any
 ) -> None:
     """Predict the routing of a composition from statistics alone: no weights are read, nothing is written.
 
@@ -158,8 +161,7 @@ def preview(
     wanted = asked(context, session, experts, base, settings)
     with session.registry() as registry:
         prediction = registry.preview(wanted.experts, wanted.recipe, base=wanted.base)
-    if as_json:
-        print_json(prediction.document())
+    if printed_json(prediction.document()):
         return
     _print(prediction)
     next_step(composing_as_typed(context))
@@ -217,14 +219,7 @@ def _print(prediction: "Preview") -> None:
 @as_json
 @pass_session
 def report(
-    session: Session,
-    /,
-    composition: str,
-    data: dict[str, list[Path]],
-    out: Path | None,
-    force: bool,
-    as_json: bool,
-    **settings: Any,
+    session: Session, /, composition: str, data: dict[str, list[Path]], out: Path | None, force: bool, **settings: Any
 ) -> None:
     """Write a page about a composition: routing by domain, confusion, overlap, load, scores, lineage.
 
@@ -232,7 +227,7 @@ def report(
     experts, their averaged weights and oracle routing. Otherwise they come from the stored evaluation with the most
     domains; without one, routing is predicted from statistics.
     """
-    if out is None and not as_json:
+    if out is None and not is_json():
         raise click.UsageError("give --out FILE, or --json")
 
     from registry import TestSettings
@@ -249,8 +244,7 @@ def report(
         from registry.report.files import write_page
 
         write_page(out, page(figures), replace=force)
-    if as_json:
-        print_json(figures.document())
+    if printed_json(figures.document()):
         return
     done(str(out), f"wrote {out}", *(f"  {text}" for text in figures.notes))
     folder = composition if Path(composition).is_dir() else figures.folder

@@ -10,7 +10,7 @@ import click
 from cli.next_steps import after_registration, composing
 from cli.option_groups import TRAINING, command
 from cli.options import choice, file, files, flag, integer, number, option
-from cli.output import as_json, done, next_step, print_json, short
+from cli.output import as_json, done, next_step, printed_json, short
 from cli.session import Session, pass_session
 from cli.shared_options import annotations, keep_calibration, take
 from cli.training import (
@@ -76,7 +76,7 @@ from registry.names.suggest import fresh
 @annotations
 @as_json
 @pass_session
-def train_expert(session: Session, /, name: str, as_json: bool, **settings: Any) -> None:
+def train_expert(session: Session, /, name: str, **settings: Any) -> None:
     """Train expert NAME from a base model, and register it with its statistics.
 
     If interrupted, repeat the command to resume. The version stores how it was trained, and its loss curve.
@@ -90,10 +90,8 @@ def train_expert(session: Session, /, name: str, as_json: bool, **settings: Any)
         training = take(ExpertTraining, settings)
         trained = registry.train_expert(name, settings=training, **settings)
     registered = trained.registration
-    if as_json:
-        version = None if registered is None else version_document(registered.version)
-        result = {"training": trained.document, **result_document(trained)}
-        print_json({"version": version, "out": trained.out, **result})
+    version = None if registered is None else version_document(registered.version)
+    if printed_json({"version": version, "out": trained.out, "training": trained.document, **result_document(trained)}):
         return
     used, loss = amount(trained, training.tokens), loss_line(trained)
     if registered is None:
@@ -133,10 +131,7 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
 )
 @click.argument("name")
 @option(
-    "--base",
-    "BASE",
-    "The base model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.",
-    required=True,
+    "--base", "BASE", "The base model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.", required=True
 )
 @option(
     "--domains",
@@ -168,7 +163,7 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
 @annotations
 @as_json
 @pass_session
-def train_soup(session: Session, /, name: str, as_json: bool, **settings: Any) -> None:
+def train_soup(session: Session, /, name: str, **settings: Any) -> None:
     """Train a soup: shared weights and experts that reg instantiate combines into one model for any mix of domains.
 
     Shared weights are registered as base model NAME, the experts as NAME-1 to NAME-N. If interrupted, repeat the
@@ -180,10 +175,9 @@ def train_soup(session: Session, /, name: str, as_json: bool, **settings: Any) -
         training = take(SoupTraining, settings)
         trained = registry.train_soup(name, settings=training, **settings)
     shared, domains = trained.shared.version, trained.document["training"]["domains"]
-    if as_json:
-        experts = [version_document(expert.version) for expert in trained.experts]
-        result = {"training": trained.document, **result_document(trained)}
-        print_json({"shared": version_document(shared), "experts": experts, **result})
+    experts = [version_document(expert.version) for expert in trained.experts]
+    result = {"training": trained.document, **result_document(trained)}
+    if printed_json({"shared": version_document(shared), "experts": experts, **result}):
         return
     listed = _first_to_last([expert.version.ref for expert in trained.experts])
     done(
@@ -216,7 +210,7 @@ def train_soup(session: Session, /, name: str, as_json: bool, **settings: Any) -
 @annotations
 @as_json
 @pass_session
-def train_simoe(session: Session, /, name: str, as_json: bool, **settings: Any) -> None:
+def train_simoe(session: Session, /, name: str, **settings: Any) -> None:
     """Train sparse interpolated experts: shared weights, a mask of their rows for each expert, and a router.
 
     Experts are found in the text, not named. They are registered as NAME-1 to NAME-N, each a dense model; reg compose
@@ -232,11 +226,9 @@ def train_simoe(session: Session, /, name: str, as_json: bool, **settings: Any) 
     masks = trained.document["masks"]
     pairs = [share for number, row in enumerate(masks["overlap"]) for share in row[:number]]
     overlap = fmean(pairs) if pairs else 0.0
-    if as_json:
-        experts = [version_document(expert.version) for expert in trained.experts]
-        result = {"training": trained.document, **result_document(trained)}
-        found = {"sparsity": masks["sparsity"], "closed": masks["closed"], "overlap": overlap}
-        print_json({"experts": experts, **result, **found})
+    experts = [version_document(expert.version) for expert in trained.experts]
+    found = {"sparsity": masks["sparsity"], "closed": masks["closed"], "overlap": overlap}
+    if printed_json({"experts": experts, "training": trained.document, **result_document(trained), **found}):
         return
     refs = [expert.version.ref for expert in trained.experts]
     closed = f", after closing {masks['closed']:,} gates" if masks["closed"] else ""

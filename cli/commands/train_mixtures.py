@@ -7,7 +7,7 @@ import click
 
 from cli.option_groups import TRAINING, command
 from cli.options import choice, composed_path, device, file, file_path, flag, integer, number, option, options, split
-from cli.output import as_json, done, next_step, print_json, print_table
+from cli.output import as_json, done, next_step, print_table, printed_json
 from cli.session import Session, pass_session
 from cli.training import print_trained, trained_as_worker, training_options, weight_products
 from registry.names.suggest import fresh
@@ -51,9 +51,7 @@ _data_and_out = options(
 @weight_products("float32 for routers alone")
 @as_json
 @pass_session
-def train(
-    session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, as_json: bool, **settings: Any
-) -> None:
+def train(session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, **settings: Any) -> None:
     """Train weights of a composed FOLDER on the language-model loss.
 
     If interrupted, repeat the command to resume. The result is recorded as a composition, and the tensors that changed
@@ -66,7 +64,7 @@ def train(
         return
     with leading(), session.registry() as registry:
         trained = registry.train(folder, out, data, MixtureTraining(**settings), force=force)
-    print_trained(trained, settings["train"], folder, out, as_json, tokens=settings["tokens"])
+    print_trained(trained, settings["train"], folder, out, tokens=settings["tokens"])
 
 
 @command("reg train-router moe/ --data code --data math --out trained/", headings=TRAINING)
@@ -98,7 +96,7 @@ def train(
 @as_json
 @pass_session
 def train_router(
-    session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, as_json: bool, **settings: Any
+    session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, **settings: Any
 ) -> None:
     """Train only the routers of a composed FOLDER on the language-model loss.
 
@@ -108,7 +106,7 @@ def train_router(
 
     with session.registry() as registry:
         trained = registry.train_router(folder, out, data, TrainSettings(**settings), force=force)
-    print_trained(trained, "the routers", folder, out, as_json)
+    print_trained(trained, "the routers", folder, out)
 
 
 _SCORE = (
@@ -126,9 +124,7 @@ _SCORE = (
 @device
 @as_json
 @pass_session
-def proxy(
-    session: Session, /, files: tuple[Path, ...], experts: tuple[str, ...], out: Path, as_json: bool, **settings: Any
-) -> None:
+def proxy(session: Session, /, files: tuple[Path, ...], experts: tuple[str, ...], out: Path, **settings: Any) -> None:
     """Choose from public text the documents nearest to each expert, to train routers on.
 
     FILE is .txt, .jsonl, .jsonl.gz or .parquet. The experts' statistics are compared with public text's: no text of
@@ -137,8 +133,7 @@ def proxy(
     """
     with session.registry() as registry:
         chosen = registry.proxy(split(experts), files, out, **settings)
-    if as_json:
-        print_json([vars(one) for one in chosen])
+    if printed_json([vars(one) for one in chosen]):
         return
     rows = [
         (one.name, f"{one.documents:,} of {one.candidates:,}", f"{one.best:.3g}", f"{one.least:.3g}") for one in chosen

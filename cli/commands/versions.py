@@ -10,7 +10,20 @@ from cli.commands.compositions import show_composition
 from cli.next_steps import after_registration, evaluating
 from cli.option_groups import command, typed_words
 from cli.options import choice, file, flag, integer, option, unique_pairs
-from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
+from cli.output import (
+    as_json,
+    count,
+    done,
+    is_json,
+    is_quiet,
+    next_step,
+    note,
+    print_table,
+    printed_json,
+    reg_line,
+    short,
+    size,
+)
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
 from registry.checkpoint.model_files import ROUTER_FILE
@@ -35,9 +48,7 @@ SCREENFUL = 50
 @as_json
 @pass_session
 @click.pass_context
-def list_(
-    context: click.Context, session: Session, /, limit: int | None, offset: int, as_json: bool, **chosen: Any
-) -> None:
+def list_(context: click.Context, session: Session, /, limit: int | None, offset: int, **chosen: Any) -> None:
     """List registered versions, by name and number.
 
     With --quiet, it prints only their names, such as math@1, one a line.
@@ -46,14 +57,14 @@ def list_(
     one text. If there are more versions than shown, a line on stderr gives their number and the command that shows the
     next ones.
     """
-    shown = limit if as_json or is_quiet() else limit or SCREENFUL
+    shown = limit if is_json() or is_quiet() else limit or SCREENFUL
     with session.registry() as registry:
         home = registry.home.path
         versions = registry.versions(**chosen, limit=shown, offset=offset)
         full = shown is not None and len(versions) == shown
         total = registry.count_versions(**chosen) if full else 0
-    if as_json:
-        print_json([version_document(version) for version in versions])
+    if printed_json([version_document(version) for version in versions]):
+        pass
     elif is_quiet():
         for version in versions:
             click.echo(version.ref)
@@ -68,7 +79,7 @@ def list_(
             )
     if (more := total - offset - len(versions)) > 0:
         words = ["list", *typed_words(context, without=("offset", "as_json")), "--offset", str(offset + len(versions))]
-        note(f"{more:,} more: {reg_line([*words, '--json'] if as_json else words)}")
+        note(f"{more:,} more: {reg_line([*words, '--json'] if is_json() else words)}")
     elif versions:
         next_step(["show", versions[0].ref])
 
@@ -103,7 +114,7 @@ def _print(versions: "Sequence[VersionRecord]") -> None:
 @click.argument("ref", metavar="NAME[@V]|DIGEST")
 @as_json
 @pass_session
-def show(session: Session, ref: str, as_json: bool) -> None:
+def show(session: Session, ref: str) -> None:
     """Show one version: its content, the data of its statistics, and compositions made from it.
 
     DIGEST is a composition's, or its first 6 or more digits: shows its members, which of them is the public expert and
@@ -111,7 +122,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     """
     with session.registry() as registry:
         if (composition := registry.composition(ref)) is not None:
-            show_composition(registry, composition, as_json)
+            show_composition(registry, composition)
             return
         version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
         arrays = registry.arrays_of(version)
@@ -121,16 +132,15 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     sizes: dict[str, int] = {}
     for link in arrays:
         sizes[link.role] = sizes.get(link.role, 0) + link.nbytes
-    if as_json:
-        print_json(
-            version_document(version)
-            | {
-                "bytes": sizes,
-                "compositions": [c.digest for c in compositions],
-                "relations": relation_documents(relations),
-                "training": training,
-            }
-        )
+    if printed_json(
+        version_document(version)
+        | {
+            "bytes": sizes,
+            "compositions": [c.digest for c in compositions],
+            "relations": relation_documents(relations),
+            "training": training,
+        }
+    ):
         return
     rows = [("digest", short(version.digest)), ("state", version.state), ("registered", version.created_at)]
     rows += [("withdrawn", version.withdrawn_at)] if version.withdrawn_at else []
@@ -192,7 +202,7 @@ def _simoe_line(simoe: Mapping[str, Any]) -> str:
 @flag("--delete", "Delete NAME@ALIAS instead.")
 @as_json
 @pass_session
-def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -> None:
+def alias(session: Session, ref: str, alias: str, delete: bool) -> None:
     """Point ALIAS at a version, so that NAME@ALIAS refers to it; an alias can be moved."""
     name = Reference.parse(ref).name
     with session.registry() as registry:
@@ -202,9 +212,9 @@ def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -
         else:
             before = registry.alias(ref, alias)
             now = registry.resolve(f"{name}@{alias}").ref
-    if as_json:
-        print_json({"alias": f"{name}@{alias}", "version": now, "before": before})
-    elif now is None:
+    if printed_json({"alias": f"{name}@{alias}", "version": now, "before": before}):
+        return
+    if now is None:
         done(None, f"deleted {name}@{alias}")
         next_step(["show", name])
     else:
@@ -217,12 +227,10 @@ def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -
 @file("--out", "DIR", "The folder to write; absent or empty.", required=True)
 @as_json
 @pass_session
-def export(session: Session, ref: str, out: Path, as_json: bool) -> None:
+def export(session: Session, ref: str, out: Path) -> None:
     """Write a registered version as a dense model folder, with bit-identical tensors."""
     with session.registry() as registry:
         version = registry.export(ref, out)
-    if as_json:
-        print_json({"ref": version.ref, "digest": version.digest, "out": out})
-    else:
+    if not printed_json({"ref": version.ref, "digest": version.digest, "out": out}):
         done(str(out), f"wrote {version.ref} to {out}")
         next_step(evaluating([out], [version.name] if version.kind == "expert" else []))
