@@ -1,12 +1,11 @@
-"""Generated documentation of the commands: `python -m cli.command_reference [PAGE…]`.
+"""Generated documentation of the commands: `python -m cli.command_reference`.
 
-The text between marks in a page is replaced: in docs/cli.md by a table of all commands and their options, in
-docs/json.md by their output with --json.
+It writes docs/cli.md, a table of all commands and their options, and docs/json.md, their output with --json, which git
+does not keep.
 """
 
 import inspect
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -16,9 +15,6 @@ from cli.json_schema.commands import ERROR, SCHEMAS, SHOWN_COMPOSITION
 from cli.json_schema.notation import table
 from cli.main import main
 from cli.option_groups import GroupedCommand, grouped
-
-PAGES = ("docs/cli.md", "docs/json.md")
-"""The pages that have marks."""
 
 
 def summary() -> str:
@@ -51,34 +47,47 @@ def schemas() -> str:
     return "\n".join(parts)
 
 
-PARTS: dict[str, Callable[[], str]] = {"commands": summary, "CLI reference": reference, "fields": schemas}
-"""Name of a part of a page → the function that writes it."""
+_COMMANDS = """# Commands and their options
+
+`reg --help` lists the commands, and `reg compose --help-all` describes one as this page does. Variables, output and
+completion: [use the command line](tasks/command-line.md).
+
+{summary}
+## Options
+
+{reference}"""
+
+_FIELDS = """# What commands print with `--json`
+
+Every command takes `--json`, after its name or before it (`reg --json list`), and prints one JSON document on stdout.
+Figures that are not finite are `null`. Fields may be added in later versions; none that stands here changes its meaning
+without a new major version. `reg schema COMMAND` prints the same as a JSON Schema (draft 2020-12):
+
+```bash
+reg schema list
+```
+
+Where a command fails, stdout is empty, and the last line on stderr is an error as below; the exit code is the one
+without `--json`. `reg verify`, `reg receipt verify` and `reg reproduce` print their document and exit with 1 where
+something is not as it should be. `--quiet` keeps everything else off stderr.
+
+{schemas}"""
 
 
-def marks(name: str) -> tuple[str, str]:
-    """Return the lines that begin and end the part `name`."""
-    return f"<!-- {name}: written by `make reference` -->\n", f"<!-- end of the {name} -->\n"
+def pages() -> dict[str, str]:
+    """Return the text of each page by its path."""
+    return {
+        "docs/cli.md": _COMMANDS.format(summary=summary(), reference=reference()),
+        "docs/json.md": _FIELDS.format(schemas=schemas()),
+    }
 
 
-def written(page: str) -> str:
-    """Return `page` with the text between marks replaced.
-
-    Raises:
-        ValueError: the page has no marks, or only one of a pair.
-    """
-    has_marks = False
-    for name, make in PARTS.items():
-        begin, end = marks(name)
-        if begin not in page and end not in page:
-            continue
-        before, first, rest = page.partition(begin)
-        _, last, after = rest.partition(end)
-        if not (first and last):
-            raise ValueError(f"the page has only one of the two marks of the {name}")
-        page, has_marks = f"{before}{begin}\n{make()}\n{end}{after}", True
-    if not has_marks:
-        raise ValueError("the page has no marks")
-    return page
+def write(root: Path) -> None:
+    """Write the pages below `root`."""
+    for name, text in pages().items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def commands(
@@ -122,5 +131,4 @@ def _rows(parameters: Iterable[click.Parameter], context: click.Context) -> str:
 
 
 if __name__ == "__main__":
-    for target in map(Path, sys.argv[1:] or PAGES):
-        target.write_text(written(target.read_text(encoding="utf-8")), encoding="utf-8")
+    write(Path())

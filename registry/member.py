@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
+from registry.checkpoint.joint_training import parts_in
 from registry.checkpoint.model_files import ROUTER_FILE
 from registry.checkpoint.trained_files import RouterRows, unpack_rows
 from registry.errors import ConflictError, DamagedError, IncompatibleError, RegError
@@ -175,11 +176,12 @@ class Member:
                 f"{self.version.ref} is a base model, which has no {kind}, and {user} {verb} them",
                 f"{AS_EXPERT}{alternative}",
             )
-        if "simoe" in (self.version.content or {}):
-            raise IncompatibleError(
-                f"{self.version.ref} has no {kind}, which {user} {verb}: it is an expert of a SIMoE",
-                f"compose it as it was trained, with others of its training: --to simoe{alternative}",
-            )
+        for training, _ in parts_in(self.version.content):
+            if training.lacks_statistics:
+                raise IncompatibleError(
+                    f"{self.version.ref} has no {kind}, which {user} {verb}: it is an expert of {training.called}",
+                    f"{training.lacks_statistics}{alternative}",
+                )
         raise IncompatibleError(
             f"{self.version.ref} has no {kind}, which {user} {verb}",
             f"register it again with all sites: reg add-expert {self.name} CKPT --data FILE, and where CKPT carries "

@@ -1,6 +1,6 @@
 """Commands on registered versions: list, show, alias, export."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from cli.output import (
 )
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
+from registry.checkpoint.joint_training import parts_in
 from registry.checkpoint.model_files import ROUTER_FILE
 from registry.names.reference import Reference
 
@@ -86,7 +87,7 @@ def list_(context: click.Context, session: Session, /, limit: int | None, offset
 
 def _tokens(version: "VersionRecord") -> str:
     """Return the tokens of a version's own calibration text, or a dash."""
-    if {"soup", "simoe"} & (version.content or {}).keys():
+    if any(parts_in(version.content)):
         return "-"
     return next((f"{one.tokens:,}" for one in version.statistics), "-")
 
@@ -152,8 +153,7 @@ def show(session: Session, ref: str) -> None:
             ("family", f"{version.content['family']}, {shape}, {version.content['dtype']}"),
             ("license", version.content["license"] or "not given"),
         ]
-        rows += [("soup", _soup_line(version.content["soup"]))] if "soup" in version.content else []
-        rows += [("simoe", _simoe_line(version.content["simoe"]))] if "simoe" in version.content else []
+        rows += [(training.key, training.sentence(part)) for training, part in parts_in(version.content)]
     rows += [("parameters", shown_parameters(version))]
     rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []
     rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
@@ -180,20 +180,6 @@ def show(session: Session, ref: str) -> None:
         is_base = version.kind == "base"
         following = ["train-expert", "NAME", "--base", version.ref, "--data", "FILE"]
         next_step(following if is_base else after_registration(version.name, relations))
-
-
-def _soup_line(soup: Mapping[str, Any]) -> str:
-    """Return what a version is in the soup that it was trained in."""
-    if "soup" in soup:
-        return f"expert {soup['number']} of {soup['soup'][:12]}, trained together with all of it"
-    domains = ", ".join(soup["domains"])
-    return f"shared weights of {count(soup['experts'], 'expert')}; domains {domains}: reg instantiate"
-
-
-def _simoe_line(simoe: Mapping[str, Any]) -> str:
-    """Return the part of an expert in the SIMoE that it was trained in."""
-    own = f"expert {simoe['number']} of {simoe['experts']}, router on {count(simoe['prompt_tokens'], 'prompt token')}"
-    return f"{own}; shared weights {simoe['delta'][:12]}, trained together by all: reg compose --to simoe"
 
 
 @command("reg alias math@1 stable", "reg alias math stable --delete")

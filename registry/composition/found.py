@@ -6,36 +6,16 @@ A package declares its methods as entry points of the group `reg.methods`. An en
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
+from registry.built_in import METHODS, instances
 from registry.composition.method import Method, Output, Router, Trunk
 from registry.errors import InvalidInputError
 from registry.names.reference import check_name
 from registry.names.suggest import suggest
 
 GROUP = "reg.methods"
-
-BUILT_IN = (
-    "registry.methods.moe.output:Moe",
-    "registry.methods.dense.output:Dense",
-    "registry.methods.ensemble.output:Ensemble",
-    "registry.methods.hetero.output:Hetero",
-    "registry.methods.simoe.output:Simoe",
-    "registry.methods.moe.trunks:RegMean",
-    "registry.methods.moe.trunks:Mean",
-    "registry.methods.moe.trunks:Base",
-    "registry.methods.moe.trunks:Ties",
-    "registry.methods.moe.trunks:Dare",
-    "registry.methods.moe.trunks:TaskArithmetic",
-    "registry.methods.moe.routers:Context",
-    "registry.methods.moe.routers:Ridge",
-    "registry.methods.moe.routers:DomainEmbedding",
-    "registry.methods.moe.routers:Anchored",
-    "registry.methods.moe.routers:Random",
-)
-"""Module and class of each built-in method, the default output, trunk and router first."""
 
 V = TypeVar("V")
 M = TypeVar("M", bound=Method)
@@ -92,9 +72,7 @@ def every_method() -> tuple[Method, ...]:
         InvalidInputError: an entry point of another package names no method, or one whose name is taken.
     """
     found: dict[tuple[type[Method], str], Method] = {}
-    for place in BUILT_IN:
-        module, _, name = place.partition(":")
-        one: Method = getattr(import_module(module), name)()
+    for one in instances(METHODS):
         found[_kind(one), one.name] = one
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         one = _of_entry_point(point)

@@ -210,7 +210,7 @@ class Card:
 
 
 class Output(Method):
-    """What is made of experts: the plan of a folder, and what its recipe and its card say.
+    """A kind of model that is made of experts: the plan of its folder, and what its recipe and its card say.
 
     Attributes:
         words: with an article: "a sparse mixture".
@@ -385,7 +385,7 @@ class Output(Method):
         raise NotImplementedError(f"output {self.name} has no preview")
 
     def shares_of(self, plan: Plan, version: Member) -> dict[str, float]:
-        """Return name → share of a version's text that is predicted to go to each member; the version is none of them.
+        """Return name → share of a version's text predicted to go to each member, none of which is that version.
 
         Raises:
             RegError: it cannot be predicted.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -9,7 +10,8 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from registry.checkpoint.model_files import OWN_FILES, SIMOE_ARRAYS
+from registry.checkpoint.joint_training import joint_trainings
+from registry.checkpoint.model_files import own_files
 from registry.errors import InvalidInputError
 from registry.hosts import RowSelection
 from registry.io.model_folder import fresh_folder, write_files, write_weights
@@ -140,18 +142,22 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
         for link in first.arrays
         if link.role in ("trunk", "mlp")
     ]
-    own = [
-        Stream(link.name, link.dtype, link.shape, first.open("simoe", link.name).blocks)
-        for link in first.arrays
-        if link.role == "simoe" and len(members) == 1
-    ]
-    nbytes = sum(stream.nbytes for stream in (*streams, *own))
+    own = {
+        training.arrays: [
+            Stream(link.name, link.dtype, link.shape, first.open(link.role, link.name).blocks)
+            for link in first.arrays
+            if link.role == training.key
+        ]
+        for training in joint_trainings()
+        if len(members) == 1 and training.arrays and training.key in first.content
+    }
+    nbytes = sum(stream.nbytes for stream in chain(streams, *own.values()))
     with fresh_folder(out, replace=None, nbytes=nbytes) as folder:
         with progress("writing", nbytes, "B") as advance:
             write_weights(folder, streams, advance)
-            if own:
-                write_shard(folder / SIMOE_ARRAYS, own, advance)
-        copied = [name for name in first.names("file") if len(members) == 1 or name not in OWN_FILES]
+            for name, arrays in own.items():
+                write_shard(folder / name, arrays, advance)
+        copied = [name for name in first.names("file") if len(members) == 1 or name not in own_files()]
         write_files(folder, {name: first.file(name) for name in copied})
 
 

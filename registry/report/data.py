@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from registry.evaluation.stored import FEW_TOKENS
-from registry.hosts.remote_code import ENSEMBLE, SIMOE
+from registry.runtime.sequence_hosts import sequence_host
 
 
 @dataclass(frozen=True)
@@ -283,8 +283,8 @@ class ReportData:
 
     @property
     def weighs_members(self) -> bool:
-        """True if it is an ensemble or a SIMoE, whose members' weights count as the routing of one layer."""
-        return self.host.startswith((ENSEMBLE, SIMOE))
+        """True if its members are weighed alike in all layers: their weights count as the routing of one layer."""
+        return sequence_host(self.host) is not None
 
     @property
     def experts(self) -> tuple[str, ...]:

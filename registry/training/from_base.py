@@ -1,4 +1,4 @@
-"""What all trainings from a base model share: checks, the base model as a folder, checkpoints, their registration."""
+"""Steps of all trainings from a base model: checks, the base model as a folder, checkpoints, their registration."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ from typing import Any
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.model_files import OWN_FILES
+from registry.checkpoint.model_files import own_files
 from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.version_files import StoredWeights
 from registry.composition.stored import write_dense
@@ -182,9 +182,11 @@ def write_checkpoint(
     with fresh_folder(target, replace=None, nbytes=nbytes + more) as folder:
         with progress("writing", nbytes, "B") as advance:
             write_weights(folder, streams, advance)
-        for name, own in arrays.items():
-            write_shard(folder / name, own)
-        write_files(folder, {name: data for name, data in hashed.files.items() if name not in OWN_FILES} | dict(files))
+        for name, streams in arrays.items():
+            write_shard(folder / name, streams)
+        write_files(
+            folder, {name: data for name, data in hashed.files.items() if name not in own_files()} | dict(files)
+        )
         if text is not None:
             weights = hash_checkpoint(Checkpoint(folder, remote_code=True), silent).weights
             computed = computed_by(hashed.checkpoint, PassSettings(sites=COUNTS))

@@ -5,14 +5,13 @@ come first; the rest, and those of one output, a word away.
 """
 
 import re
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from cli.command_names import ALIASES, COMMANDS, JOBS, summary_of
-from cli.command_reference import commands
+from cli.command_reference import commands, pages
 from cli.main import main
 from cli.option_groups import COMMON, FEW, MOST, RECIPE, GroupedCommand, grouped
 from registry.composition.recipe.fields import FIELDS, misplaced
@@ -121,7 +120,7 @@ def test_help_of_an_output_has_the_options_that_its_recipes_take(output: str) ->
 def test_a_shorter_name_is_the_command(short: str, name: str) -> None:
     assert shown(short, "--help") == shown(name, "--help")
     assert re.search(rf"^  {name}, {short} +\w", shown("--help"), re.MULTILINE)
-    assert not re.search(rf"`reg {short}[` ]", Path("docs/cli.md").read_text(encoding="utf-8"))
+    assert not re.search(rf"`reg {short}[` ]", pages()["docs/cli.md"])
     assert main.get_command(click.Context(main), short) is main.get_command(click.Context(main), name)
     assert f"did you mean '{short}'?" in CliRunner().invoke(main, [short + short[-1]]).stderr
 

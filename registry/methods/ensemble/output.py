@@ -37,7 +37,7 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class Routing:
-    """How an ensemble weights its members.
+    """A way in which an ensemble weights its members.
 
     Attributes:
         meaning: where the weights come from, for the model card.

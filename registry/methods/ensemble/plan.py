@@ -21,17 +21,9 @@ from registry.composition.recipe.recipe import Recipe
 from registry.errors import IncompatibleError
 from registry.hosts import RowSelection, Trunk
 from registry.hosts.host import dense_config
-from registry.hosts.remote_code import (
-    ENSEMBLE,
-    ENSEMBLE_MODULE,
-    FAMILIES_ENSEMBLE,
-    FAMILIES_MODULE,
-    MIXED_MODULE,
-    ensemble_code,
-    families_code,
-    mixed_code,
-)
+from registry.hosts.remote_code import modelling_file
 from registry.member import Member
+from registry.methods.ensemble.host import ENSEMBLE, FAMILIES, FAMILIES_ENSEMBLE, MIXED, WHOLE
 from registry.methods.ensemble.output import POSTERIOR, TASK_VECTOR, mixes, routing_of
 from registry.methods.moe.checks import check_soups, check_statistics, takes_task_vectors
 from registry.methods.moe.model_writer import rendering_threads, streams_of
@@ -47,7 +39,7 @@ OWNER = 0
 
 @dataclass(frozen=True)
 class EnsembleParts:
-    """What an ensemble keeps of its plan, with its members all of one architecture.
+    """The part of a plan that an ensemble of one architecture keeps.
 
     Attributes:
         shared: tensor → for each member, and the base model last, the number of the one whose tensor it uses; only
@@ -70,13 +62,13 @@ class EnsembleParts:
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
         """Return the modelling files."""
-        return (mixed_code if mixes(plan.recipe) else ensemble_code)(plan.lead.family.class_name)
+        return modelling_file(MIXED if mixes(plan.recipe) else WHOLE, plan.lead.family.class_name)
 
     def config(self, plan: Plan) -> dict[str, Any]:
         """Return config.json: the lead's own, the members and how they are weighed."""
         return {
             **dense_config(json.loads(plan.lead.file("config.json"))),
-            **loading(plan, MIXED_MODULE if mixes(plan.recipe) else ENSEMBLE_MODULE, "EnsembleConfig"),
+            **loading(plan, (MIXED if mixes(plan.recipe) else WHOLE).stem, "EnsembleConfig"),
             **routing_config(plan),
             "shared_tensors": dict(self.shared),
             **({"mixing": plan.recipe.mixing} if mixes(plan.recipe) else {}),
@@ -215,7 +207,7 @@ CLASS_NAME = "FamiliesForCausalLM"
 
 
 class FamiliesParts(EnsembleParts):
-    """What an ensemble keeps of its plan, with members of several architectures."""
+    """The same of an ensemble of several architectures."""
 
     def active_parameters(self, plan: Plan) -> int:
         """Return the weights of the largest top_k members, which run after the first tokens."""
@@ -225,12 +217,12 @@ class FamiliesParts(EnsembleParts):
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
         """Return the modelling files."""
-        return families_code()
+        return modelling_file(FAMILIES)
 
     def config(self, plan: Plan) -> dict[str, Any]:
         """Return config.json: the lead's sizes, the configuration of each member, and how they are weighed."""
         return {
-            **loading(plan, FAMILIES_MODULE, "FamiliesConfig"),
+            **loading(plan, FAMILIES.stem, "FamiliesConfig"),
             **common_sizes(plan),
             "vocab_size": min(m.architecture.vocab_size for m in plan.members),
             "tie_word_embeddings": False,  # each member's configuration says it

@@ -94,9 +94,10 @@ class Hetero(Output):
         return hetero.config(plan)
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
-        from registry.hosts.remote_code import hetero_code
+        from registry.hosts.remote_code import modelling_file
+        from registry.methods.hetero.host import MODELLING_FILE
 
-        return hetero_code()
+        return modelling_file(MODELLING_FILE)
 
     def card(self, plan: Plan) -> Card:
         recipe = plan.recipe.document(plan.names)

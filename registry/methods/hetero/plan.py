@@ -12,9 +12,9 @@ from registry.composition.plan import Computed, OutputTensor, Plan, Source, Stor
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.taken_files import taken_notes
 from registry.hosts.host import dense_config
-from registry.hosts.remote_code import HETERO, HETERO_MODULE
 from registry.member import Member
 from registry.methods.hetero.fit import SOFTCAP, HeteroFit, Tables, make_tables
+from registry.methods.hetero.host import HETERO, MODELLING_FILE
 from registry.methods.whole_members import common_sizes, loading, own_config
 
 CLASS_NAME = "HeteroForCausalLM"
@@ -24,7 +24,7 @@ SEQUENCE = "sequence"
 
 @dataclass(frozen=True)
 class HeteroParts:
-    """What it keeps of its plan.
+    """The part of a plan that members of several architectures keep.
 
     Attributes:
         lead: those that all share.
@@ -70,7 +70,7 @@ def config(plan: Plan) -> dict[str, Any]:
     lead, recipe = plan.lead.architecture, plan.recipe.document(plan.names)
     settings = dense_config(json.loads(plan.lead.file("config.json")))
     return {
-        **loading(plan, HETERO_MODULE, "HeteroConfig"),
+        **loading(plan, MODELLING_FILE.stem, "HeteroConfig"),
         **common_sizes(plan),
         "vocab_size": lead.vocab_size,
         "initializer_range": settings.get("initializer_range", 0.02),

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from registry.checkpoint.trained_files import MASK
 from registry.io.torch_blocks import to_tensor
 from registry.maths.interpolation import (
     change,
@@ -31,6 +30,7 @@ from registry.maths.interpolation import (
 )
 from registry.member import Member
 from registry.methods.simoe.settings import SimoeTraining
+from registry.methods.simoe.versions import KEY, MASK
 
 FIRST_MEAN, FIRST_SPREAD = 1.0, 0.5
 """Mean and standard deviation of log α at the start: P(z ≠ 0) is about 0.93."""
@@ -130,7 +130,7 @@ def mask_overlaps(members: Sequence[Member]) -> tuple[tuple[str, str, float], ..
     Raises:
         DamagedError: a mask is not what was stored.
     """
-    if not all("simoe" in (member.version.content or {}) for member in members):
+    if not all(KEY in (member.version.content or {}) for member in members):
         return ()
     masks = torch.stack([_mask(member) for member in members]).float()
     found = overlap_matrix(masks)
@@ -140,5 +140,5 @@ def mask_overlaps(members: Sequence[Member]) -> tuple[tuple[str, str, float], ..
 
 def _mask(member: Member) -> Bool[Tensor, "R"]:
     """Return a member's mask; the last bits, of no output, are 0."""
-    packed = torch.cat([to_tensor(block, "uint8") for block in member.open("simoe", MASK).blocks()])
+    packed = torch.cat([to_tensor(block, "uint8") for block in member.open(KEY, MASK).blocks()])
     return unpack_bits(packed, 8 * len(packed))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import Card, Output, Settings, counted
 from registry.composition.recipe.shared_options import DTYPE
+from registry.methods.simoe.versions import KEY
 from registry.methods.works import L0, SIMOE
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ class Simoe(Output):
         return config(plan)
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
-        from registry.hosts.remote_code import simoe_code
+        from registry.hosts.remote_code import modelling_file
+        from registry.methods.simoe.host import MODELLING_FILE
 
-        return simoe_code(plan.lead.family.class_name)
+        return modelling_file(MODELLING_FILE, plan.lead.family.class_name)
 
     def file_members(self, plan: Plan) -> Sequence[Member]:
         return (plan.lead,)
@@ -62,7 +64,7 @@ class Simoe(Output):
         return simoe_card(plan)
 
     def notes(self, plan: Plan) -> Sequence[str]:
-        count = plan.members[0].content["simoe"]["experts"]
+        count = plan.members[0].content[KEY]["experts"]
         joint = f"its shared weights were trained by all {count} experts together, whichever of them are members"
         return ("load it with trust_remote_code=True: the folder carries its modelling file", joint)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from registry.calibration import Corpus
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.model_files import EXPERT_TRAINING, SIMOE_ARRAYS, SIMOE_FILE
-from registry.checkpoint.trained_files import DELTA, MASK, ROW, delta_digest, pack_simoe
+from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.checkpoint.trained_files import pack_document
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
@@ -23,6 +23,7 @@ from registry.maths.interpolation import expert_weight, overlap_matrix, pack_bit
 from registry.methods.simoe.model import CURVES, Simoe
 from registry.methods.simoe.settings import SimoeTraining
 from registry.methods.simoe.text import SimoeWindows, read_simoe_windows
+from registry.methods.simoe.versions import DELTA, KEY, MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE, delta_digest
 from registry.names.reference import copy_name, require_list
 from registry.progress import remark
 from registry.registration import Registration
@@ -86,7 +87,7 @@ def train_simoe(
         simoe = _begin(checkpoint, device, settings)
         trainer = trainer_of(simoe, windows, bfloat16=dtype == "bfloat16")
         what = f"shared weights, {settings.experts} masks and a router"
-        losses = stack.enter_context(joint_training(workspace, "simoe", name, trainer, inputs, holds, what))
+        losses = stack.enter_context(joint_training(workspace, KEY, name, trainer, inputs, holds, what))
         masks, closed = simoe.final()
         document = training_document(inputs, losses)
         document |= _curves(simoe, masks, closed, document["every"])
@@ -102,7 +103,7 @@ def train_simoe(
         own["delta"] = delta_digest({array: digest_of(source) for array, source in deltas.items()})
         experts = []
         for number, mask in enumerate(masks):
-            parts = {SIMOE_FILE: pack_simoe(own | {"number": number + 1}), EXPERT_TRAINING: record}
+            parts = {SIMOE_FILE: pack_document(own | {"number": number + 1}), EXPERT_TRAINING: record}
             arrays = deltas | {MASK: array_of(pack_bits(mask)), ROW: array_of(simoe.router[number])}
             experts.append(
                 register_trained(
@@ -137,7 +138,7 @@ def trainer_of(simoe: Simoe, windows: SimoeWindows, *, bfloat16: bool) -> Weight
 def _check(workspace: Workspace, name: str, files: Sequence[Path], settings: SimoeTraining) -> None:
     """Check what a training is given (errors as `train_simoe`)."""
     workspace.check_owner()
-    check_names(workspace, name, settings.experts, "simoe")
+    check_names(workspace, name, settings.experts, KEY)
     if not files:
         raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
     Corpus(files, None)  # refuses what is no file before a weight is read

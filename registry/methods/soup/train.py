@@ -10,8 +10,8 @@ from pathlib import Path
 from registry.calibration import Corpus
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.model_files import EXPERT_TRAINING, SOUP_FILE, SOUP_ROUTER
-from registry.checkpoint.trained_files import pack_router, pack_soup
+from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.checkpoint.trained_files import pack_document
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.display import few
 from registry.io.limits import JSON_BYTES
@@ -22,6 +22,7 @@ from registry.methods.soup.document_clusters import check_clustering, cluster_do
 from registry.methods.soup.model import Soup
 from registry.methods.soup.settings import SoupTraining
 from registry.methods.soup.text import centroids, read_soup_windows
+from registry.methods.soup.versions import SOUP_FILE, SOUP_ROUTER, pack_router
 from registry.names.reference import copy_name
 from registry.names.resolve import check_name_is_free
 from registry.registration import Registration
@@ -100,7 +101,7 @@ def train_soup(
         annotations = annotations or Annotations()
         own = {"domains": names, "experts": settings.experts, "support": settings.support_of(count)}
         parts = {
-            SOUP_FILE: pack_soup(own | {"rank": settings.rank, "data": windows.all.digest}),
+            SOUP_FILE: pack_document(own | {"rank": settings.rank, "data": windows.all.digest}),
             SOUP_ROUTER: pack_router(router),
             EXPERT_TRAINING: json.dumps(document, indent=2).encode(),
         }
@@ -108,7 +109,7 @@ def train_soup(
         experts = []
         for number in range(settings.experts):
             expert, streams = copy_name(name, number + 1, settings.experts), _streams(soup, checkpoint, number)
-            part = {SOUP_FILE: pack_soup({"soup": shared.version.digest, "number": number + 1})}
+            part = {SOUP_FILE: pack_document({"soup": shared.version.digest, "number": number + 1})}
             experts.append(register_trained(workspace, expert, annotations, hashed, streams, part, text))
     return TrainedSoup(document, losses, windows.predicted, shared, tuple(experts))
 

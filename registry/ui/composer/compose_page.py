@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from registry.checkpoint.joint_training import parts_in
 from registry.composition import Plan, Preview, RoutingCost
 from registry.composition.recipe.option import OptionKind
 from registry.errors import InvalidInputError, RegError
@@ -118,9 +119,8 @@ def preview(site: Site, request: Request) -> Response:
 
 
 def brings_tokens(version: VersionRecord) -> bool:
-    """Return whether a version has calibration tokens of its own; experts of a soup and of a SIMoE have not."""
-    content = version.content or {}
-    return bool(version.statistics) and "soup" not in content and "simoe" not in content
+    """Return whether a version has calibration tokens of its own; experts of a joint training have not."""
+    return bool(version.statistics) and not any(parts_in(version.content))
 
 
 def _predicted(site: Site, composing: Composing) -> tuple[Preview, float]:

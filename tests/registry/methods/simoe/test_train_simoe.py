@@ -17,8 +17,7 @@ from torch import Tensor
 
 from registry import ExpertTraining, Registry
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.model_files import EXPERT_TRAINING, SIMOE_ARRAYS, SIMOE_FILE
-from registry.checkpoint.trained_files import DELTA, MASK, ROW
+from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.errors import CalibrationError, ConflictError, InvalidInputError, NotFoundError, RegError
 from registry.hub.expert_files import write_expert
 from registry.io.torch_blocks import to_tensor
@@ -27,6 +26,7 @@ from registry.member import Member, load_member
 from registry.methods.simoe.model import Simoe
 from registry.methods.simoe.text import SimoeWindows, read_simoe_windows
 from registry.methods.simoe.train import trainer_of
+from registry.methods.simoe.versions import DELTA, MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from tests.conftest import Zoo, files_of

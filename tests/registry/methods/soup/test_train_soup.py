@@ -14,14 +14,14 @@ from torch import Tensor
 
 from registry import ExpertTraining, Registry, SoupTraining
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.model_files import EXPERT_TRAINING, SOUP_FILE, SOUP_ROUTER
-from registry.checkpoint.trained_files import unpack_router
+from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.errors import CalibrationError, ConflictError, InvalidInputError, NotFoundError, RegError
 from registry.io.torch_blocks import to_tensor
 from registry.maths.soup_weights import draw_domain_weights
 from registry.member import load_member
 from registry.methods.soup.model import Soup
 from registry.methods.soup.text import read_soup_windows
+from registry.methods.soup.versions import SOUP_FILE, SOUP_ROUTER, unpack_router
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training.weight_trainer import BETAS

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import DynamicCache
 from transformers import LlamaForCausalLM as DenseForCausalLM
 
-from .modeling_sequences import CACHE, RowsCache, SequenceModel
+from registry.hosts.code.modeling_sequences import CACHE, RowsCache, SequenceModel
 
 
 class SimoeConfig(DenseForCausalLM.config_class):

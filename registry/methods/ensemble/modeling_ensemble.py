@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM as DenseForCausalLM
 
-from .modeling_members import MembersCache, MembersModel
+from registry.hosts.code.modeling_members import MembersCache, MembersModel
 
 # The logarithm of nothing. It is no -inf, which would have no gradient.
 LEAST = torch.finfo(torch.float32).min

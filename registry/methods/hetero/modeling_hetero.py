@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, GenerationMixin, PretrainedConfig, PreTrainedModel
 
-from .modeling_members import MembersCache, MembersModel, on_device_of
+from registry.hosts.code.modeling_members import MembersCache, MembersModel, on_device_of
 
 
 class HeteroConfig(PretrainedConfig):
