@@ -86,8 +86,7 @@ class HeadMaps:
 
     def _sums(self, expert: int) -> HeadSums:
         plan = self._source.plan
-        member, family, architecture = plan.members[expert], plan.lead.family, plan.lead.architecture
-        norm = family.head_input(architecture)
+        member, norm = plan.members[expert], plan.lead.family.last_norm
         head = _head(plan)
         shared_norm, own_norm = (scale + norm.offset for scale in self._vectors(member, f"{norm.norm}.weight"))
         biases = self._vectors(member, f"{norm.norm}.bias") if norm.bias else None

@@ -55,7 +55,7 @@ def test_layer_by_layer_is_the_model(name: str, tmp_path: Path, tokenizer: Any) 
     with torch.no_grad():
         expected = model(input_ids=IDS, output_hidden_states=True).hidden_states
     checkpoint = Checkpoint(save_checkpoint(model, tmp_path / "model", tokenizer), remote_code=True)
-    layers = Layers(checkpoint.family, checkpoint.architecture, checkpoint.config, torch.device("cpu"))
+    layers = Layers(checkpoint.family, checkpoint.config, torch.device("cpu"))
     found = [layers.embedded(checkpoint.tensor(checkpoint.family.embedding))(IDS)]
     for number in range(checkpoint.architecture.num_hidden_layers):
         found.append(layers.run(number, layers.layer(number, checkpoint.tensor), found[-1]))
