@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from registry.composition.manifest import ComposedFolder, CompositionManifest
-from registry.composition.recipe.fields import output_of
+from registry.composition.recipe.fields import target_of
 from registry.errors import RegError
 from registry.member import load_member
 from registry.names.resolve import by_digest, composition_of, version_of_content, versions_matching
@@ -60,7 +60,7 @@ def _heirs(
     mixtures = [
         one
         for one in compositions
-        if output_of(one.document["recipe"]).is_previewed and "from_base" not in one.document
+        if target_of(one.document["recipe"]).is_previewed and "from_base" not in one.document
     ]
     for version in versions:
         if version.state != "active" or version.kind != "expert":

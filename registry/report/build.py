@@ -10,7 +10,7 @@ from typing import Any
 from registry.checkpoint.version_files import TrainingRecord, training_of, training_record
 from registry.composition.compose import plan_composition, preview_composition
 from registry.composition.manifest import COMPOSE_AGAIN, ComposedFolder, CompositionManifest, VersionRef
-from registry.composition.plan import Plan
+from registry.composition.plan import Plan, output_of
 from registry.composition.preview import Preview
 from registry.composition.trained import NAMED, trained_part
 from registry.design import expert_colours
@@ -243,7 +243,7 @@ class Gathering:
         if len(versions) == len(manifest.members):
             with self._noted("the overlap of masks is not available"):
                 members = [load_member(self._workspace, version) for version in versions.values()]
-                overlap = manifest.recipe.output.mask_overlaps(members)
+                overlap = output_of(manifest.recipe).mask_overlaps(members)
             with self._noted("the tree of masks is not available"):
                 return overlap, mask_joins([member.name for member in manifest.members], overlap)
         return overlap, ()

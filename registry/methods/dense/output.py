@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.composition.found import TRUNKS
 from registry.composition.method import Settings, counted
-from registry.composition.recipe.option import Problem
+from registry.composition.option import Problem
 from registry.composition.recipe.shared_options import BALANCE, DTYPE, TRUNK, WEIGHTS
 from registry.methods.moe.output import Combined
 from registry.methods.works import BTX, DUME, MODEL_SOUPS, SOUP_OF_EXPERTS
