@@ -37,7 +37,7 @@ fix: .venv/installed
 reference: .venv/installed  ## write docs/cli.md and docs/json.md from the commands
 	$(BIN)/python -m cli.command_reference
 
-docs: .venv/installed  ## write the documentation as a site; to read it: python -m http.server -d build/site
+docs: reference  ## write the documentation as a site; to read it: python -m http.server -d build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 quality: .venv/installed  ## measure every method on real experts; FAR=folder adds far ones

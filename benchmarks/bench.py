@@ -147,7 +147,7 @@ def page(results: Results) -> str:
         "domain as prompts; where perplexities are compared, with one expert per token, as ours has.",
         'Of composing: "the first time", no member was composed before; "other weights", the products of the members',
         'are in the cache, but nothing of the subset with these `--weights`; "composed before", the subset was',
-        "([trunks](../docs/concepts/trunks.md)). What takes minutes has one round: its least ratio is its largest.",
+        "([the cache](../docs/concepts.md#trunks)). What takes minutes has one round: its least ratio is its largest.",
         "",
         *(f"- {key}: {value}" for key, value in machine().items()),
         "",

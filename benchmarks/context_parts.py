@@ -22,7 +22,7 @@ from registry import Recipe, Registry
 from registry.calibration import Corpus
 from registry.composition.plan import Plan
 from registry.maths.context.prefix import prefix_means
-from registry.methods.moe.context.member_evidence import evidence_of, past_weights, scores_of
+from registry.methods.moe.context import evidence_of, past_weights, scores_of
 from registry.runtime.gates import force_expert, gates, record_routing
 from registry.runtime.loading import load_model, load_tokenizer
 

@@ -15,7 +15,7 @@ from typing import Any
 from registry import PassSettings, Recipe, Registry, TestSettings
 from registry.evaluation.methods import DENSE, METHODS
 from registry.families.sites import MLP_INPUT
-from registry.methods.moe.refinement import PAPER, SOLVES_AGAIN
+from registry.methods.moe.options import PAPER, SOLVES_AGAIN
 from registry.statistics.file import FILE_NAME, Collected, save
 
 Figures = dict[str, Any]

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.alternating import Comparison, alternate, run
-from registry.maths.router.ridge import ridge
+from registry.maths.gram_sum import gram_sum
+from registry.maths.router.gates import ridge
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.threads import one_thread
 
@@ -30,7 +31,7 @@ def measure(scratch: Path) -> list[Comparison]:
 
     def ours() -> None:
         for _ in range(LAYERS):
-            ridge(statistics, weights, 0.01)
+            ridge(gram_sum(statistics, weights), 0.01)
 
     def bare() -> None:
         with one_thread():

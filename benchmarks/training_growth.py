@@ -49,9 +49,9 @@ TRIED, SAMPLES, PREFIX, CONTINUED = (2, 12), 4, 16, 32
 """Of the audit: documents, few and many; continuations of each; tokens that are given, and continued."""
 
 SAVING = (
-    "import registry.training.trainer as routers, registry.training.weight_trainer as weights\n"
-    "assert routers.SAVE_SECONDS and weights.SAVE_SECONDS\n"
-    "routers.SAVE_SECONDS = weights.SAVE_SECONDS = 0.0\n"
+    "from registry.training import state\n"
+    "assert state.SAVE_SECONDS\n"
+    "state.SAVE_SECONDS = 0.0\n"
     "from cli.main import main\n"
     "main(prog_name='reg')"
 )

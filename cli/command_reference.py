@@ -1,26 +1,20 @@
-"""Generated documentation of the commands: `python -m cli.command_reference [PAGE…]`.
+"""Generated documentation of the commands: `python -m cli.command_reference`.
 
-The text between marks in a page is replaced: in docs/cli.md by a table of all commands and their options, in
-docs/json.md by their output with --json.
+It writes docs/cli.md, a table of all commands and their options, and docs/json.md, their output with --json, which git
+does not keep.
 """
 
 import inspect
-import json
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
-from cli.command_names import COMMANDS
+from cli.command_names import COMMANDS, first_sentence
+from cli.json_schema.commands import ERROR, SCHEMAS, SHOWN_COMPOSITION
+from cli.json_schema.notation import table
+from cli.main import main
 from cli.option_groups import GroupedCommand, grouped
-
-PAGES = ("docs/cli.md", "docs/json.md")
-"""The pages that have marks."""
-
-SUMMARIES = "cli/summaries.py"
-"""The module with the first sentence of each command's help, so that `reg --help` imports no command."""
 
 
 def summary() -> str:
@@ -28,14 +22,13 @@ def summary() -> str:
     rows = ["| command | |", "|---|---|"]
     for command, own in commands():
         anchor = own.command_path.replace(" ", "-")
-        rows.append(f"| [`{own.command_path}`](#{anchor}) | {_line(command)} |")
+        line = first_sentence(command.help or "").replace("|", "\\|")
+        rows.append(f"| [`{own.command_path}`](#{anchor}) | {line} |")
     return "\n".join(rows) + "\n"
 
 
 def reference() -> str:
     """Return the reference as Markdown: usage, description and options of each command."""
-    from cli.main import main
-
     parts = [_options("Before any command:", main, click.Context(main, info_name="reg"))]
     for command, own in commands():
         text = inspect.cleandoc(command.help or "")
@@ -46,9 +39,6 @@ def reference() -> str:
 
 def schemas() -> str:
     """Return the fields of every command's --json output, as Markdown."""
-    from cli.json_schema.commands import ERROR, SCHEMAS, SHOWN_COMPOSITION
-    from cli.json_schema.notation import table
-
     parts = [f"## Errors\n\n{table(ERROR)}"]
     for _, own in commands():
         parts.append(f"## {own.command_path}\n\n{table(SCHEMAS[own.command_path])}")
@@ -57,65 +47,60 @@ def schemas() -> str:
     return "\n".join(parts)
 
 
-PARTS: dict[str, Callable[[], str]] = {"commands": summary, "CLI reference": reference, "fields": schemas}
-"""Name of a part of a page → the function that writes it."""
+_COMMANDS = """# Commands and their options
+
+`reg --help` lists the commands, and `reg compose --help-all` describes one as this page does. Variables, output and
+completion: [use the command line](tasks/command-line.md).
+
+{summary}
+## Options
+
+{reference}"""
+
+_FIELDS = """# What commands print with `--json`
+
+Every command takes `--json`, after its name or before it (`reg --json list`), and prints one JSON document on stdout.
+Figures that are not finite are `null`. Fields may be added in later versions; none that stands here changes its meaning
+without a new major version. `reg schema COMMAND` prints the same as a JSON Schema (draft 2020-12):
+
+```bash
+reg schema list
+```
+
+Where a command fails, stdout is empty, and the last line on stderr is an error as below; the exit code is the one
+without `--json`. `reg verify`, `reg receipt verify` and `reg reproduce` print their document and exit with 1 where
+something is not as it should be. `--quiet` keeps everything else off stderr.
+
+{schemas}"""
 
 
-def summaries() -> str:
-    """Return the text of the module `cli.summaries`."""
-    from cli.main import main
-
-    context = click.Context(main, info_name="reg")
-    lines = ['"""First sentence of each command\'s help; written by `make reference`."""', "", "SUMMARIES = {"]
-    for name in COMMANDS:
-        command = main.get_command(context, name)
-        assert command is not None
-        lines += [f"    {json.dumps(name)}: {json.dumps(_line(command))},"]
-    return "\n".join([*lines, "}", ""])
+def pages() -> dict[str, str]:
+    """Return the text of each page by its path."""
+    return {
+        "docs/cli.md": _COMMANDS.format(summary=summary(), reference=reference()),
+        "docs/json.md": _FIELDS.format(schemas=schemas()),
+    }
 
 
-def marks(name: str) -> tuple[str, str]:
-    """Return the lines that begin and end the part `name`."""
-    return f"<!-- {name}: written by `make reference` -->\n", f"<!-- end of the {name} -->\n"
+def write(root: Path) -> None:
+    """Write the pages below `root`."""
+    for name, text in pages().items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
-def written(page: str) -> str:
-    """Return `page` with the text between marks replaced.
-
-    Raises:
-        ValueError: the page has no marks, or only one of a pair.
-    """
-    has_marks = False
-    for name, make in PARTS.items():
-        begin, end = marks(name)
-        if begin not in page and end not in page:
-            continue
-        before, first, rest = page.partition(begin)
-        _, last, after = rest.partition(end)
-        if not (first and last):
-            raise ValueError(f"the page has only one of the two marks of the {name}")
-        page, has_marks = f"{before}{begin}\n{make()}\n{end}{after}", True
-    if not has_marks:
-        raise ValueError("the page has no marks")
-    return page
-
-
-def commands() -> Iterator[tuple[click.Command, click.Context]]:
-    """Yield every command that is not a group, with its context, in the order of `COMMANDS`."""
-    from cli.main import main
-
-    yield from _commands(main, click.Context(main, info_name="reg"), COMMANDS)
-
-
-def _commands(
-    group: click.Group, context: click.Context, names: Iterable[str]
+def commands(
+    group: click.Group = main, context: click.Context | None = None
 ) -> Iterator[tuple[click.Command, click.Context]]:
-    for name in names:
-        command = group.get_command(context, name)
+    """Yield every command that is not a group, with its context, in the order of `COMMANDS`."""
+    parent = context or click.Context(main, info_name="reg")
+    for name in COMMANDS if group is main else group.commands:
+        command = group.get_command(parent, name)
         assert command is not None
-        own = click.Context(command, info_name=name, parent=context)
+        own = click.Context(command, info_name=name, parent=parent)
         if isinstance(command, click.Group):
-            yield from _commands(command, own, command.commands)
+            yield from commands(command, own)
         else:
             yield command, own
 
@@ -125,19 +110,13 @@ def _usage(command: click.Command, own: click.Context) -> str:
     return " ".join([own.command_path, *pieces])
 
 
-def _line(command: click.Command) -> str:
-    """Return the first sentence of a command's help."""
-    text = " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split())
-    return re.split(r"(?<=\.) (?=[A-Z])", text)[0].replace("|", "\\|")
-
-
 def _options(title: str, command: click.Command, context: click.Context) -> str:
     found = grouped(command.params, command.headings) if isinstance(command, GroupedCommand) else []
     if len(found) > 1:
-        table = "".join(f"| **{heading}** | |\n{_rows(own, context)}" for heading, own in found)
+        lines = "".join(f"| **{heading}** | |\n{_rows(own, context)}" for heading, own in found)
     else:
-        table = _rows(command.params, context)
-    return f"{title}\n\n| option | |\n|---|---|\n{table}".lstrip()
+        lines = _rows(command.params, context)
+    return f"{title}\n\n| option | |\n|---|---|\n{lines}".lstrip()
 
 
 def _examples(command: click.Command) -> str:
@@ -152,7 +131,4 @@ def _rows(parameters: Iterable[click.Parameter], context: click.Context) -> str:
 
 
 if __name__ == "__main__":
-    if not sys.argv[1:]:
-        Path(SUMMARIES).write_text(summaries(), encoding="utf-8")
-    for target in map(Path, sys.argv[1:] or PAGES):
-        target.write_text(written(target.read_text(encoding="utf-8")), encoding="utf-8")
+    write(Path())

@@ -8,9 +8,9 @@ from .methods.simoe import SimoeTraining as SimoeTraining
 from .methods.soup import SoupTraining as SoupTraining
 from .registry import Registry as Registry
 from .statistics.settings import PassSettings as PassSettings
-from .training.coefficients import FitSettings as FitSettings
-from .training.expert import ExpertTraining as ExpertTraining
-from .training.mixture import MixtureTraining as MixtureTraining
+from .training.settings import ExpertTraining as ExpertTraining
+from .training.settings import FitSettings as FitSettings
+from .training.settings import MixtureTraining as MixtureTraining
 from .training.settings import TrainSettings as TrainSettings
 
 __all__ = [

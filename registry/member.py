@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
+from registry.checkpoint.joint_training import parts_in
 from registry.checkpoint.model_files import ROUTER_FILE
 from registry.checkpoint.trained_files import RouterRows, unpack_rows
 from registry.errors import ConflictError, DamagedError, IncompatibleError, RegError
@@ -32,12 +33,9 @@ AS_EXPERT = "register its checkpoint as an expert too, with text: reg add-expert
 
 @dataclass(frozen=True)
 class Member:
-    """A version and its arrays.
+    """A version and its arrays, which are in `store`.
 
     Attributes:
-        version: the version.
-        arrays: its arrays.
-        store: where they are.
         copy: where several copies of the version are members of one composition: the number of this one, from 1, and
             how many there are; None otherwise.
         longest: where others of a composition take shorter texts, the tokens of the longest text that all take; None
@@ -83,6 +81,11 @@ class Member:
         own = Architecture(**self.content["architecture"])
         return own if self.longest is None else replace(own, max_position_embeddings=self.longest)
 
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of its tokenizer; 0 if it has none."""
+        return int(self.content["tokens"] or 0)
+
     @cached_property
     def hosts(self) -> dict[str, Translation]:
         """Every host that carries this version, by its name in recipes, the default one first."""
@@ -91,6 +94,12 @@ class Member:
     @cached_property
     def _links(self) -> dict[tuple[str, str], ArrayLink]:
         return {(link.role, link.name): link for link in self.arrays}
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """Tensor → role, in the order of its family."""
+        roles: dict[str, Role] = dict.fromkeys(self.family.trunk_shapes(self.architecture), "trunk")
+        return roles | dict.fromkeys(self.family.mlp_shapes(self.architecture), "mlp")
 
     def names(self, role: Role) -> list[str]:
         """Return the names of the arrays that have a role."""
@@ -167,15 +176,40 @@ class Member:
                 f"{self.version.ref} is a base model, which has no {kind}, and {user} {verb} them",
                 f"{AS_EXPERT}{alternative}",
             )
-        if "simoe" in (self.version.content or {}):
-            raise IncompatibleError(
-                f"{self.version.ref} has no {kind}, which {user} {verb}: it is an expert of a SIMoE",
-                f"compose it as it was trained, with others of its training: --to simoe{alternative}",
-            )
+        for training, _ in parts_in(self.version.content):
+            if training.lacks_statistics:
+                raise IncompatibleError(
+                    f"{self.version.ref} has no {kind}, which {user} {verb}: it is an expert of {training.called}",
+                    f"{training.lacks_statistics}{alternative}",
+                )
         raise IncompatibleError(
             f"{self.version.ref} has no {kind}, which {user} {verb}",
             f"register it again with all sites: reg add-expert {self.name} CKPT --data FILE, and where CKPT carries "
             f"statistics, collect them again first: reg collect CKPT --data FILE --out CKPT{alternative}",
+        )
+
+    def require_calibration(self, use: str, of_base: str, alternative: str = "") -> None:
+        """Check that the version kept its calibration tokens.
+
+        Args:
+            use: the end of the message: what needs them.
+            of_base: the same, of a base model.
+            alternative: what to do without, for a base model.
+
+        Raises:
+            IncompatibleError: it did not.
+        """
+        if "ids" in self.names("calibration"):
+            return
+        if self.version.kind == "base":
+            raise IncompatibleError(
+                f"{self.version.ref} is a base model, which has no calibration tokens, and {of_base}",
+                f"{AS_EXPERT} --keep-calibration{alternative}",
+            )
+        raise IncompatibleError(
+            f"{self.version.ref} kept no calibration tokens, {use}",
+            f"register it again with them: reg add-expert {self.name} CKPT --data FILE --keep-calibration; a "
+            "checkpoint that carries neither text nor statistics writes its own, which is kept",
         )
 
     @cached_property
@@ -241,13 +275,12 @@ class Member:
 
     def _scales(self, site: str) -> tuple[torch.Tensor, torch.Tensor]:
         if site not in self._read_scales:  # small, and read once a layer
-            names = (f"{site}/exponents", f"{site}/saturated")
-            self._read_scales[site] = tuple(self._tensor("statistics", name) for name in names)
-        exponents, saturated = self._read_scales[site]
-        return exponents, saturated
+            exponents = self._tensor("statistics", f"{site}/exponents")
+            self._read_scales[site] = exponents, self._tensor("statistics", f"{site}/saturated")
+        return self._read_scales[site]
 
     @cached_property
-    def _read_scales(self) -> dict[str, tuple[torch.Tensor, ...]]:
+    def _read_scales(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         return {}
 
     def _tensor(self, role: Role, name: str) -> torch.Tensor:

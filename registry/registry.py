@@ -57,7 +57,11 @@ class Registry:
         cluster: a result of `registry.distributed.connect`, whose nodes take parts of `add_expert`, `add_experts`,
             `compose` and `evaluate`. They see the home, the checkpoints and the outputs by the same paths.
 
-    Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written.
+    Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written:
+    a reference that matches nothing is a NotFoundError, a version that was opted out a ConflictError, an `out` that
+    holds something else an OutputError, text that cannot be read, or is none, a CalibrationError, a folder that is not
+    as it was composed a CheckpointError, an array that is not as it was written a DamagedError; a disk, a Hub or a
+    library that is full, refuses or is missing is a StorageError. Methods name further reasons.
     """
 
     def __init__(
@@ -157,8 +161,7 @@ class Registry:
             tokenizer_of: a version: added tokens get the numbers that it has for them, others new ones after all, and
                 rows of embedding and head move with them. For experts that gave one number to different tokens.
 
-        Returns:
-            the version and its relations to what is registered; an existing version if it has the same content.
+        Returns the version and its relations to what is registered; an existing version if it has the same content.
 
         Raises:
             CheckpointError: the checkpoint cannot be registered, or its statistics are of other weights.
@@ -183,7 +186,7 @@ class Registry:
             return registration.register_expert(self._workspace, candidate)
 
     def add_experts(self, file: PathLike, *, settings: PassSettings | None = None) -> registration.RegisteredList:
-        """Register the experts of a list, each as `add_expert` does.
+        """Register the experts of a list, each as `add_expert` does, and return registrations and errors, by name.
 
         All are checked before the first is registered. One that fails after all is among the failed ones, and the
         others are registered; experts that are registered already are skipped.
@@ -192,9 +195,6 @@ class Registry:
             file: YAML, a list of experts: name, checkpoint, and what else `add_expert` takes. Paths in it start from
                 its folder.
             settings: settings of the forward passes.
-
-        Returns:
-            registrations and errors, by name.
 
         Raises:
             InvalidInputError: the file is no such list; the message has the line.
@@ -248,17 +248,11 @@ class Registry:
             public_data: `FILE`s of public text: with `coordinate` the router rows begin as the differences of the
                 embeddings of both texts; without, at 0.
             out: a folder to write the checkpoint to, absent or empty; the expert is then not registered.
-            tags: as `add_expert`.
-            license: as `add_expert`.
-            alias: as `add_expert`.
-            keep_calibration: store the calibration tokens too.
+            tags, license, alias, keep_calibration: as `add_expert`.
 
         Raises:
-            NotFoundError: there is no such base model.
-            CalibrationError: there is no text to train on.
             InvalidInputError: a loss is NaN or infinite.
             ConflictError: `name` is a base model's.
-            StorageError: a library for training is not installed, or the disk is full.
         """
         check_files([*data, *public_data])
         base_version(self.catalog, base)
@@ -284,7 +278,8 @@ class Registry:
         license: str | None = None,  # noqa: A002 - the field's word
         alias: str | None = None,
     ) -> soup_.TrainedSoup:
-        """Train a soup (Ablin et al. 2025) and register it: `instantiate` makes a dense model of any domain weights.
+        """Train a soup (Ablin et al. 2025) and register it: `instantiate` makes a dense model of any domain
+        weights. Returns it.
 
         Its shared weights S are registered as base model `name`, and S + E_1 to S + E_n as the experts `name-1` to
         `name-n`, with counts of their tokens as statistics. A training that was interrupted continues when it is
@@ -298,20 +293,13 @@ class Registry:
             domains: the files of text of each domain, by its name; two domains or more. With `settings.clusters` the
                 documents of all files make that many domains, by k-means of their embeddings, and names have no part.
             settings: settings of the training.
-            tags: as `add_expert`, of all its versions.
-            license: as `add_expert`.
-            alias: as `add_expert`, of each of its names.
-
-        Returns:
-            the registrations of the shared weights and of the experts, how they were trained, and the losses.
+            tags, license, alias: as `add_expert`, of all its versions.
 
         Raises:
-            NotFoundError: there is no such base model.
             CalibrationError: a domain has no text, or there are fewer documents than clusters.
-            InvalidInputError: `base` is an expert, there are fewer domains or clusters than a step's mixture has, the
-                rank is more than a matrix has, or a loss is NaN or infinite.
-            ConflictError: a name is registered as the other kind.
-            StorageError: a library for training is not installed, or the disk is full.
+            InvalidInputError: `base` is an expert, there are fewer domains or clusters than a step's mixture has, or
+                the rank is more than a matrix has.
+            RegError: any error of `train_expert`.
         """
         check_files(domains, "domains")
         base_version(self.catalog, base)
@@ -330,7 +318,8 @@ class Registry:
         license: str | None = None,  # noqa: A002 - the field's word
         alias: str | None = None,
     ) -> simoe_.TrainedSimoe:
-        """Train sparse interpolated experts (SIMoE, Chen et al. 2025), and register them as `name-1` to `name-n`.
+        """Train sparse interpolated experts (SIMoE, Chen et al. 2025) and return them, registered as
+        `name-1` to `name-n`.
 
         Expert m is the base model with diag(z_m) D added: D is trained for all of them together, z_m is a mask of its
         rows. They are experts like any other, with counts of tokens as statistics; `Recipe(to="simoe")` composes them
@@ -341,20 +330,12 @@ class Registry:
             base: the registered base model to begin from, a name or version.
             data: `FILE`s of text.
             settings: settings of the training.
-            tags: as `add_expert`, of all experts.
-            license: as `add_expert`.
-            alias: as `add_expert`, of each of their names.
-
-        Returns:
-            the registrations of the experts, how they were trained, their masks' sparsity and overlap, and the losses.
+            tags, license, alias: as `add_expert`, of all experts.
 
         Raises:
-            NotFoundError: there is no such base model.
             CalibrationError: there is no text that is longer than a prompt.
-            InvalidInputError: `base` is an expert, the model's windows are not longer than a prompt, or a loss is NaN
-                or infinite.
-            ConflictError: a name is a base model's.
-            StorageError: a library for training is not installed, or the disk is full.
+            InvalidInputError: `base` is an expert, or the model's windows are not longer than a prompt.
+            RegError: any error of `train_expert`.
         """
         check_files(data)
         self.resolve(base, kind="base")
@@ -399,7 +380,6 @@ class Registry:
         """Point `alias` at the version `ref`, and return the version it pointed at before, if any.
 
         Raises:
-            NotFoundError: no version matches.
             InvalidInputError: `alias` is not a valid name.
         """
         self._workspace.check_owner()
@@ -437,7 +417,6 @@ class Registry:
                 default recipe then.
 
         Raises:
-            NotFoundError: no such expert or base model.
             IncompatibleError: the members cannot be composed with each other.
             InvalidInputError: the recipe does not fit them.
         """
@@ -459,10 +438,6 @@ class Registry:
             out: a folder that does not exist or is empty; or the URL of a prefix in a bucket, as a text: s3://…, gs://…,
                 az://….; or a `Destination` that was checked.
             force: replace `out` if it is an earlier composition.
-
-        Raises:
-            OutputError: `out` holds something else.
-            DamagedError: an array of a member is not what was written.
         """
         return composition_.compose(self._workspace, experts, out, recipe, base=base, from_base=from_base, force=force)
 
@@ -516,7 +491,7 @@ class Registry:
 
         Args:
             experts: names, versions or aliases, in any order.
-            files: text to fit to: `.txt` (one document a file), `.jsonl`, `.jsonl.gz`, `.parquet`.
+            files: text to fit to, as `likeness` takes it.
             recipe: how they are combined, without coefficients.
             settings: settings of the fit.
             base: the base model; default the only one that is registered.
@@ -541,7 +516,7 @@ class Registry:
     ) -> soup_.Instantiated:
         """Write the dense model of a soup for some domain weights to the folder `out`, as a composition.
 
-        One of `weights`, `like` and `fit` says what it is for.
+        One of `weights`, `like` and `fit` says what it is for. Returns its plan, domain weights and coefficients.
 
         Args:
             soup: a name or version that `train_soup` registered the shared weights under.
@@ -552,14 +527,9 @@ class Registry:
             settings: settings of the fit; of `like`, its device.
             force: replace `out` if it is an earlier composition.
 
-        Returns:
-            the plan of the composition, the domain weights and the coefficients.
-
         Raises:
             InvalidInputError: it is no soup, or the weights are not those of its domains.
             ConflictError: one of its experts was opted out: they were trained together.
-            CalibrationError: a file cannot be read, or holds no text.
-            OutputError: `out` holds something else.
         """
         check_files([*require_list(like, "like"), *require_list(fit, "fit")])
         soup_.check_soup(self.resolve(soup))
@@ -594,16 +564,14 @@ class Registry:
 
         Args:
             experts: names, versions or aliases, in any order.
-            files: public text: `.txt` (one document a file), `.jsonl`, `.jsonl.gz`, `.parquet`.
+            files: public text, as `likeness` takes it.
             out: a folder, absent or empty; it appears whole, with `NAME.jsonl` for each expert.
             base: the base model, in which documents are compared; default the only one that is registered.
             documents: number for each expert; if there are fewer, it gets all.
             device: a torch device; default the GPU if there is one.
 
         Raises:
-            CalibrationError: a file cannot be read, or holds no text.
             IncompatibleError: an expert has no statistics of its MLP inputs, or there is no base model.
-            OutputError: `out` holds something.
         """
         check_files(files, "files")
         training.check_proxy(self._workspace, experts, out, base=base)
@@ -621,17 +589,7 @@ class Registry:
     ) -> training.Trained:
         """Train the routers of a composed folder on text, and no other weight, and return the result.
 
-        Args:
-            folder: a composed folder.
-            out: the folder to write, absent or empty; or with `force` an earlier composition.
-            data: `FILE`s of text, or names of members whose calibration tokens were kept.
-            settings: settings of the training.
-            force: see `out`.
-            record: record the result in the catalog.
-
-        Raises:
-            CheckpointError: `folder` is not a composition, or was changed since it was composed.
-            CalibrationError: there is no token to predict.
+        Arguments as `train`, and errors.
         """
         require_composed(Path(folder))
         check_paths(Path(folder).absolute(), Path(out).absolute(), data, replace=force)
@@ -658,7 +616,6 @@ class Registry:
             record: store the tensors that change, and record the result in the catalog.
 
         Raises:
-            CheckpointError: `folder` is not a composition, or was changed since it was composed.
             InvalidInputError: its routers would get no gradient, or a loss is not finite.
         """
         require_composed(Path(folder))
@@ -666,7 +623,7 @@ class Registry:
         return training.train_mixture(self._workspace, folder, out, data, settings, force=force, record=record)
 
     def reproduce(self, folder: PathLike, out: PathLike | None = None) -> composition_.Reproduction:
-        """Compose a folder again from its own `composition.json`, and compare every byte of every file.
+        """Compose a folder again from its own `composition.json`, and return how every byte of every file compares.
 
         Of a trained folder, the stored tensors replace those of its parent.
 
@@ -674,23 +631,14 @@ class Registry:
             folder: a composed folder; its members must be registered here and active, by name and digest.
             out: where to keep the new folder, absent or empty; without it that folder is deleted.
 
-        Returns:
-            every file of either folder, and whether it is the same.
-
         Raises:
-            CheckpointError: `folder` is not a composition.
             NotFoundError: a member is not registered here, or a tensor that was trained is not stored.
         """
         require_composed(Path(folder))
         return composition_.reproduce_folder(self._workspace, Path(folder), None if out is None else Path(out))
 
     def export(self, ref: str, out: PathLike) -> VersionRecord:
-        """Write the version `ref` to `out` as the dense folder it was registered from, bit for bit, and return it.
-
-        Raises:
-            NotFoundError: no version matches.
-            OutputError: `out` is not empty.
-        """
+        """Write the version `ref` to `out` as the dense folder it was registered from, bit for bit, and return it."""
         self.resolve(ref)
         check_output(Path(out), replace=None)
         return composition_.export(self._workspace, ref, out)
@@ -768,7 +716,6 @@ class Registry:
 
         Raises:
             CheckpointError: there is no such folder. Whatever is wrong with one is a finding.
-            CalibrationError: a file of `data` does not exist.
         """
         return doctor_.diagnose(self._workspace, folder, data, quick=quick, device=device, progress=self.progress)
 
@@ -791,7 +738,6 @@ class Registry:
             CalibrationError: no document is long enough.
             CheckpointError: a folder holds no model, or has another tokenizer than the first.
             InvalidInputError: a model takes fewer tokens.
-            StorageError: rapidfuzz is not installed.
         """
         example = "reg audit-extraction moe/ --data FILE"
         evaluation.check_model_folders(self._workspace, folders, text={"text": data}, example=example)
@@ -858,10 +804,8 @@ class Registry:
             license: the license of the whole; default the roll-up of the members' licenses.
 
         Raises:
-            CheckpointError: `folder` was changed since it was composed.
             InvalidInputError: the members' licenses give none for the whole.
             ConflictError: a member was opted out, or the repository holds something else.
-            StorageError: the Hub refused, or cannot be reached.
         """
         require_composed(Path(folder))
         return hub.push(self._workspace, folder, target, license)
@@ -889,7 +833,6 @@ class Registry:
 
         Raises:
             ConflictError: the repository holds something else.
-            StorageError: the Hub refused, or cannot be reached.
         """
         self.resolve(ref)
         return hub.push_expert(self._workspace, ref, target, calibration=calibration)
@@ -901,6 +844,8 @@ class Registry:
     ) -> opt_out_.OptOut:
         """Withdraw a version, or with a bare name all of its versions, from every later composition.
 
+        Returns what was withdrawn and deleted, and where copies remain.
+
         Args:
             ref: `NAME` or `NAME@VERSION`.
             purge: delete its arrays too, except those that another version needs, and all else that the home holds of
@@ -908,11 +853,7 @@ class Registry:
             receipt: a file to write the receipt to; it must not exist.
             dry_run: change nothing, write no receipt, and return what would be done, with who would get its tokens.
 
-        Returns:
-            what was withdrawn and deleted, and where copies remain.
-
         Raises:
-            NotFoundError: no version matches.
             OutputError: `receipt` cannot be written.
         """
         if receipt is not None:
@@ -929,14 +870,11 @@ class Registry:
         return opt_out_.opted_out_members(self._workspace, composition)
 
     def verify_receipt(self, file: PathLike, folders: Sequence[PathLike] = ()) -> opt_out_.ReceiptCheck:
-        """Compare a receipt with the registry: withdrawn versions, deleted arrays, and the log.
+        """Compare a receipt with the registry (withdrawn versions, deleted arrays, the log); return the differences.
 
         Args:
             file: a file that `opt_out` wrote.
             folders: composed folders; each must be unchanged and hold nothing that was withdrawn.
-
-        Returns:
-            the differences, one line each, and what happened since.
 
         Raises:
             ConflictError: it is of another registry.
@@ -945,11 +883,7 @@ class Registry:
         return opt_out_.verify_receipt(self._workspace, file, folders)
 
     def affected_by_opt_out(self, ref: str) -> list[VersionRecord]:
-        """Return the versions that `opt_out(ref)` concerns, those withdrawn before included; `ref` as `opt_out`.
-
-        Raises:
-            NotFoundError: no version matches.
-        """
+        """Return the versions that `opt_out(ref)` concerns, those withdrawn before included; `ref` as `opt_out`."""
         return versions_matching(self.catalog, ref)
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -990,11 +924,7 @@ class Registry:
         return self._workspace.count_versions(kind=kind, everything=everything, tags=tags, search=search)
 
     def tag_counts(self, limit: int) -> list[TagCount]:
-        """Return the tags of active versions with the number of versions of each, the most frequent first.
-
-        Args:
-            limit: at most so many tags.
-        """
+        """Return the tags of active versions with the number of versions of each, the `limit` most frequent first."""
         return self.catalog.tag_counts(limit)
 
     def resolve(self, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)) -> VersionRecord:
@@ -1004,10 +934,6 @@ class Registry:
             ref: `NAME`, `NAME@NUMBER` or `NAME@ALIAS`; a bare name is its newest version in one of `states`.
             kind: expert or base; None for either.
             states: the states that it may be in.
-
-        Raises:
-            NotFoundError: no version matches.
-            ConflictError: it was opted out.
         """
         return self._workspace.resolve(ref, kind=kind, states=states)
 
@@ -1016,7 +942,6 @@ class Registry:
 
         Raises:
             ConflictError: it was purged meanwhile.
-            DamagedError: its rows in the catalog are not those that were written.
         """
         return composition_.load_member(self._workspace, version)
 
@@ -1036,16 +961,10 @@ class Registry:
         return readable_training(self._workspace, version)
 
     def trained_biases(self, composition: CompositionRecord) -> dict[str, tuple[float, ...]]:
-        """Return what the routers of a trained composition add to each expert's logits.
+        """Return what the routers of a trained `composition` add to each expert's logits.
 
-        Args:
-            composition: its record.
-
-        Returns:
-            expert → number by layer; empty where it has no biases, or no training changed them, or a member was purged.
-
-        Raises:
-            DamagedError: a stored bias is damaged.
+        Returns expert → number by layer; empty where it has no biases, or no training changed them, or a member was
+        purged.
         """
         return composition_.trained_biases(self._workspace, composition)
 
@@ -1058,9 +977,6 @@ class Registry:
             subject: its name; of a composition the beginning of its digest, 6 digits or more.
             limit: at most so many events.
             before: only events older than the one with this id.
-
-        Raises:
-            NotFoundError: nothing matches `subject`.
         """
         return self.catalog.events(None if subject is None else logged_as(self.catalog, subject), limit, before)
 
@@ -1069,9 +985,6 @@ class Registry:
 
         Args:
             ref: `NAME` or `NAME@VERSION`; or the beginning of one composition's digest, 6 digits or more.
-
-        Raises:
-            NotFoundError: nothing matches `ref`.
         """
         if ref is None:
             return self.catalog.compositions()
@@ -1079,11 +992,7 @@ class Registry:
         return self.catalog.compositions(self.affected_by_opt_out(ref)) if matches is None else [matches]
 
     def composition(self, digest: str) -> CompositionRecord | None:
-        """Return the composition whose digest begins with `digest`, 6 digits or more; None if that is not a digest.
-
-        Raises:
-            NotFoundError: no composition has such a digest.
-        """
+        """Return the composition whose digest begins with `digest`, 6 digits or more; None if that is not a digest."""
         return composition_of(self.catalog, digest)
 
     def evaluations(self, composition: CompositionRecord) -> list[EvaluationRecord]:
@@ -1095,11 +1004,7 @@ class Registry:
         return self.catalog.audits(composition.digest)
 
     def relations(self, ref: str) -> tuple[registration.Relation, ...]:
-        """Return the distance of the version `ref` to every other active version of its shape, the nearest first.
-
-        Raises:
-            NotFoundError: no version matches.
-        """
+        """Return the distance of the version `ref` to every other active version of its shape, the nearest first."""
         return registration.relations_of_version(self._workspace, ref)
 
     # -- maintenance -------------------------------------------------------------------------------------------------
@@ -1109,9 +1014,8 @@ class Registry:
         return maintenance.verify(self._workspace)
 
     def gc(self, *, dry_run: bool = False) -> maintenance.Garbage:
-        """Delete arrays that no version needs, and what interrupted commands left; return what that was.
+        """Delete arrays that no version needs, and what interrupted commands left; return what that is.
 
-        Args:
-            dry_run: delete nothing.
+        With `dry_run` only look for it.
         """
         return maintenance.collect_garbage(self._workspace, dry_run=dry_run)

@@ -17,13 +17,13 @@ from typing import Any
 
 from cli.main import main
 from registry.errors import StorageError
-from registry.training import weight_trainer
+from registry.training import state, weight_trainer
 from registry.training.processes import is_worker
 
 
 def run(fault: str, words: list[str]) -> None:
     """Run a command with a fault."""
-    weight_trainer.SAVE_SECONDS = 0.0
+    state.SAVE_SECONDS = 0.0
     kind, _, step = fault.partition(":")
     log = weight_trainer._Steps.on_log
 
@@ -37,7 +37,7 @@ def run(fault: str, words: list[str]) -> None:
 
     weight_trainer._Steps.on_log = on_log  # type: ignore[method-assign, assignment]
     if kind in ("saving", "writing"):
-        place = "registry.training.state" if kind == "saving" else "registry.training.expert.train_expert"
+        place = "registry.training.state" if kind == "saving" else "registry.training.from_base"
         setattr(importlib.import_module(place), "save" if kind == "saving" else "write_weights", refuse)
     main(words, prog_name="reg")
 

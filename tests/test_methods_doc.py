@@ -9,7 +9,7 @@ from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
 from registry.composition.recipe.fields import FIELDS
 from registry.evaluation import METHODS, Continual, Row
 from registry.evaluation.methods import DENSE
-from registry.methods.ensemble.routings import ROUTINGS
+from registry.methods.ensemble.output import ROUTINGS
 from tests.running import ROOT
 
 PAGE = ROOT / "docs" / "methods.md"

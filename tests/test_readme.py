@@ -1,4 +1,4 @@
-"""Proves: the commands of the README run in order, its figures are measured, and generated pages are up to date.
+"""Proves: the commands of the tour run in order, the README's figures are measured, and generated pages are complete.
 
 And: the commands of pages on trainings run on the files of the demo.
 """
@@ -14,15 +14,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cli.command_names import COMMANDS
-from cli.command_reference import PAGES, SUMMARIES, marks, summaries, written
+from cli.command_names import COMMANDS, summary_of
+from cli.command_reference import commands, write
+from cli.json_schema.commands import SCHEMAS
 from cli.main import main
-from cli.summaries import SUMMARIES as WRITTEN
 from registry import Registry
 from registry.io.model_folder import MARKER
 from tests.running import ROOT
 
 README = ROOT / "README.md"
+TOUR = ROOT / "docs" / "tour.md"
 MEASURED = ("benchmarks/QUALITY.md", "benchmarks/LARGER.md", "benchmarks/RESULTS.md")
 SHORT = {
     "add-expert": ["--tokens", "2048"],
@@ -34,7 +35,7 @@ SHORT = {
 """Command or option → what makes it short enough for a test."""
 
 
-def blocks(page: Path = README) -> list[tuple[str, str]]:
+def blocks(page: Path) -> list[tuple[str, str]]:
     """Return (language, text) of every code block of a page to run, in order."""
     fences = re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [(language, text) for language, text in fences if language in ("bash", "python")]
@@ -65,13 +66,13 @@ def place(small_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.check
 def test_code_blocks_run_in_order(place: Path) -> None:
-    assert len(blocks()) > 5
-    for language, text in blocks():
+    assert len(blocks(TOUR)) > 5
+    for language, text in [*blocks(README), *blocks(TOUR)]:
         if language == "bash":
             for line in text.replace("\\\n", "").splitlines():
                 run_line(line)
         else:
-            exec(compile(text, "README.md", "exec"), {})
+            exec(compile(text, "tour.md", "exec"), {})
     assert (place / "moe" / MARKER).is_file()
     assert (place / "without-math" / MARKER).is_file()
     assert not (place / "home").exists()  # everything happened in the one that the demo left
@@ -96,31 +97,41 @@ def test_pages_on_trainings_run_on_the_demo(place: Path, name: str) -> None:
                 assert (place / words[words.index("--out") + 1] / MARKER).is_file()
 
 
-def test_generated_pages_are_up_to_date() -> None:
-    for name in PAGES:
-        page = (ROOT / name).read_text(encoding="utf-8")
-        assert written(page) == page, "run: make reference"
-    with pytest.raises(ValueError, match="no marks"):
-        written("a page")
-    with pytest.raises(ValueError, match="only one of the two marks of the commands"):
-        written(f"a page\n{marks('commands')[0]}")
+def test_generated_pages_have_every_command_option_and_field(tmp_path: Path) -> None:
+    """They are written from the commands whenever the site is built, and git does not keep them."""
+    write(tmp_path)
+    page, fields = ((tmp_path / "docs" / name).read_text(encoding="utf-8") for name in ("cli.md", "json.md"))
+    sections = {part.partition("\n")[0]: part for part in re.split(r"^## ", page, flags=re.MULTILINE)}
+    printed = {part.partition("\n")[0]: part for part in re.split(r"^## ", fields, flags=re.MULTILINE)}
+    for command, own in commands():
+        path = own.command_path
+        assert f"| [`{path}`](#{path.replace(' ', '-')}) | " in page
+        assert f"reg {path.partition(' ')[2]}" in sections[path]
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.hidden:
+                assert re.search(rf"^\| `[^`]*{option.opts[0]}\b", sections[path], re.MULTILINE), (path, option)
+        for field in SCHEMAS[path].get("properties", {}):
+            assert f"`{field}`" in printed[path]
+        assert SCHEMAS[path]["description"] in printed[path]
+    assert "`error.exit_code`" in printed["Errors"]
+    assert {"/docs/cli.md", "/docs/json.md"} <= {*(ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()}
 
 
 def test_help_lists_commands_as_their_own_help_begins() -> None:
-    """`reg --help` reads summaries that were written from the commands, so that it imports none of them."""
-    assert (ROOT / SUMMARIES).read_text(encoding="utf-8") == summaries(), "run: make reference"
+    """`reg --help` reads summaries from the sources of the commands, so that it imports none of them."""
     context = click.Context(main, info_name="reg")
     for name in COMMANDS:
         command = main.get_command(context, name)
         assert command is not None
         for limit in (45, 60, 1000):
-            brief = click.Command(name, help=WRITTEN[name]).get_short_help_str(limit)
+            brief = click.Command(name, help=summary_of(name)).get_short_help_str(limit)
             assert brief == command.get_short_help_str(limit)
 
 
 def test_readme_stays_a_landing_page_and_names_what_ci_calls() -> None:
     page = README.read_text(encoding="utf-8")
-    assert len(page.splitlines()) <= 200
+    assert len(page.splitlines()) <= 130
+    assert "docs/tour.md" in page
     assert "make test" in page
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 

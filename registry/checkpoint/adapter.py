@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
 from registry.checkpoint.model_files import (
-    OWN_FILES,
     SINGLE,
     TOKENIZER_FILES,
     Stored,
     empty_tensors,
+    own_files,
     read_files,
     read_headers,
     weight_source,
@@ -331,7 +331,7 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
 
 def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ...]]) -> dict[str, bytes]:
     """Return the small files of the merged model, whose tensors have `shapes`; tokenizer files are all from one."""
-    files = {name: data for name, data in base.files().items() if name not in OWN_FILES}
+    files = {name: data for name, data in base.files().items() if name not in own_files()}
     own = {name: data for name, data in read_files(adapter.folder).items() if name != "config.json"}
     if own.keys() & _VOCABULARIES:
         files = {name: data for name, data in files.items() if name not in TOKENIZER_FILES}

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.checkpoint import trained_files
+from registry.checkpoint.joint_training import Document, joint_trainings
 from registry.checkpoint.model_files import (
     ROUTER_FILE,
-    SIMOE_FILE,
-    SOUP_FILE,
-    SOUP_ROUTER,
     empty_tensors,
     read_config,
     read_files,
@@ -188,9 +186,8 @@ class HashedCheckpoint:
         weights: digest over all tensors; statistics refer to their weights by it.
         tokenizer: digest of the tokenizer, or None without one.
         tokens: number of tokens in its vocabulary, or None without a tokenizer.json.
-        soup: what it is in a soup that was trained; None outside of one.
-        simoe: its part in a SIMoE that was trained; None outside of one.
-        own: its arrays there, by name, and `own_digests` their digests.
+        joint: key of a joint training that it was part of → its document there.
+        own: key of such a training and name → its array there, and `own_digests` their digests.
     """
 
     checkpoint: Checkpoint
@@ -199,10 +196,9 @@ class HashedCheckpoint:
     weights: str
     tokenizer: str | None
     tokens: int | None
-    soup: dict[str, Any] | None = None
-    simoe: dict[str, Any] | None = None
-    own: dict[str, ArraySource] = field(default_factory=dict)
-    own_digests: dict[str, str] = field(default_factory=dict)
+    joint: dict[str, Document] = field(default_factory=dict)
+    own: dict[tuple[str, str], ArraySource] = field(default_factory=dict)
+    own_digests: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpoint:
@@ -218,18 +214,17 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
         trained_files.unpack_rows(
             files[ROUTER_FILE], (architecture.num_hidden_layers, architecture.hidden_size), checkpoint.label
         )
-    soup = None if SOUP_FILE not in files else trained_files.read_soup(files[SOUP_FILE], checkpoint.label)
-    if SOUP_ROUTER in files:
-        trained_files.unpack_router(files[SOUP_ROUTER], soup or {}, architecture.hidden_size, checkpoint.label)
-    simoe = None if SIMOE_FILE not in files else trained_files.read_simoe(files[SIMOE_FILE], checkpoint.label)
-    own = {}
-    if simoe is not None:
-        matrices = checkpoint.family.layer_matrices(architecture)
-        shapes = {name: checkpoint.shapes[name] for name in matrices}
-        own = trained_files.open_arrays(checkpoint.folder, shapes, architecture.hidden_size, checkpoint.label)
+    joint: dict[str, Document] = {}
+    own: dict[tuple[str, str], ArraySource] = {}
+    matrices = {name: checkpoint.shapes[name] for name in checkpoint.family.layer_matrices(architecture)}
+    for training in joint_trainings():
+        if (document := training.read(files, architecture.hidden_size, checkpoint.label)) is not None:
+            joint[training.key] = document
+            arrays = training.open_arrays(checkpoint.folder, matrices, architecture.hidden_size, checkpoint.label)
+            own |= {(training.key, name): array for name, array in arrays.items()}
     tokenizer, tokens = identify(files)
     names = (*checkpoint.trunk, *checkpoint.mlp)
-    sources = {("", name): checkpoint.source(name) for name in names} | {("own", name): own[name] for name in own}
+    sources = {("", name): checkpoint.source(name) for name in names} | own
     tensors = {}
     # In a forked process torch replaces its pool of threads at the first use, and threads that use it at once find none
     # (`caffe2::pthreadpool`): so it is set up here.
@@ -246,8 +241,10 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    weights, arrays = ({name: tensors[kind, name] for kind, name in tensors if kind == of} for of in ("", "own"))
-    if simoe is not None:
-        trained_files.check_delta(simoe, arrays, checkpoint.label)
+    weights, *digests = ({name: tensors[of, name] for kind, name in tensors if kind == of} for of in ("", *joint))
+    for training, found in zip(filter(lambda one: one.key in joint, joint_trainings()), digests, strict=True):
+        training.check_arrays(joint[training.key], found, checkpoint.label)
     digest = json_digest(weights)
-    return HashedCheckpoint(checkpoint, weights, files, digest, tokenizer, tokens, soup, simoe, own, arrays)
+    return HashedCheckpoint(
+        checkpoint, weights, files, digest, tokenizer, tokens, joint, own, {key: tensors[key] for key in own}
+    )

@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from functools import partialmethod
 from pathlib import Path
 
-from registry.checkpoint.model_files import COPIED_FILES, OWN_FILES, SIMOE_ARRAYS, SINGLE
+from registry.checkpoint.joint_training import joint_trainings
+from registry.checkpoint.model_files import COPIED_FILES, SINGLE, own_files
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.io.display import some
 from registry.io.limits import JSON_BYTES, TOKENIZER_BYTES
@@ -24,10 +25,9 @@ CONFIG, ADAPTER_CONFIG, ADAPTER = "config.json", "adapter_config.json", "adapter
 SMALL_FILES = (
     *(CONFIG, ADAPTER_CONFIG, INDEX, "statistics.safetensors", "expert.json", "tokenizer*.json"),
     *COPIED_FILES,
-    *OWN_FILES,
     *("calibration.txt", "calibration.jsonl", "calibration.jsonl.gz", "calibration.parquet"),
 )
-"""Patterns of the files that are fetched before the weights."""
+"""Patterns of the files that are fetched before the weights, besides `own_files`."""
 
 _AGAIN = "type the command again: it fetches what is missing"
 _BOUNDED = (".json", ".model", ".txt", ".jinja")
@@ -131,7 +131,7 @@ def _download(reference: HubReference) -> Path:
         raise StorageError(f"{reference}: expected commit {info.sha}, got {folder.name}", _AGAIN)
     weights = _weights(reference, folder)
     _check(reference, names, weights)  # before anything large is fetched
-    fetch(info.sha, [*weights, ADAPTER, SIMOE_ARRAYS])
+    fetch(info.sha, [*weights, ADAPTER, *(one.arrays for one in joint_trainings() if one.arrays)])
     return _whole(reference, folder, _AGAIN)
 
 
@@ -160,9 +160,9 @@ def _whole(reference: HubReference, folder: Path, hint: str) -> Path:
 
 
 def _small(names: Set[str]) -> list[str]:
-    """Return the files of a repository that match SMALL_FILES."""
+    """Return the files of a repository that are fetched before its weights."""
     plain = filter(_PLAIN.fullmatch, sorted(names))
-    return [name for name in plain if any(fnmatchcase(name, pattern) for pattern in SMALL_FILES)]
+    return [name for name in plain if any(fnmatchcase(name, pattern) for pattern in (*SMALL_FILES, *own_files()))]
 
 
 def _weights(reference: HubReference, folder: Path) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from registry.checkpoint.joint_training import joint_trainings
 from registry.errors import CheckpointError
 from registry.io.display import some
 from registry.io.dtypes import NAMES
@@ -42,11 +43,12 @@ COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
 EXPERT_TRAINING = "expert_training.json"
 """The file in which an expert that was trained here says how."""
 ROUTER_FILE = "expert_router.safetensors"
-SOUP_FILE, SOUP_ROUTER = "soup.json", "soup_router.safetensors"
-SIMOE_FILE, SIMOE_ARRAYS = "simoe.json", "simoe.safetensors"
-"""Files of an expert that was trained with others (`trained_files.py`)."""
-OWN_FILES = (EXPERT_TRAINING, ROUTER_FILE, SOUP_FILE, SOUP_ROUTER, SIMOE_FILE)
-"""Files of a version that no composition, and no expert that begins from it, takes over."""
+"""The router rows of an expert that was trained beside a public expert (`trained_files.py`)."""
+
+
+def own_files() -> tuple[str, ...]:
+    """Return the files of a version that no composition, and no expert that begins from it, takes over."""
+    return (EXPERT_TRAINING, ROUTER_FILE, *(name for one in joint_trainings() for name in (one.document, *one.files)))
 
 
 def check_checkpoint(checkpoint: str | os.PathLike[str]) -> None:
@@ -79,13 +81,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return config.json, the tokenizer's files, generation_config.json and `OWN_FILES`, byte for byte, by name.
+    """Return config.json, the tokenizer's files, generation_config.json and `own_files`, byte for byte, by name.
 
     Raises:
         CheckpointError: a file is too large, a `.json` file is not JSON, or a symbolic link leads out of the folder.
     """
     files = {}
-    for name in ("config.json", *COPIED_FILES, *OWN_FILES):
+    for name in ("config.json", *COPIED_FILES, *own_files()):
         if (path := own_file(folder, name)) is not None:
             data = read_small(path, TOKENIZER_BYTES if name in TOKENIZER_FILES else JSON_BYTES)
             if data:

@@ -8,7 +8,8 @@ from pathlib import Path
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
 from registry.checkpoint.hub_download import HubReference, fetch_repository, is_hub_reference
-from registry.checkpoint.model_files import ROUTER_FILE, SIMOE_ARRAYS, SOUP_ROUTER
+from registry.checkpoint.joint_training import joint_trainings
+from registry.checkpoint.model_files import own_files
 from registry.checkpoint.plain_folder import plain_folder, scratch_folder
 from registry.checkpoint.renumbered import renumbered
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError
@@ -116,7 +117,12 @@ def _opened(folder: Path, label: str, remote_code: bool, progress: Progress) -> 
         remark(progress, f"{label}: {some(files)} not taken over, as transformers does not read them")
     if buffers := list(checkpoint.unused):
         remark(progress, f"{label}: {some(buffers)} not used: buffers are computed from config.json")
-    known = {*checkpoint.weight_files, ROUTER_FILE, SOUP_ROUTER, SIMOE_ARRAYS, "statistics.safetensors"}
+    known = {
+        *checkpoint.weight_files,
+        *own_files(),
+        *(one.arrays for one in joint_trainings()),
+        "statistics.safetensors",
+    }
     if others := sorted({path.name for path in folder.glob("*.safetensors")} - known):
         remark(progress, f"{label}: {some(others)} not read: no part of the model that config.json describes")
     return checkpoint

@@ -19,4 +19,4 @@ from .recipe_file import read_recipe as read_recipe
 from .recipe_file import write_recipe as write_recipe
 from .reproduce import Reproduction as Reproduction
 from .reproduce import reproduce_folder as reproduce_folder
-from .trained.trained_biases import trained_biases as trained_biases
+from .trained_history import trained_biases as trained_biases

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
-from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
-from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.recipe import CoefficientFit, Recipe, fitted_members
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.member import POSITIONS, Member
 from registry.names.reference import check_distinct
@@ -38,9 +37,7 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe) 
     """Check members against each other and against a recipe.
 
     Args:
-        members: active versions of different experts, in any order.
         base: the base model, where the recipe needs one; it takes no part otherwise.
-        recipe: how they are combined.
 
     Raises:
         InvalidInputError: no member, a name twice, a recipe that does not fit them, or no base model where one is
@@ -75,11 +72,7 @@ def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, 
 
 
 def _check_fit(members: Sequence[Member], base: Member | None, fit: CoefficientFit) -> None:
-    """Check that coefficients were fitted for these members and this base model.
-
-    Raises:
-        InvalidInputError: they were fitted for others.
-    """
+    """Check that coefficients were fitted for these members and this base model."""
     names = [(member.name, member.version.digest) for member in members]
     if base is None or fit.members != fitted_members(names, base.version.digest):
         raise InvalidInputError(
@@ -161,8 +154,6 @@ def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = 
     """Check that two members have one tokenizer, on the tokens that both have.
 
     Args:
-        first: a member.
-        second: another.
         pair: the beginning of the message: who cannot be what.
         known: both must have a tokenizer. Members of one base model may do without.
 
@@ -184,11 +175,7 @@ def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = 
 
 def leading(members: Sequence[Member]) -> Member:
     """Return the first member, in the order given, that has the most tokens, by rows and then by its tokenizer."""
-    return max(members, key=lambda member: (member.architecture.vocab_size, _known_tokens(member)))
-
-
-def _known_tokens(member: Member) -> int:
-    return int(member.content["tokens"] or 0)
+    return max(members, key=lambda member: (member.architecture.vocab_size, member.known_tokens))
 
 
 def _tokenizer_conflict(first: Member, second: Member) -> str | None:

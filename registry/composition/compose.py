@@ -1,20 +1,32 @@
-"""Compositions from references and a recipe: planned, written and recorded."""
+"""Compositions from references and a recipe: planned, written and recorded.
 
-from collections.abc import Callable, Sequence
+On a cluster each file of weights is written by a task, into the folder that is being built. A task plans the
+composition again from the registry, checks that the plan has the same digest, and writes one file under a name of its
+own, which it then renames: a task that runs twice leaves the same bytes. Every tensor is computed on one thread, as in
+one process.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from registry.composition.dense import write_dense
 from registry.composition.found import OUTPUTS
 from registry.composition.manifest import folder_document
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
+from registry.composition.recipe.fields import of_copies, problem_of_copies
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.recipe.rules import of_copies, problem_of_copies
-from registry.composition.shard_tasks import ShardTasks
+from registry.composition.stored import write_dense
 from registry.destination.address import destination_of
 from registry.destination.destination import Destination as Destination
-from registry.errors import InvalidInputError
+from registry.distributed import Step, Task
+from registry.distributed.step import node_kind
+from registry.errors import ClusterError, DamagedError, InvalidInputError
+from registry.home import Home
 from registry.io.model_folder import MARKER, json_file
+from registry.io.shard_writer import Shard, write_shards
 from registry.maths.threads import one_thread
 from registry.member import Member as Member
 from registry.member import copies_of
@@ -22,6 +34,7 @@ from registry.member import load_member as load_member
 from registry.member import load_members as load_members
 from registry.names.reference import NAME_LIMIT, require_list
 from registry.names.resolve import base_model
+from registry.progress import Advance, Progress, remark, silent
 from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
 from store.lock import exclusive
@@ -56,11 +69,7 @@ def plan_composition(
 def _plan_copies(
     workspace: Workspace, experts: Sequence[str], recipe: Recipe | None, base: str | None, count: int
 ) -> Plan:
-    """Plan a mixture of copies of a base model's MLPs (sparse upcycling, Komatsuzaki et al. 2023).
-
-    Raises:
-        InvalidInputError: experts are named too, or the recipe or the number is not one of copies.
-    """
+    """Plan a mixture of copies of a base model's MLPs (sparse upcycling, Komatsuzaki et al. 2023)."""
     recipe = recipe or Recipe(**of_copies())
     if require_list(experts, "experts"):
         raise InvalidInputError(
@@ -134,18 +143,12 @@ def write(
     """Write the composition that `plan` describes to `out`, which appears whole or not at all.
 
     Args:
-        workspace: the registry.
-        plan: the composition.
         out: the destination; absent, empty, or with `replace` an earlier composition.
-        replace: allow `out` to be an earlier composition.
         record: called when everything is written, just before the composition appears; an exception prevents that.
             None for a temporary folder, whose shards are not remembered for reuse.
 
     Raises:
-        OutputError: `out` cannot be written to.
-        StorageError: the disk is full or refuses.
-        DamagedError: a stored array is damaged.
-        InvalidInputError: a linear system cannot be solved.
+        RegError: any error of `Destination.opened` and of `Output.opened`.
     """
     with (
         workspace.reading(*plan.versions),
@@ -158,7 +161,7 @@ def write(
             reusable=[] if record is None else source.streams,
         ) as folder,
     ):
-        writer = ShardTasks.of(workspace, plan) if source.in_tasks else None
+        writer = ShardTasks(workspace, plan) if source.in_tasks and workspace.cluster is not None else None
         # Each tensor is computed on one thread, so that its bits do not depend on their number.
         with one_thread(), workspace.progress("composing", plan.nbytes, "B") as advance:
             digests = folder.write_weights(source.streams, advance, workers=source.threads, writer=writer)
@@ -188,3 +191,122 @@ def export(workspace: Workspace, ref: str, out: PathLike) -> VersionRecord:
     with workspace.reading(version):
         write_dense([load_member(workspace, version)], Path(out), workspace.progress)
     return version
+
+
+_FRESH = ".task-"
+"""Beginning of the names of files that tasks are writing."""
+
+
+@dataclass(frozen=True)
+class PlanReference:
+    """A plan by its digest and the arguments that it is made from, for processes on nodes that see the same home."""
+
+    home: Home
+    experts: tuple[str, ...]
+    base: str | None
+    from_base: int | None
+    recipe: Recipe
+    digest: str
+
+    @classmethod
+    def of(cls, workspace: Workspace, plan: Plan) -> "PlanReference":
+        """Return the reference of a plan."""
+        experts = () if plan.from_base else tuple(member.version.ref for member in plan.members)
+        base = None if plan.base is None else plan.base.version.ref
+        return cls(workspace.home, experts, base, plan.from_base, plan.recipe, plan.digest)
+
+    def plan(self, workspace: Workspace) -> Plan:
+        """Plan the composition again.
+
+        Raises:
+            ClusterError: this node reads another registry, or another program made the plan.
+        """
+        plan = plan_composition(workspace, self.experts, self.recipe, base=self.base, from_base=self.from_base)
+        if plan.digest != self.digest:
+            raise ClusterError(
+                f"a node plans another composition, {plan.digest[:12]} in place of {self.digest[:12]}",
+                "install the same version of this program on all nodes",
+            )
+        return plan
+
+
+@dataclass(frozen=True)
+class ShardTasks:
+    """Writes files of weights by tasks of the registry's cluster; `write_weights` takes it for `write_shards`."""
+
+    workspace: Workspace
+    plan: Plan
+
+    @property
+    def at_once(self) -> int:
+        """Files that the nodes write at the same time."""
+        return 1 if self.workspace.cluster is None else self.workspace.cluster.slots
+
+    def __call__(self, shards: Sequence[Shard], advance: Advance) -> list[str]:
+        """Write files, and return the tree digest of each.
+
+        Raises:
+            ClusterError: a node is of another kind than this one, or tasks lost their processes too often.
+            RegError: any error of `write_shards`.
+        """
+        cluster = self.workspace.cluster
+        assert cluster is not None
+        if not shards:
+            return []
+        folder = shards[0].path.parent
+        tasks = [
+            Task(f"file {shard.path.name}", (shard.path, tuple(stream.name for stream in shard.given)), shard.nbytes)
+            for shard in shards
+        ]
+
+        @contextmanager
+        def progress(label: str, _total: int, unit: str) -> Iterator[Advance]:
+            if unit:
+                yield advance
+            else:
+                remark(self.workspace.progress, label)
+                yield lambda amount: None
+
+        step = Step("composing", "B", write_in_task, PlanReference.of(self.workspace, self.plan), tasks, folder)
+        try:
+            done = cluster.results(step, progress)
+        finally:
+            for path in folder.glob(f"{_FRESH}*"):
+                path.unlink(missing_ok=True)
+        own = node_kind("cpu", cluster.threads)
+        for finished, shard in zip(done, shards, strict=True):
+            if finished.kind != own:
+                raise ClusterError(
+                    f"{finished.node} is another kind of node than this one, on which a composition may have other "
+                    f"bits: {finished.kind}, and here {own}",
+                    "start the command on a node of the cluster, and use nodes of one kind",
+                )
+            with suppress(FileNotFoundError):
+                if shard.path.stat().st_size == len(shard.head) + shard.nbytes:
+                    continue
+            raise DamagedError(f"{shard.path.name} is not as {finished.node} wrote it", "run it again")
+        return [finished.result for finished in done]
+
+
+def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *, progress: Progress) -> str:
+    """Write one file of weights in a task, and return its tree digest.
+
+    Args:
+        names: its tensors, in the order of their computation.
+    """
+    workspace = Workspace.at(reference.home, silent, create=False)
+    try:
+        plan = reference.plan(workspace)
+        with plan.output.opened(plan, workspace) as source:  # passes are in the cache already
+            streams = {stream.name: stream for stream in source.streams}
+            shard = Shard(path, tuple(streams[name] for name in names))
+            fresh = Shard(path.with_name(f"{_FRESH}{uuid.uuid4().hex}"), shard.given)
+            try:
+                with one_thread(), progress("composing", shard.nbytes, "B") as advance:
+                    (digest,) = write_shards([fresh], advance)
+                fresh.path.replace(path)
+            finally:
+                fresh.path.unlink(missing_ok=True)
+            return digest
+    finally:
+        workspace.close()

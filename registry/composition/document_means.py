@@ -23,11 +23,7 @@ def document_means(
     """Yield the number of each document that has a token, from 0, and its mean MLP inputs in the base model.
 
     Args:
-        base: the base model.
-        model: the same, loaded.
         corpus: the documents, of which the first `DOCUMENT_TOKENS` tokens are used.
-        tokenizer: of the base model.
-        progress: reports documents.
     """
     limit = min(DOCUMENT_TOKENS, base.architecture.max_position_embeddings)
     seen: dict[int, Tensor] = {}

@@ -4,12 +4,12 @@ A package declares its methods as entry points of the group `reg.methods`. An en
 `Trunk` or `Router`. Nothing is loaded before a name is looked up.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
+from registry.built_in import METHODS, instances
 from registry.composition.method import Method, Output, Router, Trunk
 from registry.errors import InvalidInputError
 from registry.names.reference import check_name
@@ -17,43 +17,32 @@ from registry.names.suggest import suggest
 
 GROUP = "reg.methods"
 
-BUILT_IN = (
-    "registry.methods.moe.output:Moe",
-    "registry.methods.dense.output:Dense",
-    "registry.methods.ensemble.output:Ensemble",
-    "registry.methods.hetero.output:Hetero",
-    "registry.methods.simoe.output:Simoe",
-    "registry.methods.moe.trunks.regmean:RegMean",
-    "registry.methods.moe.trunks.mean:Mean",
-    "registry.methods.moe.trunks.base:Base",
-    "registry.methods.moe.trunks.ties:Ties",
-    "registry.methods.moe.trunks.dare:Dare",
-    "registry.methods.moe.trunks.task_arithmetic:TaskArithmetic",
-    "registry.methods.moe.routers.context:Context",
-    "registry.methods.moe.routers.ridge:Ridge",
-    "registry.methods.moe.routers.domain_embedding:DomainEmbedding",
-    "registry.methods.moe.routers.anchored:Anchored",
-    "registry.methods.moe.routers.random:Random",
-)
-"""Module and class of each built-in method, the default output, trunk and router first."""
-
+V = TypeVar("V")
 M = TypeVar("M", bound=Method)
 
 
-class Methods(Mapping[str, M], Generic[M]):
+class Lazy(Mapping[str, V], Generic[V]):
+    """A mapping that a function finds when it is first read."""
+
+    def __init__(self, find: Callable[[], dict[str, V]]) -> None:
+        self._find = cache(find)
+
+    def __getitem__(self, name: str) -> V:
+        return self._find()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._find())
+
+    def __len__(self) -> int:
+        return len(self._find())
+
+
+class Methods(Lazy[M]):
     """Name → method of one kind: the built-in ones in their order, then those of other packages by name."""
 
     def __init__(self, kind: type[M], called: str) -> None:
-        self._kind, self._called = kind, called
-
-    def __getitem__(self, name: str) -> M:
-        return self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
+        super().__init__(lambda: {one.name: one for one in every_method() if isinstance(one, kind)})
+        self._called = called
 
     @property
     def default(self) -> M:
@@ -66,17 +55,13 @@ class Methods(Mapping[str, M], Generic[M]):
         Raises:
             InvalidInputError: no method has this name.
         """
-        if isinstance(name, str) and name in self._found:
-            return self._found[name]
+        if isinstance(name, str) and name in self:
+            return self[name]
         near = suggest(name, [*self]) if isinstance(name, str) else ""
         raise InvalidInputError(
             f"{self._called} {str(name)[:80]!r} is not one of {', '.join(self)}{near}",
             f"choose one of them, or install the package that has it (entry points of group {GROUP})",
         )
-
-    @property
-    def _found(self) -> dict[str, M]:
-        return {one.name: one for one in every_method() if isinstance(one, self._kind)}
 
 
 @cache
@@ -87,9 +72,7 @@ def every_method() -> tuple[Method, ...]:
         InvalidInputError: an entry point of another package names no method, or one whose name is taken.
     """
     found: dict[tuple[type[Method], str], Method] = {}
-    for place in BUILT_IN:
-        module, _, name = place.partition(":")
-        one: Method = getattr(import_module(module), name)()
+    for one in instances(METHODS):
         found[_kind(one), one.name] = one
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         one = _of_entry_point(point)
@@ -104,11 +87,7 @@ def _kind(method: Method) -> type[Method]:
 
 
 def _of_entry_point(point: EntryPoint) -> Method:
-    """Return the method that an entry point names.
-
-    Raises:
-        InvalidInputError: it cannot be loaded, or is no method with a name.
-    """
+    """Return the method that an entry point names."""
     try:
         one = point.load()()
     except Exception as error:  # another package's code

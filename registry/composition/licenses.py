@@ -96,7 +96,7 @@ def roll_up(licenses: Mapping[str, str | None]) -> RollUp:
     plain = {name: _plain(str(license_id)) for name, license_id in licenses.items()}
     if closed := [name for name, own in plain.items() if own in _NO_DERIVATIVES]:
         return RollUp(None, f"{closed[0]} is under {plain[closed[0]]}, which allows no derivatives")
-    different = sorted(set(plain.values()), key=_strictness)
+    different = sorted(set(plain.values()), key=lambda one: _ORDER.index(one) if one in _ORDER else len(_ORDER))
     if len(different) == 1 and different[0] not in ("other", "unknown"):
         return RollUp(different[0])
     if unknown := [name for name, own in plain.items() if own not in _ORDER]:
@@ -119,7 +119,3 @@ def _conflict(licenses: Mapping[str, str], different: Sequence[str]) -> str:
 def _plain(license_id: str) -> str:
     """Return the Hub's identifier of a licence; in SPDX it may end with `-only`."""
     return license_id.lower().removesuffix("-only")
-
-
-def _strictness(license_id: str) -> int:
-    return _ORDER.index(license_id) if license_id in _ORDER else len(_ORDER)

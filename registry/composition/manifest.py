@@ -1,18 +1,27 @@
-"""A composition's document read back: what was composed of what, and how."""
+"""Composed folders and their documents read back, and the check that every byte of a folder is as it was composed.
 
-from collections.abc import Mapping
+A folder that was pushed to the Hub and downloaded again passes the check: additions of the push to the model card,
+between marks, and files that the download leaves in the folder do not count as changes.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from registry.composition.recipe.fields import output_of
+from registry.composition.card import CARD, without_additions
+from registry.composition.recipe.fields import FROM_BASE, output_of, problem_of_copies
 from registry.composition.recipe.fields import removed as removed_fields
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.recipe.rules import FROM_BASE, problem_of_copies
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError
 from registry.io.model_folder import MARKER, require_composed
+from registry.io.tree_digest import digest_like
 from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe, read_json
 from registry.names.reference import check_name, copy_name
+from registry.progress import Advance, Progress
+from store.digest import json_digest
 
 DOCUMENT_FORMAT = 1
 """The format of a composition's document, of which its digest is a function."""
@@ -63,7 +72,6 @@ class CompositionManifest:
         members: in the order of the experts, which is that of their names.
         base: the base model, where it took part.
         recipe: how they were composed; what was `removed` of that is left out.
-        host: the `model_type`.
         parent: the digest of the composition that was trained; None of one that was not.
         from_base: the number of members, where they are copies of the base model; else None.
         removed: key → value of the recipe that only earlier releases took; such a composition is read as any other, and
@@ -144,23 +152,9 @@ def folder_document(document: Mapping[str, Any], digest: str, files: Mapping[str
 
     Args:
         document: the composition's document; its format is another number, of which the digest is a function.
-        digest: the composition's digest.
         files: file name → digest of every other file.
     """
     return {**document, "format": FOLDER_FORMAT, "digest": digest, "files": dict(files)}
-
-
-def read_composed(folder: Path) -> tuple[dict[str, object], CompositionManifest]:
-    """Return the `composition.json` of a folder, and what it says.
-
-    Raises:
-        CheckpointError: there is no such file, or it is not what this program writes.
-        InvalidInputError: a member's name cannot be one.
-    """
-    require_composed(folder)
-    marker = folder / MARKER
-    document = read_json(marker)
-    return document, CompositionManifest.from_document(document, str(marker))
 
 
 def _is_of_copies(manifest: CompositionManifest) -> bool:
@@ -170,3 +164,99 @@ def _is_of_copies(manifest: CompositionManifest) -> bool:
         return False
     names = [copy_name(base.name, number, count) for number in range(1, count + 1)]
     return manifest.members == tuple(VersionRef(name, base.digest) for name in names)
+
+
+NOT_DIGESTED = ("digest", "files", "lam")
+"""Keys of `composition.json` that the composition's digest does not cover."""
+
+COMPOSE_AGAIN = "compose it again: reg compose --experts … --out DIR"
+
+_HUB = (".cache/huggingface/", ".git/")
+"""Folders that a download from the Hub leaves behind."""
+
+
+@dataclass(frozen=True)
+class ComposedFolder:
+    """A folder with a `composition.json`: its content, and the same parsed."""
+
+    path: Path
+    content: Mapping[str, Any]
+    manifest: CompositionManifest
+
+    @classmethod
+    def read(cls, path: Path) -> "ComposedFolder":
+        """Read the `composition.json` of a folder; `problems` compares the other files.
+
+        Raises:
+            CheckpointError: the file is absent, or this program did not write it.
+            InvalidInputError: a member's name cannot be one.
+        """
+        require_composed(path)
+        content = read_json(path / MARKER)
+        return cls(path, content, CompositionManifest.from_document(content, str(path / MARKER)))
+
+    @property
+    def digest(self) -> str:
+        """The composition's digest, as the folder states it."""
+        return str(self.content.get("digest"))
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The composition's document, which its digest covers; it has a format number of its own."""
+        covered = {key: value for key, value in self.content.items() if key not in NOT_DIGESTED}
+        return covered | {"format": DOCUMENT_FORMAT}
+
+    @property
+    def files(self) -> dict[str, str]:
+        """File → digest as it was composed, for every file but `composition.json`.
+
+        A digest is a tree digest, with its prefix, or SHA-256: of weights in a folder of format 2, and of any other.
+        """
+        files = self.content.get("files")
+        return {str(name): str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
+
+    @cached_property
+    def paths(self) -> dict[str, Path]:
+        """Relative path → path of every file below the folder, links included, without files left by a download."""
+        paths = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
+        found = {path.relative_to(self.path).as_posix(): path for path in paths}
+        return {name: path for name, path in found.items() if name != ".gitattributes" and not name.startswith(_HUB)}
+
+    def problems(self, progress: Progress) -> Iterator[str]:
+        """Yield a line for every difference from the folder as it was composed; `progress` reports the bytes read."""
+        if not self.files or json_digest(self.document) != self.digest:
+            yield f"{self.path / MARKER} was changed since it was written"
+            return
+        files, paths = self.files, self.paths
+        total = sum(path.stat().st_size for path in paths.values() if path.is_file())
+        with progress("checking", total, "B") as advance:
+            for name in sorted({*files, *paths} - {MARKER}):
+                if name not in files:
+                    yield f"{self.path / name} is not a file of the composition"
+                elif name not in paths or not paths[name].is_file():
+                    yield f"{self.path / name} is missing"
+                elif not _has_digest(paths[name], files[name], advance) and not (
+                    name == CARD and hashlib.sha256(self.card).hexdigest() == files[name]
+                ):
+                    yield f"{self.path / name} was changed since it was written"
+
+    def check(self, progress: Progress, hint: str = COMPOSE_AGAIN) -> None:
+        """Check that there are no `problems`.
+
+        Raises:
+            CheckpointError: there are problems; the message is the first one.
+        """
+        for problem in self.problems(progress):
+            raise CheckpointError(problem, hint)
+
+    @property
+    def card(self) -> bytes:
+        """The model card without the additions of a push."""
+        return without_additions((self.path / CARD).read_bytes())
+
+
+def _has_digest(path: Path, digest: str, advance: Advance) -> bool:
+    try:
+        return digest_like(path, digest, advance) == digest
+    except CheckpointError:  # it is no longer a safetensors file
+        return False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from registry.composition.dense import write_dense
+from registry.composition.stored import write_dense
 from registry.io.work_dirs import working_folder
 from registry.member import Member
 from registry.progress import Progress
@@ -20,9 +20,7 @@ class PassContext:
     """The working folder and the cache of a composition's passes.
 
     Attributes:
-        workspace: the registry.
         work: a folder for the models that passes need; each is deleted after its pass.
-        cache: statistics of earlier passes.
     """
 
     workspace: Workspace
@@ -42,7 +40,6 @@ def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[Pa
     It is in the registry's home, or in the system's temporary folder if the home cannot be written.
 
     Args:
-        workspace: the registry.
         members: the versions that passes use. Once one is opted out, nothing more is put into the cache.
     """
     home, versions = workspace.home, [member.version for member in members]

@@ -6,16 +6,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property, partial
+from typing import Any
 
 from registry.composition.card import card_page
 from registry.composition.manifest import DOCUMENT_FORMAT
 from registry.composition.method import Output
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.stored import copied, held, span
+from registry.composition.stored import held, stored_stream
 from registry.composition.taken_files import taken_files
-from registry.hosts import RowSelection
 from registry.io.dtypes import WEIGHT_DTYPES
 from registry.io.model_folder import json_file
 from registry.io.safetensors_file import Stream
@@ -30,31 +29,9 @@ TRUNK, EXPERTS, ROUTER = "trunk", "experts", "routers"
 """Parts of a model, which are files of their own where it is large."""
 
 
-class Shaped(Protocol):
-    """How a tensor is made, as far as its size goes."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-
-@runtime_checkable
-class Made(Shaped, Protocol):
-    """How a tensor is made that needs nothing but itself."""
-
-    def stream(self, name: str, dtype: str) -> Stream:
-        """Return it as it is written."""
-
-
 @dataclass(frozen=True)
 class Stored:
-    """An array of a version, as it is stored; cast where another dtype is wanted.
-
-    Attributes:
-        member: the version.
-        role: the role of the array.
-        array: its name.
-    """
+    """An array of a version, by role and name, as it is stored; cast where another dtype is wanted."""
 
     member: Member
     role: Role
@@ -67,16 +44,7 @@ class Stored:
 
     def stream(self, name: str, dtype: str) -> Stream:
         """Return it as it is written."""
-        rows = RowSelection(self.array)
-
-        def blocks() -> Iterator[Block]:
-            return copied(self.member.open(self.role, self.array), rows, dtype)
-
-        def spans() -> list[Any] | None:
-            one = span(self.member.open(self.role, self.array), rows, dtype)
-            return None if one is None else [one]
-
-        return Stream(name, dtype, self.shape, blocks, spans)
+        return stored_stream(name, dtype, self.shape, partial(self.member.open, self.role, self.array), self.array)
 
 
 @dataclass(frozen=True)
@@ -107,7 +75,6 @@ class Computed:
     """A tensor that a function returns, whole.
 
     Attributes:
-        shape: its shape.
         compute: returns it as a torch tensor of any floating dtype.
     """
 
@@ -128,8 +95,6 @@ class OutputTensor:
     """One tensor of the folder.
 
     Attributes:
-        name: its name there.
-        dtype: its dtype there.
         made: how it is made: `Stored`, `Stacked`, `Computed`, or what its output alone understands.
         part: which part of the model it is.
     """
@@ -152,7 +117,7 @@ class OutputTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Its bytes."""
         return self.elements * CARRIERS[self.dtype][1]
 
     def stream(self) -> Stream:
@@ -166,7 +131,6 @@ class Source:
     """The tensors of a plan, ready to be written.
 
     Attributes:
-        streams: every tensor.
         threads: how many threads may compute at the same time; each tensor is computed on one.
         in_tasks: a cluster may write the files, each in a task that plans the composition again.
     """
@@ -181,9 +145,7 @@ class PlanWarning:
     """A member that a composition would hardly use, two that it cannot tell apart, or one known by its chat template.
 
     Attributes:
-        refs: the versions.
         figure: the share that is too small or, of two members or of a template's tokens, too large.
-        reason: the same in words.
         remedy: the option that mends it.
     """
 
@@ -203,8 +165,6 @@ class RoutingCost:
         last: number of the last layer.
         channels: channels of the residual stream.
         window: τ in tokens, 0 for the whole text so far: where the recipe asks for it, or the rope has no window.
-        parameters: weights.
-        bytes: bytes of weights.
     """
 
     layers: int
@@ -225,14 +185,12 @@ class Plan:
     """A composition to be.
 
     Attributes:
-        recipe: how it is made.
         members: in name order, which is the order of the experts.
         base: the base model, where it takes part.
         lead: the member whose tokenizer and settings the folder takes over.
         dtype: what config.json says of the weights.
         model_type: the `model_type` of config.json.
         class_name: the class of its model.
-        tensors: every tensor of the folder.
         parts: what the output keeps of it for itself.
     """
 
@@ -248,7 +206,7 @@ class Plan:
 
     @property
     def output(self) -> Output:
-        """What it makes."""
+        """The output that it makes."""
         return self.recipe.output
 
     @property

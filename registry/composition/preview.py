@@ -12,7 +12,6 @@ class PreviewedMember:
     """One expert of a planned composition.
 
     Attributes:
-        ref: the version.
         tokens: calibration tokens that it brings.
         part: its part in the routers' solve, from 0 to 1: tokens times weight, balanced if the recipe asks for it. With
             routing by the text so far every expert has the same part.
@@ -34,7 +33,6 @@ class PreviewedLength:
     """The predicted routing of texts of which so many tokens were read.
 
     Attributes:
-        tokens: the number of tokens.
         confusion: row by row, the shares of an expert's texts that go to each expert first.
     """
 

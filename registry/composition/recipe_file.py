@@ -16,24 +16,25 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from registry.composition.manifest import CompositionManifest
-from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.fields import FIELDS, output_of, removed
-from registry.composition.recipe.option import Option, OptionKind, Problem
-from registry.composition.recipe.recipe import Recipe, unwanted
-from registry.composition.recipe.rules import (
+from registry.composition.recipe.fields import (
+    FIELDS,
     FROM_BASE,
     check_complete,
     check_named,
     first_problem,
     misplaced,
     of_copies,
+    output_of,
     problem_of_copies,
+    removed,
 )
+from registry.composition.recipe.option import Option, OptionKind, Problem
+from registry.composition.recipe.recipe import CoefficientFit, Recipe, unwanted
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError
 from registry.io.disk import atomic_file
@@ -63,7 +64,6 @@ class RecipeFile:
     """The contents of a recipe file.
 
     Attributes:
-        path: the file.
         experts: references to the members; empty if it names no expert.
         base: a reference to the base model, where it names one.
         values: the fields that it gives, as `Recipe.of_fields` takes them.
@@ -118,28 +118,18 @@ def read_recipe(path: Path | str) -> RecipeFile:
 
 
 def recipe_text(
-    recipe: Recipe,
-    experts: Sequence[str] = (),
-    base: str | None = None,
-    from_base: int | None = None,
+    recipe: Recipe, experts: Sequence[str] = (), base: str | None = None, from_base: int | None = None
 ) -> str:
     """Return a recipe file of a recipe; every field that has a part in it is written out."""
     values = recipe.fields
-    lines = [_HEADER]
-    if experts:
-        lines.append(f"{EXPERTS}: [{', '.join(map(_text, experts))}]\n")
-    if base is not None:
-        lines.append(f"{BASE}: {_text(base)}\n")
-    if from_base is not None:
-        lines.append(f"{FROM_BASE}: {from_base}\n")
+    items: dict[str, Any] = {EXPERTS: [*experts] or None, BASE: base, FROM_BASE: from_base}
     for one in FIELDS.values():
         if one.name in values and not one.group:
-            lines.append(f"{one.name}: {_written(values[one.name])}\n")
-        if one.name == "trunk" and (options := {name: values[name] for name in values if FIELDS[name].group}):
-            lines.append(f"{TRUNK_OPTIONS}: {_written(options)}\n")
-    if recipe.fit:
-        lines.append(f"{FIT}: {_written(recipe.fit.document())}\n")
-    return "".join(lines)
+            items[one.name] = values[one.name]
+        if one.name == "trunk":
+            items[TRUNK_OPTIONS] = {name: values[name] for name in values if FIELDS[name].group} or None
+    items[FIT] = recipe.fit and recipe.fit.document()
+    return _HEADER + "".join(f"{key}: {_written(item)}\n" for key, item in items.items() if item is not None)
 
 
 def check_recipe_output(path: Path, *, force: bool = False) -> None:
@@ -166,15 +156,10 @@ def write_recipe(
     """Write a recipe file, which appears whole or not at all; `read_recipe` returns an equal recipe.
 
     Args:
-        path: the file.
-        recipe: the recipe.
-        experts: references to the members.
-        base: a reference to the base model.
         from_base: the number of copies of the base model that are the experts, in place of `experts`.
-        force: replace a file that is there.
 
     Raises:
-        OutputError: something is there and `force` is not given, or there is no such folder.
+        OutputError: as `check_recipe_output`.
     """
     path = Path(path)
     check_recipe_output(path, force=force)
@@ -244,7 +229,6 @@ class _Reader:
             raise self._located(problem)
         if names:
             self._check_members(names)
-            self._check_top_k(len(names))
         if base is not None and not output_of(self._values).needs_base(self._values):
             hint = "drop it, or choose a method that needs the base model: trunk: base"
             raise self._error(self._lines[BASE], "this recipe takes no base model, and one is named", hint)
@@ -382,13 +366,11 @@ class _Reader:
         for field_name in ("weights", "bias"):
             if numbers := self._values.get(field_name):
                 called = {FIELDS[field_name].called: numbers}
-                self._check(self._lines[field_name], lambda called=called: check_named(names, **called))
+                self._check(self._lines[field_name], partial(check_named, names, **called))
         if coefficients := self._values.get("coefficients"):
             self._check(self._lines["coefficients"], check_complete, names, coefficients)
-
-    def _check_top_k(self, count: int) -> None:
-        if self._values.get("top_k", 1) > count:
-            message = f"top-k is {self._values['top_k']}, it must be from 1 to {count}, the number of members"
+        if self._values.get("top_k", 1) > len(names):
+            message = f"top-k is {self._values['top_k']}, it must be from 1 to {len(names)}, the number of members"
             raise self._error(self._lines["top_k"], message, "name more experts, or a smaller top_k")
 
     def _check(self, line: int, check: Any, *arguments: Any) -> Any:
@@ -409,6 +391,8 @@ class _Reader:
 def _written(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_text(key)}: {_written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, bool | int):

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from registry.composition.card import CARD
 from registry.composition.compose import compose, plan_composition, write_plan
-from registry.composition.integrity import ComposedFolder, is_of_hub, list_files
-from registry.composition.manifest import CompositionManifest
-from registry.composition.pushed_card import CARD, without_additions
-from registry.composition.trained.history import read_history, write_again
+from registry.composition.manifest import ComposedFolder, CompositionManifest
+from registry.composition.trained_history import read_history, write_again
 from registry.errors import InvalidInputError
 from registry.io.disk import CHUNK
 from registry.io.model_folder import MARKER, check_apart, check_output, json_file
@@ -54,11 +53,8 @@ class Reproduction:
     """The result of composing a folder again.
 
     Attributes:
-        folder: the folder.
-        digest: the digest of the new composition.
         versions: the versions that it was composed of, the base model last.
         files: every file of either folder, by name.
-        nbytes: bytes compared.
         out: the folder of the new composition; None if it was temporary.
     """
 
@@ -101,7 +97,7 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
         check_output(out, replace=None)
         if history is None:
             digest = compose(workspace, experts, out, manifest.recipe, base=base_ref, from_base=copies).digest
-            files, nbytes = compare(workspace, folder, out, is_first=is_first)
+            files, nbytes = compare(workspace, composed, out, is_first=is_first)
             return Reproduction(folder, digest, used, files, nbytes, out)
     plan = plan_composition(workspace, experts, manifest.recipe, base=base_ref, from_base=copies)
     with working_folder(workspace.home.work, [version.digest for version in used]) as work:
@@ -111,20 +107,20 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
         else:
             write_plan(workspace, plan, work / "root")
             write_again(workspace, history, work / "root", again, used, record=out is not None)
-        files, nbytes = compare(workspace, folder, again, is_first=is_first)
+        files, nbytes = compare(workspace, composed, again, is_first=is_first)
     return Reproduction(folder, plan.digest if history is None else history.digest, used, files, nbytes, out)
 
 
-def compare(workspace: Workspace, folder: Path, again: Path, *, is_first: bool) -> tuple[tuple[Compared, ...], int]:
+def compare(
+    workspace: Workspace, folder: ComposedFolder, again: Path, *, is_first: bool
+) -> tuple[tuple[Compared, ...], int]:
     """Compare two folders, and return every file of either with the number of bytes compared.
 
     Args:
-        workspace: the registry, for its progress reports.
-        folder: the folder to check.
         again: the new composition.
         is_first: the folder has format 1, so the new composition is compared as it would be in that.
     """
-    files, expected = _files(folder), _files(again)
+    files, expected = folder.paths, ComposedFolder.read(again).paths
     total = sum(path.stat().st_size for path in expected.values())
     compared = []
     with workspace.progress("comparing", total, "B") as advance:
@@ -136,14 +132,9 @@ def compare(workspace: Workspace, folder: Path, again: Path, *, is_first: bool) 
             else:
                 at = _first_difference(files[name], _chunks(name, expected[name], is_first), advance)
                 compared.append(Compared(name, "same" if at is None else "differs", at))
-                if at is not None and name == CARD and _is_pushed(files[name], expected[name]):
+                if at is not None and name == CARD and folder.card == expected[name].read_bytes():
                     compared[-1] = Compared(name, "pushed")
     return tuple(compared), total
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    """Return relative path → path of every file below a folder, links included, without files left by a download."""
-    return {name: path for name, path in list_files(folder).items() if not is_of_hub(name)}
 
 
 def _chunks(name: str, path: Path, is_first: bool) -> Iterator[bytes]:
@@ -151,7 +142,7 @@ def _chunks(name: str, path: Path, is_first: bool) -> Iterator[bytes]:
     if is_first and name == MARKER:
         yield first_document(path.parent)
     else:
-        yield from first_weights(path) if is_first and name.endswith(".safetensors") else read_chunks(path)
+        yield from read_chunks(path, is_first=is_first and name.endswith(".safetensors"))
 
 
 def _first_difference(path: Path, expected: Iterable[bytes], advance: Advance) -> int | None:
@@ -167,16 +158,8 @@ def _first_difference(path: Path, expected: Iterable[bytes], advance: Advance) -
         return offset if file.read(1) else None
 
 
-def _is_pushed(card: Path, expected: Path) -> bool:
-    return without_additions(card.read_bytes()) == expected.read_bytes()
-
-
 def _check_device(manifest: CompositionManifest) -> None:
-    """Check that passes, if the recipe has any, can run on the kind of device that they ran on.
-
-    Raises:
-        InvalidInputError: this machine has no such device.
-    """
+    """Check that passes, if the recipe has any, can run on the kind of device that they ran on."""
     recipe = manifest.recipe
     if recipe.device is None:
         return
@@ -192,19 +175,13 @@ def _check_device(manifest: CompositionManifest) -> None:
         ) from error
 
 
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file."""
+def read_chunks(path: Path, *, is_first: bool = False) -> Iterator[bytes]:
+    """Yield the bytes of a file; if `is_first` of weights as they are in format 1, with less space after the header."""
     with path.open("rb") as file:
-        while data := file.read(CHUNK):
-            yield data
-
-
-def first_weights(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a composed file of weights as they are in format 1: with less space after the header."""
-    with path.open("rb") as file:
-        text = file.read(int.from_bytes(file.read(8), "little")).rstrip(b" ")
-        text += b" " * (-len(text) % _ALIGN)
-        yield len(text).to_bytes(8, "little") + text
+        if is_first:
+            text = file.read(int.from_bytes(file.read(8), "little")).rstrip(b" ")
+            text += b" " * (-len(text) % _ALIGN)
+            yield len(text).to_bytes(8, "little") + text
         while data := file.read(CHUNK):
             yield data
 
@@ -216,7 +193,7 @@ def first_document(folder: Path) -> bytes:
     for name, digest in files.items():
         if digest.startswith(PREFIX):
             state = hashlib.sha256()
-            for data in first_weights(folder / name):
+            for data in read_chunks(folder / name, is_first=True):
                 state.update(data)
             files[name] = state.hexdigest()
     return json_file(document | {"format": FIRST_FORMAT})

@@ -62,7 +62,6 @@ class Routed:
     Attributes:
         experts: the names of the model's experts, in their order.
         layers: the number of layers that route.
-        tokens: the tokens, in the order of the text.
     """
 
     experts: tuple[str, ...]

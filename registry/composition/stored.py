@@ -1,18 +1,27 @@
-"""Stored arrays as the tensors of a folder: their own bytes wherever these can be copied."""
+"""Stored arrays as the tensors of a folder, their own bytes wherever these can be copied, and dense folders of them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
+from registry.checkpoint.joint_training import joint_trainings
+from registry.checkpoint.model_files import own_files
 from registry.errors import InvalidInputError
 from registry.hosts import RowSelection
-from registry.io.safetensors_file import Span
+from registry.io.model_folder import fresh_folder, write_files, write_weights
+from registry.io.safetensors_file import Span, Stream, write_shard
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
-from registry.maths.trunk.combination import Pass
+from registry.maths.trunk.combination import Pass, RowBlock, average
 from registry.member import Member
+from registry.progress import Progress
 from store.arrays import ArraySource, Block, blocks_of_rows
+from store.catalog import ArrayLink
 
 
 def held(blocks: Iterable[Block], dtype: str, name: str) -> Iterator[Block]:
@@ -20,8 +29,6 @@ def held(blocks: Iterable[Block], dtype: str, name: str) -> Iterator[Block]:
 
     Args:
         blocks: the tensor, in its dtype's carrier.
-        dtype: the dtype.
-        name: the tensor, for the message.
 
     Raises:
         InvalidInputError: a weight is infinite.
@@ -58,6 +65,25 @@ def copied(source: ArraySource, rows: RowSelection, dtype: str) -> Iterator[Bloc
         yield from held(cast, dtype, rows.name)
 
 
+def stored_stream(
+    name: str, dtype: str, shape: tuple[int, ...], opened: Callable[[], ArraySource], array: str = ""
+) -> Stream:
+    """Return a whole array as a tensor of a folder.
+
+    Args:
+        dtype: its dtype; the array is cast where it has another.
+        opened: returns the array, for each reading.
+        array: its name, where it is another.
+    """
+    rows = RowSelection(array or name)
+
+    def spans() -> list[Span] | None:
+        one = span(opened(), rows, dtype)
+        return None if one is None else [one]
+
+    return Stream(name, dtype, shape, lambda: copied(opened(), rows, dtype), spans)
+
+
 def selected(
     blocks: Iterator[Float[torch.Tensor, "r ..."]], rows: RowSelection
 ) -> Iterator[Float[torch.Tensor, "r ..."]]:
@@ -75,15 +101,70 @@ def selected(
         yield torch.cat(list(blocks))[list(rows.rows)]  # the whole tensor at once: any row may come first
 
 
+def in_file(blocks: Iterable[Float[torch.Tensor, "r w"]]) -> Float[torch.Tensor, "R w"]:
+    """Return blocks of rows as one tensor whose numbers are in a temporary file, read when they are used."""
+    with TemporaryFile() as file:
+        for rows in blocks:
+            file.write(to_block(rows.contiguous()).tobytes())
+            dtype, width = to_block(rows[:0]).dtype, rows.shape[1]
+        file.flush()
+        return torch.from_numpy(np.memmap(file, dtype=dtype, mode="c").reshape(-1, width))
+
+
 def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
     """Return a function that starts a pass over a member's tensor, in blocks of its rows.
 
     Args:
-        member: the member.
-        name: the tensor.
         rows: rows of a block, at most, if the tensor is stored uncompressed; each of its files begins a new block.
     """
     source = member.open_weight(name)
     if rows is not None and (raw := source.raw) is not None:
         return lambda: (to_tensor(block, source.dtype) for block in blocks_of_rows(raw, rows))
     return lambda: (to_tensor(block, source.dtype) for block in source.blocks())
+
+
+def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> None:
+    """Write the average of `members` to `out`, tensor by tensor, with the files of the first; a single member as it is.
+
+    Args:
+        members: versions of one architecture, in the order in which they are summed.
+        out: an absent or empty folder.
+
+    Raises:
+        OutputError: `out` exists and is not empty.
+        StorageError: the disk is full or refuses.
+        DamagedError: a stored array is damaged.
+    """
+    first = members[0]
+    streams = [
+        stored_stream(link.name, link.dtype, link.shape, partial(first.open, link.role, link.name))
+        if len(members) == 1
+        else Stream(link.name, link.dtype, link.shape, partial(_average, members, link))
+        for link in first.arrays
+        if link.role in ("trunk", "mlp")
+    ]
+    own = {
+        training.arrays: [
+            Stream(link.name, link.dtype, link.shape, first.open(link.role, link.name).blocks)
+            for link in first.arrays
+            if link.role == training.key
+        ]
+        for training in joint_trainings()
+        if len(members) == 1 and training.arrays and training.key in first.content
+    }
+    nbytes = sum(stream.nbytes for stream in chain(streams, *own.values()))
+    with fresh_folder(out, replace=None, nbytes=nbytes) as folder:
+        with progress("writing", nbytes, "B") as advance:
+            write_weights(folder, streams, advance)
+            for name, arrays in own.items():
+                write_shard(folder / name, arrays, advance)
+        copied = [name for name in first.names("file") if len(members) == 1 or name not in own_files()]
+        write_files(folder, {name: first.file(name) for name in copied})
+
+
+def _average(members: Sequence[Member], link: ArrayLink) -> Iterator[Block]:
+    sources = [member.open(link.role, link.name) for member in members]
+    for parts in zip(*(source.blocks() for source in sources), strict=True):
+        tensors = [to_tensor(part, source.dtype) for part, source in zip(parts, sources, strict=True)]
+        combined = average(RowBlock(0, tuple(tensors), None), [1.0] * len(tensors))
+        yield to_block(combined.to(torch_dtype(link.dtype)))

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from registry.calibration import Calibration, sample_from_expert
 from registry.checkpoint import Checkpoint, read_files
 from registry.checkpoint.model_files import Stored, read_config, read_headers, weight_files
-from registry.composition.dense import write_dense
-from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import ComposedFolder
+from registry.composition.stored import write_dense
 from registry.doctor.finding import Finding
 from registry.doctor.tensor_names import is_embedding
 from registry.errors import CalibrationError, RegError

@@ -10,10 +10,9 @@ from typing import Any
 
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
 from registry.composition.method import Compared
-from registry.composition.recipe.fields import FIELDS
+from registry.composition.recipe.fields import FIELDS, misplaced
 from registry.composition.recipe.option import OptionKind
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.recipe.rules import misplaced
 from registry.errors import InvalidInputError
 from registry.names.suggest import suggest
 
@@ -28,12 +27,7 @@ DENSE = ("base", "experts", "average")
 
 @dataclass(frozen=True)
 class Method:
-    """One way of composing.
-
-    Attributes:
-        settings: fields of a recipe, and `train_steps` if the routers are then trained.
-        seeds, oracle: as in `Compared`.
-    """
+    """One way of composing: fields of a recipe, and `train_steps` if the routers are then trained."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: int = 0
@@ -90,11 +84,7 @@ SWEPT = tuple(
 
 @dataclass(frozen=True)
 class Sweep:
-    """A field of a recipe, and the values that it takes in turn.
-
-    Attributes:
-        values: field → its values, of one field; empty for no sweep.
-    """
+    """A field of a recipe (one at most) with the values that it takes in turn, and the recipe."""
 
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     recipe: Recipe = field(default_factory=Recipe)

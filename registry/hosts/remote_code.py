@@ -1,18 +1,14 @@
 """Hosts with their own modelling file beside the weights; they load with `trust_remote_code=True`.
 
-The files are in `code/`. A file that builds on another one imports it, and in a folder the two are one file:
+The files are in `code/`, and those of one method in its folder. A file that builds on another one imports it, and in a
+model's folder the two are one file:
 
     modeling_routed         the dense class with routed MLPs, for families that no native architecture carries
       modeling_biased         with routers that have a bias
       modeling_context        with routers of the text so far
       modeling_softmax_topk   with weights from the softmax over all experts
     modeling_sequences      the call of models that weigh experts by each sequence's text; in no folder by itself
-      modeling_simoe          the dense class with linear layers between the experts of a SIMoE
       modeling_members        several models side by side; in no folder by itself
-        modeling_ensemble       complete dense models, whose predictions are mixed
-          modeling_mixed          with one routing and one way of mixing more
-            modeling_families       for members that differ in family or size
-        modeling_hetero         bodies of several architectures between one embedding and one head
 """
 
 import json
@@ -32,24 +28,6 @@ REMOTE_CODE = "remote-code"
 ROUTED = "routed_"
 """Prefix of its `model_type`, before that of the dense model."""
 
-ENSEMBLE = "ensemble_"
-"""Prefix of an ensemble's `model_type`, before that of the dense model."""
-
-ENSEMBLE_MODULE, MIXED_MODULE = "modeling_ensemble", "modeling_mixed"
-
-HETERO = "ensemble_hetero"
-"""The `model_type` of members of several architectures between one embedding and one head."""
-
-FAMILIES_ENSEMBLE = "ensemble_families"
-"""The `model_type` of an ensemble whose members differ in family or size."""
-
-HETERO_MODULE, FAMILIES_MODULE = "modeling_hetero", "modeling_families"
-
-SIMOE = "simoe_"
-"""Prefix of a SIMoE's `model_type`, before that of the dense model."""
-
-SIMOE_MODULE = "modeling_simoe"
-
 EVIDENCE_TENSOR = "evidence"
 """The tensor of evidence in a model that is routed by the text so far."""
 
@@ -67,7 +45,7 @@ ROUTER_BIAS = "router_bias"
 
 _CODE = Path(__file__).with_name("code")
 _GATE_BIAS = "mlp.gate.bias"
-_IMPORT = re.compile(r"^from \.(modeling_\w+) import .*\n", re.MULTILINE)
+_IMPORT = re.compile(r"^from (\.|registry\.hosts\.code\.)(modeling_\w+) import .*\n", re.MULTILINE)
 
 
 def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
@@ -153,7 +131,7 @@ def _routed_host(
         config=config,
         layers=layers,
         dense_config=dense_config,
-        files=_file(module, class_name, layers),
+        files=modelling_file(_CODE / f"{module}.py", class_name, layers),
     )
 
 
@@ -173,47 +151,27 @@ def own_head_maps(experts: int, hidden_size: int, *, bias: bool) -> dict[str, Ow
     }
 
 
-def ensemble_code(class_name: str) -> dict[str, bytes]:
-    """Return the modelling file of ensembles of a dense class of transformers, by its name."""
-    return _file(ENSEMBLE_MODULE, class_name)
+def modelling_file(path: Path, class_name: str = "LlamaForCausalLM", layers: str = LAYERS) -> dict[str, bytes]:
+    """Return a modelling file by its name in the folder.
 
-
-def mixed_code(class_name: str) -> dict[str, bytes]:
-    """Return that of ensembles that are weighed by the prompt, or whose logits are mixed."""
-    return _file(MIXED_MODULE, class_name)
-
-
-def hetero_code() -> dict[str, bytes]:
-    """Return the modelling file of members of several architectures."""
-    return _file(HETERO_MODULE)
-
-
-def families_code() -> dict[str, bytes]:
-    """Return that of ensembles whose members differ in family or size."""
-    return _file(FAMILIES_MODULE)
-
-
-def simoe_code(class_name: str) -> dict[str, bytes]:
-    """Return the modelling file of a SIMoE of a dense class of transformers, by its name."""
-    return _file(SIMOE_MODULE, class_name)
-
-
-def _file(module: str, class_name: str = "LlamaForCausalLM", layers: str = LAYERS) -> dict[str, bytes]:
-    """Return a modelling file by its name in the folder (arguments as `_source`)."""
-    return {f"{module}.py": _source(module, class_name, layers).encode()}
-
-
-def _source(module: str, class_name: str, layers: str) -> str:
-    """Return a modelling file with the one that it imports in place of the import, and so on.
-
-    Were they two files, transformers 4 would give folders of one name the other file of whichever it loaded first,
-    although its dense class is another.
+    What it imports from one other modelling file stands in place of the import, and so on. Were they two files,
+    transformers 4 would give folders of one name the other file of whichever it loaded first, although its dense class
+    is another.
 
     Args:
-        module: its name in `code/`, where it imports from one other file at most.
-        class_name: the dense class; members of several have what all classes have from any.
+        path: the file, which imports from one other at most: from one beside it, or from `code/`.
+        class_name: the dense class of transformers; members of several have what all classes have from any.
         layers: name of the module of its layers.
     """
-    source = (_CODE / f"{module}.py").read_text(encoding="utf-8")
+    return {path.name: _source(path, class_name, layers).encode()}
+
+
+def _source(path: Path, class_name: str, layers: str) -> str:
+    source = path.read_text(encoding="utf-8")
     source = source.replace("LlamaForCausalLM as", f"{class_name} as").replace(f'"{LAYERS}"', json.dumps(layers))
-    return _IMPORT.sub(lambda found: _source(found[1], class_name, layers), source)
+
+    def imported(found: re.Match[str]) -> str:
+        folder = path.parent if found[1] == "." else _CODE
+        return _source(folder / f"{found[2]}.py", class_name, layers)
+
+    return _IMPORT.sub(imported, source)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from registry.calibration.calibration import is_self_sampled
 from registry.checkpoint.annotations import FILE_NAME, ExpertManifest
-from registry.composition.dense import write_dense
-from registry.composition.pushed_card import CARD
+from registry.composition.card import CARD
+from registry.composition.stored import write_dense
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.hub.card_additions import languages_of
 from registry.hub.target import ConflictReason, Outgoing

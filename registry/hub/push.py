@@ -7,10 +7,9 @@ from tempfile import TemporaryDirectory
 from registry.calibration.calibration import is_self_sampled
 from registry.checkpoint.annotations import FILE_NAME
 from registry.composition import Plan
-from registry.composition.card import licenses_of
-from registry.composition.integrity import ComposedFolder
+from registry.composition.card import CARD, license_of, licenses_of, with_additions
 from registry.composition.licenses import check_spelling, roll_up
-from registry.composition.pushed_card import CARD, license_of, with_additions
+from registry.composition.manifest import ComposedFolder
 from registry.errors import CheckpointError, InvalidInputError
 from registry.evaluation.stored import widest
 from registry.hub import expert_files

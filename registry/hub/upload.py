@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.composition.pushed_card import CARD
+from registry.composition.card import CARD
 from registry.errors import ConflictError, DamagedError, NotFoundError, RegError, StorageError
 from registry.hub.hub_errors import AGAIN, LOGIN, bad_card, endpoint, offline, translate_error
 from registry.hub.target import Commit, Outgoing, Pushed, Target

@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.maths.router.solve import as_gate, solve
+from registry.maths.router.gates import as_gate, solve
 from registry.maths.statistics import Statistics
 from registry.maths.threads import one_thread
 

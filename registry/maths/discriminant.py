@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from registry.maths.router.solve import solve
+from registry.maths.router.gates import solve
 from registry.maths.statistics import PackedStatistics, Statistics
 
 

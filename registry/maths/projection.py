@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.maths.cholesky import cholesky_factor, cholesky_solved
-from registry.maths.router.solve import solve
+from registry.maths.router.gates import solve
 from registry.maths.threads import one_thread
 
 RANK_TOLERANCE = 1e-6

@@ -5,8 +5,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from registry.composition.integrity import ComposedFolder
-from registry.composition.manifest import CompositionManifest
+from registry.composition.manifest import ComposedFolder, CompositionManifest
 from registry.composition.recipe.fields import output_of
 from registry.errors import RegError
 from registry.member import load_member

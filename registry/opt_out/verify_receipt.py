@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from registry.composition.integrity import ComposedFolder
-from registry.composition.manifest import CompositionManifest
+from registry.composition.manifest import ComposedFolder, CompositionManifest
 from registry.errors import ConflictError, NotFoundError, RegError
 from registry.io.model_folder import MARKER
 from registry.maintenance.verify import BROKEN

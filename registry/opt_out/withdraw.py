@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from registry.checkpoint.joint_training import parts_in
 from registry.errors import NotFoundError, OutputError
 from registry.io.work_dirs import remove
 from registry.maintenance.garbage import delete_cache, delete_summaries, delete_unreferenced, delete_work_of
@@ -34,7 +35,7 @@ class OptOut:
         shared_digests: arrays that stay because another version uses them.
         cleared: paths of leftovers of interrupted commands, and of copies of the catalog, that were deleted.
         remains: one line for each file that another process uses and that could not be deleted yet.
-        trained_together: active versions whose weights were trained together with any of them, as of a soup or a SIMoE.
+        trained_together: active versions whose weights were trained together with any of them.
         heirs: who would get its tokens; of an opt-out that was only asked about.
         old_versions: one line if a bucket keeps old versions of what was deleted.
         beyond: where the catalog's deleted rows may be that the registry cannot reach; None if nowhere.
@@ -138,7 +139,7 @@ def pushable(versions: Iterable[VersionRecord], compositions: Iterable[Compositi
 def trained_together(
     versions: Sequence[VersionRecord], active: Callable[[], Iterable[VersionRecord]]
 ) -> tuple[str, ...]:
-    """Return the others, among all that `active` returns, of the soups and SIMoEs that some versions are part of."""
+    """Return the others, among all that `active` returns, of the joint trainings that some versions are part of."""
     shared = {digest for version in versions if (digest := _shared_of(version)) is not None}
     if not shared:
         return ()
@@ -147,13 +148,8 @@ def trained_together(
 
 
 def _shared_of(version: VersionRecord) -> str | None:
-    """Return the digest of the weights that a soup or a SIMoE shares; None of a version in neither or purged."""
-    content = version.content or {}
-    if "simoe" in content:
-        return str(content["simoe"]["delta"])
-    if "soup" not in content:
-        return None
-    return version.digest if version.kind == "base" else str(content["soup"].get("soup"))
+    """Return what all versions of a joint training share; None of a version of none, and of one that was purged."""
+    return next((one.shared_digest(part, version.digest) for one, part in parts_in(version.content)), None)
 
 
 def check_receipt(path: Path) -> None:

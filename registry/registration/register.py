@@ -103,7 +103,7 @@ def content_of(
         "license": license_id,
         "calibration_kept": kept,
         "computed": computed,
-    } | {key: value for key, value in (("soup", hashed.soup), ("simoe", hashed.simoe)) if value is not None}
+    } | hashed.joint
 
 
 def write_arrays(
@@ -314,8 +314,8 @@ def _arrays(
         yield "trunk", name, checkpoint.source(name), hashed.tensors[name]
     for name in checkpoint.mlp:
         yield "mlp", name, checkpoint.source(name), hashed.tensors[name]
-    for name, source in hashed.own.items():
-        yield "simoe", name, source, hashed.own_digests[name]
+    for (role, name), source in hashed.own.items():
+        yield role, name, source, hashed.own_digests[role, name]
     for name, data in hashed.files.items():
         yield "file", name, _source(torch.frombuffer(bytearray(data), dtype=torch.uint8), "uint8"), None
     if collected is None:

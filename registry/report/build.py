@@ -9,11 +9,10 @@ from typing import Any
 
 from registry.checkpoint.version_files import TrainingRecord, training_of, training_record
 from registry.composition.compose import plan_composition, preview_composition
-from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
-from registry.composition.manifest import CompositionManifest, VersionRef
+from registry.composition.manifest import COMPOSE_AGAIN, ComposedFolder, CompositionManifest, VersionRef
 from registry.composition.plan import Plan
 from registry.composition.preview import Preview
-from registry.composition.trained.trained_parts import NAMED, trained_part
+from registry.composition.trained import NAMED, trained_part
 from registry.design import expert_colours
 from registry.errors import CheckpointError, RegError
 from registry.evaluation import Row, TestSettings
@@ -21,7 +20,6 @@ from registry.evaluation.service import evaluate_registered
 from registry.evaluation.stored import widest
 from registry.evaluation.table import Wanted
 from registry.member import load_member
-from registry.methods.simoe.mask_overlap import mask_overlaps
 from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import INDISTINCT
 from registry.registration.lineage import LineageIndex
@@ -240,15 +238,15 @@ class Gathering:
     def masks(
         self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
     ) -> tuple[tuple[tuple[str, str, float], ...], tuple[MaskJoin, ...]]:
-        """Return the overlaps of the masks of a SIMoE's members, and their joins; none if one is unknown here."""
+        """Return the overlaps of the members' masks, and their joins; none without masks, or if one is unknown here."""
         overlap: tuple[tuple[str, str, float], ...] = ()
-        joins: tuple[MaskJoin, ...] = ()
         if len(versions) == len(manifest.members):
             with self._noted("the overlap of masks is not available"):
-                overlap = mask_overlaps([load_member(self._workspace, version) for version in versions.values()])
+                members = [load_member(self._workspace, version) for version in versions.values()]
+                overlap = manifest.recipe.output.mask_overlaps(members)
             with self._noted("the tree of masks is not available"):
-                joins = mask_joins([member.name for member in manifest.members], overlap)
-        return overlap, joins
+                return overlap, mask_joins([member.name for member in manifest.members], overlap)
+        return overlap, ()
 
     def lineage(
         self,

@@ -1,6 +1,6 @@
 """The routers of a loaded mixture, on every host: routing recorded, tokens forced to one expert or sent to k of them.
 
-Of an ensemble or a SIMoE, the weights of its members are recorded as the routing of one layer.
+Where members are weighed alike in all layers, their weights are recorded as the routing of one layer.
 
 Shapes: T tokens of a batch, row by row; H hidden size, E experts, k experts per token.
 """
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from registry.errors import InvalidInputError
 from registry.hosts.context import CONTEXT_LAYERS
 from registry.hosts.host import NORM_TOPK_PROB
-from registry.hosts.remote_code import ENSEMBLE, HEAD_MAPS, SIMOE
+from registry.hosts.remote_code import HEAD_MAPS
+from registry.runtime.sequence_hosts import sequence_host
 
 GATE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp\.gate|block_sparse_moe\.(?:gate|router))")
 """Name of a layer's router as a module, with the layer as group 1; its tensor in a composed folder adds `.weight`."""
@@ -120,12 +121,12 @@ def gates(model: Any, *, every: bool = False) -> list[Gate]:
 
 
 def weighs_members(model: Any) -> bool:
-    """Tell whether a loaded model is an ensemble or a SIMoE, which weighs its members alike in all layers."""
-    return str(model.config.model_type).startswith((ENSEMBLE, SIMOE))
+    """Tell whether a loaded model weighs its members alike in all layers, by each sequence's text."""
+    return sequence_host(model.config.model_type) is not None
 
 
 def expert_count(model: Any) -> int:
-    """Return the number of experts of a loaded mixture, or of members of an ensemble or a SIMoE.
+    """Return the number of experts of a loaded mixture, or of the members that it weighs.
 
     Raises:
         InvalidInputError: the model is neither.
@@ -137,8 +138,8 @@ def expert_count(model: Any) -> int:
 def record_routing(model: Any) -> Iterator[list[RoutingRecord]]:
     """Record the routing while the context is open: one `RoutingRecord` a layer, on the CPU.
 
-    Inside `force_expert` the forced expert is recorded, if that context was entered first. An ensemble or a SIMoE has
-    one record, of the weights that its members have at each token, which is for the token after it.
+    Inside `force_expert` the forced expert is recorded, if that context was entered first. A model that weighs
+    its members has one record, of the weights that they have at each token, which is for the token after it.
     """
     if weighs_members(model):
         routing = RoutingRecord(0, shares_ties=True)
@@ -254,7 +255,7 @@ def _recorder(gate: Gate, routing: RoutingRecord) -> Hook:
 
 @contextmanager
 def _recorded_weights(model: Any, routing: RoutingRecord) -> Iterator[None]:
-    """Record what the modelling file of an ensemble or a SIMoE weighs its members by, in each call."""
+    """Record what a modelling file weighs its members by, in each call."""
     weigh = model._weigh
 
     def record(scores: Tensor, known: Tensor) -> Any:

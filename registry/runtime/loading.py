@@ -12,19 +12,10 @@ from torch import Tensor, nn
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
 from registry.hosts.remote_code import (
-    ENSEMBLE,
-    FAMILIES_ENSEMBLE,
-    HETERO,
     ROUTED,
-    SIMOE,
     biased_code_host,
     context_code_host,
-    ensemble_code,
-    families_code,
-    hetero_code,
-    mixed_code,
     remote_code_host,
-    simoe_code,
     softmax_topk_code_host,
 )
 from registry.io.display import few
@@ -32,6 +23,7 @@ from registry.io.torch_blocks import torch_dtype
 from registry.io.untrusted import read_json, read_small
 from registry.maths.products import linear
 from registry.runtime.folder_checks import check_members
+from registry.runtime.sequence_hosts import sequence_host
 
 _CODE_BYTES = 2**20
 
@@ -91,7 +83,7 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
 
     if is_ours := has_our_code(folder):
         config = read_json(folder / "config.json")
-        if str(config.get("model_type")).startswith((ENSEMBLE, SIMOE)):
+        if sequence_host(config.get("model_type")) is not None:
             check_members(folder, config)
     try:
         with quiet_transformers():
@@ -193,15 +185,8 @@ def has_our_code(folder: Path) -> bool:
 
 def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
     """Return the modelling files, by their names, of each kind of folder of a `model_type`."""
-    if model_type == HETERO:
-        return [hetero_code()]
-    if model_type == FAMILIES_ENSEMBLE:
-        return [families_code()]
-    if model_type.startswith(ENSEMBLE):
-        class_name = FAMILIES[model_type.removeprefix(ENSEMBLE)].class_name
-        return [ensemble_code(class_name), mixed_code(class_name)]
-    if model_type.startswith(SIMOE):
-        return [simoe_code(FAMILIES[model_type.removeprefix(SIMOE)].class_name)]
+    if (host := sequence_host(model_type)) is not None:
+        return list(host.code(model_type))
     if model_type.startswith(ROUTED):
         family = FAMILIES[model_type.removeprefix(ROUTED)]
         kinds = (remote_code_host, context_code_host, biased_code_host, softmax_topk_code_host)

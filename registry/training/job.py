@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from registry.calibration import Calibration
-from registry.training.processes import Processes
+from registry.runtime.loading import load_model
+from registry.training.processes import Processes, own_device
+from registry.training.sharding import load_whole
 from registry.training.training_windows import Windows
 
 
@@ -56,6 +58,18 @@ class Job:
         )
         for part in tensors:
             torch.distributed.broadcast(part.contiguous(), 0)
+
+    def load(self, processes: Processes) -> Any:
+        """Load the model; if it is to be sharded, with weights in the main process alone.
+
+        Raises:
+            CheckpointError: it does not load.
+            InvalidInputError: the device cannot be used.
+        """
+        device = own_device(self.device)
+        if self.settings.fsdp:
+            return load_whole(self.folder, processes)
+        return load_model(self.folder, "float32", device)
 
     def _tensors(self) -> Sequence[Tensor]:
         texts = [self.windows.all, *([] if self.public is None else [self.public])]

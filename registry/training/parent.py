@@ -1,25 +1,27 @@
-"""Parent of a training: the composed folder whose weights are trained, and its registered members."""
+"""Parent of a training: the composed folder whose weights are trained, its members, and the folder of the result."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from registry.checkpoint.model_files import Stored, weight_source
-from registry.composition.integrity import COMPOSE_AGAIN, ComposedFolder
-from registry.composition.trained.trained_parts import ALL, PROJECTORS, ROUTERS, trained_part
-from registry.composition.trained.write_trained import stored_tensors
-from registry.errors import CalibrationError, CheckpointError, InvalidInputError
+from registry.composition.manifest import COMPOSE_AGAIN, ComposedFolder
+from registry.composition.trained import ALL, PROJECTORS, ROUTERS, trained_part
+from registry.composition.trained_history import TrainedDocument, stored_tensors, write_trained
+from registry.errors import CalibrationError, CheckpointError, ConflictError, InvalidInputError, StorageError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.member import Member, copies_of, load_member
 from registry.names.resolve import by_digest
-from registry.progress import Progress
 from registry.runtime.gates import GATE, gates
 from registry.workspace import Workspace
-from store.arrays import ArraySource
-from store.catalog import VersionRecord
+from store.arrays import ArraySource, digest_of
+from store.catalog import ArrayLink, VersionRecord
+from store.digest import json_digest
+from store.ownership import claim
 
 
 @dataclass(frozen=True)
@@ -57,20 +59,22 @@ class Parent:
         return weight_source(name, self.tensors[name], str(self.folder))
 
 
-def read_parent(folder: Path, part: str, progress: Progress) -> Parent:
-    """Read a composed folder, and check the digest of every file.
+def open_parent(workspace: Workspace, folder: Path, part: str) -> tuple[Parent, list[Member], list[VersionRecord]]:
+    """Check the folder of a training; return the folder, its members, and all versions used.
 
-    Args:
-        folder: the folder.
-        part: what is to be trained, a key of `NAMED`.
-        progress: reports the bytes read.
+    The members are in the order of the experts; versions are these and the base model, if it took part. `part` is what
+    is to be trained, a key of `NAMED`.
 
     Raises:
-        CheckpointError: the folder was not composed by this program, or was changed since.
+        CheckpointError: `folder` was not composed by this program, or was changed since.
+        NotFoundError: a member is not registered here.
+        ConflictError: a member was opted out.
         InvalidInputError: it has no such part, or its routers read nothing of the stream: there is nothing to train.
     """
+    workspace.check_owner()
     composed = ComposedFolder.read(folder)
-    recipe = composed.manifest.recipe
+    manifest = composed.manifest
+    recipe = manifest.recipe
     if recipe.output.has_projectors and part != PROJECTORS:
         raise InvalidInputError(
             f"{folder} has members of several architectures: its projectors and its router train, and nothing else of "
@@ -88,34 +92,12 @@ def read_parent(folder: Path, part: str, progress: Progress) -> Parent:
             "the text so far, and nothing of the stream",
             "compose another folder to train: reg compose --experts … --router ridge --out DIR",
         )
-    composed.check(progress)
+    composed.check(workspace.progress)
     parent = Parent(composed, stored_tensors(composed))
     for name, stored in parent.gates.values():
         if NAMES.get(stored.dtype) not in WEIGHT_DTYPES or len(stored.shape) != 2:
             raise CheckpointError(f"{stored.file}: {name} is not a router's weight", COMPOSE_AGAIN)
-    return parent
-
-
-def open_parent(workspace: Workspace, folder: Path, part: str) -> tuple[Parent, list[Member], list[VersionRecord]]:
-    """Check the folder of a training; return the folder, its members, and all versions used.
-
-    The members are in the order of the experts; versions are these and the base model, if it took part.
-
-    Args:
-        workspace: the registry of the members.
-        folder: the composed folder.
-        part: what is to be trained, a key of `NAMED`.
-
-    Raises:
-        CheckpointError: `folder` was not composed by this program, or was changed since.
-        NotFoundError: a member is not registered here.
-        ConflictError: a member was opted out.
-        InvalidInputError: there is nothing to train.
-    """
-    workspace.check_owner()
-    parent = read_parent(folder, part, workspace.progress)
-    manifest = parent.composed.manifest
-    holder = str(folder), parent.composed.digest
+    holder = str(folder), composed.digest
     used = [by_digest(workspace.catalog, ref.name, ref.digest, *holder) for ref in manifest.versions]
     if manifest.from_base is not None:
         return parent, copies_of(load_member(workspace, used[0]), manifest.from_base), used
@@ -145,13 +127,9 @@ def check_copies_differ(workspace: Workspace, parent: Parent) -> None:
 
 
 def check_loaded(parent: Parent, model: Any, largest: int, members: int) -> None:
-    """Check that the loaded routers are those of the folder, and that the model's vocabulary has every token.
+    """Check that the loaded routers are those of the folder, for so many members, and that the model has every token.
 
-    Args:
-        parent: the folder.
-        model: the model loaded from it.
-        largest: the largest token of the training text.
-        members: the number of members.
+    `largest` is the largest token of the training text.
 
     Raises:
         CheckpointError: the shapes of the routers differ.
@@ -169,3 +147,68 @@ def check_loaded(parent: Parent, model: Any, largest: int, members: int) -> None
             f"{parent.folder}: its tokenizer gives token {largest}, the model knows {known}",
             "put the tokenizer that the model was composed with into the folder",
         )
+
+
+def keep_trained(
+    workspace: Workspace,
+    parent: Parent,
+    used: Sequence[VersionRecord],
+    tensors: Mapping[str, ArraySource],
+    training: Callable[[dict[str, str]], dict[str, Any]],
+    out: Path,
+    *,
+    replace: bool,
+    record: bool,
+) -> TrainedDocument:
+    """Write a trained composition to `out`, store its tensors, and record it; return its document.
+
+    Arrays are complete on disk before the catalog refers to them; a failure leaves none of them behind.
+
+    Args:
+        workspace: the registry.
+        parent: the folder that was trained.
+        used: the versions that it was composed of.
+        tensors: the tensors that changed, by name.
+        training: returns what the document says of the training, from name → array digest of the tensors.
+        out: the folder; absent, empty, or with `replace` an earlier composition.
+        replace: see `out`.
+        record: store the tensors, and record the composition in the catalog.
+
+    Raises:
+        ConflictError: a version was opted out in the meantime.
+        StorageError: the disk is full or refuses.
+    """
+    catalog, composed = workspace.catalog, parent.composed
+    digests = {name: digest_of(tensors[name]) for name in sorted(tensors)}
+    document = composed.document | {"parent": composed.digest, "training": training(digests)}
+    trained = TrainedDocument(json_digest(document), document)
+
+    def recorded() -> None:
+        if not record:
+            return
+        with catalog.lock(f"storing what was trained into {out}", shared=workspace.arrays.concurrent_writers):
+            claim(catalog, workspace.arrays)
+            fresh = {digest for digest in digests.values() if not workspace.arrays.has(digest)}
+            try:
+                links = _store(workspace, tensors, digests)
+                catalog.record_composition(trained.digest, document, used, str(out), links)
+            except BaseException:
+                if not workspace.arrays.concurrent_writers:  # else another process may be about to use them
+                    with suppress(ConflictError, StorageError), catalog.holding():
+                        for digest in fresh:  # nothing refers to them: the registry's lock is held
+                            workspace.arrays.delete(digest)
+                raise
+
+    write_trained(composed, tensors, [trained], out, replace=replace, record=recorded, progress=workspace.progress)
+    return trained
+
+
+def _store(workspace: Workspace, tensors: Mapping[str, ArraySource], digests: Mapping[str, str]) -> list[ArrayLink]:
+    links = []
+    with workspace.progress("storing", sum(source.nbytes for source in tensors.values()), "B") as advance:
+        for name, digest in digests.items():
+            source = tensors[name]
+            workspace.arrays.put(source, digest=digest)
+            links.append(ArrayLink("trained", name, digest, source.dtype, source.shape, source.nbytes))
+            advance(source.nbytes)
+    return links

@@ -47,6 +47,14 @@ class Processes:
         """This process is the main one."""
         return self.rank == 0
 
+    def check_alone(self, what: str) -> None:
+        """Raise InvalidInputError if there are several; `what` begins its message, such as `routers alone train`."""
+        if self.count > 1:
+            raise InvalidInputError(
+                f"{what} in one process, and a launcher started {self.count}",
+                "repeat the command without the launcher",
+            )
+
     def send(self, message: dict[str, Any]) -> None:
         """Send a message from the main process to all workers."""
         if self.store is not None:

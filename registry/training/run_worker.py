@@ -3,12 +3,11 @@
 from registry.checkpoint import Checkpoint
 from registry.io.work_dirs import temporary_folder
 from registry.progress import silent
-from registry.training.expert.expert_settings import ExpertTraining
-from registry.training.expert.run_training import run_training
 from registry.training.job import Job, receive_job
-from registry.training.mixture.mixture_settings import MixtureTraining
-from registry.training.mixture.run_mixture_training import load_mixture, run_mixture_training
 from registry.training.processes import Processes, joined
+from registry.training.settings import ExpertTraining, MixtureTraining
+from registry.training.train_expert import run_training
+from registry.training.train_mixture import run_mixture_training
 
 _SETTINGS = {"expert": ExpertTraining, "mixture": MixtureTraining}
 
@@ -41,4 +40,4 @@ def _train(job: Job, processes: Processes) -> None:
         if job.kind == "expert":
             run_training(job, Checkpoint(job.folder, remote_code=True), processes, None, scratch, silent)
         else:
-            run_mixture_training(job, load_mixture(job, processes), processes, None, scratch, silent)
+            run_mixture_training(job, job.load(processes), processes, None, scratch, silent)

@@ -5,7 +5,6 @@ gathered (Zhao et al. 2023, "PyTorch FSDP", §3).
 """
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from torch import Tensor, nn
 
 from registry.errors import CheckpointError
 from registry.io.safetensors_file import Stream, in_order, write_shard
-from registry.io.torch_blocks import dtype_name, to_block
+from registry.io.torch_blocks import dtype_name, to_block, torch_dtype
 from registry.runtime.loading import load_model, unloaded_model
 from registry.training.processes import Processes
-from store.arrays import Block
+from store.arrays import ArraySource, Block
 
 
 def load_whole(folder: Path, processes: Processes) -> Any:
@@ -111,7 +110,7 @@ def gather(model: nn.Module, path: Path, processes: Processes) -> dict[str, Tens
     """
     from safetensors.torch import load_file
 
-    streams = [whole_stream(name, part) for name, part in model.named_parameters()]
+    streams = [stream_of(name, array_of(part)) for name, part in model.named_parameters()]
     if processes.is_main:
         write_shard(path, streams)
         return load_file(path)
@@ -119,9 +118,20 @@ def gather(model: nn.Module, path: Path, processes: Processes) -> dict[str, Tens
     return {}
 
 
-def whole_stream(name: str, tensor: Tensor) -> Stream:
-    """Return a tensor to write, which is gathered when its turn comes."""
-    return Stream(name, dtype_name(tensor.dtype), tuple(tensor.shape), partial(_blocks, tensor))
+def array_of(tensor: Tensor, dtype: str | None = None) -> ArraySource:
+    """Return a tensor as an array, which is gathered and rounded to a dtype in each pass over it."""
+    name = dtype or dtype_name(tensor.dtype)
+
+    def blocks() -> Iterator[Block]:
+        block = to_block(full(tensor).to(torch_dtype(name)))
+        yield from ArraySource.of(block, name).blocks() if block.ndim else [block]
+
+    return ArraySource(name, tuple(tensor.shape), blocks)
+
+
+def stream_of(name: str, array: ArraySource) -> Stream:
+    """Return an array to write."""
+    return Stream(name, array.dtype, array.shape, array.blocks)
 
 
 def take_part(streams: list[Stream]) -> None:
@@ -129,10 +139,6 @@ def take_part(streams: list[Stream]) -> None:
     for stream in in_order(streams):
         for _ in stream.blocks():
             pass
-
-
-def _blocks(tensor: Tensor) -> Iterator[Block]:
-    yield to_block(full(tensor))
 
 
 def _sharded() -> Any:

@@ -1,16 +1,23 @@
 """State of a training between two steps, kept in the home so that an interrupted training can continue."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from registry.errors import StorageError
 from registry.io.safetensors_file import Stream, replace_shard
-from registry.training.sharding import whole_stream
+from registry.training.processes import Processes
+from registry.training.sharding import array_of, spread, stream_of
 
+SAVE_SECONDS = 60.0
+"""Seconds between two saved states of a training."""
+REMARKS = 10
+"""Number of remarks on the loss of a training."""
 _FORMAT = "expert-registry training 1"
 _PARTS = ("changes", "first", "second")
 
@@ -36,6 +43,43 @@ class State:
     second: tuple[Tensor, ...]
     losses: tuple[float, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        loss: float,
+        parameters: Sequence[Tensor],
+        optimiser: torch.optim.Optimizer,
+        losses: Sequence[float] = (),
+    ) -> "State":
+        """Return the state after a step; its tensors change with the next one, and sharded ones are not gathered."""
+
+        def moments(name: str) -> tuple[Tensor, ...]:
+            found = [(optimiser.state[part].get(name), part) for part in parameters]  # None without a gradient so far
+            return tuple((torch.zeros_like(part) if of is None else of).detach() for of, part in found)
+
+        changes = tuple(part.detach() for part in parameters)
+        return cls(step, loss, changes, moments("exp_avg"), moments("exp_avg_sq"), tuple(losses))
+
+    def copied(self) -> "State":
+        """Return the same with copies of all tensors, on the CPU."""
+        parts: dict[str, Any] = {part: tuple(one.cpu().clone() for one in getattr(self, part)) for part in _PARTS}
+        return replace(self, **parts)
+
+    def restore(
+        self, parameters: Sequence[Tensor], optimiser: torch.optim.Optimizer, processes: Processes | None = None
+    ) -> None:
+        """Give what trains, and its optimiser, the values of this state; all processes take those of the main one."""
+        for number, part in enumerate(parameters):
+            value, first, second = (
+                spread(tensors[number] if tensors else None, part, processes or Processes())
+                for tensors in (self.changes, self.first, self.second)
+            )
+            with torch.no_grad():
+                part.copy_(value)
+            step = torch.tensor(float(self.step))
+            optimiser.state[part] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+
 
 def save(path: Path, state: State) -> None:
     """Write `path`, which appears whole or not at all; nothing is written if an opt-out has deleted its folder.
@@ -54,7 +98,9 @@ def save(path: Path, state: State) -> None:
 def streams_of(state: State) -> list[Stream]:
     """Return the tensors of a state to write; sharded ones are gathered, which all processes must do in one order."""
     return [
-        whole_stream(f"{part}.{layer}", tensor) for part in _PARTS for layer, tensor in enumerate(getattr(state, part))
+        stream_of(f"{part}.{layer}", array_of(tensor))
+        for part in _PARTS
+        for layer, tensor in enumerate(getattr(state, part))
     ]
 
 

@@ -1,4 +1,4 @@
-"""Paths that a training of a composed folder is given."""
+"""Checks of what a training or a choice of proxy text is given, without torch."""
 
 import os
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from registry.calibration.corpus import Corpus
 from registry.errors import CalibrationError, InvalidInputError, NotFoundError
 from registry.io.model_folder import check_apart, check_output, composed_of
 from registry.names.reference import require_list
-from registry.names.resolve import resolve
+from registry.names.resolve import base_model, resolve
 from registry.names.suggest import suggest
-from registry.workspace import PathLike
+from registry.workspace import PathLike, Workspace
 from store.catalog import Catalog, VersionRecord
 
 _SHOWN = 8
@@ -20,11 +20,7 @@ _SHOWN = 8
 def check_paths(folder: Path, out: Path, data: Sequence[PathLike], *, replace: bool) -> None:
     """Check the output and the text of a training, without torch, before a file of the folder is read in full.
 
-    Args:
-        folder: the composed folder to train.
-        out: the folder to write.
-        data: files of text, or members whose calibration tokens were kept.
-        replace: `out` may be an earlier composition.
+    Text is files, or members whose calibration tokens were kept. With `replace`, `out` may be an earlier composition.
 
     Raises:
         OutputError: `out` cannot be written to.
@@ -66,3 +62,15 @@ def base_version(catalog: Catalog, base: PathLike) -> VersionRecord | None:
             f"there is no base model {text!r}: no version of that name is registered, and no such folder exists",
             "register one: reg add-base NAME CKPT; or give --base a folder, or hf://ORG/NAME",
         ) from error
+
+
+def check_proxy(workspace: Workspace, experts: Sequence[str], out: PathLike, *, base: str | None) -> None:
+    """Check the experts, the base model and the output of a choice of proxy text.
+
+    Raises:
+        RegError: an expert or the base model is not registered, or `out` holds something.
+    """
+    check_output(Path(out).absolute(), replace=None)
+    for ref in require_list(experts, "experts"):
+        workspace.resolve(ref)
+    base_model(workspace.catalog, base)

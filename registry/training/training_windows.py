@@ -1,14 +1,15 @@
 """Windows of tokens for training: some are held out, and the order depends only on the seed and the step.
 
-Shapes: N training windows and M held-out ones of S tokens; B windows in a batch.
+Shapes: N training windows and M held-out ones of S tokens; B windows in a batch; V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
@@ -18,9 +19,13 @@ from registry.errors import CalibrationError
 from registry.io.torch_blocks import to_tensor
 from registry.member import Member
 from registry.progress import Progress, remark
+from registry.training.settings import TrainSettings, WeightTraining
+from registry.workspace import PathLike
 
 HELD_OUT = 32
 """Most windows that are held out to measure the loss; never more than a tenth of all."""
+IGNORED = -100
+"""Label of a token that is not predicted."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,10 @@ class Windows:
     held_out: Int64[Tensor, "M"]
     seed: int
 
-    def batch(self, step: int, size: int) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
-        """Return (ids, keep) of a step: windows in a seeded order, each used once before any is used again."""
-        count = len(self.training)
-        positions = range(step * size, (step + 1) * size)  # in the orders of all epochs, one after the other
-        orders = {epoch: self.order(epoch) for epoch in {position // count for position in positions}}
-        numbers = [self.training[orders[position // count][position % count]] for position in positions]
-        return self.take(torch.stack(numbers))
+    def used(self, count: int) -> Int64[Tensor, "count"]:
+        """Return the numbers of the first windows of a training, in a seeded order: all once before any again."""
+        epochs = range(-(-count // len(self.training)))
+        return torch.cat([self.training[self.order(epoch)] for epoch in epochs])[:count]
 
     def take(self, numbers: Int64[Tensor, "B"]) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
         """Return (ids, keep) of some windows; keep is False at padding."""
@@ -54,6 +56,49 @@ class Windows:
     def order(self, epoch: int) -> Int64[Tensor, "N"]:
         """Return the order of the training windows in an epoch."""
         return torch.randperm(len(self.training), generator=torch.Generator().manual_seed(self.seed + 1 + epoch))
+
+    def inputs(self, place: int) -> dict[str, Tensor]:
+        """Return what the model gets besides the tokens of window `place` of all steps."""
+        return {}
+
+    def held_out_batches(self, size: int) -> Iterator[tuple[Int64[Tensor, "B"], dict[str, Tensor]]]:
+        """Yield the numbers of held-out windows, `size` at once, with what the model gets besides their tokens."""
+        for numbers in self.held_out.split(size):
+            yield numbers, {}
+
+    def loss(self, model: Any, size: int) -> float:
+        """Return the language-model loss (nats per token) on held-out windows, of which `size` pass at once."""
+        total, count = 0.0, 0
+        for numbers, others in self.held_out_batches(size):
+            ids, keep = self.take(numbers)
+            with torch.no_grad():
+                total += float(next_token_loss(model, ids, keep, "sum", **others))
+            count += int(keep[:, 1:].sum())
+        return total / count
+
+    @property
+    def predicted(self) -> int:
+        """Number of held-out tokens that the loss counts."""
+        return int((self.all.lengths[self.held_out] - 1).sum())
+
+
+def next_token_loss(
+    model: Any, ids: Int64[Tensor, "B S"], keep: Bool[Tensor, "B S"], reduction: str, **others: Tensor
+) -> Tensor:
+    """Return the loss of a causal language model's predictions in nats, a scalar.
+
+    Args:
+        keep: whether each token counts; padding does not.
+        reduction: `mean` over the tokens that are predicted, or `sum`.
+        others: what the model gets besides tokens.
+    """
+    device = next(iter(model.parameters())).device
+    ids, keep = ids.to(device), keep.to(device)
+    others = {name: value.to(device) for name, value in others.items()}
+    logits = model(input_ids=ids, use_cache=False, **others).logits[:, :-1].float()
+    # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
+    targets = ids[:, 1:].masked_fill(~keep[:, 1:], IGNORED)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
 def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> Windows:
@@ -76,12 +121,7 @@ def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> W
 
 
 def check_vocabulary(found: Calibration, vocabulary: int, label: str) -> None:
-    """Check that a model knows all tokens of a text.
-
-    Args:
-        found: windows of the text.
-        vocabulary: number of tokens that the model knows.
-        label: the text's name in messages.
+    """Check that a model knows all tokens of a text, whose name in messages is `label`.
 
     Raises:
         CalibrationError: a token is beyond the vocabulary.
@@ -91,6 +131,28 @@ def check_vocabulary(found: Calibration, vocabulary: int, label: str) -> None:
             f"{label}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}",
             "put the tokenizer that the model was trained with into its folder",
         )
+
+
+def draw_windows(
+    files: Sequence[PathLike], tokenizer: Any, vocabulary: int, settings: WeightTraining, count: int | None = None
+) -> Calibration:
+    """Draw windows from files, as many as `count`, or as a training takes with those that are held out.
+
+    Raises:
+        CalibrationError: there is no text, or a token is beyond the model's vocabulary.
+    """
+    corpus, size = Corpus([Path(file) for file in files], tokenizer), settings.seq_len
+    tokens = (settings.windows + HELD_OUT if count is None else count) * size
+    found = random_places(corpus, tokenizer, tokens=tokens, seq_len=size, seed=settings.seed)
+    check_vocabulary(found, vocabulary, found.label)
+    return found
+
+
+def remark_repeats(progress: Progress, windows: Windows, used: int) -> None:
+    """Remark on windows that are read twice or more, of `used` that are read in all."""
+    passes = used / max(1, len(windows.training))
+    if passes >= 2:
+        remark(progress, f"{windows.all.label} is read {passes:.1f} times: it has fewer tokens than asked for")
 
 
 def shortened(seq_len: int, folder: Path, progress: Progress) -> int:
@@ -103,24 +165,19 @@ def shortened(seq_len: int, folder: Path, progress: Progress) -> int:
 
 
 def read_windows(
-    sources: Sequence[str], members: Sequence[Member], tokenizer: Any, *, count: int, seq_len: int, seed: int
+    sources: Sequence[str], members: Sequence[Member], tokenizer: Any, settings: WeightTraining | TrainSettings
 ) -> Windows:
     """Read the windows of every `--data`, and hold some out.
 
-    Args:
-        sources: files' paths, or members' names or versions.
-        members: the members of the composition.
-        tokenizer: the tokenizer of the composition.
-        count: the windows to train on; files provide equal numbers of them.
-        seq_len: tokens in a window.
-        seed: of the choice of windows and their order.
+    A source is a file's path, or a member's name or version. Files provide equal numbers of windows.
 
     Raises:
         CalibrationError: a source is neither, a file holds no text or cannot be read, or there is no token to predict.
     """
-    windows = -(-count // len(sources)) + HELD_OUT
-    calibrations = [_read(source, members, tokenizer, windows * seq_len, seq_len, seed) for source in sources]
-    return make_windows(calibrations, seq_len, seed)
+    size, seed = settings.seq_len, settings.seed
+    windows = -(-settings.windows // len(sources)) + HELD_OUT
+    calibrations = [_read(source, members, tokenizer, windows * size, size, seed) for source in sources]
+    return make_windows(calibrations, size, seed)
 
 
 def _read(source: str, members: Sequence[Member], tokenizer: Any, tokens: int, seq_len: int, seed: int) -> Calibration:

@@ -1,44 +1,38 @@
 """The loop of a training of weights: that of `transformers.Trainer`, with our progress, and states that are no pickles.
 
-Shapes: B windows of a batch, S tokens of a window.
+Shapes: S tokens of a window.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 from transformers import Trainer as TransformersTrainer
 
 from registry.errors import InvalidInputError
+from registry.io.dtypes import AUTO
 from registry.progress import Advance, Progress, remark
+from registry.runtime.loading import device_name
+from registry.runtime.upcast import is_fast
 from registry.training import sharding
 from registry.training import state as states
-from registry.training.announcement import GOES_ON
-from registry.training.expert.expert_settings import ExpertTraining
 from registry.training.processes import Processes
-from registry.training.state import State
-from registry.training.training_windows import Windows
+from registry.training.settings import GOES_ON, WeightTraining
+from registry.training.state import REMARKS, State
+from registry.training.training_windows import IGNORED, Windows
 
-SAVE_SECONDS = 60.0
-"""Seconds between two saved states of a training."""
-REMARKS = 10
-"""Number of remarks on the loss."""
 BETAS = (0.9, 0.95)
 """Decay rates of AdamW's moments."""
 POINTS = 2000
 """Most numbers of a stored loss curve."""
-IGNORED = -100
-"""Label of a token that is not predicted."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +62,23 @@ class WeightTrainer:
         bfloat16: multiply in bfloat16; weights stay in float32.
         penalty: called after each pass of a batch in training; a scalar that is added to its loss.
         processes: the processes that train together; each passes its share of a batch's windows.
+        decays: tells whether weight decay applies to a weight; by default to matrices.
+        rate_of: returns the highest learning rate of a weight; by default that of the settings.
+        after_step: called after a step of AdamW with its number, from 1, to change what no gradient changes.
+        optimiser: AdamW.
     """
 
     model: Any
     parameters: Sequence[torch.nn.Parameter]
     windows: Windows
-    settings: ExpertTraining
+    settings: WeightTraining
     bfloat16: bool
     penalty: Callable[[], Tensor] | None = None
     processes: Processes = field(default_factory=Processes)
-    _optimiser: torch.optim.AdamW = field(init=False)
+    decays: Callable[[torch.nn.Parameter], bool] = lambda part: part.ndim > 1
+    rate_of: Callable[[torch.nn.Parameter], float] | None = None
+    after_step: Callable[[int], None] | None = None
+    optimiser: torch.optim.AdamW = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -86,8 +87,9 @@ class WeightTrainer:
             for part in self.parameters:
                 if self.decays(part) == decays:
                     decay = settings.weight_decay if decays else 0.0
-                    groups.setdefault((decay, self.rate_of(part)), []).append(part)
-        self._optimiser = torch.optim.AdamW(
+                    rate = settings.lr if self.rate_of is None else self.rate_of(part)
+                    groups.setdefault((decay, rate), []).append(part)
+        self.optimiser = torch.optim.AdamW(
             [
                 {"params": parts, "weight_decay": decay, "lr": rate, "initial_lr": rate}
                 for (decay, rate), parts in groups.items()
@@ -115,7 +117,7 @@ class WeightTrainer:
             current = State(0, self.loss(), (), (), ())
         else:
             current = current or State(done, math.nan, (), (), ())  # of a worker, which reports no losses
-            self._restore(current)
+            current.restore(self.parameters, self.optimiser, self.processes)
             remark(progress, f"{GOES_ON}: {current.step} of {settings.steps} steps were done before")
         if current.step < settings.steps:
             with progress("training", settings.steps, "step") as advance:
@@ -135,39 +137,11 @@ class WeightTrainer:
             InvalidInputError: it is NaN or infinite.
         """
         device = next(iter(self.model.parameters())).device
-        total, count = 0.0, 0
         self.model.eval()
-        for numbers, others in self.held_out_batches():
-            ids, keep = self.windows.take(numbers)
-            others = {name: value.to(device) for name, value in others.items()}
-            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
-                logits = self.model(input_ids=ids.to(device), use_cache=False, **others).logits[:, :-1].float()
-            # The logits (B, S, V) at token t predict token t + 1; nothing predicts the first token.
-            targets = ids[:, 1:].masked_fill(~keep[:, 1:], IGNORED).to(device)
-            total += float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
-            count += int(keep[:, 1:].sum())
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
+            loss = self.windows.loss(self.model, self._share)
         self.model.train()
-        return _finite(total / count, "on held-out windows")
-
-    def decays(self, part: torch.nn.Parameter) -> bool:
-        """Tell whether weight decay applies to a weight: to matrices."""
-        return part.ndim > 1
-
-    def rate_of(self, part: torch.nn.Parameter) -> float:
-        """Return the highest learning rate of a weight."""
-        return self.settings.lr
-
-    def after_step(self) -> None:
-        """Change what no gradient changes, after a step of AdamW; here nothing."""
-
-    def inputs(self, place: int) -> dict[str, Tensor]:
-        """Return what the model gets with a window beside its tokens; `place` is its number of all steps' windows."""
-        return {}
-
-    def held_out_batches(self) -> Iterator[tuple[Int64[Tensor, "B"], dict[str, Tensor]]]:
-        """Yield the numbers of held-out windows, batch by batch, with what the model gets beside their tokens."""
-        for numbers in self.windows.held_out.split(self._share):
-            yield numbers, {}
+        return _finite(loss, "on held-out windows")
 
     def check_finite(self, when: str) -> None:
         """Check that all weights that train are finite.
@@ -175,50 +149,14 @@ class WeightTrainer:
         Raises:
             InvalidInputError: one is not.
         """
-        if not self.processes.every(value=is_finite([sharding.local(part) for part in self.parameters])):
+        parts = (sharding.local(part) for part in self.parameters)
+        if not self.processes.every(value=all(bool(torch.isfinite(part).all()) for part in parts)):
             _finite(math.nan, when)
-
-    def snapshot(self, step: int, before: float, losses: Sequence[float]) -> State:
-        """Return the state after a step; its tensors change with the next one, and sharded ones are not gathered."""
-        moments = [self._optimiser.state[part] for part in self.parameters]
-        return State(
-            step,
-            before,
-            tuple(part.detach() for part in self.parameters),
-            tuple(_moment(of, "exp_avg", part) for of, part in zip(moments, self.parameters, strict=True)),
-            tuple(_moment(of, "exp_avg_sq", part) for of, part in zip(moments, self.parameters, strict=True)),
-            tuple(losses),
-        )
-
-    def save(self, state_path: Path | None, state: State) -> None:
-        """Write a state in the main process; the others take part in gathering it.
-
-        Raises:
-            StorageError: the disk is full or refuses.
-        """
-        if state_path is not None:
-            states.save(state_path, state)
-        elif self.settings.fsdp:
-            sharding.take_part(states.streams_of(state))
 
     @property
     def _share(self) -> int:
         """Number of a batch's windows that one process passes."""
         return self.settings.batch_size // self.processes.count
-
-    def _restore(self, saved: State) -> None:
-        for number, part in enumerate(self.parameters):
-            value, first, second = (
-                sharding.spread(tensors[number] if tensors else None, part, self.processes)
-                for tensors in (saved.changes, saved.first, saved.second)
-            )
-            with torch.no_grad():
-                part.copy_(value)
-            self._optimiser.state[part] = {
-                "step": torch.tensor(float(saved.step)),
-                "exp_avg": first,
-                "exp_avg_sq": second,
-            }
 
     def _run(self, start: int, steps: "_Steps", scratch: Path) -> None:
         settings = self.settings
@@ -241,14 +179,10 @@ class WeightTrainer:
             ddp_find_unused_parameters=False,  # experts without a token have a gradient too: 0
         )
         arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs without a launcher would be threads of one process
-        schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, settings.rate, last_epoch=start - 1)
-        rows = _Rows(self, start * settings.batch_size * settings.accumulate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, settings.rate, last_epoch=start - 1)
+        rows = _Rows(self.windows, settings.windows, start * settings.batch_size * settings.accumulate)
         trainer = _InOrder(
-            model=self.model,
-            args=arguments,
-            train_dataset=rows,
-            callbacks=[steps],
-            optimizers=(self._optimiser, schedule),
+            self.model, arguments, train_dataset=rows, callbacks=[steps], optimizers=(self.optimiser, schedule)
         )
         trainer.penalty = self.penalty
         if settings.fsdp:  # the model is sharded: it gets autocast as every other, and no wrapper for equal copies
@@ -259,29 +193,19 @@ class WeightTrainer:
 
 
 class _Rows(Dataset[dict[str, Tensor]]):
-    """The windows of the remaining steps, in their order.
+    """The windows of a training in their order, of which the first `done` were used before."""
 
-    Args:
-        trainer: the training.
-        first: number of windows that were used before.
-    """
-
-    def __init__(self, trainer: WeightTrainer, first: int) -> None:
-        settings = trainer.settings
-        self._windows, self._inputs, self._first = trainer.windows, trainer.inputs, first
-        self._count = settings.steps * settings.batch_size * settings.accumulate - first
-        self._epoch, self._order = -1, torch.zeros(0, dtype=torch.int64)
+    def __init__(self, windows: Windows, count: int, done: int) -> None:
+        self._windows, self._done = windows, done
+        self._numbers = windows.used(count)[done:]
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        epoch, place = divmod(self._first + index, len(self._windows.training))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._windows.order(epoch)
-        ids, keep = self._windows.take(self._windows.training[self._order[place : place + 1]])
+        ids, keep = self._windows.take(self._numbers[index : index + 1])
         labels = ids[0].masked_fill(~keep[0], IGNORED)  # (S,)
-        return {"input_ids": ids[0], "labels": labels} | self._inputs(self._first + index)
+        return {"input_ids": ids[0], "labels": labels} | self._windows.inputs(self._done + index)
 
 
 class _InOrder(TransformersTrainer):
@@ -309,34 +233,23 @@ class _InOrder(TransformersTrainer):
         return prepared
 
 
+@dataclass(eq=False)
 class _Steps(TrainerCallback):
-    """Progress, the loss curve and saved states of a training, step by step.
+    """Progress, the loss curve and saved states of a training that begins from a state, step by step."""
 
-    Args:
-        trainer: the training.
-        current: the state that it begins from.
-        state_path: the file of states, or None.
-        advance: receives steps.
-        progress: receives remarks.
-    """
+    trainer: WeightTrainer
+    start: State
+    path: Path | None
+    advance: Advance
+    progress: Progress
 
-    def __init__(
-        self,
-        trainer: WeightTrainer,
-        current: State,
-        state_path: Path | None,
-        advance: Advance,
-        progress: Progress,
-    ) -> None:
-        self._trainer, self._start, self._before = trainer, current.step, current.loss
-        self._path, self._advance, self._progress = state_path, advance, progress
-        self._saved_at = time.monotonic()
-        self.losses = list(current.losses)
+    def __post_init__(self) -> None:
+        self.losses, self._saved_at = list(self.start.losses), time.monotonic()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Seed what a model draws in a step, so that a training that goes on draws the same; each process its own."""
-        own = self._trainer.processes.rank << 32
-        torch.manual_seed(self._trainer.settings.seed + self._start + state.global_step + own)
+        own = self.trainer.processes.rank << 32
+        torch.manual_seed(self.trainer.settings.seed + self.start.step + state.global_step + own)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         """Note the loss of a step, and save the state from time to time.
@@ -346,30 +259,31 @@ class _Steps(TrainerCallback):
         """
         if logs is None or "loss" not in logs:  # the summary at the end
             return
-        step, trainer = self._start + state.global_step, self._trainer
-        trainer.after_step()
+        step, trainer = self.start.step + state.global_step, self.trainer
+        if trainer.after_step is not None:
+            trainer.after_step(step)
         self.losses.append(_finite(float(logs["loss"]), f"in step {step}"))
-        self._advance(1)
+        self.advance(1)
         every = max(1, trainer.settings.steps // REMARKS)
         if step % every == 0:
             mean = sum(self.losses[-every:]) / len(self.losses[-every:])
-            remark(self._progress, f"step {step} of {trainer.settings.steps}: loss {mean:.4f}")
-        is_due = self._path is not None and time.monotonic() - self._saved_at >= SAVE_SECONDS
+            remark(self.progress, f"step {step} of {trainer.settings.steps}: loss {mean:.4f}")
+        is_due = self.path is not None and time.monotonic() - self._saved_at >= states.SAVE_SECONDS
         if trainer.processes.decide(int(is_due)):
             trainer.check_finite(f"after step {step}")
-            trainer.save(self._path, trainer.snapshot(step, self._before, self.losses))
+            current = State.of(step, self.start.loss, trainer.parameters, trainer.optimiser, self.losses)
+            if self.path is not None:
+                states.save(self.path, current)
+            elif trainer.settings.fsdp:
+                sharding.take_part(states.streams_of(current))
             self._saved_at = time.monotonic()
 
 
-def is_finite(parameters: Sequence[Tensor]) -> bool:
-    """Tell whether all weights are finite."""
-    return all(bool(torch.isfinite(part).all()) for part in parameters)
-
-
-def _moment(of: Any, name: str, part: Tensor) -> Tensor:
-    """Return a moment of a weight; one that got no gradient has none yet."""
-    found: Tensor = of[name] if name in of else torch.zeros_like(part)
-    return found.detach()
+def device_and_dtype(settings: WeightTraining) -> tuple[str, str]:
+    """Return the device of a training, and the dtype of its products."""
+    device = device_name(settings.device)
+    fast = "bfloat16" if is_fast("bfloat16", device) else "float32"
+    return device, fast if settings.dtype == AUTO else settings.dtype
 
 
 def curve(losses: Losses) -> dict[str, Any]:
@@ -378,6 +292,11 @@ def curve(losses: Losses) -> dict[str, Any]:
     groups = [losses.steps[start : start + every] for start in range(0, len(losses.steps), max(1, every))]
     means = [sum(group) / len(group) for group in groups]
     return {"held_out": {"before": losses.before, "after": losses.after}, "every": every, "loss": means}
+
+
+def training_document(inputs: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
+    """Return the content of `expert_training.json`."""
+    return {"format": 1, "training": dict(inputs)} | curve(losses)
 
 
 def _finite(loss: float, where: str) -> float:

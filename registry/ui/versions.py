@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from registry.checkpoint.joint_training import joint_trainings, parts_in
 from registry.destination.address import may_exist
 from registry.errors import DamagedError, NotFoundError
 from registry.evaluation.stored import shown_score
@@ -39,7 +39,6 @@ ROLES: Mapping[Role, str] = {
     "statistics": "statistics",
     "calibration": "kept calibration tokens",
     "file": "configuration and tokenizer",
-    "simoe": "shared weights, mask and router row of a SIMoE",
 }
 """Role of an array → its label."""
 
@@ -58,6 +57,7 @@ def version(site: Site, request: Request) -> Response:
     uses = [describe(made, (), shown_score(registry.evaluations(made), made)) for made in compositions[:USES]]
     written = [folder for made in compositions for folder in made.folders]
     others = [version.name for version in registry.versions(kind="expert", limit=OTHERS) if version.name != record.name]
+    roles = {**ROLES, **{one.key: one.array_words for one in joint_trainings()}}
     return site.render(
         request,
         "version.html",
@@ -67,9 +67,9 @@ def version(site: Site, request: Request) -> Response:
         texts=_texts(record),
         kept=any(link.role == "calibration" for link in registry.arrays_of(record)),
         own=_own(record, [(made, registry.evaluations(made)) for made in compositions]),
-        part_of=_part_of(record.content or {}),
+        part_of=[(one.called.partition(" ")[2], one.sentence(part)) for one, part in parts_in(record.content)],
         together=trained_together([record], registry.versions),
-        arrays=[(ROLES[role], *sizes[role]) for role in ROLES if role in sizes],
+        arrays=[(words, *sizes[role]) for role, words in roles.items() if role in sizes],
         nbytes=sum(nbytes for _, nbytes in sizes.values()),
         versions=list(reversed(versions_of(registry.catalog, record.name))),
         uses=uses,
@@ -171,29 +171,13 @@ def opting_out(site: Site, request: Request) -> Response:
     )
 
 
-def _part_of(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a version is in the soup or the SIMoE that it was trained in, as labels and texts."""
-    if "simoe" in content:
-        simoe = content["simoe"]
-        router = f"its router reads the first {simoe['prompt_tokens']:,} tokens"
-        return [("SIMoE", f"expert {simoe['number']} of {simoe['experts']}; {router}")]
-    if "soup" not in content:
-        return []
-    soup = content["soup"]
-    if "soup" in soup:
-        return [("Soup", f"expert {soup['number']} of the soup {soup['soup'][:12]}")]
-    return [("Soup", f"shared weights; experts: {soup['experts']}"), ("Domains", ", ".join(soup["domains"]))]
-
-
 @dataclass(frozen=True)
 class OwnScore:
-    """The perplexity of an expert on a text of its domain, as evaluations of compositions measured it.
+    """The perplexity of an expert on a text (`label`) of its domain, as evaluations of compositions measured it.
 
     Attributes:
         record: the composition that was best on the text.
-        label: the text.
-        perplexity: the expert's own.
-        composed: that of the composition.
+        composed: the perplexity of that composition.
         bases: base model → its perplexity on the same text, where that was scored.
     """
 

@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from registry.checkpoint.joint_training import parts_in
 from registry.evaluation.stored import score_text
 from registry.report.score_words import counted, interval_text, sample
+from store.catalog import VersionRecord
 
 
 def compact(value: int | float) -> str:
@@ -117,9 +119,14 @@ def _shortened(value: Any) -> str:
     return short(text) if len(text) == 64 and text.isalnum() else text
 
 
+def trained_in(version: VersionRecord) -> str:
+    """Return the joint training that a version was part of, with its article; nothing where it was trained alone."""
+    return next((training.called for training, _ in parts_in(version.content)), "")
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (compact, size, percent, figure, when, ago, counted, day, done, short, level, plain)
+    for function in (compact, size, percent, figure, when, ago, counted, day, done, short, level, plain, trained_in)
 } | {
     "number": "{:,}".format,
     "score": score_text,

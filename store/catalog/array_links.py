@@ -1,7 +1,6 @@
 """The catalog's arrays, and their links to versions and to trained compositions."""
 
 from collections.abc import Iterable, Sequence
-from typing import cast
 
 from sqlalchemy import CompoundSelect, Select, delete, select, union
 from sqlalchemy.orm import Session
@@ -27,7 +26,7 @@ class ArrayLinks(Transactions):
             .order_by(bytewise(VersionArray.role), bytewise(VersionArray.name))
         )
         with self._reading() as session:
-            return [_link(cast(Role, role), name, row) for role, name, row in session.execute(query)]
+            return [_link(role, name, row) for role, name, row in session.execute(query)]
 
     def trained_arrays(self, composition: str) -> list[ArrayLink]:
         """Return the arrays of a trained composition, sorted by name; empty of others, and once a member is purged."""

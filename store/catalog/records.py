@@ -6,7 +6,8 @@ from typing import Any, Literal
 Kind = Literal["expert", "base"]
 KIND_WORDS = {"expert": "an expert", "base": "a base model"}
 State = Literal["active", "withdrawn", "purged"]
-Role = Literal["trunk", "mlp", "statistics", "calibration", "file", "simoe", "trained"]
+Role = str
+"""What an array is: `trunk`, `mlp`, `statistics`, `calibration`, `file`, `trained`, or the key of a joint training."""
 
 
 def spoken(at: str) -> str:

@@ -121,7 +121,7 @@ class Array(Base):
 
 
 class VersionArray(Base):
-    """A link from a version to an array: `role` is trunk, mlp, statistics, calibration, file or simoe."""
+    """A link from a version to an array: `role` says what the array is there."""
 
     __tablename__ = "version_arrays"
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)

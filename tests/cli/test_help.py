@@ -5,19 +5,16 @@ come first; the rest, and those of one output, a word away.
 """
 
 import re
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from cli.command_names import ALIASES, COMMANDS, JOBS
-from cli.command_reference import commands
+from cli.command_names import ALIASES, COMMANDS, JOBS, summary_of
+from cli.command_reference import commands, pages
 from cli.main import main
 from cli.option_groups import COMMON, FEW, MOST, RECIPE, GroupedCommand, grouped
-from cli.summaries import SUMMARIES
-from registry.composition.recipe.fields import FIELDS
-from registry.composition.recipe.rules import misplaced
+from registry.composition.recipe.fields import FIELDS, misplaced
 from tests.cli.conftest import Reg
 from tests.test_docs import parse
 
@@ -38,7 +35,7 @@ def test_help_lists_commands_by_job_with_whole_summaries() -> None:
     assert "..." not in text.replace("COMMAND [ARGS]...", "")
     assert max(map(len, text.splitlines())) <= 80
     flat = "".join(text.split())
-    assert all("".join(summary.split()) in flat for summary in SUMMARIES.values())
+    assert all("".join(summary_of(name).split()) in flat for name in COMMANDS)
     assert "reg demo" in text[: places[0]]
     group = shown("db", "--help")
     assert "create it if it does not exist." in " ".join(group.split())
@@ -123,7 +120,7 @@ def test_help_of_an_output_has_the_options_that_its_recipes_take(output: str) ->
 def test_a_shorter_name_is_the_command(short: str, name: str) -> None:
     assert shown(short, "--help") == shown(name, "--help")
     assert re.search(rf"^  {name}, {short} +\w", shown("--help"), re.MULTILINE)
-    assert not re.search(rf"`reg {short}[` ]", Path("docs/cli.md").read_text(encoding="utf-8"))
+    assert not re.search(rf"`reg {short}[` ]", pages()["docs/cli.md"])
     assert main.get_command(click.Context(main), short) is main.get_command(click.Context(main), name)
     assert f"did you mean '{short}'?" in CliRunner().invoke(main, [short + short[-1]]).stderr
 

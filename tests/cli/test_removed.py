@@ -9,8 +9,7 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.composition import read_recipe
-from registry.composition.integrity import ComposedFolder
-from registry.composition.manifest import folder_document
+from registry.composition.manifest import ComposedFolder, folder_document
 from registry.composition.recipe.fields import removed as removed_fields
 from registry.errors import InvalidInputError
 from registry.io.model_folder import MARKER, json_file

@@ -16,8 +16,8 @@ from registry import (
     Registry,
     SimoeTraining,
 )
-from registry.checkpoint.model_files import SOUP_FILE, SOUP_ROUTER
-from registry.checkpoint.trained_files import SoupRouter, pack_router, pack_soup
+from registry.checkpoint.trained_files import pack_document
+from registry.methods.soup.versions import SOUP_FILE, SOUP_ROUTER, SoupRouter, pack_router
 from registry.statistics.collect import collect_to
 from tests.models import make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
 from tests.registry.checkpoint.test_adapter import LINEAR, train
@@ -103,12 +103,12 @@ class World:
         """Register a soup of `EXPERTS`, and return the folder of its shared weights."""
         shared = shutil.copytree(base, base.with_name("soup"))
         document = {"domains": ["a", "b"], "experts": len(EXPERTS), "support": 1, "rank": None, "data": "0" * 64}
-        (shared / SOUP_FILE).write_bytes(pack_soup(document))
+        (shared / SOUP_FILE).write_bytes(pack_document(document))
         (shared / SOUP_ROUTER).write_bytes(pack_router(soup_router(np.random.default_rng(0))))
         digest = registry.add_base("mix", shared).version.digest
         for number, expert in enumerate(EXPERTS, start=1):
             folder = shutil.copytree(base.with_name(expert), base.with_name(f"soup-{number}"))
-            (folder / SOUP_FILE).write_bytes(pack_soup({"soup": digest, "number": number}))
+            (folder / SOUP_FILE).write_bytes(pack_document({"soup": digest, "number": number}))
             registry.add_expert(f"mix-{number}", folder, data=[self.text], settings=SETTINGS)
         return shared
 

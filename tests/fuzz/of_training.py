@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save
 
 from registry import Recipe, Registry
-from registry.checkpoint.model_files import SIMOE_ARRAYS, SIMOE_FILE, SOUP_FILE, SOUP_ROUTER
-from registry.checkpoint.trained_files import MASK, ROW, SoupRouter, pack_router, pack_soup
+from registry.checkpoint.trained_files import pack_document
+from registry.methods.simoe.versions import MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE
+from registry.methods.soup.versions import SOUP_FILE, SOUP_ROUTER, SoupRouter, pack_router
 from tests.fuzz.fuzz_world import EXPERTS, SETTINGS, SPARSE, World, soup_router
 from tests.fuzz.reading import CLI_SHARE, Act, check_finite, cli, put
 from tests.mutations import Draw, changed_json, changed_safetensors
@@ -36,7 +37,7 @@ def soup(world: World, draw: Draw) -> Act:
         with Registry(home, create=False) as registry:
             digest = registry.add_base("mix", shared).version.digest
             for number, folder in enumerate(theirs, start=1):
-                own = pack_soup({"soup": digest, "number": number})
+                own = pack_document({"soup": digest, "number": number})
                 put(folder / SOUP_FILE, changed_json(draw, own) if of_expert else own)
                 registry.add_expert(f"mix-{number}", folder, data=[world.text], settings=SETTINGS)
             if not by_hand:

@@ -24,10 +24,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from registry import PassSettings, Registry
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.model_files import ROUTER_FILE, SIMOE_ARRAYS, SIMOE_FILE
-from registry.checkpoint.trained_files import DELTA, MASK, ROW, RouterRows, delta_digest, pack_rows, pack_simoe
+from registry.checkpoint.model_files import ROUTER_FILE
+from registry.checkpoint.trained_files import RouterRows, pack_document, pack_rows
 from registry.families.sites import MLP_INPUT
 from registry.io.torch_blocks import to_block
+from registry.methods.simoe.versions import DELTA, MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE, delta_digest
 from registry.progress import silent
 from registry.runtime.upcast import load_for_pass
 from registry.statistics import forward_pass
@@ -267,7 +268,7 @@ def _write_simoe(folder: Path, base: str, number: int) -> None:
     arrays[ROW] = _bytes(f"row {number}", shapes["model.norm.weight"]) / 256
     save_file(arrays, folder / SIMOE_ARRAYS, {"format": "pt"})
     document = {"base": base, "delta": delta_digest(digests), "experts": 2, "number": number, "prompt_tokens": 4}
-    (folder / SIMOE_FILE).write_bytes(pack_simoe(document))
+    (folder / SIMOE_FILE).write_bytes(pack_document(document))
 
 
 def _weight(key: str, shape: tuple[int, ...], base: str, name: str) -> torch.Tensor:

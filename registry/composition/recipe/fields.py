@@ -1,17 +1,16 @@
-"""The fields of a recipe: the options of all methods, each once.
+"""The fields of a recipe: the options of all methods, each once, and their checks, alone and together.
 
 `FIELDS` drives the checks of `Recipe`, the options of the commands that compose, the form of the web pages, recipe
 files and their JSON Schema, and the table of docs/methods.md. Nothing here loads torch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
-from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
+from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS, Lazy
 from registry.composition.method import Method, Output
-from registry.composition.recipe.option import Option, OptionKind
+from registry.composition.recipe.option import Option, OptionKind, Problem
 from registry.composition.recipe.shared_options import FIRST, TO, TRUNK_OPTIONS
 from registry.errors import InvalidInputError
 
@@ -19,26 +18,6 @@ METHODS_OF: Mapping[str, Mapping[str, Method]] = {"trunk": TRUNKS, "router": ROU
 """Field whose values are methods → these."""
 
 
-class Fields(Mapping[str, Option]):
-    """Name → field, in the order of the command line's help; merged from the methods when it is first read."""
-
-    def __getitem__(self, name: str) -> Option:
-        return _merged()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_merged())
-
-    def __len__(self) -> int:
-        return len(_merged())
-
-    def __contains__(self, name: object) -> bool:
-        return name in _merged()
-
-
-FIELDS = Fields()
-
-
-@cache
 def _merged() -> dict[str, Option]:
     """Return the fields. Options of one name are one field: it has a part in every output and method that has it."""
     merged: dict[str, Option] = {}
@@ -47,7 +26,9 @@ def _merged() -> dict[str, Option]:
         for one, of, method in _declared(output):
             known = merged.get(one.name)
             if known is None:
-                merged = _inserted(merged, replace(one, outputs=(output.name,)), at)
+                names = [*[*merged][:at], one.name, *[*merged][at:]]
+                merged[one.name] = replace(one, outputs=(output.name,))
+                merged = {name: merged[name] for name in names}
             else:
                 _check_same(known, one, output)
                 merged[one.name] = _joined(known, one, output.name)
@@ -85,19 +66,8 @@ def _declared(output: Output) -> Iterator[tuple[Option, str, Method | None]]:
                 yield replace(option, group=TRUNK_OPTIONS) if is_number else option, one.name, method
 
 
-def _inserted(merged: dict[str, Option], one: Option, at: int) -> dict[str, Option]:
-    """Return the fields with another one at a place."""
-    names = list(merged)
-    names.insert(at, one.name)
-    return {name: merged.get(name, one) for name in names}
-
-
 def _check_same(known: Option, one: Option, output: Output) -> None:
-    """Check that two options of one name hold the same values.
-
-    Raises:
-        InvalidInputError: they do not.
-    """
+    """Check that two options of one name hold the same values."""
     if (known.kind, known.limits, known.group) != (one.kind, one.limits, one.group):
         raise InvalidInputError(
             f"option {one.name} of {output.name} has other values than the option of that name: {one.words}, and it "
@@ -141,6 +111,10 @@ def listed(words: Iterable[str], last: str = "or") -> str:
     """Return words as a list in a sentence: `a, b or c`."""
     *others, final = words
     return f"{', '.join(others)} {last} {final}" if others else final
+
+
+FIELDS: Mapping[str, Option] = Lazy(_merged)
+"""Name → field, in the order of the command line's help; merged from the methods when it is first read."""
 
 
 def output_of(values: Mapping[str, Any]) -> Output:
@@ -210,7 +184,6 @@ def obstacle(one: Option, values: Mapping[str, Any]) -> tuple[str, str | None] |
     The value is None where that field is not given, and stands for no method there.
 
     Args:
-        one: the field.
         values: fields of the recipe; the others are at their defaults.
     """
     output = values.get("to") or OUTPUTS.default.name
@@ -223,3 +196,118 @@ def obstacle(one: Option, values: Mapping[str, Any]) -> tuple[str, str | None] |
         if output in FIELDS[other].outputs and method not in methods:
             return other, method
     return None
+
+
+FROM_BASE = "from_base"
+"""Key of recipe files and documents with the number of copies of the base model that are the experts."""
+LEAST_COPIES, MOST_COPIES = 2, 1024
+
+
+def first_problem(values: Mapping[str, Any], trunk_options: Mapping[str, Any] | None = None) -> Problem | None:
+    """Return the first thing that is wrong with a recipe, or None.
+
+    Args:
+        values: fields of the recipe; the others are at their defaults.
+    """
+    trunk_options = trunk_options or {}
+    if not isinstance(trunk_options, Mapping):
+        return Problem((TRUNK_OPTIONS,), f"{TRUNK_OPTIONS} must be numbers by name", "such as: {'alpha': 0.9}")
+    for name, value in values.items():
+        if found := FIELDS[name].problem(value):
+            return Problem((name,), *found)
+    for name, value in trunk_options.items():
+        if name not in FIELDS or not FIELDS[name].group:
+            return _no_option(name, values)
+        if misfit := misplaced(name, values):
+            return misfit
+        if found := FIELDS[name].problem(value):
+            return Problem((name,), *found)
+    for name, value in values.items():
+        if value != default(name, str(values.get("to"))) and (misfit := misplaced(name, values)):
+            return misfit
+    every = {name: resolved(name, values) for name in FIELDS}
+    output = OUTPUTS[every["to"]]
+    methods = (found.get(every[of]) for of, found in METHODS_OF.items() if output.name in FIELDS[of].outputs)
+    for method in (output, *methods):
+        if method is not None and (problem := method.problem({**every, TRUNK_OPTIONS: trunk_options})):
+            return problem
+    return None
+
+
+def misplaced(name: str, values: Mapping[str, Any]) -> Problem | None:
+    """Return the problem that a field has no part in a recipe, or None where it has one."""
+    one = FIELDS[name]
+    if (found := obstacle(one, values)) is None:
+        return None
+    other, method = found
+    if one.group and other == "trunk" and method is not None:
+        return _no_option(name, values)
+    message = f"{one.key} has no part in {FIELDS[other].called} {method!r}" if method else without_trunk(one.key)
+    allowed = one.outputs if other == "to" else one.only_with[other]
+    return Problem((name, other), message, f"drop it, or choose {other}={allowed[0]!r}")
+
+
+def without_trunk(called: str) -> str:
+    """Return the message that something has no part in an ensemble whose members do not share a trunk."""
+    return f"{called} has no part in an ensemble whose members keep their own trunks"
+
+
+def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | None:
+    """Return the problem with a composition whose experts are copies of one base model, or None.
+
+    Args:
+        values: fields of the recipe; the others are those of copies, or at their defaults.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or not LEAST_COPIES <= count <= MOST_COPIES:
+        return Problem(
+            (FROM_BASE,),
+            f"the number of copies of the base model is {str(count)[:20]}, it must be from {LEAST_COPIES} to "
+            f"{MOST_COPIES:,}",
+            "such as --from-base 4",
+        )
+    output = output_of(values)
+    return output.problem_of_copies(count, {**(output.copies or {}), **values})
+
+
+def of_copies() -> dict[str, Any]:
+    """Return fields of a composition whose experts are copies of one base model, where nothing else is asked for."""
+    return dict(OUTPUTS.default.copies or {})
+
+
+def check_complete(names: Sequence[str], coefficients: Mapping[str, float]) -> None:
+    """Check that there are coefficients of every member and of no other, where there are any.
+
+    Raises:
+        InvalidInputError: one is missing, or for a name that is not among `names`.
+    """
+    check_named(names, coefficient=coefficients)
+    if coefficients and (missing := [name for name in names if name not in coefficients]):
+        raise InvalidInputError(
+            f"there is no coefficient for {', '.join(missing)}, and every member needs one",
+            "give one, 0 to leave the task vector out: --coefficients "
+            + ",".join(f"{name}={coefficients.get(name, 0):g}" for name in names),
+        )
+
+
+def check_named(names: Sequence[str], **by_member: Mapping[str, float]) -> None:
+    """Check that numbers by member are for members.
+
+    Args:
+        by_member: what messages call the numbers → member → number.
+
+    Raises:
+        InvalidInputError: a number is for a name that is not among `names`.
+    """
+    for called, numbers in by_member.items():
+        if strangers := sorted(set(numbers) - set(names)):
+            raise InvalidInputError(
+                f"there is a {called} for {', '.join(strangers)}, which is not a member",
+                f"members are: {', '.join(names)}",
+            )
+
+
+def _no_option(name: str, values: Mapping[str, Any]) -> Problem:
+    trunk = str(values.get("trunk") or FIELDS["trunk"].default)
+    listed = ", ".join(options_of(trunk)) or "none"
+    fields = (name, "trunk") if name in FIELDS else (TRUNK_OPTIONS,)
+    return Problem(fields, f"trunk method {trunk!r} has no option {name!r}", f"its options are: {listed}")

@@ -31,8 +31,6 @@ class Limits:
     """The least and the largest value, infinite where there is no limit.
 
     Attributes:
-        least: the smallest value.
-        most: the largest value.
         above: `least` itself is too small.
     """
 
@@ -209,8 +207,6 @@ class Problem:
 
     Attributes:
         fields: the fields at fault, the first one to blame first.
-        message: what is wrong.
-        hint: what to do about it.
     """
 
     fields: tuple[str, ...]

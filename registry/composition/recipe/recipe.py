@@ -2,23 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
 from registry.composition.method import Output, Router, Trunk
-from registry.composition.recipe.coefficient_fit import CoefficientFit
-from registry.composition.recipe.fields import FIELDS, default, obstacle, options_of, output_of, resolved
+from registry.composition.recipe.fields import (
+    FIELDS,
+    check_complete,
+    check_named,
+    default,
+    first_problem,
+    obstacle,
+    options_of,
+    output_of,
+    resolved,
+)
 from registry.composition.recipe.option import OptionKind, Problem
-from registry.composition.recipe.rules import check_complete, check_named, first_problem
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError
-from registry.io.untrusted import NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields, maybe
+from registry.io.untrusted import DIGEST, NUMBER, NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields, maybe
 from registry.names.suggest import suggest
+from store.digest import json_digest
+
+_KINDS = {
+    "members": DIGEST,
+    "data": DIGEST,
+    "tokens": WHOLE,
+    "steps": WHOLE,
+    "batch_size": WHOLE,
+    "seq_len": WHOLE,
+    "lr": NUMBER,
+    "seed": WHOLE,
+    "device": TEXT,
+    "before": NUMBER,
+    "after": NUMBER,
+}
+
+
+@dataclass(frozen=True)
+class CoefficientFit:
+    """Record of a fit; a composition by these coefficients is made without it, and without the text.
+
+    Attributes:
+        members: the digest of the members and the base model that they were fitted for: `fitted_members`.
+        data: the digest of the windows of text.
+        tokens: their tokens, those that were held out included.
+        seed: of the choice of windows and their order.
+        before: the loss on held-out windows in nats per token with equal coefficients.
+        after: the same with the fitted ones.
+    """
+
+    members: str
+    data: str
+    tokens: int
+    steps: int
+    batch_size: int
+    seq_len: int
+    lr: float
+    seed: int
+    device: str
+    before: float
+    after: float
+
+    def document(self) -> dict[str, Any]:
+        """Return the record as recipes hold it."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: object, where: str) -> CoefficientFit:
+        """Read a record, which may come from anywhere.
+
+        Raises:
+            CheckpointError: a key is unknown or missing, or a value is not what this program writes.
+        """
+        given = fields(document, _KINDS, where)
+        losses = given["lr"], given["before"], given["after"]
+        if not given["device"].isidentifier() or not all(math.isfinite(loss) and loss >= 0 for loss in losses):
+            raise CheckpointError(f"{where} is not the record of a fit", "copy the file again")
+        return cls(**given)
+
+
+def fitted_members(members: Iterable[tuple[str, str]], base: str) -> str:
+    """Return the digest of members, (name, content digest) each, and of the content digest of their base model."""
+    return json_digest([sorted(map(list, members)), base])
 
 
 class Recipe:
-    """What is made of experts, and how: `Recipe(to="ensemble", routing="perplexity")`.
+    """The output that is made of experts, and how: `Recipe(to="ensemble", routing="perplexity")`.
 
     Every option of `reg compose` that says how is a keyword and an attribute, with `_` for `-`: `Recipe(trunk="mean",
     top_k=1).top_k` is 1. Attributes that were not given are at their defaults; those that have no part are None, or
@@ -28,7 +101,6 @@ class Recipe:
         to: the output; the mixture by default.
         trunk_options: numbers of the trunk method, where they are not at its defaults.
         fit: what coefficients were fitted for and on; None where they were not.
-        values: the other options.
 
     Raises:
         InvalidInputError: there is no such output or option, a value is not what its option holds, it has no part in
@@ -99,8 +171,6 @@ class Recipe:
 
         Args:
             document: the `recipe` of a `composition.json`.
-            names: the members' names.
-            host: the `model_type` of the composition.
 
         Raises:
             CheckpointError: a key is unknown or missing, or a value is not what this program writes.
@@ -161,7 +231,7 @@ class Recipe:
 
     @property
     def output(self) -> Output:
-        """What is made."""
+        """The output that it makes."""
         return OUTPUTS[self.to]
 
     @property
@@ -282,7 +352,6 @@ def overlay(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     is dropped too.
 
     Args:
-        values: fields of a recipe.
         over: fields that win.
     """
     to = over.get("to")

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from registry.composition.recipe.fields import FIELDS, default, removed
+from registry.composition.recipe.fields import FIELDS, LEAST_COPIES, MOST_COPIES, default, removed
 from registry.composition.recipe.option import Limits, Option, OptionKind
-from registry.composition.recipe.rules import LEAST_COPIES, MOST_COPIES
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 
 Schema = dict[str, Any]
@@ -133,8 +132,6 @@ def _chosen(name: str, values: list[str], usual: str | None) -> Schema:
     """Return the schema of files in which a field has one of some values, by default or not.
 
     Args:
-        name: the field.
-        values: some of its values.
         usual: its default; None where it stands for no value, which counts as one of them.
     """
     given: Schema = {"properties": {name: {"enum": values}}, "required": [name]}

@@ -21,9 +21,7 @@ class RouterInputs:
         normalize: rows at unit length.
         bias: b_e, one a member, added to its logit as far as a linear router can; empty for none.
         seed: of what is drawn at random.
-        layer: number of the layer.
         digests: content digest of each member, in name order; of copies of one version, each with its number.
-        hidden_size: H.
         rows: returns the rows that the members were trained with, one a member.
         kept_sum: returns the weighted sum of the statistics where it is kept; None to add them up.
     """

@@ -36,7 +36,6 @@ class Combination:
         products: and each member's rows of W_e G_e, W_e the weight and G_e its input's Gram, float64.
         input_weights: what each member's statistics and token counts are multiplied by.
         counts: for the embedding, how often each of its rows was used, (rows,) one a member.
-        options: the method's parameters.
         coefficients: α_e of any sign, one a member, in place of weights and scale of task vectors; empty for none.
         summed: task vectors are added up, not averaged.
     """
@@ -96,11 +95,11 @@ def tile_rows(width: int) -> int:
     return max(1, TILE_ELEMENTS // max(1, width))
 
 
-def tiles(rows: RowBlock) -> Iterator[RowBlock]:
-    """Yield the same rows a few at a time, so that what is made of them stays in the cache."""
-    length = len(next(part for part in (*rows.parts, rows.base) if part is not None))
-    step = tile_rows(max((part[0].numel() for part in (*rows.parts, rows.base) if part is not None), default=1))
-    for start in range(0, length, step):
+def tiles(rows: RowBlock, step: int | None = None) -> Iterator[RowBlock]:
+    """Yield the same rows `step` at a time; by default so few that what is made of them stays in the cache."""
+    given = [part for part in (*rows.parts, rows.base) if part is not None]
+    step = step or tile_rows(max((part[0].numel() for part in given), default=1))
+    for start in range(0, len(given[0]), step):
         parts = tuple(None if part is None else part[start : start + step] for part in rows.parts)
         base = None if rows.base is None else rows.base[start : start + step]
         yield RowBlock(rows.start + start, parts, base)
@@ -111,18 +110,25 @@ def average(rows: RowBlock, weights: Sequence[float]) -> Tensor:
 
     A single member is returned exactly.
     """
-    (first, *others) = rows.present
-    total = _double(rows.parts[first])
+    parts = [(part, weight) for part, weight in zip(rows.parts, weights, strict=True) if part is not None]
+    (first, own), *others = parts
+    total = first.to(torch.float64, copy=True)
     if not others:
         return total
-    total.mul_(weights[first])
-    for member in others:
-        part = rows.parts[member]
-        assert part is not None
-        total.add_(part.double(), alpha=weights[member])  # weights widened exactly
-    return total.div_(sum(weights[member] for member in rows.present))
+    total.mul_(own)
+    for part, weight in others:
+        total.add_(part.double(), alpha=weight)  # weights widened exactly
+    return total.div_(sum(weight for _, weight in parts))
 
 
-def _double(part: Tensor | None) -> Tensor:
-    assert part is not None
-    return part.to(torch.float64, copy=True)
+def averaged(combination: Combination) -> Iterator[Tensor]:
+    """Yield Σ_e ω_e θ_e / Σ_e ω_e by rows, in float64 (BTX §3.2; DUME §3.1). A single member is returned exactly."""
+    for rows in aligned(combination):
+        for few in tiles(rows):
+            yield average(few, combination.weights)
+
+
+def of_base(combination: Combination) -> Iterator[Tensor]:
+    """Yield the base model's rows, exactly; rows that it lacks are averaged over the members."""
+    for rows in aligned(combination):
+        yield average(rows, combination.weights) if rows.base is None else rows.base

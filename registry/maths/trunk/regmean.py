@@ -19,8 +19,7 @@ from torch import Tensor
 
 from registry.maths.cholesky import cholesky_factor, cholesky_solved
 from registry.maths.threads import one_thread
-from registry.maths.trunk.combination import Combination, RowBlock, aligned, average, tiles
-from registry.maths.trunk.mean import combine as averaged
+from registry.maths.trunk.combination import Combination, RowBlock, aligned, average, averaged, tiles
 
 RIDGE = 1e-6
 """r, times the mean of the summed Gram's diagonal."""
@@ -32,7 +31,7 @@ _Factor = tuple[Tensor, float, list[Tensor]]
 """The factor of a summed Gram (H, H), r, and the diagonal of each member's Gram (H,); none are kept at α = 1."""
 
 
-def combine(combination: Combination) -> Iterator[Tensor]:
+def regression_mean(combination: Combination) -> Iterator[Tensor]:
     """Yield the rows of W in float64 (see the module); a single member's exactly.
 
     Option `alpha` is α, from 0 to 1.
@@ -43,13 +42,13 @@ def combine(combination: Combination) -> Iterator[Tensor]:
     if len(combination.members) > 1 and combination.counts is not None:
         yield from _by_counts(combination, combination.counts)
     elif len(combination.members) > 1 and combination.inputs is not None:
-        yield from (rows for _, rows in combine_together([combination]))
+        yield from (rows for _, rows in regression_means([combination]))
     else:
         yield from averaged(combination)
 
 
-def combine_together(combinations: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
-    """Yield the rows of several W of one input, each with the number of its map: the bits of `combine`, one by one.
+def regression_means(combinations: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
+    """Yield the rows of several W of one input, each with its map's number: the bits of `regression_mean`, one by one.
 
     Their Gram is summed and factored once.
 
@@ -69,7 +68,7 @@ def combine_together(combinations: Sequence[Combination]) -> Iterator[tuple[int,
             if members not in factors:
                 with one_thread():
                     factors[members] = _factor(combination, members)
-            for few in _few(rows):
+            for few in tiles(rows, ROWS):
                 with one_thread():
                     solved = _solved(combination, few, factors[members])
                 yield number, solved
@@ -79,7 +78,6 @@ def products(blocks: Iterator[Float[Tensor, "r H"]], gram: Float[Tensor, "H H"])
     """Yield the rows of W_e G_e of one linear map, weight (R, H), float64: G_e W_e of the equation, transposed.
 
     Args:
-        blocks: consecutive rows of the map's weight.
         gram: G_e, float64.
     """
     for block in blocks:
@@ -141,11 +139,3 @@ def _factor(combination: Combination, members: tuple[int, ...]) -> _Factor:
     if order or not damping > 0:
         raise ValueError(f"the summed Gram of its input is not positive definite (order {order} of {len(gram)})")
     return lower, damping, diagonals
-
-
-def _few(rows: RowBlock) -> Iterator[RowBlock]:
-    """Yield the same rows, a few at a time."""
-    length = len(next(part for part in rows.parts if part is not None))
-    for start in range(0, length, ROWS):
-        parts = tuple(None if part is None else part[start : start + ROWS] for part in rows.parts)
-        yield RowBlock(rows.start + start, parts, None)

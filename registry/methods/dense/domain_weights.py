@@ -22,7 +22,7 @@ from torch import Tensor
 from registry.calibration import Corpus
 from registry.composition.compose import plan_composition
 from registry.composition.document_means import document_means
-from registry.composition.passes import PassContext, pass_context, stored_folder
+from registry.composition.passes import pass_context, stored_folder
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import CalibrationError
 from registry.families.sites import MLP_INPUT
@@ -42,41 +42,28 @@ def document_shares(
     base: str | None = None,
     device: str | None = None,
 ) -> dict[str, float]:
-    """Return expert → share of the documents in `files` that are nearest to it (arguments as `Registry.likeness`)."""
-    plan = plan_composition(workspace, experts, Recipe(trunk="base", to="dense"), base=base)
-    assert plan.base is not None
-    paths = [Path(file) for file in require_list(files, "files")]
-    with workspace.reading(*plan.versions), pass_context(workspace, plan.used) as context:
-        return shares_of_documents(plan.members, plan.base, paths, context, device)
-
-
-def shares_of_documents(
-    members: Sequence[Member], base: Member, files: Sequence[Path], context: PassContext, device: str | None
-) -> dict[str, float]:
-    """Return member name → share of the documents in `files` that are nearest to it, without members of share 0.
-
-    Args:
-        members: in name order.
-        base: the base model, which embeds the documents.
-        files: `.txt` (one document a file), `.jsonl`, `.jsonl.gz` or `.parquet`.
-        context: the working folder, for the base model.
-        device: a torch device; None for the GPU if there is one.
+    """Return expert → share of the documents in `files` that are nearest to it (arguments as `Registry.likeness`).
 
     Raises:
         CalibrationError: a file cannot be read, or holds no text.
         IncompatibleError: a member has no statistics of its MLP inputs.
     """
-    for member in members:
-        member.require_statistics([MLP_INPUT], "the comparison with documents", "needs")
-    layers = base.architecture.num_hidden_layers
-    centroids = torch.stack([_centroids(member, layers) for member in members])  # (E, L, H)
-    with stored_folder(base, context) as folder:
-        model, tokenizer = load_for_pass(folder, AUTO, device, prefer_whole=True), load_tokenizer(folder)
-    corpus = Corpus(files, tokenizer)
-    nearest = [
-        int((centroids - mean).square().sum(dim=(1, 2)).argmin())  # (E, L, H) → (E,)
-        for _, mean in document_means(base, model, corpus, tokenizer, context.progress)
-    ]
+    plan = plan_composition(workspace, experts, Recipe(trunk="base", to="dense"), base=base)
+    members, base_model = plan.members, plan.base
+    assert base_model is not None
+    paths = [Path(file) for file in require_list(files, "files")]
+    with workspace.reading(*plan.versions), pass_context(workspace, plan.used) as context:
+        for member in members:
+            member.require_statistics([MLP_INPUT], "the comparison with documents", "needs")
+        layers = base_model.architecture.num_hidden_layers
+        centroids = torch.stack([_centroids(member, layers) for member in members])  # (E, L, H)
+        with stored_folder(base_model, context) as folder:
+            model, tokenizer = load_for_pass(folder, AUTO, device, prefer_whole=True), load_tokenizer(folder)
+        corpus = Corpus(paths, tokenizer)
+        nearest = [
+            int((centroids - mean).square().sum(dim=(1, 2)).argmin())  # (E, L, H) → (E,)
+            for _, mean in document_means(base_model, model, corpus, tokenizer, context.progress)
+        ]
     if not nearest:
         raise CalibrationError(f"{corpus.label} holds no text to be like", "give --like a file of documents")
     shares = torch.bincount(torch.tensor(nearest), minlength=len(members)).double() / len(nearest)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from registry.composition.card import digest_cell, license_cell
 from registry.composition.found import TRUNKS
-from registry.composition.method import Card, Compared, Output, Settings, counted
+from registry.composition.method import Card, Compared, Output, Settings, Work, counted
 from registry.composition.recipe.option import Option, OptionKind, Problem
 from registry.composition.recipe.shared_options import (
     DTYPE,
@@ -18,23 +19,68 @@ from registry.composition.recipe.shared_options import (
     TRUNK,
     WEIGHTS,
 )
-from registry.errors import InvalidInputError
-from registry.methods.ensemble.routings import (
-    LOGITS,
-    PERPLEXITY,
-    POSTERIOR,
-    PROMPT_PERPLEXITY,
-    ROUTINGS,
-    TASK_VECTOR,
-    Routing,
-)
-from registry.methods.works import DUME
+from registry.methods import ensemble, moe
+from registry.methods.moe.output import trunk_document
+from registry.methods.works import BTM, DUME, FLEXOLMO, MERGEME, SOUP_OF_EXPERTS
 
 if TYPE_CHECKING:
     from registry.composition.plan import Plan, Source
     from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.workspace import Workspace
+
+
+POSTERIOR, PERPLEXITY, PROMPT_PERPLEXITY, TASK_VECTOR = "posterior", "perplexity", "prompt-perplexity", "task-vector"
+LOGITS = "logits"
+"""Mixing of logits, which has a modelling file of its own, as `PROMPT_PERPLEXITY` has."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """A way to weight the members of an ensemble.
+
+    Attributes:
+        meaning: where the weights come from, for the model card.
+        words: the same in lists and forms.
+        needs_base: the base model is in the folder, whole.
+        by_first_tokens: the first tokens decide for the rest, in which only chosen members run.
+    """
+
+    meaning: str
+    words: str
+    works: tuple[Work, ...]
+    needs_base: bool = False
+    by_first_tokens: bool = False
+
+
+ROUTINGS = {
+    POSTERIOR: Routing(
+        "p(expert | text so far) by Bayes' rule (Branch-Train-Merge, section 2)",
+        "weighted by how well each predicts the text so far",
+        (BTM,),
+    ),
+    PERPLEXITY: Routing(
+        "softmax of the negative perplexity on the text so far (MergeME, section 3.1.3)",
+        "weighted by perplexity",
+        (MERGEME,),
+    ),
+    PROMPT_PERPLEXITY: Routing(
+        "softmax of one over the perplexity on the first tokens (MergeME, section 3.1.3)",
+        "weighted by perplexity on the prompt",
+        (MERGEME,),
+        by_first_tokens=True,
+    ),
+    TASK_VECTOR: Routing(
+        "softmax of the cosine between the base model's negative gradient on the first tokens and the task vector "
+        "(MergeME, section 3.1.3)",
+        "weighted by task vectors",
+        (MERGEME,),
+        needs_base=True,
+        by_first_tokens=True,
+    ),
+}
+"""Value of `--routing` → what it is."""
+
 
 ROUTING = Option(
     "routing", OptionKind.CHOICE, "For an ensemble: {choices}.", "METHOD", default=POSTERIOR, choices=(*ROUTINGS,),
@@ -72,6 +118,7 @@ class Ensemble(Output):
     words = "an ensemble"
     called = "ensemble"
     kind = "ensemble"
+    one_layer = "An ensemble"
     choice = "ensemble of whole models"
     clause = "all members whole, their predictions mixed"
     needs_code = True
@@ -110,16 +157,7 @@ class Ensemble(Output):
     def label(self, recipe: Recipe) -> str:
         return f"routing {recipe.routing!r}" + (f" with trunk method {recipe.trunk!r}" if recipe.trunk else "")
 
-    def check_members(self, recipe: Recipe, names: Sequence[str]) -> None:
-        if recipe.top_k is not None and not 1 <= recipe.top_k <= len(names):
-            raise InvalidInputError(
-                f"top-k is {recipe.top_k}, it must be from 1 to {len(names)}, the number of members",
-                f"give --top-k {len(names)} or less, or name more --experts",
-            )
-
     def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
-        from registry.methods.moe.recipe import trunk_document
-
         merged = trunk_document(recipe, names) if recipe.trunk else {}
         has_weights = recipe.routing == POSTERIOR or merged
         return {
@@ -135,16 +173,10 @@ class Ensemble(Output):
         }
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-        from registry.composition.compatibility import differ_in_shape
-        from registry.methods.ensemble.plan import make_ensemble
-        from registry.methods.ensemble.several_families import make_families
-
-        return make_families(members, recipe) if differ_in_shape(members) else make_ensemble(members, base, recipe)
+        return ensemble.make_plan(members, base, recipe)
 
     def opened(self, plan: Plan, workspace: Workspace) -> AbstractContextManager[Source]:
-        from registry.methods.ensemble.plan import opened
-
-        return opened(plan, workspace)
+        return ensemble.opened(plan, workspace)
 
     def config(self, plan: Plan) -> dict[str, Any]:
         config: dict[str, Any] = plan.parts.config(plan)
@@ -155,9 +187,53 @@ class Ensemble(Output):
         return code
 
     def card(self, plan: Plan) -> Card:
-        from registry.methods.ensemble.card import ensemble_card
-
-        return ensemble_card(plan)
+        recipe, routing, base = plan.recipe.document(plan.names), routing_of(plan.recipe), plan.base
+        weights, count, trunk = recipe["weights"], len(plan.members), plan.recipe.trunk_method
+        cost, tokens = "every member runs on every token", recipe["routing_tokens"]
+        evidence = "the weights at a token depend on the tokens before it alone"
+        if tokens is not None:
+            cost = f"every member runs on the first {tokens} tokens, then those chosen"
+        if tokens == 0:
+            cost = "every member runs on the prompt, then those chosen"
+            evidence = (
+                "the weights are those of the prompt, the tokens of the first call, for its own tokens\n"
+                "too: for generation, not for perplexities"
+            )
+        if base is not None and routing.needs_base:
+            cost += f"; once a sequence, a gradient of the base model {base.name} `{base.version.digest}`"
+        members_are = "dense models that share one trunk" if trunk else "whole dense models"
+        prior = ["weight" if trunk else "prior weight"] if weights else []
+        logits = recipe.get("mixing") == LOGITS
+        return Card(
+            tags=["ensemble", plan.model_type],
+            title=" + ".join(plan.names),
+            intro=f"An ensemble of {count} {members_are} whose next-token distributions are mixed ({plan.model_type}), "
+            "without training, by\nexpert-registry.",
+            columns=("index", "expert", "content digest", "license", *prior),
+            rows=[
+                (
+                    *(str(index), one.name, digest_cell(one), license_cell(one)),
+                    *([f"{weights[one.name]:g}"] if weights else []),
+                )
+                for index, one in enumerate(plan.members)
+            ],
+            settings=[
+                ("routing", f"{recipe['routing']}: {routing.meaning}"),
+                ("kept", f"the {recipe['top_k']} largest weights, renormalised; temperature {recipe['temperature']:g}"),
+                *([("mixing", "logits: the softmax of their weighted sum")] if logits else []),
+                *([("trunk", _trunk(recipe, base))] if trunk else []),
+                ("cost", cost),
+                ("parameters", f"{plan.parameters:,} stored; a tensor that members share is stored once"),
+            ],
+            notes=f"The logits are log\nprobabilities of the mixture; {evidence}.",
+            works=[
+                DUME,
+                *routing.works,
+                *([FLEXOLMO] if logits else []),
+                *(trunk.works if trunk else ()),
+                *([SOUP_OF_EXPERTS] if plan.recipe.coefficients else []),
+            ],
+        )
 
     def notes(self, plan: Plan) -> Sequence[str]:
         from registry.composition.taken_files import taken_notes
@@ -172,10 +248,13 @@ class Ensemble(Output):
         return min(plan.parameters, active)
 
     def peak_bytes(self, plan: Plan) -> int:
-        from registry.methods.moe.pass_memory import rendering_bytes
-
         trunk = plan.parts.trunk
-        return plan.block_bytes if trunk is None else max(plan.block_bytes, rendering_bytes(trunk))
+        return plan.block_bytes if trunk is None else max(plan.block_bytes, moe.rendering_bytes(trunk))
+
+    def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
+        if recipe.get("routing") == POSTERIOR:
+            return None
+        return "Weigh members by the text so far.", ("--routing", POSTERIOR)
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         recipe = document["recipe"]
@@ -194,3 +273,15 @@ def routing_of(recipe: Recipe) -> Routing:
 def mixes(recipe: Recipe) -> bool:
     """Tell whether the folder needs the modelling file of `prompt-perplexity` and of mixed logits."""
     return bool(recipe.routing == PROMPT_PERPLEXITY or recipe.mixing == LOGITS)
+
+
+def _trunk(recipe: Mapping[str, Any], base: Member | None) -> str:
+    """Return what is said of the trunk that the members share."""
+    settings = [f"{name} {value:g}" for name, value in recipe["trunk_options"].items()]
+    settings += [f"coefficient {value:g} of {name}" for name, value in recipe.get("coefficients", {}).items()]
+    settings += ["the sum of task vectors"] if "combine" in recipe else []
+    of_base = ""
+    if base is not None and TRUNKS[recipe["trunk"]].needs_base:
+        of_base = f", with the base model {base.name} `{base.version.digest}`"
+    of_trunk = " (" + ", ".join(settings) + ")" if settings else ""
+    return f"{recipe['trunk']}{of_trunk}{of_base}: one for all members, who keep their own MLPs"

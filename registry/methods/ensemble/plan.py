@@ -7,22 +7,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from registry.composition.compatibility import Subset, common_dtype, make_subset
+from registry.composition.compatibility import (
+    Subset,
+    check_tokenizers,
+    common_dtype,
+    differ_in_shape,
+    make_subset,
+    ordered_members,
+)
 from registry.composition.passes import pass_context
 from registry.composition.plan import OutputTensor, Plan, Source, Stored
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import IncompatibleError
 from registry.hosts import RowSelection, Trunk
 from registry.hosts.host import dense_config
-from registry.hosts.remote_code import ENSEMBLE, ENSEMBLE_MODULE, MIXED_MODULE, ensemble_code, mixed_code
+from registry.hosts.remote_code import modelling_file
 from registry.member import Member
-from registry.methods.ensemble.output import mixes, routing_of
-from registry.methods.ensemble.routings import POSTERIOR
+from registry.methods.ensemble.host import ENSEMBLE, FAMILIES, FAMILIES_ENSEMBLE, MIXED, WHOLE
+from registry.methods.ensemble.output import POSTERIOR, TASK_VECTOR, mixes, routing_of
 from registry.methods.moe.checks import check_soups, check_statistics, takes_task_vectors
 from registry.methods.moe.model_writer import rendering_threads, streams_of
 from registry.methods.moe.passes import tensor_source_of
 from registry.methods.moe.plan import trunk_dtype
-from registry.methods.whole_members import loading
+from registry.methods.whole_members import common_sizes, loading, own_config
 from registry.workspace import Workspace
 from store.catalog.records import Role
 
@@ -32,7 +39,7 @@ OWNER = 0
 
 @dataclass(frozen=True)
 class EnsembleParts:
-    """What an ensemble keeps of its plan, with its members all of one architecture.
+    """Parts of the plan of an ensemble whose members have one architecture.
 
     Attributes:
         shared: tensor → for each member, and the base model last, the number of the one whose tensor it uses; only
@@ -55,13 +62,13 @@ class EnsembleParts:
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
         """Return the modelling files."""
-        return (mixed_code if mixes(plan.recipe) else ensemble_code)(plan.lead.family.class_name)
+        return modelling_file(MIXED if mixes(plan.recipe) else WHOLE, plan.lead.family.class_name)
 
     def config(self, plan: Plan) -> dict[str, Any]:
         """Return config.json: the lead's own, the members and how they are weighed."""
         return {
             **dense_config(json.loads(plan.lead.file("config.json"))),
-            **loading(plan, MIXED_MODULE if mixes(plan.recipe) else ENSEMBLE_MODULE, "EnsembleConfig"),
+            **loading(plan, (MIXED if mixes(plan.recipe) else WHOLE).stem, "EnsembleConfig"),
             **routing_config(plan),
             "shared_tensors": dict(self.shared),
             **({"mixing": plan.recipe.mixing} if mixes(plan.recipe) else {}),
@@ -96,18 +103,15 @@ def opened(plan: Plan, workspace: Workspace) -> Iterator[Source]:
         yield Source([*streams_of(tensor_source_of(trunk, context)), *stored], rendering_threads(trunk))
 
 
-def make_ensemble(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-    """Return the plan of an ensemble of `members` of one architecture (in any order) by `recipe`.
+def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
+    """Return the plan of an ensemble (arguments and errors as `Output.plan`)."""
+    return _of_several(members, recipe) if differ_in_shape(members) else _of_one_architecture(members, base, recipe)
 
-    Args:
-        members: active versions of different experts.
-        base: the base model; it takes part with the routing `task-vector`, and where a shared trunk needs it.
-        recipe: how they are weighed.
 
-    Raises:
-        InvalidInputError: no member, a name twice, a recipe that does not fit them, or no base model where one is
-            needed.
-        IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
+def _of_one_architecture(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
+    """Return the plan of an ensemble of members of one architecture (arguments and errors as `Output.plan`).
+
+    The base model takes part with the routing `task-vector`, and where a shared trunk needs it.
     """
     subset, has_base = make_subset(members, base, recipe), routing_of(recipe).needs_base
     if subset.base is not None and (has_base or takes_task_vectors(recipe)):
@@ -133,9 +137,6 @@ def _merged_trunk(subset: Subset, recipe: Recipe, dtype: str) -> Plan | None:
     """Return the plan of the trunk that the members share, whose tensors are named as in the folder.
 
     It is the trunk of the dense model of the same trunk method, byte for byte. None where each member keeps its own.
-
-    Raises:
-        IncompatibleError: a member lacks statistics that the trunk method needs, or dtypes differ.
     """
     if recipe.trunk is None:
         return None
@@ -156,50 +157,35 @@ def _merged_trunk(subset: Subset, recipe: Recipe, dtype: str) -> Plan | None:
 
 def _tensors(subset: Subset, recipe: Recipe) -> tuple[dict[str, list[int]], tuple[OutputTensor, ...]]:
     """Return who uses whose tensor, by equal digests or because a trunk is shared, and the versions' own to store."""
-    family, architecture = subset.lead.family, subset.lead.architecture
+    family = subset.lead.family
     has_base = routing_of(recipe).needs_base
     everyone = subset.everyone if has_base else subset.members
     count = len(subset.members)
     prefixes = [f"members.{index}" for index in range(count)] + ["base"] * has_base
-    roles: dict[str, Role] = dict.fromkeys(family.trunk_shapes(architecture), "trunk")
-    roles |= dict.fromkeys(family.mlp_shapes(architecture), "mlp")
     shared: dict[str, list[int]] = {}
     tensors = []
-    for array, role in roles.items():
+    for array, role in subset.lead.roles.items():
         name = family.renamed.get(array, array)
         if recipe.trunk is not None and role == "trunk":
-            owners = [OWNER] * count
-            if has_base and recipe.trunk == "base":
-                owners.append(OWNER)  # its rows are the base model's to the bit
-            elif has_base:
-                owners.append(count)
-                dtype = recipe.dtype or everyone[-1].link(role, array).dtype
-                tensors.append(_stored(f"{prefixes[-1]}.{name}", everyone[-1], role, array, dtype))
-            if owners != list(range(len(everyone))):
-                shared[name] = owners
-            continue
-        links = [member.link(role, array) for member in everyone]
-        digests = [link.digest for link in links]
-        owners = [digests.index(digest) for digest in digests]
+            # The rows of a trunk of the base model are the base model's to the bit.
+            owners = [OWNER] * count + ([OWNER if recipe.trunk == "base" else count] if has_base else [])
+            own = {*owners} - {OWNER}
+        else:
+            digests = [member.link(role, array).digest for member in everyone]
+            owners = [digests.index(digest) for digest in digests]
+            own = {*owners}
         if owners != list(range(len(everyone))):
             shared[name] = owners
-        for owner in sorted(set(owners)):
-            dtype = recipe.dtype or links[owner].dtype
-            tensors.append(_stored(f"{prefixes[owner]}.{name}", everyone[owner], role, array, dtype))
+        for owner in sorted(own):
+            dtype = recipe.dtype or everyone[owner].link(role, array).dtype
+            tensors.append(OutputTensor(f"{prefixes[owner]}.{name}", dtype, Stored(everyone[owner], role, array)))
     return shared, tuple(tensors)
-
-
-def _stored(name: str, owner: Member, role: Role, array: str, dtype: str) -> OutputTensor:
-    return OutputTensor(name, dtype, Stored(owner, role, array))
 
 
 def _check_vocabularies(subset: Subset, recipe: Recipe) -> None:
     """Check that all distributions are over the same tokens.
 
     Members that share a trunk have one embedding and one head, with a row for every token that any of them knows.
-
-    Raises:
-        IncompatibleError: a whole model of the folder has fewer tokens than the others.
     """
     lead, rows = subset.lead, subset.lead.architecture.vocab_size
     whole = subset.everyone
@@ -215,3 +201,96 @@ def _check_vocabularies(subset: Subset, recipe: Recipe) -> None:
                 if recipe.trunk is None
                 else "choose another --routing, such as prompt-perplexity, which does not run the base model",
             )
+
+
+CLASS_NAME = "FamiliesForCausalLM"
+
+
+class FamiliesParts(EnsembleParts):
+    """Parts of the plan of an ensemble whose members have several architectures."""
+
+    def active_parameters(self, plan: Plan) -> int:
+        """Return the weights of the largest top_k members, which run after the first tokens."""
+        sizes = (sum(math.prod(link.shape) for link in m.arrays if link.role in ("trunk", "mlp")) for m in plan.members)
+        top_k = int(plan.recipe.document(plan.names)["top_k"])
+        return sum(sorted(sizes, reverse=True)[:top_k])
+
+    def code(self, plan: Plan) -> Mapping[str, bytes]:
+        """Return the modelling files."""
+        return modelling_file(FAMILIES)
+
+    def config(self, plan: Plan) -> dict[str, Any]:
+        """Return config.json: the lead's sizes, the configuration of each member, and how they are weighed."""
+        return {
+            **loading(plan, FAMILIES.stem, "FamiliesConfig"),
+            **common_sizes(plan),
+            "vocab_size": min(m.architecture.vocab_size for m in plan.members),
+            "tie_word_embeddings": False,  # each member's configuration says it
+            "member_configs": [own_config(member) for member in plan.members],
+            **routing_config(plan),
+            "shared_tensors": dict(self.shared),
+            "mixing": plan.recipe.mixing,
+        }
+
+
+def _of_several(members: Sequence[Member], recipe: Recipe) -> Plan:
+    """Return the plan of an ensemble of members of several architectures (arguments and errors as `Output.plan`)."""
+    ordered = ordered_members(members, recipe)
+    lead = max(ordered, key=lambda member: member.known_tokens)
+    other = next(m for m in ordered if m is not lead and _differ(m, lead))
+    if recipe.routing == TASK_VECTOR or recipe.trunk is not None:
+        user = f"trunk method {recipe.trunk!r}" if recipe.trunk else f"routing method {recipe.routing!r}"
+        raise IncompatibleError(
+            f"{user} goes from weight to weight, and those of {lead.version.ref} ({_described(lead)}) and "
+            f"{other.version.ref} ({_described(other)}) have other shapes",
+            "members of several architectures keep their trunks, and are weighed by what they predict: --routing "
+            f"{POSTERIOR}, perplexity or prompt-perplexity",
+        )
+    for each in ordered:
+        pair = f"{lead.version.ref} and {each.version.ref} cannot stand in one ensemble"
+        check_tokenizers(lead, each, pair, known=True)
+        known, rows = lead.known_tokens, each.architecture.vocab_size
+        if known > rows:
+            raise IncompatibleError(
+                f"{pair}: the tokenizer of {lead.version.ref} has {known:,} tokens, and {each.version.ref} predicts "
+                f"{rows:,}",
+                "an ensemble mixes distributions over the same tokens: leave one of them out",
+            )
+    shared, tensors = _shared(ordered), tuple(_whole_tensors(ordered, recipe.dtype))
+    dtype = recipe.dtype or common_dtype(ordered)
+    parts = FamiliesParts(shared)
+    return Plan(recipe, ordered, None, lead, dtype, FAMILIES_ENSEMBLE, CLASS_NAME, tensors, parts)
+
+
+def _differ(one: Member, other: Member) -> bool:
+    return one.family is not other.family or bool(one.architecture.differences(other.architecture))
+
+
+def _described(member: Member) -> str:
+    return f"{member.family.model_type}, hidden size {member.architecture.hidden_size}"
+
+
+def _owners(members: Sequence[Member]) -> Iterator[tuple[int, str, str, Role, int]]:
+    """Yield number, name in the folder, array and role of each member's tensors, and the first that has the same."""
+    first: dict[tuple[str, str], int] = {}
+    for index, member in enumerate(members):
+        for array, role in member.roles.items():
+            name = member.family.renamed.get(array, array)
+            yield index, name, array, role, first.setdefault((name, member.link(role, array).digest), index)
+
+
+def _shared(members: Sequence[Member]) -> dict[str, list[int]]:
+    """Return the tensors that members share by equal digests → the number of the one whose tensor each uses."""
+    shared: dict[str, list[int]] = {}
+    for index, name, _, _, owner in _owners(members):
+        if owner != index:
+            shared.setdefault(name, list(range(len(members))))[index] = owner
+    return shared
+
+
+def _whole_tensors(members: Sequence[Member], dtype: str | None) -> Iterator[OutputTensor]:
+    """Yield the tensors to store: each once."""
+    for index, name, array, role, owner in _owners(members):
+        if owner == index:
+            own = dtype or members[index].link(role, array).dtype
+            yield OutputTensor(f"members.{index}.{name}", own, Stored(members[index], role, array))

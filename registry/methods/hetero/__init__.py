@@ -1,1 +1,5 @@
 """Members of different architectures between one embedding and one head."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,23 +1,113 @@
-"""Projectors and router of members of different architectures, computed from their stored weights and tokens."""
+"""Members of different architectures: what must agree among them, and projectors and router from weights and tokens."""
 
 from collections.abc import Iterator, Sequence
-from tempfile import TemporaryFile
+from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from registry.composition.compatibility import check_tokenizers, ordered_members
+from registry.composition.recipe.recipe import Recipe
+from registry.composition.stored import in_file, pass_over
 from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.io.process import return_freed_memory
-from registry.io.torch_blocks import to_block, to_tensor
 from registry.maths.projection import UNUSED, HeadGram, SequenceSums, TableSums
 from registry.maths.threads import Once
 from registry.member import Member
-from registry.methods.hetero.tables import Tables
+
+SOFTCAP = "final_logit_softcapping"
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The embedding and the head of one member."""
+
+    member: Member
+
+    @property
+    def width(self) -> int:
+        """Its hidden size."""
+        return self.member.architecture.hidden_size
+
+    @property
+    def rows(self) -> int:
+        """Its rows."""
+        return self.member.architecture.vocab_size
+
+    @property
+    def embedding(self) -> str:
+        """The name of its embedding."""
+        return self.member.family.embedding
+
+    @property
+    def head(self) -> str:
+        """The name of its head, which may be the embedding."""
+        return self.embedding if self.member.architecture.tie_word_embeddings else self.member.family.head
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of the body's tensors."""
+        return f"{self.embedding.split('.')[0]}."
+
+    @cached_property
+    def scale(self) -> float:
+        """The number that its logits are multiplied by."""
+        options = self.member.architecture.options
+        return float(options.get("logit_scale") or 1.0) / float(options.get("logits_scaling") or 1.0)
+
+    def has_input_projector(self, lead: "Tables") -> bool:
+        """Tell whether its embedding is another than the lead's."""
+        return self.member.weight(self.embedding).digest != lead.member.weight(lead.embedding).digest
+
+    def has_output_projector(self, lead: "Tables") -> bool:
+        """Tell whether its head is another than the lead's, or its logits are multiplied by another number."""
+        own, shared = self.member.weight(self.head), lead.member.weight(lead.head)
+        return own.digest != shared.digest or self.scale != lead.scale
+
+
+def make_tables(members: Sequence[Member], recipe: Recipe) -> tuple[tuple[Tables, ...], Tables]:
+    """Check members against each other and against a recipe; return their tables in name order, and the lead's.
+
+    Raises:
+        InvalidInputError: no member, a name twice, or a recipe that does not fit them.
+        IncompatibleError: tokenizers differ, the lead lacks tokens, logits are capped differently, or a member kept no
+            calibration tokens.
+    """
+    ordered = ordered_members(members, recipe)
+    lead = next(
+        (member for member in ordered if member.name == recipe.lead),
+        max(ordered, key=lambda member: member.architecture.hidden_size),
+    )
+    for other in ordered:
+        _check_pair(lead, other)
+    for member in ordered:
+        use = "the router of --to hetero is made from them"
+        member.require_calibration(f"and {use}", use)
+    return tuple(map(Tables, ordered)), Tables(lead)
+
+
+def _check_pair(lead: Member, other: Member) -> None:
+    pair = f"{lead.version.ref} and {other.version.ref} cannot share an embedding and a head"
+    check_tokenizers(lead, other, pair, known=True)
+    rows, known = lead.architecture.vocab_size, other.known_tokens
+    if known > rows:
+        raise IncompatibleError(
+            f"{pair}: the tokenizer of {other.version.ref} has {known:,} tokens, and the embedding of "
+            f"{lead.version.ref}, which all would share, has {rows:,} rows",
+            f"let {other.name} lead: --lead {other.name}; or leave one of them out",
+        )
+    caps = [member.architecture.options.get(SOFTCAP) for member in (lead, other)]
+    if caps[0] != caps[1]:
+        raise IncompatibleError(
+            f"{pair}: {SOFTCAP} is {caps[0]} against {caps[1]}, and no linear map in front of the shared head makes up "
+            "for a cap behind it",
+            "compose members whose logits are capped alike, or mix their predictions: --to ensemble",
+        )
+
 
 _ROWS = 1024
 """Rows of tables that are summed at once, and embeddings that are averaged at once."""
@@ -30,8 +120,6 @@ class HeteroFit:
     several threads.
 
     Args:
-        members: the members' tables, in order.
-        lead: the tables that all share.
         lam: λ of input projectors and router.
         routing_tokens: how many first tokens of a window the router sees; 0 for all.
     """
@@ -45,9 +133,9 @@ class HeteroFit:
     def close(self) -> None:
         """Let go of the lead's tables and of what was made of them; they are read again when needed."""
         lead = self._lead
-        self._embedding = Once(lambda: _in_file(lead.member, lead.embedding))
+        self._embedding = Once(lambda: _table(lead.member, lead.embedding))
         own_head = lead.head != lead.embedding
-        self._head = Once(lambda: _in_file(lead.member, lead.head)) if own_head else self._embedding
+        self._head = Once(lambda: _table(lead.member, lead.head)) if own_head else self._embedding
         self._checked: set[int] = set()
 
     def check(self) -> None:
@@ -67,15 +155,7 @@ class HeteroFit:
             IncompatibleError: the embeddings of the tokens that it uses do not determine it.
         """
         tables, shared = self._members[index], self._embedding()
-        counts = token_counts(tables.member).double()
-        sums, start = TableSums(self._lead.width, tables.width), 0
-        for own in _pieces(tables.member, tables.embedding):
-            here = counts[start : start + len(own)][: max(0, len(shared) - start)]
-            used = here.nonzero()[:, 0]
-            if len(used):
-                rows = torch.from_numpy(shared[(used + start).numpy()])
-                sums.add(rows.double(), own[used].double(), here[used])
-            start += len(own)
+        sums = self._sums(tables, tables.embedding, shared, token_counts(tables.member)[: len(shared)].double())
         try:
             return sums.solve(self._lam).T.contiguous()
         except ValueError as error:
@@ -94,19 +174,24 @@ class HeteroFit:
         self._check_rank(count)
         counts = token_counts(tables.member)[:count].double()
         weights = counts + UNUSED * (float(counts.mean()) or 1.0)
-        sums, start = TableSums(self._lead.width, tables.width), 0
-        for own in _pieces(tables.member, tables.head):
-            mine = own[: max(0, count - start)].double()
-            if len(mine):
-                rows = torch.from_numpy(shared[start : start + len(mine)].copy()).double()
-                sums.add(rows, mine, weights[start : start + len(mine)])
-            start += len(own)
+        sums = self._sums(tables, tables.head, shared, weights)
         try:
             return sums.solve() * (tables.scale / self._lead.scale)
         except ValueError as error:
             raise self._low_rank(count, f"is nearly of lower rank for the tokens of {tables.member.name}") from error
         finally:
             return_freed_memory()
+
+    def _sums(self, tables: Tables, name: str, shared: Float[Tensor, "V d"], weights: Float[Tensor, "n"]) -> TableSums:
+        """Return the sums over the first rows of a member's table and of the lead's; rows of weight 0 take no part."""
+        sums, start = TableSums(self._lead.width, tables.width), 0
+        for own in _pieces(tables.member, name):
+            here = weights[start : start + len(own)]
+            used = here.nonzero()[:, 0]
+            if len(used):
+                sums.add(shared[used + start].double(), own[used].double(), here[used])
+            start += len(own)
+        return sums
 
     def router(self) -> Float[Tensor, "E d"]:
         """Return the weight of the router, float64.
@@ -133,17 +218,13 @@ class HeteroFit:
         return min(tables.rows, self._lead.rows)
 
     def _check_rank(self, count: int) -> None:
-        """Check that the first rows of the lead's head have full rank.
-
-        Raises:
-            IncompatibleError: they have not.
-        """
+        """Check that the first rows of the lead's head have full rank."""
         with self._lock:
             if count in self._checked:
                 return
             rows, gram = self._head(), HeadGram(self._lead.width)
             for start in range(0, count, _ROWS):
-                gram.add(torch.from_numpy(rows[start : min(start + _ROWS, count)].copy()).double())
+                gram.add(rows[start : min(start + _ROWS, count)].double())
             if (rank := gram.rank()) < self._lead.width:
                 raise self._low_rank(count, f"has rank {rank}")
             self._checked.add(count)
@@ -167,7 +248,7 @@ def token_counts(member: Member) -> Int64[Tensor, "V"]:
     return calibration.counts(member.architecture.vocab_size)
 
 
-def _means(member: Member, embedding: "npt.NDArray[np.float32]", tokens: int) -> Iterator[Tensor]:
+def _means(member: Member, embedding: Float[Tensor, "V w"], tokens: int) -> Iterator[Tensor]:
     """Yield the mean embedding of the first tokens of each kept window, float64, block by block."""
     calibration = member.calibration
     assert calibration is not None, "members of one model have kept tokens"
@@ -179,24 +260,16 @@ def _means(member: Member, embedding: "npt.NDArray[np.float32]", tokens: int) ->
         ids = calibration.ids[start : start + at_once, :width].long()
         # Text that an expert wrote may hold numbers of rows that pad its table, which are no tokens.
         keep = (torch.arange(width)[None, :] < own[:, None]) & (ids < len(embedding))
-        rows = torch.from_numpy(embedding[ids.masked_fill(~keep, 0).flatten().numpy()]).double()
-        rows = rows.reshape(*ids.shape, -1).masked_fill(~keep[:, :, None], 0.0)
+        rows = embedding[ids.masked_fill(~keep, 0)].double().masked_fill(~keep[:, :, None], 0.0)
         yield rows.sum(dim=1) / keep.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def _pieces(member: Member, name: str) -> Iterator[Float[Tensor, "r w"]]:
     """Yield rows of a table; all of it is read, which checks its digest."""
-    source = member.open_weight(name)
-    for block in source.blocks():
-        yield from to_tensor(block, source.dtype).split(_ROWS)
+    for block in pass_over(member, name)():
+        yield from block.split(_ROWS)
 
 
-def _in_file(member: Member, name: str) -> "npt.NDArray[np.float32]":
-    """Return a table whose numbers, in float32, are in a temporary file, read when they are used."""
-    with TemporaryFile() as file:
-        width = 0
-        for rows in _pieces(member, name):
-            file.write(to_block(rows.float().contiguous()).tobytes())
-            width = rows.shape[1]
-        file.flush()
-        return np.memmap(file, dtype=np.float32, mode="r").reshape(-1, width)
+def _table(member: Member, name: str) -> Float[Tensor, "V w"]:
+    """Return a table, float32 in a file."""
+    return in_file(rows.float() for rows in _pieces(member, name))

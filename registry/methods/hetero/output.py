@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from registry.composition.card import digest_cell, license_cell
 from registry.composition.method import Card, Compared, Output, Settings, counted
 from registry.composition.recipe.option import Option, OptionKind, Problem
 from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K
 from registry.errors import InvalidInputError
-from registry.methods.moe.combined import per_token
+from registry.methods import hetero
 from registry.methods.moe.options import LAM
+from registry.methods.moe.output import per_token
 from registry.methods.works import DUME, MERGEME
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ LEAD = Option(
 )  # fmt: skip
 
 
+_PROJECTORS = {(True, True): "in, out", (True, False): "in", (False, True): "out", (False, False): "none"}
+
+
 class Hetero(Output):
     """Whole bodies between one embedding and one head, with a router of sequences (MergeME, §3.2).
 
@@ -43,6 +48,7 @@ class Hetero(Output):
     words = "one model of several architectures"
     called = "hetero"
     kind = "mixed architectures"
+    noun = "mixture"
     choice = "several architectures (hetero)"
     clause = "members of several architectures behind one embedding and before one head"
     needs_code = True
@@ -50,6 +56,7 @@ class Hetero(Output):
     works = (DUME, MERGEME)
     compared = {"hetero": Compared({"top_k": 1})}
     has_projectors = True
+    one_layer = "An ensemble"
 
     def problem(self, values: Settings) -> Problem | None:
         if (tokens := values["routing_tokens"]) != 1:
@@ -61,11 +68,7 @@ class Hetero(Output):
         )
 
     def check_members(self, recipe: Recipe, names: Sequence[str]) -> None:
-        if recipe.top_k is not None and not 1 <= recipe.top_k <= len(names):
-            raise InvalidInputError(
-                f"top-k is {recipe.top_k}, it must be from 1 to {len(names)}, the number of members",
-                f"give --top-k {len(names)} or less, or name more --experts",
-            )
+        super().check_members(recipe, names)
         if len(set(names)) == 1:
             raise InvalidInputError(
                 f"{names[0]} is the only member, and there is nothing to share or to choose from",
@@ -84,44 +87,72 @@ class Hetero(Output):
         return kept if recipe.lead in names else kept.replace(lead=None)
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-        from registry.methods.hetero.plan import make_hetero
-
-        return make_hetero(members, recipe)
+        return hetero.make_hetero(members, recipe)
 
     def opened(self, plan: Plan, workspace: Workspace) -> AbstractContextManager[Source]:
-        from registry.methods.hetero.plan import opened
-
-        return opened(plan)
+        return hetero.opened(plan)
 
     def config(self, plan: Plan) -> dict[str, Any]:
-        from registry.methods.hetero.plan import config
-
-        return config(plan)
+        return hetero.config(plan)
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
-        from registry.hosts.remote_code import hetero_code
+        from registry.hosts.remote_code import modelling_file
+        from registry.methods.hetero.host import MODELLING_FILE
 
-        return hetero_code()
+        return modelling_file(MODELLING_FILE)
 
     def card(self, plan: Plan) -> Card:
-        from registry.methods.hetero.card import hetero_card
-
-        return hetero_card(plan)
+        recipe = plan.recipe.document(plan.names)
+        tokens = recipe["routing_tokens"]
+        first = f"first {tokens} tokens" if tokens else "prompt"
+        evidence = f"Until the {first} are read all members count alike, so no\ntoken is weighed by those after it."
+        if not tokens:
+            evidence = (
+                "The weights are those of the prompt, the tokens of the first call, for its own\n"
+                "tokens too: for generation, not for perplexities."
+            )
+        cost = f"every member runs on the {first}, then those chosen" if tokens else "the members chosen run"
+        routing = f"by the mean of the shared embeddings of the {first} (MergeME, section 3.2), in closed form"
+        return Card(
+            tags=["moe", plan.model_type],
+            title=" + ".join(plan.names),
+            intro=f"{len(plan.members)} whole decoders, each of its own architecture and size, between one embedding "
+            f"and one head ({plan.model_type}), without\ntraining, by expert-registry. A router reads the first tokens "
+            "of a text and chooses the members that run.",
+            columns=("index", "expert", "architecture", "hidden size", "projectors", "content digest", "license"),
+            rows=[
+                (
+                    *(str(index), one.name, one.family.model_type, str(one.architecture.hidden_size)),
+                    *(_PROJECTORS[pair], digest_cell(one), license_cell(one)),
+                )
+                for index, (one, pair) in enumerate(zip(plan.members, plan.parts.projected, strict=True))
+            ],
+            settings=[
+                ("embedding and head", f"those of {plan.lead.name}"),
+                ("routing", routing),
+                ("kept", f"{recipe['top_k']} of a sequence; temperature {recipe['temperature']:g}"),
+                ("ridge strength", f"{recipe['lam']:g}, relative"),
+                ("cost", cost),
+                ("parameters", f"{plan.parameters:,} stored"),
+            ],
+            notes=evidence,
+            limits=["A head that is projected in front of another one is as near to it as least squares come."],
+            works=plan.output.works,
+        )
 
     def notes(self, plan: Plan) -> Iterable[str]:
-        from registry.methods.hetero.plan import notes
-
-        return notes(plan)
+        return hetero.notes(plan)
 
     def active_parameters(self, plan: Plan) -> int:
-        from registry.methods.hetero.plan import active_parameters
-
-        return active_parameters(plan)
+        bodies = [
+            sum(one.elements for one in plan.tensors if one.name.startswith((f"members.{index}.", f"outputs.{index}.")))
+            for index in range(len(plan.members))
+        ]  # those of the largest that are kept count, with the shared tables and the router
+        return plan.parameters - sum(sorted(bodies, reverse=True)[plan.recipe.document(plan.names)["top_k"] :])
 
     def peak_bytes(self, plan: Plan) -> int:
-        from registry.methods.hetero.plan import peak_bytes
-
-        return peak_bytes(plan)
+        widest = max(tables.width for tables in plan.parts.tables)
+        return plan.block_bytes + 4 * 8 * int(plan.parts.lead.width * widest)  # the matrices of one projector
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         of = f"{counted(len(document['members']), 'expert')} of several architectures"

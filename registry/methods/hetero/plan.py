@@ -12,12 +12,10 @@ from registry.composition.plan import Computed, OutputTensor, Plan, Source, Stor
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.taken_files import taken_notes
 from registry.hosts.host import dense_config
-from registry.hosts.remote_code import HETERO, HETERO_MODULE
 from registry.member import Member
-from registry.methods.hetero.fit import HeteroFit
-from registry.methods.hetero.tables import SOFTCAP, Tables, make_tables
+from registry.methods.hetero.fit import SOFTCAP, HeteroFit, Tables, make_tables
+from registry.methods.hetero.host import HETERO, MODELLING_FILE
 from registry.methods.whole_members import common_sizes, loading, own_config
-from store.catalog.records import Role
 
 CLASS_NAME = "HeteroForCausalLM"
 SEQUENCE = "sequence"
@@ -26,10 +24,9 @@ SEQUENCE = "sequence"
 
 @dataclass(frozen=True)
 class HeteroParts:
-    """What it keeps of its plan.
+    """Parts of the plan of members of different architectures.
 
     Attributes:
-        tables: the embedding and head of each member.
         lead: those that all share.
         fit: the projectors between the lead's tables and each member, and the router.
     """
@@ -68,27 +65,12 @@ def notes(plan: Plan) -> Iterator[str]:
         yield f"the head of {plan.lead.name} stands in for that of {', '.join(fitted)}, by least squares"
 
 
-def active_parameters(plan: Plan) -> int:
-    """Return the weights that take part in one token: the shared tables, the router, and the largest bodies kept."""
-    bodies = []
-    for index in range(len(plan.members)):
-        own = (f"members.{index}.", f"outputs.{index}.")
-        bodies.append(sum(tensor.elements for tensor in plan.tensors if tensor.name.startswith(own)))
-    return plan.parameters - sum(sorted(bodies, reverse=True)[plan.recipe.document(plan.names)["top_k"] :])
-
-
-def peak_bytes(plan: Plan) -> int:
-    """Return an upper estimate of the memory that writing takes: the matrices of one projector, and one block."""
-    parts: HeteroParts = plan.parts
-    return plan.block_bytes + 4 * 8 * parts.lead.width * max(tables.width for tables in parts.tables)
-
-
 def config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the shared sizes, the configuration of each member, and how members are weighed."""
     lead, recipe = plan.lead.architecture, plan.recipe.document(plan.names)
     settings = dense_config(json.loads(plan.lead.file("config.json")))
     return {
-        **loading(plan, HETERO_MODULE, "HeteroConfig"),
+        **loading(plan, MODELLING_FILE.stem, "HeteroConfig"),
         **common_sizes(plan),
         "vocab_size": lead.vocab_size,
         "initializer_range": settings.get("initializer_range", 0.02),
@@ -110,17 +92,7 @@ def config(plan: Plan) -> dict[str, Any]:
 
 
 def make_hetero(members: Sequence[Member], recipe: Recipe) -> Plan:
-    """Return the plan of members of different architectures (in any order) by `recipe`.
-
-    Args:
-        members: active versions of different experts that share a tokenizer.
-        recipe: how they share an embedding and a head, and are weighed.
-
-    Raises:
-        InvalidInputError: no member or one, a name twice, or a recipe that does not fit them.
-        IncompatibleError: members differ in what must agree, or one lacks what the recipe needs; the message says who
-            and what.
-    """
+    """Return the plan of members that share a tokenizer (arguments and errors as `Output.plan`)."""
     tables, lead = make_tables(members, recipe)
     ordered = tuple(each.member for each in tables)
     dtype = recipe.dtype or common_dtype(ordered)
@@ -151,10 +123,8 @@ def _tensors(tables: Sequence[Tables], lead: Tables, dtype: str | None) -> Itera
     for name, own in shared.items():
         yield OutputTensor(own, dtype or lead.member.link("trunk", name).dtype, Stored(lead.member, "trunk", name))
     for index, each in enumerate(tables):
-        member, family = each.member, each.member.family
-        roles: dict[str, Role] = dict.fromkeys(family.trunk_shapes(member.architecture), "trunk")
-        roles |= dict.fromkeys(family.mlp_shapes(member.architecture), "mlp")
-        for name, role in roles.items():
+        member = each.member
+        for name, role in member.roles.items():
             if name not in (each.embedding, each.head):
                 own = f"members.{index}.{name.removeprefix(each.prefix)}"
                 yield OutputTensor(own, dtype or member.link(role, name).dtype, Stored(member, role, name))

@@ -1,4 +1,4 @@
-"""What the model card of a mixture or a dense model says."""
+"""The model card of a mixture or a dense model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,19 +6,14 @@ from typing import Any
 from registry.composition.card import digest_cell, license_cell
 from registry.composition.method import Card, Work
 from registry.composition.plan import Plan, RoutingCost
-from registry.methods.moe.context.context_cost import context_cost
+from registry.methods.moe.plan import context_cost
 
 _OF_COEFFICIENTS = 'Each expert\'s difference from the base model counts by a coefficient, as in "Soup-of-Experts".'
 _OF_COPIES = 'The experts are copies of one dense model\'s MLPs, as in "Sparse Upcycling".'
 
 
 def mixture_card(plan: Plan, works: Sequence[Work]) -> Card:
-    """Return the card of a mixture or a dense model.
-
-    Args:
-        plan: the composition.
-        works: the works to cite.
-    """
+    """Return the card of a mixture or a dense model."""
     recipe, count, host = plan.recipe.document(plan.names), len(plan.members), plan.model_type
     is_sparse = plan.recipe.router_method is not None
     coefficients, fit = recipe.get("coefficients"), recipe.get("fit")

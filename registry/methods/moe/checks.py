@@ -1,7 +1,7 @@
 """Checks of the members of a mixture, a dense model or a shared trunk, beyond those of all compositions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from registry.composition.compatibility import Subset
 from registry.composition.found import ROUTERS
@@ -10,8 +10,8 @@ from registry.composition.recipe.recipe import Recipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.io.display import few
-from registry.member import AS_EXPERT, Member
-from registry.methods.moe.recipe import retakes
+from registry.member import Member
+from registry.methods.moe.output import retakes
 
 
 def check_mixture(subset: Subset, recipe: Recipe) -> None:
@@ -88,11 +88,7 @@ def check_anchors(members: Sequence[Member], base: Member | None) -> None:
 
 
 def _check_bias(members: Sequence[Member], recipe: Recipe) -> None:
-    """Check that a bias is an expert's, beside the public expert.
-
-    Raises:
-        InvalidInputError: it is the public expert's, or there is none.
-    """
+    """Check that a bias is an expert's, beside the public expert."""
     public = {member.name for member in members if member.version.kind == "base"}
     given = [name for name, bias in recipe.bias.items() if bias]
     if of_public := sorted(public.intersection(given)):
@@ -129,29 +125,17 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
         )
     if retakes(recipe) or recipe.refine_mlp:
         for member in members:
-            if not _kept_tokens(member) and member.version.kind == "base":
-                raise IncompatibleError(
-                    f"{member.version.ref} is a base model, which has no calibration tokens, and this recipe runs them "
-                    "through models",
-                    f"{AS_EXPERT} --keep-calibration; or choose --router random and no refinement",
-                )
-            if not _kept_tokens(member):
-                raise IncompatibleError(
-                    f"{member.version.ref} kept no calibration tokens, which this recipe runs through models",
-                    f"register it again with them: reg add-expert {member.name} CKPT --data FILE --keep-calibration; "
-                    "a checkpoint that carries neither text nor statistics writes its own, which is kept",
-                )
+            member.require_calibration(
+                "which this recipe runs through models",
+                "this recipe runs them through models",
+                "; or choose --router random and no refinement",
+            )
 
 
-@dataclass(frozen=True)
-class _Need:
-    """Statistics that a part of a recipe needs.
+class _Need(NamedTuple):
+    """Statistics of some sites, or `TOKEN_COUNTS`, that a part of a recipe needs, and options that do without.
 
-    Attributes:
-        user: the part of the recipe, in words.
-        sites: the sites, or `TOKEN_COUNTS`.
-        alternative: options that do without; empty if there are none.
-        of_base: options that need no statistics at all, for a base model among the members.
+    `of_base` are those that need no statistics at all, for a base model among the members.
     """
 
     user: str
@@ -168,7 +152,7 @@ def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
     needs, called, of_base = list[_Need](), f"router method {recipe.router!r}", f"--router {_router(None)}"
     router, trunk = recipe.router_method, recipe.trunk_method
     if router is not None and router.statistics == OWN and not (retakes(recipe) or recipe.refine_mlp):
-        refined = "--refine 1" if all(map(_kept_tokens, members)) else ""
+        refined = "--refine 1" if all("ids" in member.names("calibration") for member in members) else ""
         needs.append(_Need(called, (MLP_INPUT,), refined or f"--router {_router(COUNTS)}", of_base))
     if router is not None and router.statistics == COUNTS and len(members) > 1:
         needs.append(_Need(called, (TOKEN_COUNTS,), f"--router {_router(OWN)}", of_base))
@@ -180,10 +164,6 @@ def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
 def _router(statistics: str | None) -> str:
     """Return the first router method that is made from some statistics and was not trained."""
     return next(name for name, one in ROUTERS.items() if one.statistics == statistics and not one.is_trained)
-
-
-def _kept_tokens(member: Member) -> bool:
-    return "ids" in member.names("calibration")
 
 
 def equal_mlp_notes(members: Sequence[Member]) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from registry.composition.recipe.recipe import Recipe
 from registry.hosts import Trunk
 from registry.hosts.tensors import Evidence, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Widened
 from registry.member import Member
-from registry.methods.moe.recipe import retakes, router_of
-from registry.methods.moe.refit.token_streams import BATCH_TOKENS
+from registry.methods.moe.output import retakes, router_of
+from registry.methods.moe.refit.texts import BATCH_TOKENS
 from store.arrays import CARRIERS, CHUNK_ELEMENTS
 
 LIBRARIES = 1 << 26

@@ -24,23 +24,21 @@ from registry.checkpoint import Checkpoint
 from registry.composition.method import COUNTS
 from registry.composition.passes import PassContext, pass_context, stored_folder
 from registry.composition.plan import Plan, Source
-from registry.composition.recipe.recipe import Recipe
-from registry.composition.stored import copied, span
+from registry.composition.stored import stored_stream
 from registry.destination.destination import OpenFolder
 from registry.errors import DamagedError, IncompatibleError
 from registry.families.sites import MLP_INPUT
-from registry.hosts import RowSelection
 from registry.io.model_folder import INDEX, json_file, write_files
-from registry.io.safetensors_file import Span, Stream
+from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.member import Member
-from registry.methods.moe.context.member_evidence import choices_of, evidence_of
-from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, write_model
+from registry.methods.moe.context import choices_of, evidence_of
+from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, trunk_digest, write_model
+from registry.methods.moe.options import SOLVES_AGAIN
+from registry.methods.moe.output import pass_document, retakes
 from registry.methods.moe.plan import dense_plan
-from registry.methods.moe.provenance import trunk_digest
-from registry.methods.moe.recipe import pass_document, retakes
-from registry.methods.moe.refinement import SOLVES_AGAIN
-from registry.methods.moe.refit import KnownChoice, refit
+from registry.methods.moe.refit.choice import KnownChoice
+from registry.methods.moe.refit.fit import refit
 from registry.methods.moe.render import render
 from registry.methods.moe.tensor_source import RecollectedSource, StoredSource, TensorSource
 from registry.progress import remark
@@ -67,10 +65,6 @@ def opened(plan: Plan, workspace: Workspace) -> Iterator[Source]:
 def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     """Run the passes that a plan's recipe asks for, and return the source of its tensors.
 
-    Args:
-        plan: the composition.
-        context: the folder and the cache for passes.
-
     Raises:
         DamagedError: a stored array is damaged.
         CalibrationError: an activation is NaN or infinite.
@@ -80,32 +74,21 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     recipe = plan.recipe
     source: TensorSource = StoredSource(plan, KeptTensors(context.cache, partial(mkdtemp, dir=context.work)))
     if recipe.refine_mlp:
-        source = _refitted(source, context)
+        work, choice = Path(mkdtemp(dir=context.work)), None  # where refitted tensors stay
+        if recipe.router_method is not None and recipe.router_method.statistics == COUNTS:
+            evidence = evidence_of(plan)
+            choice = KnownChoice([choices_of(plan, calibration_of(member), evidence) for member in plan.members])
+        # Any member's dense model will do: only the composed trunk of it is used.
+        with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
+            source = refit(source, Checkpoint(folder, remote_code=True), work, context.progress, choice)
     if retakes(recipe):
         if recipe.refine == 0:
             statistics = [_of_features(plan, context, member) for member in plan.members]
-        else:
-            statistics = _forced(source, context)
-            for passes in range(1, recipe.refine):
-                statistics = _routed(RecollectedSource(source, statistics), passes, context)
+        for passes in range(recipe.refine):
+            before = RecollectedSource(source, statistics) if passes else source
+            statistics = _of_composition(before, passes, context)
         source = RecollectedSource(source, statistics)
     return source
-
-
-def _refitted(source: TensorSource, context: PassContext) -> TensorSource:
-    """Refit a source to the members' tokens; refitted tensors stay in the working folder."""
-    work = Path(mkdtemp(dir=context.work))
-    # Any member's dense model will do: only the composed trunk of it is used.
-    with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
-        return refit(source, Checkpoint(folder, remote_code=True), work, context.progress, _known_choice(source.plan))
-
-
-def _known_choice(plan: Plan) -> KnownChoice | None:
-    """Return the experts that context routing gives to the members' kept tokens; None for other routers."""
-    if plan.recipe.router_method is None or plan.recipe.router_method.statistics != COUNTS:
-        return None
-    evidence = evidence_of(plan)
-    return KnownChoice([choices_of(plan, calibration_of(member), evidence) for member in plan.members])
 
 
 def calibration_of(member: Member) -> Calibration:
@@ -120,76 +103,46 @@ def calibration_of(member: Member) -> Calibration:
     return calibration
 
 
-def _check_known(calibration: Calibration, member: Member, through: Member) -> None:
-    """Check that a model's vocabulary has all calibration tokens of a member.
-
-    Raises:
-        IncompatibleError: a token is beyond the vocabulary.
-    """
-    largest, rows = int(calibration.ids.max()), through.architecture.vocab_size
-    if largest >= rows:
-        raise IncompatibleError(
-            f"{member.version.ref} was calibrated on token {largest}, and {through.version.ref}, which this recipe "
-            f"runs its text through, knows {rows}",
-            f"choose a router of the experts' own features: --router {SOLVES_AGAIN}",
-        )
-
-
-def settings_of(recipe: Recipe, dtype: str) -> PassSettings:
-    """Return the settings of passes, as a recipe's document records them."""
-    return PassSettings(dtype=dtype, sites="router", device=recipe.device)
-
-
 def _of_features(plan: Plan, context: PassContext, member: Member) -> Cached:
     """Return a member's statistics in the base model, whose features the router takes."""
     base = plan.base
     assert base is not None
-    _check_known(calibration_of(member), member, base)
-    key = ["features", base.version.digest]
-    settings = settings_of(plan.recipe, str(base.content["dtype"]))
-    return _passed(plan, context, member, key, settings, lambda: stored_folder(base, context))
+    largest, rows = int(calibration_of(member).ids.max()), base.architecture.vocab_size
+    if largest >= rows:
+        raise IncompatibleError(
+            f"{member.version.ref} was calibrated on token {largest}, and {base.version.ref}, which this recipe "
+            f"runs its text through, knows {rows}",
+            f"choose a router of the experts' own features: --router {SOLVES_AGAIN}",
+        )
+    key, dtype = ["features", base.version.digest], str(base.content["dtype"])
+    return _passed(plan, context, member, key, dtype, lambda: stored_folder(base, context))
 
 
-def _forced(source: TensorSource, context: PassContext) -> list[Cached]:
-    """Return each member's statistics in the composed trunk with its own MLPs: every token is forced to its expert."""
+def _of_composition(source: TensorSource, passes: int, context: PassContext) -> list[Cached]:
+    """Return each member's statistics in the composed trunk with its own MLPs: every token is forced to its expert.
+
+    After some passes they are those in the routed model that results from these.
+    """
     plan = source.plan
     key = ["forced", trunk_digest(plan)]
-    settings = settings_of(plan.recipe, plan.dtype)
+    if passes:
+        key = ["routed", replace(plan, recipe=plan.recipe.replace(refine=passes)).digest]
     with TemporaryDirectory(dir=context.work) as shared:
-        trunk = Path(shared) / "trunk.safetensors"
-        return [
-            _passed(plan, context, member, key, settings, partial(forced_folder, source, number, trunk, context))
-            for number, member in enumerate(plan.members)
-        ]
-
-
-def _routed(source: TensorSource, passes: int, context: PassContext) -> list[Cached]:
-    """Return each member's statistics in the routed model that results from a number of passes."""
-    plan = source.plan
-    key = ["routed", replace(plan, recipe=plan.recipe.replace(refine=passes)).digest]
-    settings = settings_of(plan.recipe, plan.dtype)
-    with TemporaryDirectory(dir=context.work) as shared:
-        dense, routed = Path(shared) / "trunk.safetensors", Path(shared) / "routed"
+        trunk, routed = Path(shared) / "trunk.safetensors", Path(shared) / "routed"
 
         @contextmanager
-        def folder() -> Iterator[Path]:
+        def routed_folder() -> Iterator[Path]:
             if not routed.exists():
                 routed.mkdir()
                 write_model(source, OpenFolder(routed), context.progress)
             yield routed
 
-        return [
-            _passed(
-                plan,
-                context,
-                member,
-                key,
-                settings,
-                folder,
-                partial(forced_folder, source, number, dense, context),
-            )
-            for number, member in enumerate(plan.members)
-        ]
+        statistics = []
+        for number, member in enumerate(plan.members):
+            own = partial(forced_folder, source, number, trunk, context)
+            folders = (routed_folder, own) if passes else (own, None)
+            statistics.append(_passed(plan, context, member, key, plan.dtype, *folders))
+        return statistics
 
 
 Folder = Callable[[], Any]
@@ -201,7 +154,7 @@ def _passed(
     context: PassContext,
     member: Member,
     key: list[str],
-    settings: PassSettings,
+    dtype: str,
     model_folder: Folder,
     checkpoint_folder: Folder | None = None,
 ) -> Cached:
@@ -212,21 +165,20 @@ def _passed(
         context: the folder and the cache for passes.
         member: the member whose tokens run.
         key: the model that they run through, as a part of the cache's key.
-        settings: the settings of the pass.
+        dtype: that of the model.
         model_folder: opens the model.
         checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
     """
+    settings = PassSettings(dtype=dtype, sites="router", device=plan.recipe.device)
     # The third part is what the recipe's document has under `token_weight`.
     digest = json_digest([member.version.digest, *key, "none", pass_document(plan.recipe, settings)])
     if (cached := context.cache.get(digest)) is None:
-        calibration = calibration_of(member)
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:
             checkpoint = Checkpoint(dense, member.version.ref, remote_code=True)
-            run = ModelRun(
-                load_model(folder, settings.dtype or plan.dtype, settings.device),
-                None if checkpoint_folder is None else routed_hook_points,
-            )
-            collected = take_statistics(checkpoint, digest, run, calibration, settings, progress=context.progress)
+            hook_points = None if checkpoint_folder is None else routed_hook_points
+            run = ModelRun(load_model(folder, dtype, settings.device), hook_points)
+            own = calibration_of(member)
+            collected = take_statistics(checkpoint, digest, run, own, settings, progress=context.progress)
         cached = context.cache.put(digest, collected)
     return cached
 
@@ -241,10 +193,7 @@ def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassC
     """Write a dense folder of the composed trunk and one member's MLPs, for as long as the context lasts.
 
     Args:
-        source: the tensors of the composition.
-        member: the member's number.
         trunk: the file of the trunk; written the first time, and linked into each folder.
-        context: the folder and the cache for passes.
     """
     plan = dense_plan(source.plan)
     streams = [Stream(t.name, t.dtype, t.shape, partial(render, source, t)) for t in plan.tensors]
@@ -252,11 +201,7 @@ def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassC
     if not trunk.exists():
         _write(trunk, [stream for stream in streams if stream.name not in mlps])
     own = [
-        replace(
-            stream,
-            blocks=partial(_own_mlp, source, member, stream),
-            spans=partial(_own_spans, source, member, stream),
-        )
+        stored_stream(stream.name, stream.dtype, stream.shape, partial(source.mlp, member, stream.name))
         for stream in streams
         if stream.name in mlps
     ]
@@ -273,12 +218,3 @@ def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassC
 
 def _write(path: Path, streams: list[Stream]) -> None:
     write_shards([Shard(path, tuple(streams))], lambda amount: None, flush=False)
-
-
-def _own_spans(source: TensorSource, member: int, stream: Stream) -> list[Span] | None:
-    stored = span(source.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)
-    return None if stored is None else [stored]
-
-
-def _own_mlp(source: TensorSource, member: int, stream: Stream) -> Iterator[Any]:
-    return copied(source.mlp(member, stream.name), RowSelection(stream.name), stream.dtype)

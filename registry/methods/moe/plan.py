@@ -5,17 +5,17 @@ from dataclasses import replace
 
 from registry.composition.compatibility import common_dtype, length_notes, make_subset
 from registry.composition.method import COUNTS
-from registry.composition.plan import EXPERTS, ROUTER, TRUNK, OutputTensor, Plan
+from registry.composition.plan import EXPERTS, ROUTER, TRUNK, OutputTensor, Plan, RoutingCost
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.taken_files import taken_notes
-from registry.composition.trained.trained_parts import EQUAL_COPIES
+from registry.composition.trained import EQUAL_COPIES
 from registry.errors import IncompatibleError, UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts
 from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
 from registry.hosts.context_mlp import ALARM
 from registry.hosts.head_map import holds_maps
-from registry.hosts.host import LAYERS
+from registry.hosts.host import LAYERS, NORM_TOPK_PROB
 from registry.hosts.remote_code import (
     CONTEXT_ALARM,
     CONTEXT_FAST,
@@ -25,38 +25,26 @@ from registry.hosts.remote_code import (
     HEAD_MAPS,
     REMOTE_CODE,
     THRESHOLDS_TENSOR,
+    biased_code_host,
     context_code_host,
     own_head_maps,
+    softmax_topk_code_host,
 )
-from registry.hosts.tensors import Entries, Evidence, Router, RouterBias
+from registry.hosts.tensors import Entries, Evidence, HeadMap, OwnHeadMap, Router, RouterBias
 from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
-from registry.maths.router.balance import balanced
+from registry.maths.router.gates import balanced
 from registry.member import Member
 from registry.methods.moe.checks import check_mixture, equal_mlp_notes
-from registry.methods.moe.options import SOFTMAX_TOPK
-from registry.methods.moe.recipe import top_k, trunk_of
-from registry.methods.moe.refinement import SOLVES_AGAIN
-from registry.methods.moe.routers.context import SHARED
-from registry.methods.moe.special_routers import (
-    has_router_bias,
-    host_of_bias,
-    with_router_bias,
-    with_softmax_topk,
-)
+from registry.methods.moe.options import SOFTMAX_TOPK, SOLVES_AGAIN
+from registry.methods.moe.output import top_k, trunk_of
+from registry.methods.moe.routers import SHARED
 
 
 def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-    """Return the plan of composing `members` (in any order) by `recipe`.
-
-    Args:
-        members: active versions of different experts.
-        base: the base model where `recipe.trunk` needs one; it takes no part otherwise.
-        recipe: how.
+    """Return the plan of composing members by a recipe (arguments and errors as `Output.plan`).
 
     Raises:
-        InvalidInputError: no member, a name twice, or a recipe that does not fit them.
-        IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
         UnsupportedFamilyError: the host asked for does not carry them.
     """
     subset = make_subset(members, base, recipe)
@@ -72,9 +60,9 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     dtype = recipe.dtype or common_dtype(subset.members)
     tensors = tuple(_tensors(subset.members, subset.base, recipe, dtype, lead, translation))
     plan = _carried(Plan(recipe, subset.members, subset.base, lead, dtype, "", "", tensors), translation)
-    if router is None or router.statistics != COUNTS:
+    if router is None or router.statistics != COUNTS or len(plan.members) == 1:
         return plan
-    return with_context(plan) if len(plan.members) > 1 else replace(plan, tensors=tuple(map(_no_choice, tensors)))
+    return with_context(plan)
 
 
 def _carried(plan: Plan, translation: Translation) -> Plan:
@@ -106,11 +94,6 @@ def statistics_weights(plan: Plan) -> list[float]:
     if plan.recipe.balance == "none":
         return plan.weights
     return balanced(plan.weights, [member.tokens for member in plan.members])
-
-
-def _no_choice(tensor: OutputTensor) -> OutputTensor:
-    """Return a router of one member, which is made from no counts, as zeros; another tensor as it is."""
-    return replace(tensor, made=Constant(tensor.shape, 0.0)) if isinstance(tensor.made, Router) else tensor
 
 
 def with_context(plan: Plan) -> Plan:
@@ -183,7 +166,7 @@ def _with_evidence(plan: Plan) -> Plan:
         architecture=translation.architecture.with_options(**settings),
     )
     experts, sizes = len(plan.members), translation.architecture
-    maps = own_head_maps(experts, sizes.hidden_size, bias=family.head_input(sizes).bias)
+    maps = own_head_maps(experts, sizes.hidden_size, bias=family.last_norm.bias)
     thresholds = tuple(((e, n), (e, n), 1.0) for e in range(experts) for n in range(experts))
     tensors = (
         *(tensor for tensor in plan.tensors if not isinstance(tensor.made, Router)),
@@ -198,7 +181,6 @@ def context_windows(translation: Translation, tau: float) -> tuple[ContextWindow
     """Return the windows of a context layer, and remarks.
 
     Args:
-        translation: how the host carries the members.
         tau: τ in tokens, 0 for the whole text so far.
     """
     kind, architecture = translation.host.context, translation.architecture
@@ -254,9 +236,8 @@ def _tensors(
         return
     for layer in range(architecture.num_hidden_layers):
         shape = (len(members), architecture.hidden_size)
-        gate = (
-            Router(shape, layer) if router.is_linear or len(members) > 1 else Constant(shape, 0.0)
-        )  # one expert has every token
+        has_choice = len(members) > 1 or (router.is_linear and router.statistics != COUNTS)  # one has every token
+        gate = Router(shape, layer) if has_choice else Constant(shape, 0.0)
         yield OutputTensor(host.tensor_name(layer, host.gate), dtype, gate, ROUTER)
         if host.gate_bias:
             bias = RouterBias((len(members),), layer)
@@ -289,3 +270,84 @@ def _one(name: str, dtypes: dict[str, str]) -> str:
         listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
         raise IncompatibleError(f"tensor {name} has different dtypes ({listed})", "choose one: --dtype bfloat16")
     return next(iter(dtypes.values()))
+
+
+_BIAS_NOTE = (
+    "its routers have a bias, which no native architecture carries: its modelling file does, and it loads with "
+    "trust_remote_code=True"
+)
+
+
+def has_router_bias(members: Sequence[Member], recipe: Recipe) -> bool:
+    """Tell whether routers of trained rows add a number other than 0 to a logit, trained with a row or asked for."""
+    if recipe.router_method is None or not recipe.router_method.is_trained:
+        return False
+    layers = range(members[0].architecture.num_hidden_layers)
+    return any(recipe.bias.values()) or any(member.router_bias(layer) for member in members for layer in layers)
+
+
+def host_of_bias(host: str | None) -> str:
+    """Return the host of routers with a bias, as recipes call it.
+
+    Raises:
+        UnsupportedFamilyError: another host was asked for.
+    """
+    if host not in (None, REMOTE_CODE):
+        raise UnsupportedFamilyError(
+            f"host {host!r} has no router bias, and this composition has one",
+            "drop --host: the folder then carries a modelling file; or drop --bias",
+        )
+    return REMOTE_CODE
+
+
+def with_router_bias(translation: Translation, lead: Member) -> Translation:
+    """Return the translation of a lead's family to the modelling file, with routers that have a bias."""
+    family = lead.family
+    host = biased_code_host(family.model_type, family.class_name, family.layers)
+    return replace(translation, host=host, notes=(*translation.notes, _BIAS_NOTE))
+
+
+def with_softmax_topk(translation: Translation, lead: Member, *, bias: bool) -> Translation:
+    """Return the translation of a lead's family whose experts keep the weights of the softmax over all of them.
+
+    Args:
+        translation: that to the same host with weights that add up to 1.
+        bias: routers have a bias.
+
+    Raises:
+        UnsupportedFamilyError: the class of the host makes them add up to 1 all the same.
+    """
+    host, family = translation.host, lead.family
+    if host.files:
+        kept = softmax_topk_code_host(family.model_type, family.class_name, family.layers, bias=bias)
+        return replace(translation, host=kept)
+    if not host.obeys_norm_topk_prob:
+        fitting = [name for name, one in lead.hosts.items() if one.host.obeys_norm_topk_prob]
+        remote = "--remote-code, a modelling file in the folder"
+        raise UnsupportedFamilyError(
+            f"host {host.model_type!r} makes the weights of a token's experts add up to 1, which gating "
+            f"{SOFTMAX_TOPK!r} does not",
+            f"choose --host {fitting[0]}, or {remote}" if fitting else f"add {remote}",
+        )
+    return replace(translation, host=replace(host, config=lambda *sizes: host.config(*sizes) | {NORM_TOPK_PROB: False}))
+
+
+def context_cost(plan: Plan) -> RoutingCost | None:
+    """Return what context routing adds to a plan, None if the plan has no such routing."""
+    recipe = plan.recipe
+    if recipe.router_method is None or recipe.router_method.statistics != COUNTS or len(plan.members) < 2:
+        return None
+    # Random routers need no statistics, and have the shapes of all routers that read the stream.
+    plain = recipe.replace(router="random", top_k=top_k(recipe, len(plan.members)), refine_mlp=False)
+    without = make_plan(plan.members, plan.base, plain)
+    mine, other = plan.parts.architecture, without.parts.architecture
+    has_window = recipe.host == REMOTE_CODE or bool(context_windows(without.parts, recipe.context_window)[0].slow)
+    return RoutingCost(
+        mine.num_hidden_layers - other.num_hidden_layers,
+        any(isinstance(tensor.made, HeadMap | OwnHeadMap) for tensor in plan.tensors),
+        mine.num_hidden_layers - 1,
+        mine.hidden_size - other.hidden_size,
+        float(recipe.context_window) if has_window else 0.0,
+        plan.parameters - without.parameters,
+        plan.nbytes - without.nbytes,
+    )

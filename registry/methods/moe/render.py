@@ -32,12 +32,7 @@ from store.arrays import CARRIERS, Block, rows_per_block
 
 
 def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
-    """Yield the rows of one output tensor, in its dtype's carrier.
-
-    Raises:
-        DamagedError: a stored array is damaged.
-        InvalidInputError: a linear system cannot be solved, or a weight does not fit the dtype.
-    """
+    """Yield the rows of one output tensor, in its dtype's carrier (errors as `TensorSource.combined` and `held`)."""
     yield from held(_rendered(source, tensor), tensor.dtype, tensor.name)
 
 
@@ -62,7 +57,7 @@ def _rendered(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
         case EvidenceEmbedding() as embedding:
             yield from _evidence(source, embedding, dtype)
         case Evidence():
-            yield to_block(source.context.evidence.to(dtype))
+            yield to_block(source.context.evidence().to(dtype))
         case HeadMap() as maps:
             yield from _head_map(source, maps, dtype)
         case OwnHeadMap(shape, expert):
@@ -115,12 +110,12 @@ def padded(block: Block, width: int) -> Block:
 
 def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Iterator[Block]:
     """Yield a tensor of few entries by blocks of its rows; the axes before the last count as one, (R, C)."""
-    unit = source.context.unit**sparse.unit_power if sparse.unit_power else 1.0
+    unit = source.context.unit() ** sparse.unit_power if sparse.unit_power else 1.0
     *above, width = sparse.shape
     flat, largest = (math.prod(above), width) if above else (width,), torch.finfo(dtype).max
     values = [(index, value * unit) for index, value in sparse.entries]
     if sparse.thresholds:  # in proportion to what they are compared with
-        limits = source.context.thresholds
+        limits = source.context.thresholds()
         values += [(index, float(limits[pair]) * factor * unit) for index, pair, factor in sparse.thresholds]
         shrink = largest / max(largest, *(abs(value) for _, value in values))
         values = [(index, value * shrink) for index, value in values]
@@ -140,7 +135,7 @@ def _entries(source: TensorSource, sparse: Entries, dtype: torch.dtype) -> Itera
 
 def _evidence(source: TensorSource, embedding: EvidenceEmbedding, dtype: torch.dtype) -> Iterator[Block]:
     """Yield the rows of the embedding with each token's evidence beside them (`hosts/context.py`)."""
-    evidence, start = source.context.evidence, 0
+    evidence, start = source.context.evidence(), 0
     hidden, experts = embedding.inner.shape[-1], embedding.experts
     for combined in _combine(source, embedding.inner):
         rows = combined.double()  # (r, H)
@@ -161,7 +156,7 @@ def _head_map(source: TensorSource, maps: HeadMap, dtype: torch.dtype) -> Iterat
     rank, levels, hidden = maps.rank, maps.levels, maps.hidden_size
     inner = height // 2 if maps.projection == "gate_up" else width if maps.projection == "down" else height  # I
     used = rank * len(levels)
-    unit = source.context.unit**maps.unit_power if maps.projection == "down" and maps.unit_power else 1.0
+    unit = source.context.unit() ** maps.unit_power if maps.projection == "down" and maps.unit_power else 1.0
     gates = torch.tensor([gate for gate, _ in levels], dtype=torch.float64).repeat_interleave(rank)
     factors = torch.tensor([factor for _, factor in levels], dtype=torch.float64).repeat_interleave(rank) * unit
     rows_at_once = _few_rows((height, width))

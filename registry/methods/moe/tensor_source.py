@@ -4,7 +4,7 @@
 
     StoredSource        the members' stored arrays, combined by the trunk method
     RecollectedSource   the same tensors, with routers solved from statistics that passes collected
-    RefitSource         refitted tensors in place of stored ones (`refit_source.py`)
+    RefitSource         refitted tensors in place of stored ones (`refit/composed_model.py`)
 
 Each holds a `RouterSolver` over its own statistics, so that routers are solved in one way.
 
@@ -25,21 +25,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.composition.method import BASE, OWN
-from registry.composition.method import Trunk as TrunkMethod
 from registry.composition.plan import Plan
 from registry.composition.stored import pass_over
 from registry.errors import InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.process import return_freed_memory
-from registry.maths.router.balance import balanced
+from registry.maths.router.gates import balanced
 from registry.maths.router.inputs import RouterInputs
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk.combination import Combination, Rows, tile_rows
-from registry.member import Member
-from registry.methods.moe.context.context_inputs import ContextInputs
+from registry.methods.moe.context import ContextInputs
+from registry.methods.moe.output import router_of, trunk_of
 from registry.methods.moe.plan import statistics_weights
-from registry.methods.moe.recipe import router_of, trunk_of
-from registry.methods.moe.trunks.task_vectors import SUM
+from registry.methods.moe.trunks import SUM
 from registry.statistics.cache import Cached, InputProducts, KeptTensors, NumberedBlock, SubsetSums, arrays_of
 from store.arrays import ArraySource
 
@@ -59,7 +57,6 @@ class RouterSolver:
     """The routers of a plan, solved from the members' statistics when they are first used.
 
     Args:
-        plan: the composition.
         members: the statistics of each member, in the plan's order.
         sums: where the sum of the plan's members' own statistics is kept; None to add up `members`.
     """
@@ -158,7 +155,6 @@ class StoredSource:
     """Tensors made from the members' stored arrays.
 
     Args:
-        plan: the composition.
         kept: the members' products of weights and Grams, and sums over them.
     """
 
@@ -167,6 +163,7 @@ class StoredSource:
         self._products, self._sums = InputProducts(kept or KeptTensors()), SubsetSums(kept or KeptTensors())
         self.routers = RouterSolver(plan, plan.members, self._sums)
         self.context = ContextInputs(self)
+        self._method = trunk_of(plan.recipe)
         self._pending: dict[tuple[str, int], tuple[list[str], Iterator[tuple[int, Iterator[NumberedBlock]]]]] = {}
         """Input → the maps of it that are still to come, and their rows."""
 
@@ -184,22 +181,10 @@ class StoredSource:
         """Return one MLP tensor of a member, as it was stored."""
         return self.plan.members[member].open("mlp", name)
 
-    @property
-    def _method(self) -> TrunkMethod:
-        return trunk_of(self.plan.recipe)
-
     @cached_property
     def _linear_inputs(self) -> dict[str, tuple[str, int]]:
         """Linear map → the site and layer of its input."""
         return self.plan.lead.family.linear_inputs(self.plan.lead.architecture)
-
-    @cached_property
-    def _maps_of_input(self) -> dict[tuple[str, int], list[str]]:
-        """Site and layer → the linear maps that have this input."""
-        maps: dict[tuple[str, int], list[str]] = {}
-        for name, site_and_layer in self._linear_inputs.items():
-            maps.setdefault(site_and_layer, []).append(name)
-        return maps
 
     def _rows(self, name: str) -> Iterator[Tensor]:
         method = self._method
@@ -212,7 +197,7 @@ class StoredSource:
         site_and_layer = self._linear_inputs[name]
         names, maps = self._pending.pop(site_and_layer, ([], iter(())))
         if name not in names[:1]:  # not the map that comes next: factor again, and begin with this map
-            together = self._maps_of_input[site_and_layer]
+            together = [one for one, place in self._linear_inputs.items() if place == site_and_layer]
             names = together[together.index(name) :]
             maps = groupby(self._together(together, len(together) - len(names)), key=itemgetter(0))
         _, blocks = next(maps)  # the blocks (r, C) of the first map
@@ -252,7 +237,7 @@ class StoredSource:
         if method.needs_inputs and len(plan.members) > 1:
             if name in self._linear_inputs:
                 site, layer = self._linear_inputs[name]
-                inputs = partial(_statistics, plan.members, site, layer)
+                inputs = partial(map, lambda member: member.packed_statistics(site, layer), plan.members)
             elif name == plan.lead.family.embedding:
                 counts = [member.token_counts for member in plan.members]  # (V,) each
         shapes = {member.weight(name).shape for member in members}
@@ -275,27 +260,9 @@ class StoredSource:
 
 
 class RecollectedSource:
-    """Tensors of another source, with routers solved from statistics of their own.
-
-    Args:
-        inner: the source of every other tensor.
-        statistics: the statistics of each member, collected by a pass.
-    """
+    """Tensors of another source, with routers solved from statistics of their own."""
 
     def __init__(self, inner: TensorSource, statistics: Sequence[Cached]) -> None:
-        self._inner = inner
-        self.plan = inner.plan
+        self.plan, self.context = inner.plan, inner.context
+        self.combined, self.mlp = inner.combined, inner.mlp
         self.routers = RouterSolver(inner.plan, statistics)
-        self.context = inner.context
-
-    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
-        """Yield the rows of one tensor of the inner source."""
-        return self._inner.combined(name)
-
-    def mlp(self, member: int, name: str) -> ArraySource:
-        """Return one MLP tensor of the inner source."""
-        return self._inner.mlp(member, name)
-
-
-def _statistics(members: tuple[Member, ...], site: str, layer: int) -> Iterator[PackedStatistics]:
-    return (member.packed_statistics(site, layer) for member in members)

@@ -3,29 +3,34 @@
 D begins at 0, so that training begins at the base model whatever the masks and the router say. The gates begin mostly
 open and at random, so that no two experts are alike, and the router near equal weights; their first values are ours.
 
-Shapes: B windows, S tokens, n experts, R outputs of all linear layers of attention and MLPs, O of one, H hidden size.
+Shapes: B windows, S tokens, n experts, R outputs of all linear layers of attention and MLPs, H hidden size.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from registry.io.torch_blocks import to_tensor
 from registry.maths.interpolation import (
     change,
     expected_sparsity,
-    expert_weight,
     expert_weights,
     final_masks,
     gate_overlap,
     mixed_gates,
     next_multiplier,
     overlap,
+    overlap_matrix,
     sampled_gates,
+    unpack_bits,
 )
+from registry.member import Member
 from registry.methods.simoe.settings import SimoeTraining
+from registry.methods.simoe.versions import KEY, MASK
 
 FIRST_MEAN, FIRST_SPREAD = 1.0, 0.5
 """Mean and standard deviation of log α at the start: P(z ≠ 0) is about 0.93."""
@@ -56,7 +61,7 @@ class Simoe(nn.Module):
         row = torch.randn((settings.experts, size), generator=draw) * size**-0.5
         self.router = nn.Parameter(row.to(device))
         self.multiplier = nn.Parameter(torch.zeros(1), requires_grad=False)  # of no gradient, and saved with the others
-        self.record = nn.Parameter(torch.zeros(settings.weights.steps, len(CURVES)), requires_grad=False)
+        self.record = nn.Parameter(torch.zeros(settings.steps, len(CURVES)), requires_grad=False)
         self._gates: Sequence[Tensor] = ()
         self._masks: Tensor | None = None
         for number, layer in enumerate(layers):
@@ -95,20 +100,18 @@ class Simoe(nn.Module):
         self.multiplier.fill_(value)
         self.record[step - 1] = torch.tensor([sparsity, float(gate_overlap(self.log_alpha)), value])
 
+    def decays(self, part: nn.Parameter) -> bool:
+        """Tell whether weight decay applies to a weight: to D."""
+        return any(part is delta for delta in self.deltas)
+
+    def rate_of(self, part: nn.Parameter) -> float:
+        """Return the highest learning rate of a weight."""
+        is_gate = part is self.log_alpha or part is self.router
+        return self.settings.gate_lr if is_gate else self.settings.lr
+
     def final(self) -> tuple[Bool[Tensor, "n R"], int]:
         """Return the masks that stay, and the number of gates that were closed for the sparsity."""
         return final_masks(self.log_alpha.detach(), self.settings.sparsity)
-
-    @staticmethod
-    def expert(weight: Tensor, delta: Tensor, mask: Bool[Tensor, "O"]) -> Tensor:
-        """Return rows of a linear layer's weight of one expert, in float32.
-
-        Args:
-            weight: the base model's.
-            delta: D, as it is stored.
-            mask: the expert's mask of these rows.
-        """
-        return expert_weight(weight.float(), delta.float(), mask.float())
 
     def _sampled(self) -> Float[Tensor, "n R"]:
         uniform = torch.rand(self.log_alpha.shape)  # on the CPU: the same on every device
@@ -119,3 +122,23 @@ class Simoe(nn.Module):
             return output + change(inputs[0], self.deltas[number], self._gates[number]).to(output.dtype)
 
         return add
+
+
+def mask_overlaps(members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
+    """Return (name, name, overlap of the masks, from 0 to 1) of every two members of one SIMoE; of others nothing.
+
+    Raises:
+        DamagedError: a mask is not what was stored.
+    """
+    if not all(KEY in (member.version.content or {}) for member in members):
+        return ()
+    masks = torch.stack([_mask(member) for member in members]).float()
+    found = overlap_matrix(masks)
+    pairs = combinations(range(len(members)), 2)
+    return tuple((members[one].name, members[other].name, float(found[one, other])) for one, other in pairs)
+
+
+def _mask(member: Member) -> Bool[Tensor, "R"]:
+    """Return a member's mask; the last bits, of no output, are 0."""
+    packed = torch.cat([to_tensor(block, "uint8") for block in member.open(KEY, MASK).blocks()])
+    return unpack_bits(packed, 8 * len(packed))

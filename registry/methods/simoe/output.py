@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import Card, Output, Settings, counted
 from registry.composition.recipe.shared_options import DTYPE
+from registry.methods.simoe.versions import KEY
 from registry.methods.works import L0, SIMOE
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Simoe(Output):
     needs_code = True
     note = "experts that were trained together"
     works = (SIMOE, L0)
+    has_domains = False
+    one_layer = "A SIMoE"
 
     def needs_base(self, values: Settings) -> bool:
         return True
@@ -49,22 +52,28 @@ class Simoe(Output):
         return config(plan)
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
-        from registry.hosts.remote_code import simoe_code
+        from registry.hosts.remote_code import modelling_file
+        from registry.methods.simoe.host import MODELLING_FILE
 
-        return simoe_code(plan.lead.family.class_name)
+        return modelling_file(MODELLING_FILE, plan.lead.family.class_name)
 
     def file_members(self, plan: Plan) -> Sequence[Member]:
         return (plan.lead,)
 
     def card(self, plan: Plan) -> Card:
-        from registry.methods.simoe.card import simoe_card
+        from registry.methods.simoe.plan import simoe_card
 
         return simoe_card(plan)
 
     def notes(self, plan: Plan) -> Sequence[str]:
-        count = plan.members[0].content["simoe"]["experts"]
+        count = plan.members[0].content[KEY]["experts"]
         joint = f"its shared weights were trained by all {count} experts together, whichever of them are members"
         return ("load it with trust_remote_code=True: the folder carries its modelling file", joint)
+
+    def mask_overlaps(self, members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
+        from registry.methods.simoe.model import mask_overlaps
+
+        return mask_overlaps(members)
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         return [f"{counted(len(document['members']), 'expert')} of a SIMoE, as they were trained together"]

@@ -4,25 +4,21 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from registry.checkpoint.trained_files import DELTA, MASK, ROW
+from registry.composition.card import digest_cell, license_cell
 from registry.composition.compatibility import make_subset
+from registry.composition.method import Card
 from registry.composition.plan import OutputTensor, Plan, Stacked, Stored
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.hosts.host import dense_config
-from registry.hosts.remote_code import SIMOE, SIMOE_MODULE
 from registry.member import Member
+from registry.methods.simoe.host import MODELLING_FILE, SIMOE
+from registry.methods.simoe.versions import DELTA, KEY, MASK, ROW
 from registry.methods.whole_members import loading
 from registry.workspace import Workspace
 from store.catalog import VersionRecord
 
 CLASS_NAME = "SimoeForCausalLM"
-MASKS, ROUTER, PROMPT_TOKENS = "masks", "router", "prompt_tokens"
-
-
-def prompt_tokens(plan: Plan) -> int:
-    """Return the number of first tokens of a sequence, which give the experts their weights."""
-    return int(plan.members[0].content["simoe"]["prompt_tokens"])
 
 
 def config(plan: Plan) -> dict[str, Any]:
@@ -30,10 +26,10 @@ def config(plan: Plan) -> dict[str, Any]:
     base = plan.lead
     return {
         **dense_config(json.loads(base.file("config.json"))),
-        **loading(plan, SIMOE_MODULE, "SimoeConfig"),
+        **loading(plan, MODELLING_FILE.stem, "SimoeConfig"),
         "interpolated_layers": [_module(base, name) for name in base.family.layer_matrices(base.architecture)],
         "members": plan.names,
-        PROMPT_TOKENS: prompt_tokens(plan),
+        "prompt_tokens": int(plan.members[0].content[KEY]["prompt_tokens"]),
         "vocab_size": base.architecture.vocab_size,
     }
 
@@ -47,10 +43,10 @@ def _tensors(members: tuple[Member, ...], base: Member, dtype: str | None) -> It
             yield OutputTensor(name, dtype or link.dtype, Stored(base, link.role, link.name))
     for layer in base.family.layer_matrices(base.architecture):  # in the order of the masks' bits
         array = f"{DELTA}{layer}"
-        own = dtype or members[0].link("simoe", array).dtype
-        yield OutputTensor(f"{_module(base, layer)}.delta", own, Stored(members[0], "simoe", array))
-    for name, array in ((MASKS, MASK), (ROUTER, ROW)):
-        yield OutputTensor(name, members[0].link("simoe", array).dtype, Stacked(members, "simoe", array))
+        own = dtype or members[0].link(KEY, array).dtype
+        yield OutputTensor(f"{_module(base, layer)}.delta", own, Stored(members[0], KEY, array))
+    for name, array in (("masks", MASK), ("router", ROW)):
+        yield OutputTensor(name, members[0].link(KEY, array).dtype, Stacked(members, KEY, array))
 
 
 def _module(base: Member, weight: str) -> str:
@@ -76,14 +72,14 @@ def make_simoe(members: Sequence[Member], base: Member | None, recipe: Recipe) -
     first, base = subset.members[0], subset.base
     for other in subset.members:
         for key, called in (("delta", "shared weights"), ("base", "base models"), ("prompt_tokens", "prompt tokens")):
-            one, another = (str(member.content["simoe"][key])[:12] for member in (first, other))
-            if first.content["simoe"][key] != other.content["simoe"][key]:
+            one, another = (str(member.content[KEY][key])[:12] for member in (first, other))
+            if first.content[KEY][key] != other.content[KEY][key]:
                 raise IncompatibleError(
                     f"{first.version.ref} and {other.version.ref} are experts of different trainings: their {called} "
                     f"are {one} and {another}",
                     "compose experts of one reg train-simoe",
                 )
-    trained_from, weights = str(first.content["simoe"]["base"]), str(base.content["weights"])
+    trained_from, weights = str(first.content[KEY]["base"]), str(base.content["weights"])
     if trained_from != weights:
         raise IncompatibleError(
             f"{first.version.ref} was trained from a base model of weights {trained_from[:12]}, and {base.version.ref} "
@@ -102,7 +98,7 @@ def check_trained(members: Sequence[Member]) -> None:
         IncompatibleError: one is not.
     """
     for member in members:
-        if "simoe" not in member.content:
+        if KEY not in member.content:
             raise IncompatibleError(
                 f"{member.version.ref} was not trained with others as one SIMoE: it has no mask",
                 "train such experts: reg train-simoe NAME --base B --data FILE; or choose another --to",
@@ -120,7 +116,7 @@ def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord:
     if not members:
         raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
     first = min(members, key=lambda member: member.name)
-    weights = str(first.content["simoe"]["base"])
+    weights = str(first.content[KEY]["base"])
     found = [one for one in workspace.versions(kind="base") if (one.content or {}).get("weights") == weights]
     if not found:
         raise IncompatibleError(
@@ -134,3 +130,28 @@ def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord:
             f"name one: --base {min(one.ref for one in found)}",
         )
     return found[-1]
+
+
+def simoe_card(plan: Plan) -> Card:
+    """Return the card of a SIMoE."""
+    trained, base = plan.members[0].content[KEY], plan.lead
+    prompt = trained["prompt_tokens"]
+    first = f"the mean embedding of the first {prompt} tokens"
+    return Card(
+        tags=["simoe", plan.model_type],
+        title=" + ".join(plan.names),
+        intro=f"{len(plan.members)} sparse interpolated experts of one base model ({plan.model_type}), put together by "
+        "expert-registry.",
+        columns=("index", "expert", "content digest", "license"),
+        rows=[(str(i), one.name, digest_cell(one), license_cell(one)) for i, one in enumerate(plan.members)],
+        settings=[
+            ("base model", f"{base.name} `{base.version.digest}`"),
+            ("shared weights", f"`{trained['delta']}`, trained by {trained['experts']} experts together"),
+            ("router", f"{first} gives each expert its weight, for the whole sequence"),
+            ("parameters", f"{plan.parameters:,}, all of which run on every token"),
+        ],
+        notes="A linear layer of weight\nW gives W x + g ∘ (D x), where D is shared and g is the mean of the members' "
+        f"masks by their weights. Before there are\n{prompt} tokens, all experts have equal weights. The mask and the "
+        "router row of an expert that is no member are not\nhere; what D learned with it is.",
+        works=plan.output.works,
+    )

@@ -11,12 +11,12 @@ from typing import Any
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from registry.calibration import Calibration, Corpus, random_places
+from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError
 from registry.methods.simoe.settings import SimoeTraining
-from registry.progress import Progress, remark
-from registry.training.training_windows import HELD_OUT, Windows, check_vocabulary, make_windows
+from registry.progress import Progress
+from registry.training.training_windows import Windows, draw_windows, make_windows, remark_repeats
 
 
 @dataclass(frozen=True)
@@ -47,29 +47,17 @@ def read_simoe_windows(
 ) -> SimoeWindows:
     """Read the windows of a training; each is used once before any is used again.
 
-    Args:
-        files: the text.
-        checkpoint: the base model.
-        tokenizer: of the base model.
-        settings: the settings, with the tokens of a window that the model takes.
-        progress: receives a remark on too little text.
-
     Raises:
         CalibrationError: there is no text longer than a prompt, or a token is beyond the model's vocabulary.
     """
-    size, weights = settings.seq_len, settings.weights
-    count = weights.steps * weights.batch_size * weights.accumulate + HELD_OUT
-    corpus = Corpus(list(files), tokenizer)
-    found = random_places(corpus, tokenizer, tokens=count * size, seq_len=size, seed=settings.seed)
-    check_vocabulary(found, checkpoint.architecture.vocab_size, found.label)
+    found = draw_windows(files, tokenizer, checkpoint.architecture.vocab_size, settings)
     long = found.lengths > settings.prompt_tokens
     if not bool(long.any()):
         raise CalibrationError(
             f"{found.label}: no window has more than the {settings.prompt_tokens} tokens of a prompt",
             "give more text with --data, or fewer --prompt-tokens",
         )
-    windows = make_windows([Calibration(found.ids[long], found.lengths[long], found.label)], size, settings.seed)
-    passes = (count - HELD_OUT) / len(windows.training)
-    if passes >= 2:
-        remark(progress, f"{found.label} is read {passes:.1f} times: it has fewer tokens than asked for")
+    longer = Calibration(found.ids[long], found.lengths[long], found.label)
+    windows = make_windows([longer], settings.seq_len, settings.seed)
+    remark_repeats(progress, windows, settings.windows)
     return SimoeWindows(windows.all, windows.training, windows.held_out, windows.seed, settings.prompt_tokens)

@@ -38,7 +38,7 @@ BEGINNINGS = 4
 CLUSTER = "cluster"
 _NONE = -1
 _BLOCK = 4096
-_BUFFERED = 1 << 20
+_BUFFERED = 1 << 24
 
 
 class ClusterCorpus(Corpus):
@@ -80,7 +80,7 @@ def cluster_documents(
         corpus: the documents.
         count: K, 2 or more.
         seed: of k-means.
-        embedder: the base model's checkpoint, the model loaded, and its tokenizer.
+        embedder: the base model's checkpoint, the model, and its tokenizer.
         scratch: an empty folder, for embeddings and the clusters' text; it must outlive the result.
         progress: reports documents.
 
@@ -163,23 +163,22 @@ def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
 
 def _split(corpus: Corpus, numbers: npt.NDArray[np.int64], paths: Sequence[Path]) -> None:
     """Copy every document to the file of its cluster."""
-    waiting: list[list[str]] = [[] for _ in paths]
-    sizes = [0] * len(paths)
-    for path in paths:
-        path.touch()
+    waiting: dict[Path, list[str]] = {path: [] for path in paths}
+    size = 0
 
-    def write(number: int) -> None:
-        with paths[number].open("a", encoding="utf-8") as file:
-            file.writelines(waiting[number])
-        waiting[number], sizes[number] = [], 0
+    def write() -> None:
+        for path, lines in waiting.items():
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
+            lines.clear()
 
     for document, number in zip(corpus, numbers, strict=True):
         if number == _NONE:
             continue
         line = json.dumps([document.text, document.messages, document.tools]) + "\n"
-        waiting[number].append(line)
-        sizes[number] += len(line)
-        if sizes[number] > _BUFFERED:
-            write(number)
-    for number in range(len(paths)):
-        write(number)
+        waiting[paths[number]].append(line)
+        size += len(line)
+        if size > _BUFFERED:
+            write()
+            size = 0
+    write()

@@ -16,8 +16,6 @@ from pathlib import Path
 import torch
 
 from registry.calibration import Corpus
-from registry.checkpoint.model_files import SOUP_ROUTER
-from registry.checkpoint.trained_files import SoupRouter, unpack_router
 from registry.composition.compose import compose
 from registry.composition.document_means import document_means
 from registry.composition.passes import pass_context, stored_folder
@@ -29,12 +27,13 @@ from registry.io.display import few
 from registry.io.dtypes import AUTO
 from registry.maths.soup_weights import coefficients, nearest_shares
 from registry.member import Member, load_member
-from registry.methods.soup.version import check_soup
+from registry.methods.soup.settings import check_soup
+from registry.methods.soup.versions import SOUP_ROUTER, SoupRouter, unpack_router
 from registry.names.reference import copy_name, require_list
 from registry.names.suggest import suggest
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
-from registry.training.coefficients import FitSettings, fit_coefficients
+from registry.training import FitSettings, fit_coefficients
 from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
 

@@ -15,9 +15,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from registry.checkpoint.trained_files import SoupRouter
 from registry.errors import InvalidInputError
 from registry.maths.soup_weights import combined, combined_low_rank
+from registry.methods.soup.versions import SoupRouter
 
 
 class Bank(nn.Module):

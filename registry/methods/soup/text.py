@@ -1,10 +1,10 @@
 """Windows of a soup's training: each step's come from a random mixture of the domains (algorithm 2).
 
-Shapes: k domains, T steps, B windows of a step, N windows, M held-out ones, H hidden size.
+Shapes: k domains, T steps, B windows of a step or a batch, N windows, M held-out ones, H hidden size.
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,20 @@ class SoupWindows(Windows):
     held_out_domains: Int64[Tensor, "M"]
     starts: tuple[int, ...]
 
-    def order(self, epoch: int) -> Int64[Tensor, "N"]:
-        """Return the order of the windows: their places are drawn already."""
-        return torch.arange(len(self.training))
+    def used(self, count: int) -> Int64[Tensor, "count"]:
+        """Return the numbers of the first windows of a training, which are drawn already."""
+        return self.training[:count]
+
+    def inputs(self, place: int) -> dict[str, Tensor]:
+        """Return the domain weights of the step of window `place` of all steps."""
+        step = place // (len(self.training) // len(self.domain_weights))
+        return {"domain_weights": self.domain_weights[step].float()}
+
+    def held_out_batches(self, size: int) -> Iterator[tuple[Int64[Tensor, "B"], dict[str, Tensor]]]:
+        """Yield the numbers of held-out windows of one domain after the other, with all weight on the domain."""
+        for domain, alone in enumerate(torch.eye(self.domain_weights.shape[1])):
+            for numbers in self.held_out[self.held_out_domains == domain].split(size):
+                yield numbers, {"domain_weights": alone.expand(len(numbers), -1)}
 
 
 def read_soup_windows(
@@ -54,31 +65,22 @@ def read_soup_windows(
 
     Each window of a domain is used once before any is used again.
 
-    Args:
-        domains: the documents of each domain.
-        checkpoint: the base model.
-        tokenizer: of the base model.
-        settings: the settings, with the tokens of a window that the model takes.
-        progress: receives a remark on domains with too little text.
-
     Raises:
         CalibrationError: a domain has no text, or a token is beyond the model's vocabulary.
     """
     draw = torch.Generator().manual_seed(settings.seed)
-    weights = settings.weights
-    mixtures = draw_domain_weights(len(domains), settings.support_of(len(domains)), weights.steps, draw)
-    drawn = draw_domains(mixtures, weights.batch_size * weights.accumulate, draw).flatten()  # (T, B) → (T B,)
+    mixtures = draw_domain_weights(len(domains), settings.support_of(len(domains)), settings.steps, draw)
+    drawn = draw_domains(mixtures, settings.batch_size * settings.accumulate, draw).flatten()  # (T, B) → (T B,)
     training, held_out, owners = torch.zeros_like(drawn), [], []
     parts: list[Calibration] = []
     starts = [0]
     for number, (name, corpus) in enumerate(domains.items()):
         places = (drawn == number).nonzero().flatten()
         windows = _read(name, corpus, tokenizer, len(places), settings, checkpoint)
-        epochs = -(-len(places) // len(windows.training))
-        if epochs > 1:
-            remark(progress, f"domain {name} is read {len(places) / len(windows.training):.1f} times: it has less text")
-        order = torch.cat([windows.order(epoch) for epoch in range(max(1, epochs))])[: len(places)]
-        training[places] = windows.training[order] + starts[-1]
+        if (passes := len(places) / len(windows.training)) > 1:
+            remark(progress, f"domain {name} is read {passes:.1f} times: it has less text")
+        if len(places):
+            training[places] = windows.used(len(places)) + starts[-1]
         held_out.append(windows.held_out + starts[-1])
         owners.append(torch.full_like(windows.held_out, number))
         parts.append(windows.all)
@@ -109,14 +111,7 @@ def _read(
 
 
 def centroids(model: Any, checkpoint: Checkpoint, windows: SoupWindows, batch_size: int) -> Float[Tensor, "k H"]:
-    """Return the centroid of each domain: the mean over some windows of their mean MLP inputs in the last layer.
-
-    Args:
-        model: the dense model whose weights are the shared ones.
-        checkpoint: its checkpoint.
-        windows: the windows of the domains.
-        batch_size: windows that pass through the model at once.
-    """
+    """Return the centroid of each domain: the mean over some windows of their mean MLP inputs in the last layer."""
     seen: list[Tensor] = []
     (*_, last) = checkpoint.family.mlps(model)
     device = next(iter(model.parameters())).device

@@ -6,78 +6,54 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from registry.calibration import Calibration, Corpus
-from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.calibration import Corpus
+from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.model_files import EXPERT_TRAINING, OWN_FILES, SOUP_FILE, SOUP_ROUTER
-from registry.checkpoint.trained_files import pack_router, pack_soup
+from registry.checkpoint.model_files import EXPERT_TRAINING
+from registry.checkpoint.trained_files import pack_document
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.display import few
-from registry.io.dtypes import AUTO
 from registry.io.limits import JSON_BYTES
-from registry.io.model_folder import fresh_folder, write_files, write_weights
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block, torch_dtype
-from registry.io.work_dirs import resumable, temporary
+from registry.io.work_dirs import temporary
 from registry.methods.soup.document_clusters import check_clustering, cluster_documents
 from registry.methods.soup.model import Soup
 from registry.methods.soup.settings import SoupTraining
 from registry.methods.soup.text import centroids, read_soup_windows
-from registry.methods.soup.trainer import SoupTrainer
+from registry.methods.soup.versions import SOUP_FILE, SOUP_ROUTER, pack_router
 from registry.names.reference import copy_name
 from registry.names.resolve import check_name_is_free
 from registry.registration import Registration
-from registry.runtime.loading import device_name, load_model, load_tokenizer
-from registry.runtime.upcast import is_fast
-from registry.training.announcement import announce
-from registry.training.expert.train_expert import opened_base
-from registry.training.trained_together import (
+from registry.runtime.loading import load_model, load_tokenizer
+from registry.training.from_base import (
+    TrainedFromBase,
     check_base,
     check_libraries,
     check_names,
-    check_one_process,
+    joint_training,
+    opened_base,
     register_trained,
-    write_counts,
 )
+from registry.training.processes import leading
 from registry.training.training_windows import shortened
-from registry.training.weight_trainer import Losses, curve
+from registry.training.weight_trainer import WeightTrainer, device_and_dtype, training_document
 from registry.workspace import PathLike, Workspace
 from store.arrays import Block
-from store.catalog.records import Kind
-from store.digest import json_digest
-from store.lock import exclusive
 
 
 @dataclass(frozen=True)
-class TrainedSoup:
-    """The result of a training.
+class TrainedSoup(TrainedFromBase):
+    """The result of a training; held-out losses are of each domain's windows with all weight on the domain.
 
     Attributes:
-        document: the content of the `expert_training.json` of the shared weights.
-        losses: the losses; those on held-out windows are of each domain's with all weight on the domain.
-        tokens: the number of held-out tokens that `losses.before` and `losses.after` are averaged over.
         shared: the registration of the shared weights S, a base model.
         experts: the registrations of S + E_1 to S + E_n, experts.
     """
 
-    document: dict[str, Any]
-    losses: Losses
-    tokens: int
     shared: Registration
     experts: tuple[Registration, ...]
-
-
-@dataclass(frozen=True)
-class _Result:
-    """A trained soup that is about to be registered."""
-
-    name: str
-    soup: Soup
-    hashed: HashedCheckpoint
-    text: Calibration
-    annotations: Annotations
 
 
 def train_soup(
@@ -96,68 +72,46 @@ def train_soup(
     """
     files = {key: [Path(file) for file in domains[key]] for key in sorted(domains)}
     count = settings.clusters or len(files)
-    check_one_process("a soup")
+    with leading() as processes:
+        processes.check_alone("a soup trains")
     _check(workspace, name, files, settings)
     check_base(workspace, base)
-    progress, home = workspace.progress, workspace.home
+    progress = workspace.progress
     with ExitStack() as stack:
         checkpoint, holds = stack.enter_context(opened_base(workspace, base))
         _check_size(checkpoint, count)
         settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, progress))
-        device = device_name(settings.device)
+        device, dtype = device_and_dtype(settings)
         with _corpora(workspace, files, checkpoint, settings, device, holds) as corpora:
             windows = read_soup_windows(corpora, checkpoint, load_tokenizer(checkpoint.folder), settings, progress)
             names = list(corpora)
-        dtype = ("bfloat16" if is_fast("bfloat16", device) else "float32") if settings.dtype == AUTO else settings.dtype
         hashed = hash_checkpoint(checkpoint, progress)
-        inputs = settings.document(count, device, dtype) | {
-            "data": windows.all.digest,
-            "domains": names,
-            "base": hashed.weights,
-        }
         soup = _begin(checkpoint, device, count, settings)
-        weights = settings.weights
-        announce(
-            progress,
-            f"shared weights, {settings.experts} expert{'s' if settings.experts > 1 else ''} and a router",
-            sum(part.numel() for part in soup.parameters()),
-            steps=weights.steps,
-            tokens=weights.steps * weights.batch_size * weights.accumulate * weights.seq_len,
-            device=device,
+        inputs = settings.inputs(count, device, dtype)
+        inputs |= {"data": windows.all.digest, "domains": names, "base": hashed.weights}
+        trainer = WeightTrainer(
+            soup, list(soup.parameters()), windows, settings, dtype == "bfloat16", decays=soup.decays
         )
-        stack.enter_context(exclusive(home.output_lock(home.path / f"soup {name}"), f"training {name}"))
-        state_path = stack.enter_context(resumable(home.partial, json_digest(["train-soup", name, inputs]), holds))
-        scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
-        trainer = SoupTrainer(soup, list(soup.parameters()), windows, weights, dtype == "bfloat16")
-        losses = trainer.train(state_path, scratch, progress)
-        document = {"format": 1, "training": inputs} | curve(losses)
+        what = f"shared weights, {settings.experts} expert{'s' if settings.experts > 1 else ''} and a router"
+        losses = stack.enter_context(joint_training(workspace, "soup", name, trainer, inputs, holds, what))
+        document = training_document(inputs, losses)
         router = soup.router(centroids(soup.model, checkpoint, windows, settings.batch_size))
-        result = _Result(
-            name,
-            soup,
-            hashed,
-            replace(windows.all, label=f"windows of the domains {few(names)}"),
-            annotations or Annotations(),
-        )
+        text = replace(windows.all, label=f"windows of the domains {few(names)}")
+
+        annotations = annotations or Annotations()
         own = {"domains": names, "experts": settings.experts, "support": settings.support_of(count)}
-        shared = _register(
-            workspace,
-            result,
-            None,
-            {
-                SOUP_FILE: pack_soup(own | {"rank": settings.rank, "data": windows.all.digest}),
-                SOUP_ROUTER: pack_router(router),
-                EXPERT_TRAINING: json.dumps(document, indent=2).encode(),
-            },
-        )
-        experts = tuple(
-            _register(
-                workspace, result, number, {SOUP_FILE: pack_soup({"soup": shared.version.digest, "number": number + 1})}
-            )
-            for number in range(settings.experts)
-        )
-    held_out = int((windows.all.lengths[windows.held_out] - 1).sum())
-    return TrainedSoup(document, losses, held_out, shared, experts)
+        parts = {
+            SOUP_FILE: pack_document(own | {"rank": settings.rank, "data": windows.all.digest}),
+            SOUP_ROUTER: pack_router(router),
+            EXPERT_TRAINING: json.dumps(document, indent=2).encode(),
+        }
+        shared = register_trained(workspace, name, annotations, hashed, _streams(soup, checkpoint, None), parts)
+        experts = []
+        for number in range(settings.experts):
+            expert, streams = copy_name(name, number + 1, settings.experts), _streams(soup, checkpoint, number)
+            part = {SOUP_FILE: pack_document({"soup": shared.version.digest, "number": number + 1})}
+            experts.append(register_trained(workspace, expert, annotations, hashed, streams, part, text))
+    return TrainedSoup(document, losses, windows.predicted, shared, tuple(experts))
 
 
 def _check(workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]], settings: SoupTraining) -> None:
@@ -228,34 +182,13 @@ def _begin(checkpoint: Checkpoint, device: str, domains: int, settings: SoupTrai
     return Soup(model, names, domains, settings.experts, settings.hidden, settings.rank, settings.seed)
 
 
-def _register(workspace: Workspace, result: _Result, expert: int | None, own: Mapping[str, bytes]) -> Registration:
-    """Register the shared weights, or with the number of an expert S + E_j; its folder is deleted afterwards."""
-    name: str = result.name
-    kind: Kind = "base" if expert is None else "expert"
-    if expert is not None:
-        name = copy_name(name, expert + 1, len(result.soup.output.bias))
-    return register_trained(
-        workspace, name, kind, result.annotations, lambda folder: _write(folder, result, expert, own)
-    )
-
-
-def _write(folder: Path, result: _Result, expert: int | None, own: Mapping[str, bytes]) -> None:
-    checkpoint = result.hashed.checkpoint
-    streams = [
-        Stream(
-            name,
-            checkpoint.dtype_of(name),
-            checkpoint.shapes[name],
-            partial(_blocks, result.soup, number, expert, checkpoint.dtype_of(name)),
-        )
-        for number, name in enumerate(result.soup.names)
-    ]
-    with fresh_folder(folder, replace=None, nbytes=sum(stream.nbytes for stream in streams)) as written:
-        write_weights(written, streams, lambda _: None)
-        files = {name: data for name, data in result.hashed.files.items() if name not in OWN_FILES}
-        write_files(written, files | dict(own))
-        if expert is not None:
-            write_counts(written, result.hashed.checkpoint, result.text)
+def _streams(soup: Soup, checkpoint: Checkpoint, expert: int | None) -> list[Stream]:
+    """Return the tensors of the shared weights S, or with the number of an expert of S + E_j."""
+    streams = []
+    for number, name in enumerate(soup.names):
+        dtype = checkpoint.dtype_of(name)
+        streams.append(Stream(name, dtype, checkpoint.shapes[name], partial(_blocks, soup, number, expert, dtype)))
+    return streams
 
 
 def _blocks(soup: Soup, number: int, expert: int | None, dtype: str) -> list[Block]:

@@ -12,7 +12,7 @@ from registry.composition.recipe.fields import FIELDS, obstacle
 from registry.composition.recipe.option import Option, OptionKind
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import InvalidInputError
-from registry.methods.ensemble.routings import ROUTINGS
+from registry.methods.ensemble.output import ROUTINGS
 
 
 def _unbroken(text: str) -> str:

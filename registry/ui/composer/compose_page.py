@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from registry.checkpoint.joint_training import parts_in
 from registry.composition import Plan, Preview, RoutingCost
 from registry.composition.recipe.option import OptionKind
 from registry.errors import InvalidInputError, RegError
@@ -31,16 +32,13 @@ class Result:
     """The composition of the ticked experts.
 
     Attributes:
-        plan: its plan.
-        members: version and weight of each member.
+        members: version, tokens and weight of each member.
         out: the folder that would be written.
-        command: the command that makes it.
         made_of: how it is made, each step as a few words.
         made: it was composed before.
         cost: what context routing adds, if it routes so.
         preview: the address of the predicted routing, where there is one.
-        error: why there is no plan.
-        remedies: changes with which there is one.
+        error, remedies: why there is no plan, and changes with which there is one.
         no_folder: why the typed folder cannot be written; only for the browser that may start work.
     """
 
@@ -118,9 +116,8 @@ def preview(site: Site, request: Request) -> Response:
 
 
 def brings_tokens(version: VersionRecord) -> bool:
-    """Return whether a version has calibration tokens of its own; experts of a soup and of a SIMoE have not."""
-    content = version.content or {}
-    return bool(version.statistics) and "soup" not in content and "simoe" not in content
+    """Return whether a version has calibration tokens of its own; experts of a joint training have not."""
+    return bool(version.statistics) and not any(parts_in(version.content))
 
 
 def _predicted(site: Site, composing: Composing) -> tuple[Preview, float]:

@@ -69,7 +69,7 @@ def test_a_trained_head_is_kept_where_config_calls_it_tied(
     weights(lambda t: t.update({HEAD: head}))(tied)
     registry.progress = told = Remarks()
     version = registry.add_expert("code", tied, data=[zoo.train["code"]], settings=SETTINGS).version
-    assert f"{tied}: config.json ties the head to the embedding, and {HEAD} in its files is another" in told.text
+    assert f"{tied}: by config.json the head is the embedding, and {HEAD} in its files is another" in told.text
     assert version.content is not None
     assert plain.content is not None
     assert version.content["weights"] != plain.content["weights"]

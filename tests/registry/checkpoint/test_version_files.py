@@ -8,8 +8,7 @@ import pytest
 from registry import ExpertTraining
 from registry.checkpoint.version_files import MOST_LOSSES, parse_training
 from registry.errors import CheckpointError
-from registry.training.expert.train_expert import _document
-from registry.training.weight_trainer import POINTS, Losses
+from registry.training.weight_trainer import POINTS, Losses, training_document
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -48,7 +47,7 @@ def test_tokens_are_those_of_all_steps_where_the_record_says_how_large_they_were
 def test_what_a_training_writes_is_read(steps: int) -> None:
     settings = ExpertTraining(tokens=steps * 64, seq_len=32, batch_size=2)
     losses = Losses(tuple(5.0 - number / steps for number in range(steps)), 5.0, 4.0)
-    record = read(_document(settings.document("cpu", "float32"), losses))
+    record = read(training_document(settings.document("cpu", "float32"), losses))
     assert record.steps == settings.steps == steps
     assert len(record.loss) <= POINTS < MOST_LOSSES
     assert record.at[-1] <= steps

@@ -22,7 +22,7 @@ from registry.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from registry.maths.router.random import random
+from registry.maths.router.gates import random
 from registry.opt_out.receipt import read_receipt
 from registry.report.build import build_report
 from registry.ui.composer.choices import Choices

@@ -8,7 +8,7 @@ import torch
 
 from registry import Recipe, Registry
 from registry.composition import read_recipe, write_recipe
-from registry.composition.recipe.coefficient_fit import CoefficientFit, fitted_members
+from registry.composition.recipe.recipe import CoefficientFit, fitted_members
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.model_folder import MARKER
 from tests.conftest import Zoo, files_of

@@ -16,13 +16,13 @@ from registry.errors import InvalidInputError, OutputError, RegError, StorageErr
 from registry.families.sites import MLP_INPUT
 from registry.io import model_folder as folder_module
 from registry.io.model_folder import composed_of
-from registry.maths.router.ridge import ridge
 from registry.statistics import file as statistics_file
 from tests.conftest import Zoo, files_of
 from tests.digests import digests_of
 from tests.models import make_model, write_jsonl
 from tests.registry.composition.composed import GATE, PAIR, add_model, json_of, tensors_of
 from tests.registry.hosts.test_hosts import load
+from tests.registry.maths.drawn import ridge
 
 
 @pytest.mark.parametrize("trunk", ["mean", "base"])

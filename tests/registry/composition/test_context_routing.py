@@ -20,7 +20,7 @@ from registry.errors import InvalidInputError
 from registry.hosts.context_mlp import ALARM
 from registry.maths.context.prefix import context_scores, prefix_means
 from registry.member import Member
-from registry.methods.moe.context.member_evidence import (
+from registry.methods.moe.context import (
     choices_of,
     evidence_of,
     past_weights,

@@ -17,8 +17,8 @@ from registry.composition.plan import Plan
 from registry.composition.recipe.fields import FIELDS
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.io.model_folder import composed_of
-from registry.methods.ensemble.plan import EnsembleParts, make_ensemble
-from registry.methods.ensemble.routings import ROUTINGS
+from registry.methods.ensemble.output import ROUTINGS
+from registry.methods.ensemble.plan import EnsembleParts, make_plan
 from registry.runtime.loading import has_our_code, load_model, quiet_transformers
 from tests.conftest import Zoo, files_of
 from tests.digests import digests_of
@@ -333,7 +333,7 @@ def test_what_does_not_fit_is_refused(filled: Registry, tmp_path: Path) -> None:
             filled.compose(NAMES, tmp_path / "out", Recipe(to="ensemble", **recipe))
     code = filled.member(filled.resolve("code"))
     with pytest.raises(InvalidInputError, match="needs the base model") as caught:
-        make_ensemble([code], None, Recipe(to="ensemble", routing="task-vector"))
+        make_plan([code], None, Recipe(to="ensemble", routing="task-vector"))
     assert caught.value.hint == "name it: --base NAME[@V]"
     add_model(filled, tmp_path / "wide", make_model("llama", 107, vocab_size=352), allow_unrelated=True)
     with pytest.raises(IncompatibleError, match="vocab_size 352 against 320"):

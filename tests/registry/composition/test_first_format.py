@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from registry import Recipe, Registry, TrainSettings
-from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import ComposedFolder
 from registry.composition.reproduce import Compared
 from registry.errors import CheckpointError
 from registry.io import model_folder

@@ -15,7 +15,6 @@ from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError, IncompatibleError
 from registry.families.sites import MLP_INPUT
-from registry.maths.router.ridge import ridge
 from registry.maths.statistics import Statistics
 from registry.methods.moe import passes as passes_module
 from registry.progress import silent
@@ -32,6 +31,7 @@ from tests.conftest import SETTINGS, Zoo, files_of
 from tests.models import write_jsonl
 from tests.registry.composition.composed import GATE, PAIR, files_elsewhere, tensors_of
 from tests.registry.composition.test_vocabulary import grown
+from tests.registry.maths.drawn import ridge
 
 UNIT: dict[str, Any] = {"normalize": True, "temperature": 1.0}
 BATCH = PassSettings().batch_size

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from registry import Recipe, Registry
 from registry.errors import IncompatibleError, InvalidInputError
-from registry.methods.moe.refit.token_streams import BATCH_TOKENS
+from registry.methods.moe.refit.texts import BATCH_TOKENS
 from tests.conftest import Zoo, files_of
 from tests.models import SIZES, make_model, save_checkpoint
 from tests.registry.composition.composed import FEW, PAIR, add_model, json_of

@@ -18,7 +18,7 @@ from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.composition.recipe_file import KEYS
 from registry.errors import InvalidInputError
 from registry.io.dtypes import WEIGHT_DTYPES
-from registry.methods.ensemble.routings import ROUTINGS
+from registry.methods.ensemble.output import ROUTINGS
 
 MOE, DENSE, ENSEMBLE, HETERO, SIMOE = OUTPUTS
 
@@ -208,7 +208,7 @@ def test_values_make_the_recipe_that_they_come_from() -> None:
 
 def test_fields_load_neither_torch_nor_a_database() -> None:
     script = (
-        "import sys, registry.composition.recipe.fields, registry.composition.recipe.rules\n"
+        "import sys, registry.composition.recipe.fields, registry.composition.recipe.fields\n"
         "print([name for name in ('torch', 'transformers', 'sqlalchemy', 'numpy', 'yaml') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

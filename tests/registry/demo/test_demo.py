@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from cli.main import main
 from registry import Registry
 from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import ComposedFolder
 from registry.demo import DemoResult, run, run_demo
 from registry.errors import OutputError, StorageError
 from registry.training import weight_trainer
@@ -107,7 +107,7 @@ def test_a_resumed_training_says_at_which_step(
     remarks, places = Remarks(), (demo / "checkpoints", demo / "scratch")
     shutil.rmtree(demo / "checkpoints" / "math")
     files = {domain: demo / "text" / f"{domain}.train.jsonl.gz" for domain in demo_result.domains}
-    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.state.SAVE_SECONDS", 0.0)
     monkeypatch.setattr("registry.demo.run.EXPERT_STEPS", 2)
     with monkeypatch.context() as patch:
         patch.setattr(weight_trainer._Steps, "on_step_begin", interrupted)

@@ -19,7 +19,7 @@ from registry.composition.route import route
 from registry.evaluation.benchmark import TokenizerSource, make_benchmark
 from registry.evaluation.scoring import Tally
 from registry.io.model_folder import MARKER
-from registry.methods.ensemble.routings import ROUTINGS
+from registry.methods.ensemble.output import ROUTINGS
 from registry.progress import silent
 from registry.report import page
 from registry.runtime.gates import RoutingRecord, expert_count, record_routing

@@ -90,8 +90,8 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
     assert remarks.sentences == [
         "no row for a base model: none is registered",
         "no row for averaged weights: they take experts of two domains, and there is one, code",
-        "no row for base-own: this recipe needs the base model, and none is registered",
         "no row for regmean-paper-top-2: top-k is 2, it must be 1, as there is one member",
+        "no row for base-own: this recipe needs the base model, and none is registered",
     ]
     with pytest.raises(IncompatibleError, match="this recipe needs the base model"):
         filled.evaluate([], data, SETTINGS, experts=["code"], methods=["base-own"])

@@ -21,7 +21,7 @@ from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
 from registry.hosts.context import MEAN, SHARPNESS
 from registry.hosts.remote_code import REMOTE_CODE
-from registry.methods.moe.context.member_evidence import choices_of, evidence_of, scores_of
+from registry.methods.moe.context import choices_of, evidence_of, scores_of
 from registry.runtime.gates import force_expert, gates, record_routing
 from registry.runtime.loading import has_our_code, load_model
 from registry.training import TrainSettings

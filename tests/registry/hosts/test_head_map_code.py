@@ -18,7 +18,7 @@ from torch import Tensor
 from registry.composition.plan import Plan
 from registry.families import NormOutput
 from registry.hosts.remote_code import HEAD_MAPS
-from registry.methods.moe.context.context_cost import context_cost
+from registry.methods.moe.plan import context_cost
 from registry.methods.moe.tensor_source import StoredSource
 from registry.runtime.gates import gates, record_routing
 from tests.conftest import Shared
@@ -43,7 +43,7 @@ def folders(variant: Variant, folder: Path, **settings: Any) -> tuple[Plan, Any,
 
 def norm_of(plan: Plan) -> NormOutput:
     """Return the last norm."""
-    return plan.lead.family.head_input(plan.lead.architecture)
+    return plan.lead.family.last_norm
 
 
 def mapped(model: Any, plan: Plan, expert: int, stream: Float[Tensor, "T H"]) -> Float[Tensor, "T H"]:

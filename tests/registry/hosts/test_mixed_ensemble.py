@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from registry import Recipe, Registry
 from registry.errors import CheckpointError
-from registry.methods.ensemble.routings import ROUTINGS
-from registry.runtime.folder_checks import check_ensemble_config
+from registry.methods.ensemble.host import check_mixing
+from registry.methods.ensemble.output import ROUTINGS
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code
 from tests.conftest import Zoo
@@ -275,10 +275,10 @@ def test_gradients_are_finite(write: Write) -> None:
     ],
 )
 def test_configurations_of_another_form_are_refused(changes: dict[str, Any], message: str) -> None:
-    check_ensemble_config(CONFIG, "config.json")
-    check_ensemble_config(CONFIG | {"routing": "posterior", "routing_prior": [0.5, 1], "shared_tensors": {}}, "x")
+    check_mixing(CONFIG, "config.json")
+    check_mixing(CONFIG | {"routing": "posterior", "routing_prior": [0.5, 1], "shared_tensors": {}}, "x")
     with pytest.raises(CheckpointError, match=message) as caught:
-        check_ensemble_config(CONFIG | changes, "config.json")
+        check_mixing(CONFIG | changes, "config.json")
     assert caught.value.hint
 
 

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import snapshot_download
 
 from registry import Recipe, Registry, TestSettings, TrainSettings
-from registry.composition.integrity import ComposedFolder
+from registry.composition.manifest import ComposedFolder
 from registry.errors import CheckpointError
 from registry.progress import silent
 from tests.conftest import Zoo, files_of

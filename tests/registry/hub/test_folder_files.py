@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import ModelCard, snapshot_download
 
 from registry import ExtractionSettings, Recipe, Registry, TestSettings
-from registry.composition.pushed_card import without_additions
+from registry.composition.card import without_additions
 from registry.errors import CheckpointError, ConflictError, InvalidInputError
 from registry.hub.target import Target
 from registry.io.model_folder import MARKER

@@ -1,11 +1,15 @@
 """Random numbers for tests of mathematics, computations with other numbers of threads, and those that are refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor
+
+from registry.maths.gram_sum import gram_sum
+from registry.maths.router import gates
+from registry.maths.statistics import PackedStatistics, Statistics
 
 T = TypeVar("T")
 
@@ -32,3 +36,10 @@ def refused(message: str, compute: Callable[..., object], *arguments: Any, **opt
     """Check that a function refuses arguments with a message that matches."""
     with pytest.raises(ValueError, match=message):
         compute(*arguments, **options)
+
+
+def ridge(
+    statistics: Iterable[Statistics | PackedStatistics], weights: Sequence[float], lam: float, normalize: bool = True
+) -> Tensor:
+    """Return the router of the members' statistics, as `Ridge` solves it."""
+    return gates.ridge(gram_sum(statistics, weights), lam, normalize)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from registry.maths.confusion import composed_confusion, predicted_confusion
-from registry.maths.router.ridge import ridge
 from registry.maths.statistics import Statistics
-from tests.registry.maths.drawn import refused, with_threads
+from tests.registry.maths.drawn import refused, ridge, with_threads
 
 HIDDEN, QUIET = 12, 8
 SCALES, WIDE_SCALES = (torch.full((size,), 12, dtype=torch.int16) for size in (HIDDEN, 2 * QUIET))

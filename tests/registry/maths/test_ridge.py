@@ -8,10 +8,9 @@ import torch
 
 from registry.maths.discriminant import discriminant
 from registry.maths.fixed_point import exponents_for, norm_bound, power_of_two, quantise
-from registry.maths.router.ridge import ridge
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.threads import one_thread
-from tests.registry.maths.drawn import normal, refused, with_threads
+from tests.registry.maths.drawn import normal, refused, ridge, with_threads
 
 HIDDEN, WIDTH = 24, 12
 SCALES = torch.full((WIDTH,), 10, dtype=torch.int16)

@@ -17,7 +17,7 @@ from registry.calibration import Calibration
 from registry.composition import Plan
 from registry.errors import CheckpointError
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
-from registry.methods.moe.context.member_evidence import evidence_of, scores_of
+from registry.methods.moe.context import evidence_of, scores_of
 from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect_to
 from tests.conftest import Zoo

@@ -10,7 +10,7 @@ from registry.calibration import Calibration
 from registry.errors import InvalidInputError
 from registry.runtime.gates import as_returned, choice, force_expert, gates, in_order, record_routing
 from registry.training import TrainSettings
-from registry.training.trainer import Trainer
+from registry.training.router_trainer import RouterTrainer
 from registry.training.training_windows import Windows
 from tests.conftest import Shared
 from tests.registry.hosts.test_hosts import CASES, IDS, load, run, shared_variant, with_mlp_of
@@ -76,7 +76,7 @@ def test_routers_may_return_their_three_in_either_order() -> None:
 def check_training(moe: Any, candidates: int) -> None:
     """Check that routers get a gradient, and nothing else does; nothing is different in the forward pass."""
     windows = Windows(Calibration(IDS.int(), torch.full((2,), 48, dtype=torch.int32), ""), ALL, ALL, 0)
-    trainer = Trainer(moe, windows, TrainSettings(batch_size=2), candidates=candidates)
+    trainer = RouterTrainer(moe, windows, TrainSettings(batch_size=2), candidates=candidates)
     moe.zero_grad()
     before = run(moe)
     with trainer._trained():

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from registry import ExpertTraining, FitSettings, PassSettings, Recipe, Registry, errors
 from registry.composition.compose import write_plan
-from registry.composition.recipe.coefficient_fit import fitted_members
+from registry.composition.recipe.recipe import fitted_members
 from registry.composition.stored import pass_over
 from registry.io.model_folder import MARKER
 from registry.runtime.loading import load_model
-from registry.training.coefficients import combined_weights
-from registry.training.coefficients.combined_weights import CombinedWeights
-from registry.training.losses import next_token_loss
+from registry.training import coefficients as combined_weights
+from registry.training.coefficients import CombinedWeights
+from registry.training.training_windows import next_token_loss
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
 

@@ -25,9 +25,8 @@ from registry.member import load_member
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training import TrainedExpert
-from registry.training.expert.coordinated import CoordinatedMLP
-from registry.training.expert.initial_rows import begin_rows
-from registry.training.expert.trainable import Trainable, trained_weights
+from registry.training.coordinated import CoordinatedMLP, begin_rows
+from registry.training.trainable import Trainable, trained_weights
 from registry.training.weight_trainer import Losses, curve
 from tests.conftest import Zoo, files_of
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
@@ -137,7 +136,7 @@ def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(
     changes = changes | {"tokens": changes.get("accumulate", 1) * SETTINGS.tokens}
     whole = train(filled, zoo, tmp_path / "whole", **changes)
     assert len(whole.losses.steps) == 6
-    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.state.SAVE_SECONDS", 0.0)
     filled.progress = Remarks(until=at)
     with pytest.raises(KeyboardInterrupt):
         train(filled, zoo, tmp_path / "out", **changes)
@@ -270,7 +269,7 @@ def test_rows_begin_as_differences_of_embeddings(
         begin_rows(model, layers, *others)
         begun.extend(layer.row.detach().clone() for layer in layers)
 
-    monkeypatch.setattr(import_module("registry.training.expert.run_training"), "begin_rows", beginning)
+    monkeypatch.setattr(import_module("registry.training.train_expert"), "begin_rows", beginning)
     settings = settings_with(coordinate=True, tokens=2 * 64, seq_len=64)
     own, public = [tmp_path / "own.txt"], [tmp_path / "public.txt"]
     done = filled.train_expert("beside", "base", own, settings, public_data=public, out=tmp_path / "out")

@@ -20,7 +20,7 @@ from registry.composition import read_recipe
 from registry.io.model_folder import MARKER
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
-from registry.training.mixture.mixture_weights import let_train
+from registry.training.mixture_weights import let_train
 from registry.training.weight_trainer import _InOrder
 from store.arrays import FolderArrays
 from tests.conftest import Zoo, array_folder, files_of
@@ -232,7 +232,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_state_that_another_run_go
 ) -> None:
     whole = train(filled, moe, tmp_path / "whole", zoo)
     assert len(whole.document["training"]["loss"]) == 6
-    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.state.SAVE_SECONDS", 0.0)
     compute, left = _InOrder.compute_loss, 3
 
     def diverging(*words: Any, **options: Any) -> Any:

@@ -13,10 +13,8 @@ from safetensors.torch import load_file
 
 from cli.main import main
 from registry import ExpertTraining, MixtureTraining, Recipe, Registry, TestSettings, TrainSettings
-from registry.composition.integrity import ComposedFolder
-from registry.composition.manifest import CompositionManifest
-from registry.composition.trained.trained_card import trained_card
-from registry.composition.trained.trained_parts import EQUAL_COPIES
+from registry.composition.manifest import ComposedFolder, CompositionManifest
+from registry.composition.trained import EQUAL_COPIES, trained_card
 from registry.errors import InvalidInputError
 from registry.report import page
 from registry.report.charts import charts

@@ -164,9 +164,17 @@ def test_versions_of_a_soup_and_a_simoe_name_those_that_were_trained_with_them(t
             shared, expert, found = (pages.read("versions", f"{ref}@1").text for ref in ("mix", "mix-1", "found-2"))
             listed, alone = pages.read().text, pages.read("versions", "code@1").text
             composer = pages.read("compose").text
-    assert "Soup shared weights; experts: 2 Domains code, <b>law Trained together with mix-1@1 mix-2@1 " in shared
-    assert "Soup expert 1 of the soup aaaaaaaaaaaa Trained together with mix@1 mix-2@1 " in expert
-    assert "SIMoE expert 2 of 2; its router reads the first 32 tokens Trained together with found-1@1 " in found
+    assert (
+        "soup shared weights of 2 experts; domains code, <b>law: reg instantiate Trained together with mix-1@1 mix-2@1 "
+        in shared
+    )
+    assert (
+        "soup expert 1 of aaaaaaaaaaaa, trained together with all of it Trained together with mix@1 mix-2@1 " in expert
+    )
+    assert (
+        "SIMoE expert 2 of 2, router on 32 prompt tokens; shared weights dddddddddddd, trained together by all: "
+        in found
+    )
     assert "Calibration tokens" not in expert + found
     assert "Calibration tokens 100" in alone
     assert "Trained together" not in alone

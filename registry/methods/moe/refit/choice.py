@@ -3,8 +3,8 @@
 Shapes: E members, H hidden size; N windows of S tokens for one member, of which a batch holds b.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -20,51 +20,45 @@ from registry.statistics.scales import Scales, scales
 from registry.statistics.site_sums import RunningSums
 
 
-@runtime_checkable
-class Choice(Protocol):
+class Choice:
     """The expert of each token of each member's text, layer by layer.
 
     A refit counts all batches of a layer, in order, then calls `solve`, and then asks for the experts.
     """
 
-    @property
-    def routers(self) -> RouterSolver | None:
-        """The routers that result; None where those of the composition stay."""
+    routers: RouterSolver | None = None
+    """The routers that result; None where those of the composition stay."""
 
     def count(self, layer: int, member: int, first: int, mlp_input: Float[Tensor, "b S H"]) -> None:
-        """Count the MLP inputs of a batch of a member's windows, of which `first` is the first."""
+        """Count the MLP inputs of a batch of a member's windows, of which `first` is the first.
+
+        Raises:
+            ValueError: an activation is NaN or infinite.
+        """
 
     def solve(self, layer: int) -> None:
         """Decide where the tokens of a layer go, after all its batches were counted."""
 
+    @abstractmethod
     def experts(self, layer: int, member: int, first: int, mlp_input: Float[Tensor, "b S H"]) -> Int64[Tensor, "b S"]:
         """Return the number of the expert that each token of a batch goes to."""
 
 
-class KnownChoice:
+class KnownChoice(Choice):
     """Experts that are a function of the text alone, and the same in all layers: no router is solved.
 
     Args:
         experts: of each member's text, the number of each token's expert, (N, S); members may differ in both.
     """
 
-    routers: RouterSolver | None = None
-
     def __init__(self, experts: Sequence[Int64[Tensor, "_ _"]]) -> None:
         self._experts = list(experts)
 
-    def count(self, layer: int, member: int, first: int, mlp_input: Float[Tensor, "b S H"]) -> None:
-        """Count nothing."""
-
-    def solve(self, layer: int) -> None:
-        """Solve nothing."""
-
     def experts(self, layer: int, member: int, first: int, mlp_input: Float[Tensor, "b S H"]) -> Int64[Tensor, "b S"]:
-        """Return the given experts."""
         return self._experts[member][first : first + len(mlp_input)]
 
 
-class GateChoice:
+class GateChoice(Choice):
     """Experts that the first choice of each layer's router gives, solved from the MLP inputs that the refit sees.
 
     Args:
@@ -80,14 +74,9 @@ class GateChoice:
         self._sums: list[RunningSums] = []
         self._gate: Tensor | None = None
         self._statistics = [_LayerStatistics() for _ in plan.members]
-        self.routers: RouterSolver | None = RouterSolver(plan, self._statistics)
+        self.routers: RouterSolver = RouterSolver(plan, self._statistics)
 
     def count(self, layer: int, member: int, first: int, mlp_input: Float[Tensor, "b S H"]) -> None:
-        """Add the tokens that count to the member's statistics.
-
-        Raises:
-            ValueError: an activation is NaN or infinite.
-        """
         if not self._sums:
             exponents, bits = self._scales.exponents[layer], self._scales.bits
             self._sums = [RunningSums(exponents, bits, self._splitter) for _ in self._keeps]
@@ -98,8 +87,6 @@ class GateChoice:
         self._sums[member].add(mlp_input.flatten(0, 1), runs, windows.stop)
 
     def solve(self, layer: int) -> None:
-        """Solve the layer's router; its statistics are then dropped."""
-        assert self.routers is not None
         for statistics, sums in zip(self._statistics, self._sums, strict=True):
             statistics.layer, statistics.held = layer, sums.statistics()
         self._sums = []
@@ -111,7 +98,6 @@ class GateChoice:
         self._gate = gate.to(torch_dtype(self._plan.dtype)).float()
 
     def experts(self, layer: int, member: int, first: int, mlp_input: Float[Tensor, "b S H"]) -> Int64[Tensor, "b S"]:
-        """Return the first choice of the layer's router."""
         assert self._gate is not None
         chosen: Tensor = (mlp_input @ self._gate.T).argmax(dim=-1)  # (b, S, E) → (b, S)
         return chosen

@@ -1,12 +1,12 @@
-"""The composed model of a refit: one layer at a time, and the residual stream of each member's tokens.
+"""The composed model of a refit: one layer at a time, the residual stream of each member's tokens, refitted tensors.
 
-Shapes: E members (experts of a layer), H hidden size; N windows of S tokens for one member, taken in batches of b
-windows; T tokens that count (not padding) in a batch. A linear map of I inputs and O outputs has the weight (O, I).
+Shapes: E members (experts of a layer), H hidden size, V vocabulary; N windows of S tokens for one member, taken in
+batches of b windows; T tokens that count (not padding) in a batch. A linear map of I inputs and O outputs has the
+weight (O, I).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,116 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from registry.checkpoint import Checkpoint
+from registry.composition.stored import pass_over
 from registry.io.process import return_freed_memory
-from registry.io.torch_blocks import to_tensor, torch_dtype
+from registry.io.safetensors_file import Stream, write_shard
+from registry.io.torch_blocks import RowReader, dtype_name, to_block, to_tensor, torch_dtype
+from registry.maths.refit import Factor, LeastSquares
+from registry.maths.trunk.combination import Combination, aligned
 from registry.member import Member
+from registry.methods.moe.context import ContextInputs
 from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.refit.choice import Choice
-from registry.methods.moe.refit.refit_source import RefitSource
-from registry.methods.moe.refit.token_streams import Text
-from registry.methods.moe.tensor_source import TensorSource
+from registry.methods.moe.refit.texts import Text
+from registry.methods.moe.tensor_source import RouterSolver, TensorSource
 from registry.runtime.layerwise import Layers
 from registry.runtime.loading import device_name
 from registry.runtime.row_file import RowFile
 from store.arrays import ArraySource
+
+_KEY = "tensor"
+"""The name of the only tensor in each file of a refit."""
+
+
+_HEAD_ROWS = 512
+"""Rows of the head that are solved for at once."""
+
+
+class RefitSource:
+    """Tensors of another source, some of them replaced by those of a refit, and the routers that the refit solved.
+
+    Args:
+        folder: the folder for refitted tensors, one file each.
+        routers: in place of those of the inner source; None where these stay.
+    """
+
+    def __init__(self, inner: TensorSource, folder: Path, routers: RouterSolver | None) -> None:
+        self._inner, self._folder = inner, folder
+        self.plan = inner.plan
+        self.routers = routers or inner.routers
+        self.context = ContextInputs(self)
+        self._files: dict[tuple[int | None, str], Path] = {}
+        """(number of the member, or None for the trunk; name of the tensor) → file."""
+        self._head: list[LeastSquares] = []
+
+    def put(self, member: int | None, name: str, tensor: Float[Tensor, "O I"]) -> None:
+        """Replace a tensor of the trunk, or of one member's MLP."""
+        dtype = dtype_name(tensor.dtype)
+        path = self._folder / f"{len(self._files)}.safetensors"
+        write_shard(path, [Stream(_KEY, dtype, tuple(tensor.shape), lambda: [to_block(tensor)])])
+        self._files[member, name] = path
+
+    def put_head(self, sums: list[LeastSquares]) -> None:
+        """Replace the head by the solution of these sums, one a member.
+
+        Args:
+            sums: the head's inputs x in the composition, and their products with the inputs x° of the member's own
+                head, (H, H): `mapped` by the member's head (V, H) they become the sums of a map to V outputs.
+        """
+        self._head = sums
+
+    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
+        """Yield the rows of one tensor: the refitted one in one block, or those of the inner source."""
+        if (None, name) in self._files:
+            yield self._tensor(None, name)
+        elif self._head and name == self.plan.lead.family.head:
+            yield from self._refitted_head(name)
+        else:
+            yield from self._inner.combined(name)
+
+    def mlp(self, member: int, name: str) -> ArraySource:
+        """Return one MLP tensor of a member: the refitted one, or that of the inner source."""
+        if (member, name) not in self._files:
+            return self._inner.mlp(member, name)
+        dtype = self.plan.recipe.dtype or self.plan.members[member].link("mlp", name).dtype
+        return ArraySource.of(to_block(self._tensor(member, name)), dtype)
+
+    def _tensor(self, member: int | None, name: str) -> Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self._files[member, name], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(_KEY)
+        return tensor
+
+    def _refitted_head(self, name: str) -> Iterator[Float[Tensor, "r H"]]:
+        """Solve the head (V, H) in blocks of rows: a row of a linear map depends on no other row of it."""
+        members = self.plan.members
+        towards = RowReader(self._inner.combined(name))  # W₀, (V, H)
+        heads = Combination(name, [pass_over(member, name) for member in members], self.plan.weights)
+        factors: dict[tuple[int, ...], Factor] = {}
+        for rows in aligned(heads):  # the same rows of every head; None past a smaller vocabulary
+            present = tuple(rows.present)
+            if present not in factors:
+                factors[present] = self._factor(present)
+            longest = max(len(part) for part in rows.parts if part is not None)
+            for start in range(0, longest, _HEAD_ROWS):
+                cross: Float[Tensor, "r H"] | None = None
+                for member in present:
+                    part = rows.parts[member]
+                    assert part is not None
+                    own = part[start : start + _HEAD_ROWS].double() @ self._head[member].cross
+                    cross = own if cross is None else cross.add_(own)
+                assert cross is not None
+                yield factors[present].solve(cross, towards.take(len(cross)))
+            return_freed_memory()
+
+    def _factor(self, members: tuple[int, ...]) -> Factor:
+        """Return the factor of the summed Gram (H, H) of some members."""
+        first, *others = members
+        gram = self._head[first].gram
+        for member in others:
+            gram.add_(self._head[member].gram)
+        return Factor(gram)
 
 
 class Replay(nn.Module):
@@ -49,7 +147,6 @@ class Layer:
     """A layer of the composed model.
 
     Attributes:
-        number: counted from 0.
         module: the layer, with the composed weights.
         replay: what stands in the place of its MLP.
     """
@@ -63,10 +160,8 @@ class ComposedModel:
     """The composed model that a refit solves for: what is the same whatever a linear map is fitted to.
 
     Args:
-        source: the tensors of the composition.
         composed: a dense folder of the composed trunk, which gives its weights and scales.
         work: a folder for streams and refitted tensors.
-        choice: the expert of each token.
     """
 
     def __init__(self, source: TensorSource, composed: Checkpoint, work: Path, choice: Choice) -> None:
@@ -76,17 +171,12 @@ class ComposedModel:
         self.residual = self.family.residual(self.architecture)
         self.mlp = self.family.down.rpartition(".")[0]
         self.device = torch.device(device_name(self.plan.recipe.device))
-        self.layers = Layers(self.family, self.architecture, composed.config, self.device)
+        self.layers = Layers(self.family, composed.config, self.device)
         self.result = RefitSource(source, work, choice.routers)
         self.token_weights = statistics_weights(self.plan)  # of each member's tokens
 
     def text(self, number: int, member: Member) -> Text:
-        """Return a member's tokens, with the streams before the first layer.
-
-        Args:
-            number: the member's number.
-            member: the member.
-        """
+        """Return a member's tokens, with the streams before the first layer."""
         text = Text.of(member, number, self.architecture.hidden_size, self.work)
         used, name = text.ids.unique().long(), self.family.embedding
         for source, stream in ((self._composed.source(name), text.composed), (member.open_weight(name), text.dense)):
@@ -118,9 +208,6 @@ class ComposedModel:
         """Replace a weight by its solution, rounded as it will be written: later solutions use the written weights.
 
         Args:
-            module: the linear map.
-            name: its name in the dense model.
-            weight: the solution.
             member: the number of the member whose MLP it is of; None for the trunk.
 
         Raises:
@@ -160,8 +247,6 @@ class ComposedModel:
         """Take the composed stream through the MLPs: each token by the output of the one that it was routed to.
 
         Args:
-            layer: the layer.
-            texts: the members' tokens.
             outputs: the outputs of each expert's MLP for the tokens that are routed to it, text by text; removed.
         """
         positions = [0] * len(outputs)
@@ -195,27 +280,16 @@ class ComposedModel:
 
 def weights_of(member: Member) -> Callable[[str], Tensor]:
     """Return a function from the names of a dense expert's tensors to these."""
-    return partial(weight_of, member)
-
-
-def weight_of(member: Member, name: str) -> Tensor:
-    """Return one tensor of a dense expert."""
-    source = member.open_weight(name)
-    return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
+    return lambda name: torch.cat(list(pass_over(member, name)()))
 
 
 def affine(member: Member, full_name: str, module: Any) -> Float[Tensor, "O J"]:
-    """Return a member's weight with one more column: its bias, less the composed one, which stays.
-
-    Args:
-        member: the member.
-        full_name: of the linear map in the dense model.
-        module: the map in the composed model.
-    """
-    weight = weight_of(member, f"{full_name}.weight").double()
+    """Return a member's weight with one more column: its bias, less the composed one, which stays."""
+    own = weights_of(member)
+    weight = own(f"{full_name}.weight").double()
     column = torch.zeros((len(weight), 1), dtype=torch.float64)
     if module.bias is not None:
-        column[:, 0] = weight_of(member, f"{full_name}.bias").double() - module.bias.double().cpu()
+        column[:, 0] = own(f"{full_name}.bias").double() - module.bias.double().cpu()
     return torch.cat([weight, column], dim=1)
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry.composition.card import license_of, with_additions, without_additions
 from registry.composition.licenses import _INTO, _ORDER, roll_up
-from registry.composition.pushed_card import license_of, with_additions, without_additions
 from registry.errors import CheckpointError
 
 LICENSED = b"---\nlibrary_name: x\nlicense: mit\ntags:\n- a\n---\n\n# title\n\n---\n\ntext\n"

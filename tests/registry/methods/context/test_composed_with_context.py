@@ -16,7 +16,7 @@ from registry.errors import InvalidInputError
 from registry.evaluation import test_windows
 from registry.hosts.context import ContextWindows
 from registry.hosts.remote_code import REMOTE_CODE
-from registry.methods.moe.context.member_evidence import choices_of, evidence_of
+from registry.methods.moe.context import choices_of, evidence_of
 from registry.report import page
 from tests.conftest import Zoo, files_of
 from tests.registry.composition.composed import PAIR, json_of, reg, tensors_of
@@ -120,7 +120,7 @@ def test_cost_is_the_difference_of_the_folders(
 def test_plan_shows_it(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:  # whose window is that of the layer, if its rope has one
         windows = ContextWindows((1.0, 0.5))
-        patch.setattr("registry.methods.moe.context.context_cost.context_windows", lambda *_: (windows, ()))
+        patch.setattr("registry.methods.moe.plan.context_windows", lambda *_: (windows, ()))
         cost = cost_of(filled, Recipe(router="context", context_window=24.0))
         assert cost is not None
         assert cost.window == 24.0

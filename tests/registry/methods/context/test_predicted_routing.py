@@ -15,8 +15,8 @@ from registry.composition.plan import Plan, PlanWarning
 from registry.errors import InvalidInputError
 from registry.evaluation import TestSettings, test_windows
 from registry.member import Member
-from registry.methods.moe.context.member_evidence import choices_of, evidence_of
-from registry.methods.moe.context.predicted_routing import INDISTINCT_COUNTS, LENGTHS
+from registry.methods.moe.context import choices_of, evidence_of
+from registry.methods.moe.preview import INDISTINCT_COUNTS, LENGTHS
 from tests.conftest import Zoo, files_of
 from tests.models import sentences, write_jsonl
 from tests.registry.composition.composed import reg
@@ -93,7 +93,7 @@ def test_experts_of_one_text_are_named(registry: Registry, zoo: Zoo, tmp_path: P
 
 
 def test_limits_of_the_prediction(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("registry.methods.moe.context.predicted_routing.LENGTHS", (1, 16, 256))
+    monkeypatch.setattr("registry.methods.moe.preview.LENGTHS", (1, 16, 256))
     preview = filled.preview(NAMES, CONTEXT)
     assert [length.tokens for length in preview.by_tokens] == [1, 16]
     assert "after 16 tokens" in preview.notes[0]
@@ -129,12 +129,12 @@ def test_members_of_one_text_overlap_and_few_tokens_are_drowned(filled: Registry
 
 def test_member_without_tokens_of_its_own_is_drowned(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the least share is: the figure is compared with it."""
-    monkeypatch.setattr("registry.methods.moe.context.plan_warnings.LEAST_OWN", 1.1)
+    monkeypatch.setattr("registry.methods.moe.preview.LEAST_OWN", 1.1)
     warnings = warnings_of(filled.plan(["math", "code", "law"]))
     assert [warning.refs for warning in warnings] == [("code@1",), ("law@1",), ("math@1",)]
     members = filled.preview(["math", "code", "law"]).members
     assert [warning.figure for warning in warnings] == [member.accuracy for member in members]
-    monkeypatch.setattr("registry.methods.moe.context.plan_warnings.MOST_WORK", 1)
+    monkeypatch.setattr("registry.methods.moe.preview.MOST_WORK", 1)
     assert warnings_of(filled.plan(["math", "code", "law"])) == ()  # too long to predict beside a composition
 
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from registry import Recipe, Registry
-from registry.checkpoint.trained_files import DELTA, MASK
 from registry.composition.plan import Plan
 from registry.composition.route import route
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError
 from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
 from registry.maths.interpolation import unpack_bits
+from registry.methods.simoe.versions import DELTA, MASK
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code, load_model
 from tests.conftest import Zoo, files_of

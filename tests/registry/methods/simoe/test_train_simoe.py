@@ -17,8 +17,7 @@ from torch import Tensor
 
 from registry import ExpertTraining, Registry
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.model_files import EXPERT_TRAINING, SIMOE_ARRAYS, SIMOE_FILE
-from registry.checkpoint.trained_files import DELTA, MASK, ROW
+from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.errors import CalibrationError, ConflictError, InvalidInputError, NotFoundError, RegError
 from registry.hub.expert_files import write_expert
 from registry.io.torch_blocks import to_tensor
@@ -26,7 +25,8 @@ from registry.maths.interpolation import overlap, sampled_gates, unpack_bits
 from registry.member import Member, load_member
 from registry.methods.simoe.model import Simoe
 from registry.methods.simoe.text import SimoeWindows, read_simoe_windows
-from registry.methods.simoe.trainer import SimoeTrainer
+from registry.methods.simoe.train import trainer_of
+from registry.methods.simoe.versions import DELTA, MASK, ROW, SIMOE_ARRAYS, SIMOE_FILE
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from tests.conftest import Zoo, files_of
@@ -102,7 +102,7 @@ def test_base_model_is_frozen(zoo: Zoo, tmp_path: Path) -> None:
     windows = windows_of(zoo, simoe)
     before = {name: part.clone() for name, part in simoe.model.state_dict().items()}
     moved = [part.detach().clone() for part in simoe.trained]
-    trainer = SimoeTrainer(simoe, simoe.trained, windows, simoe.settings.weights, False, simoe.penalty)
+    trainer = trainer_of(simoe, windows, bfloat16=False)
     trainer.train(None, tmp_path, silent)
     after = simoe.model.state_dict()
     assert all(torch.equal(after[name], part) for name, part in before.items())
@@ -151,7 +151,7 @@ def test_router_sees_the_prompt_and_the_loss_what_follows(zoo: Zoo) -> None:
     _, keep = windows.take(windows.training[:2])
     assert not bool(keep[:, :8].any())
     assert bool(keep[:, 8:].any())
-    trainer = SimoeTrainer(simoe, simoe.trained, windows, simoe.settings.weights, False, simoe.penalty)
+    trainer = trainer_of(simoe, windows, bfloat16=False)
     ids, total, count = windows.all.ids.long(), 0.0, 0
     with torch.no_grad():
         for number in windows.held_out.tolist():
@@ -213,9 +213,7 @@ def test_penalty_lowers_the_overlap_of_masks(zoo: Zoo, tmp_path: Path) -> None:
     found = []
     for beta in (0.0, 4.0):
         simoe = begun(zoo.base, tokens=25 * 2 * 32, overlap=beta, sparsity=0.0, gate_lr=0.4)
-        trainer = SimoeTrainer(
-            simoe, simoe.trained, windows_of(zoo, simoe), simoe.settings.weights, False, simoe.penalty
-        )
+        trainer = trainer_of(simoe, windows_of(zoo, simoe), bfloat16=False)
         trainer.train(None, tmp_path, silent)
         found.append(float(overlap(simoe.final()[0].float())))
     assert found[1] < found[0] - 0.2
@@ -237,7 +235,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes(
 
     whole = train("whole", Remarks())
     assert len(whole[0].steps) == 6
-    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.state.SAVE_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         train("home", Remarks(until=4))
     heard = Remarks()

@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 from registry import FitSettings, Recipe, Registry, TestSettings
-from registry.checkpoint.model_files import SOUP_FILE, SOUP_ROUTER
-from registry.checkpoint.trained_files import unpack_router
 from registry.errors import CalibrationError, ConflictError, IncompatibleError, InvalidInputError, OutputError, RegError
 from registry.member import load_member
 from registry.methods.moe.plan import make_plan
+from registry.methods.soup.versions import SOUP_FILE, SOUP_ROUTER, unpack_router
 from tests.conftest import Zoo, files_of
 from tests.models import write_jsonl
 from tests.registry.methods.soup.conftest import DOMAINS

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from registry import ExpertTraining, Registry, SoupTraining
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.model_files import EXPERT_TRAINING, SOUP_FILE, SOUP_ROUTER
-from registry.checkpoint.trained_files import unpack_router
+from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.errors import CalibrationError, ConflictError, InvalidInputError, NotFoundError, RegError
 from registry.io.torch_blocks import to_tensor
 from registry.maths.soup_weights import draw_domain_weights
 from registry.member import load_member
 from registry.methods.soup.model import Soup
 from registry.methods.soup.text import read_soup_windows
+from registry.methods.soup.versions import SOUP_FILE, SOUP_ROUTER, unpack_router
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training.weight_trainer import BETAS
@@ -66,7 +66,7 @@ class Reference:
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
 
     def run(self) -> None:
-        steps, batch = self.settings.weights.steps, self.settings.batch_size
+        steps, batch = self.settings.steps, self.settings.batch_size
         for t in range(1, steps + 1):
             numbers = self.windows.training[(t - 1) * batch : t * batch]
             self.step(t, self.windows.domain_weights[t - 1].double(), *self.windows.take(numbers))
@@ -85,7 +85,7 @@ class Reference:
         gradients = dict(zip(parts, torch.autograd.grad(loss, list(parts.values())), strict=True))
         norm = math.sqrt(sum(float(found.square().sum()) for found in gradients.values()))
         assert norm > 1.0  # so that clipping takes the scale of the loss out
-        rate = self.settings.lr * self.settings.weights.rate(t - 1)
+        rate = self.settings.lr * self.settings.rate(t - 1)
         for key, gradient in gradients.items():
             self.adamw(key, gradient / norm, rate, t)
 
@@ -159,7 +159,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes_in_any_order_of_domai
 
     whole = train("whole", text_of(zoo), Remarks())
     assert len(whole[0].steps) == 6
-    monkeypatch.setattr("registry.training.weight_trainer.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.state.SAVE_SECONDS", 0.0)
     backwards = dict(reversed(text_of(zoo).items()))
     with pytest.raises(KeyboardInterrupt):
         train("home", backwards, Remarks(until=4))

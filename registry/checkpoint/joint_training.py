@@ -1,0 +1,92 @@
+"""Trainings of several experts together, as their versions keep them: files, arrays and a part of the content.
+
+Each method that has such a training implements `JointTraining`; `built_in.py` has the table.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from registry.built_in import JOINT_TRAININGS, instances
+from store.arrays import ArraySource
+
+Document = Mapping[str, Any]
+"""What a version's content holds of the training that it was part of."""
+
+
+class JointTraining(ABC):
+    """A training of several experts together.
+
+    Attributes:
+        key: key of its document in a version's content, and the role of its arrays; `reg train-KEY` trains them.
+        called: the whole, with its article.
+        document: name of the file that says what a version is in it.
+        files: names of its other small files.
+        arrays: name of the safetensors file with its arrays; empty where it has none.
+        array_words: what these arrays are.
+        lacks_statistics: what to do where statistics are asked for that its experts cannot have; empty if they can.
+    """
+
+    key: ClassVar[str]
+    called: ClassVar[str]
+    document: ClassVar[str]
+    files: ClassVar[tuple[str, ...]] = ()
+    arrays: ClassVar[str] = ""
+    array_words: ClassVar[str] = ""
+    lacks_statistics: ClassVar[str] = ""
+
+    @abstractmethod
+    def read(self, files: Mapping[str, bytes], hidden_size: int, label: str) -> Document | None:
+        """Return the document in a checkpoint's untrusted files, all of which are checked; None if there is none.
+
+        Args:
+            files: name → content.
+            hidden_size: H.
+            label: the checkpoint's name in messages.
+
+        Raises:
+            CheckpointError: a file is of another form.
+        """
+
+    def open_arrays(
+        self, folder: Path, matrices: Mapping[str, tuple[int, ...]], hidden_size: int, label: str
+    ) -> Mapping[str, ArraySource]:
+        """Return the arrays of a checkpoint that has the document, by name; they are read later.
+
+        Args:
+            folder: the checkpoint.
+            matrices: names and shapes of the weights of all linear layers of attention and MLPs.
+            hidden_size: H.
+            label: its name in messages.
+
+        Raises:
+            CheckpointError: the file is missing or of another form.
+        """
+        return {}
+
+    def check_arrays(self, document: Document, digests: Mapping[str, str], label: str) -> None:
+        """Raise CheckpointError unless the digests of a checkpoint's arrays are those that its document names."""
+        return
+
+    @abstractmethod
+    def shared_digest(self, document: Document, digest: str) -> str:
+        """Return what all versions of one training have in common; `digest` is that of the version."""
+
+    @abstractmethod
+    def sentence(self, document: Document) -> str:
+        """Return what a version is in it."""
+
+
+@cache
+def joint_trainings() -> tuple[JointTraining, ...]:
+    """Return every kind of such a training."""
+    return tuple(instances(JOINT_TRAININGS))
+
+
+def parts_in(content: Mapping[str, Any] | None) -> Iterator[tuple[JointTraining, Document]]:
+    """Yield the training that a version was part of, and its document there; nothing of one that was purged."""
+    for training in joint_trainings():
+        if training.key in (content or {}):
+            yield training, (content or {})[training.key]

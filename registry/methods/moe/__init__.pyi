@@ -1,0 +1,12 @@
+from .card import mixture_card as mixture_card
+from .model_writer import host_config as host_config
+from .pass_memory import peak_bytes as peak_bytes
+from .pass_memory import rendering_bytes as rendering_bytes
+from .passes import opened as opened
+from .plan import active_parameters as active_parameters
+from .plan import context_cost as context_cost
+from .plan import make_plan as make_plan
+from .plan import notes as notes
+from .preview import plan_warnings as plan_warnings
+from .preview import predict_text as predict_text
+from .preview import preview_plan as preview_plan

@@ -1,0 +1,250 @@
+"""Context routing: the members' evidence of tokens, the experts that it chooses for a text, and their head maps."""
+
+import math
+from collections.abc import Iterator
+from threading import local
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor
+
+from registry.calibration import Calibration
+from registry.composition.plan import Plan
+from registry.composition.stored import in_file, pass_over
+from registry.composition.taken_files import special_tokens
+from registry.errors import InvalidInputError
+from registry.hosts.context import attention_reach
+from registry.hosts.context_mlp import ALARM, compares
+from registry.hosts.remote_code import REMOTE_CODE
+from registry.io.process import return_freed_memory
+from registry.maths.context.evidence import thresholds, token_evidence, token_shares
+from registry.maths.context.head_map import HeadSums
+from registry.maths.context.prefix import FAST, context_scores, prefix_means
+from registry.maths.context.rotary import recency_weights, rotary_tables
+from registry.maths.threads import Once
+from registry.member import Member
+from registry.methods.moe.options import SOLVES_AGAIN
+from registry.methods.moe.plan import context_windows
+
+_ROWS = 1024
+"""Rows of the heads that are summed at once."""
+
+
+@runtime_checkable
+class SharedTensors(Protocol):
+    """A source of the tensors that all experts share."""
+
+    @property
+    def plan(self) -> Plan:
+        """The composition."""
+
+    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
+        """Yield the rows of one tensor, under its name in the dense model."""
+
+
+class HeadMaps:
+    """The head map of each expert (`registry.maths.context.head_map`), computed when it is first used.
+
+    Safe for several threads, of which each keeps the map that it used last: tensors of one expert follow one another.
+    Where tensors hold the maps of all experts, `keep` has them wait in files.
+    """
+
+    def __init__(self, source: SharedTensors) -> None:
+        self._source = source
+        self._last = local()
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._shared_head = Once(self._used_rows)
+
+    def factors(
+        self, expert: int, rank: int, *, keep: bool = False
+    ) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
+        """Return M_e of one expert as two factors, float64.
+
+        Args:
+            keep: they will be asked for again after those of other experts.
+        """
+        last: tuple[int, int, tuple[Tensor, Tensor]] | None = getattr(self._last, "factors", None)
+        if last is not None and last[:2] == (expert, rank):
+            return last[2]
+        self._last.factors = last = None
+        if (found := self._kept.get((expert, rank))) is None:
+            found = self._sums(expert).solve(rank)
+            return_freed_memory()
+        if keep:
+            found = self._kept.setdefault((expert, rank), (in_file([found[0]]), in_file([found[1]])))
+        self._last.factors = expert, rank, found
+        return found
+
+    def affine(self, expert: int) -> tuple[Float[Tensor, "H H"], Float[Tensor, "H"]]:
+        """Return M_e and v_e of one expert, float64; v_e is zero where the last norm has no bias."""
+        last: tuple[int, tuple[Tensor, Tensor]] | None = getattr(self._last, "affine", None)
+        if last is None or last[0] != expert:
+            self._last.affine = last = None
+            last = self._last.affine = (expert, self._sums(expert).affine())
+        return last[1]
+
+    def _sums(self, expert: int) -> HeadSums:
+        plan = self._source.plan
+        member, norm = plan.members[expert], plan.lead.family.last_norm
+        head = _head(plan)
+        shared_norm, own_norm = (scale + norm.offset for scale in self._vectors(member, f"{norm.norm}.weight"))
+        biases = self._vectors(member, f"{norm.norm}.bias") if norm.bias else None
+        counts = member.token_counts.double()
+        share = counts / counts.sum()
+        (shared, numbers), sums, start = self._shared_head(), HeadSums(len(shared_norm)), 0
+        for block in pass_over(member, head)():  # all are read, which checks their digest
+            for mine in block.split(_ROWS):
+                part = share[start : start + len(mine)]
+                used = part.nonzero()[:, 0]
+                theirs = shared[numbers[used + start]]
+                start += len(mine)
+                if not len(used):
+                    continue
+                part = part[used]
+                heads = theirs.double(), mine[used].double()  # (r, H)
+                scaled = heads[0] * shared_norm, heads[1] * own_norm
+                if norm.centred:
+                    scaled = scaled[0] - scaled[0].mean(1, keepdim=True), scaled[1] - scaled[1].mean(1, keepdim=True)
+                sums.add(*scaled, part)
+                if biases is not None:
+                    sums.add_shift(scaled[0], heads[1] @ biases[1] - heads[0] @ biases[0], part)
+        return sums
+
+    def _used_rows(self) -> tuple[Float[Tensor, "n H"], Int64[Tensor, "V"]]:
+        """Combine the shared head once; return the rows that members use, float32 in a file, and token → its row."""
+        plan = self._source.plan
+        counts = [member.token_counts for member in plan.members]
+        used = torch.zeros(max(map(len, counts)), dtype=torch.bool)
+        for each in counts:
+            used[: len(each)] |= each > 0
+
+        def blocks() -> Iterator[Tensor]:
+            start = 0
+            for block in self._source.combined(_head(plan)):
+                here = used[start : start + len(block)]
+                yield block[: len(here)][here].float()
+                start += len(block)
+
+        return in_file(blocks()), used.cumsum(0) - 1
+
+    def _vectors(self, member: Member, name: str) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
+        """Return a vector of the shared model and that of a member, float64."""
+        shared, own = self._source.combined(name), pass_over(member, name)()
+        return torch.cat(list(shared)).double(), torch.cat(list(own)).double()
+
+
+def _head(plan: Plan) -> str:
+    """Return the name of the head's weight in the dense model."""
+    family = plan.lead.family
+    return family.embedding if plan.lead.architecture.tie_word_embeddings else family.head
+
+
+NEUTRAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Keys of special tokens, which are no evidence: how often they stand depends on the length of documents."""
+
+
+def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
+    """Return each token's evidence of the members of a plan, float64, one row a token of the lead's vocabulary.
+
+    Raises:
+        DamagedError: stored counts are damaged.
+        InvalidInputError: a member counted no token.
+    """
+    counts = [member.evidence_counts for member in plan.members]
+    for member, own in zip(plan.members, counts, strict=True):
+        if int(own.min()) < 0 or int(own.sum()) < 1:
+            raise InvalidInputError(
+                f"{member.version.ref} counted no token, and --router context knows members by their tokens",
+                f"register it again with text: reg add-expert {member.name} CKPT --data FILE; or choose --router "
+                f"{SOLVES_AGAIN}",
+            )
+    rows = plan.lead.architecture.vocab_size
+    special = special_tokens(plan.members, plan.lead)
+    values = [special.get(key) for key in NEUTRAL]
+    listed = [token for value in values for token in (value if isinstance(value, list) else [value])]
+    evidence = token_evidence(counts, {token for token in listed if token is not None})[:rows]
+    return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), len(counts)))])
+
+
+def thresholds_of(plan: Plan) -> Float[Tensor, "E E"]:
+    """Return the evidence of the last few tokens that is no chance, float64 (`registry.maths.context.evidence`).
+
+    Thresholds outside the diagonal are infinite where the host has no room to compare pairs of experts.
+    """
+    rows = plan.lead.architecture.vocab_size
+    shares = token_shares([member.evidence_counts for member in plan.members])[:rows]
+    limits = thresholds(shares, evidence_of(plan)[: len(shares)], FAST)
+    if plan.recipe.host == REMOTE_CODE or compares(plan.lead.architecture, len(limits)):
+        return limits
+    return torch.full_like(limits, torch.inf).diagonal_scatter(limits.diagonal())
+
+
+def choices_of(plan: Plan, calibration: Calibration, evidence: Float[Tensor, "V E"]) -> Int64[Tensor, "N S"]:
+    """Return the expert that each calibration token is routed to by its context: the same in every layer."""
+    return scores_of(plan, calibration.ids, calibration.keep, evidence).argmax(dim=-1)
+
+
+def scores_of(
+    plan: Plan, ids: Int[Tensor, "N S"], keep: Bool[Tensor, "N S"], evidence: Float[Tensor, "V E"]
+) -> Float[Tensor, "N S E"]:
+    """Return what the routers of every layer compare, float64, in nats.
+
+    Args:
+        ids: the texts.
+        keep: which tokens count; padding is no evidence.
+    """
+    slow, fast = past_weights(plan, ids.shape[1])
+    means = prefix_means(ids, keep, evidence, slow)
+    if fast is None:
+        return means
+    return context_scores(means, prefix_means(ids, keep, evidence, fast), thresholds_of(plan), ALARM)
+
+
+def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Tensor, "S"] | None]:
+    """Return w(Δ) for Δ = 0 … length − 1: how the context layer weighs the past, slow and, where it has one, fast."""
+    if plan.recipe.host == REMOTE_CODE:
+        past, tau = torch.arange(length, dtype=torch.float64), plan.recipe.context_window
+        if not tau:
+            return torch.ones(length, dtype=torch.float64), None
+        return torch.exp(-past / tau), torch.exp(-past / FAST) if tau > FAST else None
+    translation = plan.lead.hosts[plan.recipe.host or next(iter(plan.lead.hosts))]
+    windows, _ = context_windows(translation, plan.recipe.context_window)
+    sizes = translation.architecture
+    rotary = rotary_tables(sizes.rope_parameters, sizes.head_dim, sizes.max_position_embeddings)
+
+    def weights(amplitudes: tuple[float, ...]) -> Float[Tensor, "S"]:
+        past = torch.ones(length, dtype=torch.float64)
+        if amplitudes:
+            past = recency_weights(rotary, torch.tensor(amplitudes, dtype=torch.float64), length)
+        past[attention_reach(sizes, length) :] = 0.0
+        return past
+
+    return weights(windows.slow), weights(windows.fast) if windows.fast else None
+
+
+def stream_unit(source: SharedTensors) -> float:
+    """Return the size of the embedding's mean row in the residual stream: √(mean square of all entries)."""
+    total, count = 0.0, 0
+    for rows in source.combined(source.plan.lead.family.embedding):
+        total += float(rows.double().square().sum())
+        count += rows.numel()
+    multiplier = float(source.plan.parts.architecture.options.get("embedding_multiplier", 1.0))
+    return multiplier * math.sqrt(total / max(count, 1))
+
+
+class ContextInputs:
+    """Inputs of a context layer's tensors, each computed once, when it is first asked for; safe for several threads.
+
+    Attributes:
+        head_maps: each expert's own head as a map in front of the shared one.
+        evidence: returns each token's evidence of the members, (V, E) (`evidence_of`).
+        thresholds: returns the evidence of the last few tokens that is no chance, (E, E) (`thresholds_of`).
+        unit: returns the size of the embedding's mean row in the residual stream (`stream_unit`).
+    """
+
+    def __init__(self, source: SharedTensors) -> None:
+        self.head_maps = HeadMaps(source)
+        self.evidence = Once(lambda: evidence_of(source.plan))
+        self.thresholds = Once(lambda: thresholds_of(source.plan))
+        self.unit = Once(lambda: stream_unit(source))

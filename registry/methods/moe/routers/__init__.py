@@ -1,1 +1,0 @@
-"""Router methods: one file a method."""

@@ -1,1 +1,0 @@
-"""Trunk methods: one file a method."""

@@ -1,0 +1,108 @@
+"""Hosts whose modelling file weighs members, or what they add to one model, by each sequence's text.
+
+Each method with such folders implements `SequenceHost`; `built_in.py` has the table. A folder's `config.json` may come
+from anywhere, so it is checked before torch or transformers read it.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+from registry.built_in import SEQUENCE_HOSTS, instances
+from registry.errors import CheckpointError
+from registry.families import FAMILIES
+from registry.io.untrusted import OBJECT, Kind, fields, list_of, maybe
+
+HINT = "compose it again, or copy the folder again"
+MOST_TOKENS = 2**24
+"""The largest number of first tokens that a folder may weigh its members by."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
+def one_of(*words: str) -> Kind:
+    """Return the kind of a key that has one of some words."""
+    return Kind(f"one of {', '.join(words)}", lambda value: isinstance(value, str) and value in words)
+
+
+POSITIVE = Kind("a finite number, more than 0", lambda value: _is_number(value) and value > 0)
+FACTOR = maybe(Kind("a finite number other than 0", lambda value: _is_number(value) and value != 0))
+
+
+class SequenceHost(ABC):
+    """A kind of folder whose modelling file is built on `modeling_sequences`.
+
+    Attributes:
+        model_type: that of its `config.json`, or the beginning of it, before that of the dense model.
+    """
+
+    model_type: ClassVar[str]
+
+    @abstractmethod
+    def code(self, model_type: str) -> Sequence[Mapping[str, bytes]]:
+        """Return the modelling files, by their names, of each kind of its folders."""
+
+    @abstractmethod
+    def check(self, config: Mapping[str, Any], where: str) -> None:
+        """Check the own keys of a `config.json`, whose sizes are known to be those of stored tensors.
+
+        Args:
+            config: its content, untrusted.
+            where: its name in messages.
+
+        Raises:
+            CheckpointError: a key is missing, or its value is of another kind or does not fit the others.
+        """
+
+
+@cache
+def _hosts() -> tuple[SequenceHost, ...]:
+    return tuple(instances(SEQUENCE_HOSTS))
+
+
+def sequence_host(model_type: object) -> SequenceHost | None:
+    """Return the host of a model type; None of one that routes the tokens of each layer, or none."""
+    return next((host for host in _hosts() if str(model_type).startswith(host.model_type)), None)
+
+
+def given(
+    config: Mapping[str, Any],
+    kinds: Mapping[str, Kind],
+    where: str,
+    *,
+    optional: tuple[str, ...] = (),
+    hint: str = HINT,
+) -> dict[str, Any]:
+    """Return the keys of a configuration that are of some kinds (errors as `fields`)."""
+    return fields({key: config[key] for key in kinds if key in config}, kinds, where, optional=optional, hint=hint)
+
+
+def dense_class(model_type: str, prefix: str) -> str:
+    """Return the dense class of transformers of a model type that begins with a host's prefix.
+
+    Raises:
+        KeyError: its family is not known.
+    """
+    return FAMILIES[model_type.removeprefix(prefix)].class_name
+
+
+def check_member_configs(config: Mapping[str, Any], where: str) -> None:
+    """Check that each member has a configuration of a known family (arguments and errors as `SequenceHost.check`)."""
+    configs = given(config, {"member_configs": list_of(OBJECT)}, where)["member_configs"]
+    members = len(config["members"])
+    if len(configs) != members:
+        raise CheckpointError(
+            f"{where}: member_configs has {len(configs)} configurations, expected {members}, one a member", HINT
+        )
+    for own in configs:
+        family = FAMILIES.get(str(own.get("model_type")))
+        try:
+            if family is None:
+                raise ValueError(f"model type {str(own.get('model_type'))[:80]!r} is not one of {', '.join(FAMILIES)}")
+            family.architecture(own)
+        except ValueError as error:
+            raise CheckpointError(f"{where}, member_configs: {error}", HINT) from error

@@ -1,0 +1,140 @@
+"""An expert's MLPs in training beside the frozen public ones, with a router row of their own (FlexOlmo §3.3.1).
+
+With p = σ(r·x + b), the softmax over the logits (0, r·x + b) of the public expert and of this one, an MLP becomes
+
+    y = (1 − p) M_public(x) + p M_expert(x)
+
+for the layer's MLP input x. Public MLPs, attention, norms and embeddings are frozen; M_expert begins as a copy of
+M_public, so that the training begins at the base model, whatever r is. The bias b trains only where it is asked for.
+r begins at 0, or at the difference of the embeddings of the expert's text and of public text.
+
+Shapes: L layers, H hidden size, N windows, B windows of a batch, S tokens of a window.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor, nn
+
+from registry.errors import CalibrationError
+from registry.maths.router.gates import initial_row
+from registry.training.processes import Processes
+from registry.training.sharding import spread
+
+WINDOWS = 32
+"""Most windows of each text whose embedding a row begins with."""
+EXPERT, PUBLIC = "expert", "public"
+"""Names of the trained and of the frozen MLP within a `CoordinatedMLP`."""
+
+
+class CoordinatedMLP(nn.Module):
+    """A frozen public MLP and the expert's.
+
+    Args:
+        public: the base model's MLP.
+        size: H.
+        bias: a bias trains beside the row.
+    """
+
+    def __init__(self, public: nn.Module, size: int, *, bias: bool) -> None:
+        super().__init__()
+        self.public, self.expert = public, copy.deepcopy(public)
+        device = next(public.parameters()).device
+        self.row = nn.Parameter(torch.zeros(size, dtype=torch.float32, device=device))
+        self.bias = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=device)) if bias else None
+
+    def forward(self, x: Float[Tensor, "B S H"]) -> Float[Tensor, "B S H"]:
+        """Return y."""
+        logit = (x.float() * self.row).sum(dim=-1, keepdim=True)  # (B, S, 1)
+        share = torch.sigmoid(logit if self.bias is None else logit + self.bias)
+        public, expert = self.public(x), self.expert(x)
+        mixed: Tensor = public + share.to(public.dtype) * (expert - public)
+        return mixed
+
+
+def coordinate(model: nn.Module, mlp: Sequence[str], size: int, *, bias: bool) -> list[CoordinatedMLP]:
+    """Replace every MLP of a dense model by a coordinated one, and return these, layer by layer.
+
+    `mlp` is the names of all MLP tensors, `size` is H; with `bias` a bias trains with each row.
+    """
+    layers = []
+    for holder in dict.fromkeys(map(_holder, mlp)):
+        parent, _, attribute = holder.rpartition(".")
+        layer = CoordinatedMLP(model.get_submodule(holder), size, bias=bias)
+        setattr(model.get_submodule(parent), attribute, layer)
+        layers.append(layer)
+    return layers
+
+
+def within(name: str, which: str) -> str:
+    """Return the name that an MLP tensor has in a coordinated model, in its `EXPERT` or `PUBLIC` MLP."""
+    holder = _holder(name)
+    return f"{holder}.{which}{name.removeprefix(holder)}"
+
+
+def _holder(name: str) -> str:
+    """Return the module that holds the linear maps of an MLP: `layers.0.mlp` of `layers.0.mlp.up_proj.weight`."""
+    return name.rpartition(".")[0].rpartition(".")[0]
+
+
+def begin_rows(
+    model: Any,
+    layers: Sequence[CoordinatedMLP],
+    own: tuple[Int64[Tensor, "N S"], Bool[Tensor, "N S"]],
+    public: tuple[Int64[Tensor, "M S"], Bool[Tensor, "M S"]],
+    batch_size: int,
+    processes: Processes,
+) -> None:
+    """Set the row of every layer to the difference of the embeddings of two texts (`maths.router.gates`).
+
+    The model still computes what the base model does, because both MLPs of a layer are equal. Each process passes all
+    windows; of a text these are the tokens, and which of them count.
+
+    Raises:
+        CalibrationError: a mean is zero, NaN or infinite.
+    """
+    means, public_means = (_mean_inputs(model, layers, *text, batch_size) for text in (own, public))
+    for number, (layer, mean, public_mean) in enumerate(zip(layers, means, public_means, strict=True)):
+        try:
+            row = initial_row(mean, public_mean)
+        except ValueError as error:
+            raise CalibrationError(
+                f"layer {number} has no first router row: {error}", "train without --public-data: its row begins at 0"
+            ) from error
+        with torch.no_grad():
+            layer.row.copy_(spread(row, layer.row, processes))
+
+
+def _mean_inputs(
+    model: Any,
+    layers: Sequence[CoordinatedMLP],
+    ids: Int64[Tensor, "N S"],
+    keep: Bool[Tensor, "N S"],
+    batch_size: int,
+) -> Float64[Tensor, "L H"]:
+    """Return the mean MLP input of every layer over the tokens that count."""
+    device = layers[0].row.device
+    sums = torch.zeros(len(layers), len(layers[0].row), dtype=torch.float64)
+    counting: list[Tensor] = []  # (B, S) of the current batch
+
+    def add(layer: int, x: Tensor) -> None:
+        sums[layer] += x[counting[-1]].double().sum(dim=0).cpu()  # (B, S, H) → (T, H) → (H,)
+
+    handles = [
+        layer.register_forward_pre_hook(lambda _module, inputs, number=number: add(number, inputs[0]))
+        for number, layer in enumerate(layers)
+    ]
+    model.eval()
+    try:
+        for some, counted in zip(ids.split(batch_size), keep.split(batch_size), strict=True):
+            counting[:] = [counted.to(device)]
+            with torch.no_grad():
+                model(input_ids=some.to(device), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train()
+    return sums / int(keep.sum())

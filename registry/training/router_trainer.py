@@ -1,0 +1,231 @@
+"""Training of routers: AdamW on the routers of a loaded mixture, in the coordinates of their whitened inputs.
+
+The weights of a router by least squares are large along directions in which its inputs hardly vary. AdamW moves them
+all alike, so noise of the directions that vary most outweighs them. *Measured* (Llama, H = 256, five experts),
+where second moments span up to four and a half decades: 60 steps lowered the normalised score from 84.5 to 84.4 without
+whitening, and raised it to 84.8 with it. Each router is W = W_0 + s D M, where M whitens the router's inputs on
+training windows, s is the spread of its first logits, and D, which begins at 0, is trained.
+
+Shapes: E experts, H hidden size, k experts per token; B windows of S tokens in a batch, T = B · S tokens.
+W, W_0 and D are (E, H), M is (H, H), logits are (T, E).
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+from registry.errors import CheckpointError, InvalidInputError
+from registry.maths.router_training import balance_loss, straight_through, whitener
+from registry.progress import Progress, remark
+from registry.runtime.gates import Gate, as_returned, gates, in_order
+from registry.training import state as states
+from registry.training.settings import GOES_ON, TrainSettings
+from registry.training.state import REMARKS, State
+from registry.training.training_windows import Windows, next_token_loss
+
+WHITENING_WINDOWS = 32
+"""Windows that the second moments of the routers' inputs are computed on."""
+RIDGE = 1e-3
+"""Ridge in units of the mean second moment: directions that vary less count as noise."""
+
+
+class RouterTrainer:
+    """The routers of one loaded model, in training.
+
+    Args:
+        model: a loaded mixture; its other weights stay as they are.
+        windows: the windows to train on.
+        settings: the settings of the training.
+        candidates: the number of experts that each token's gradient compares.
+
+    Raises:
+        CheckpointError: a router's input is NaN or infinite.
+    """
+
+    def __init__(self, model: Any, windows: Windows, settings: TrainSettings, candidates: int) -> None:
+        self.model, self.windows, self.settings, self.candidates = model, windows, settings, candidates
+        self.gates = gates(model)
+        model.requires_grad_(False)
+        self._start = [gate.weight.detach().float().clone() for gate in self.gates]
+        self._maps = self._whitened()
+        self._changes = [torch.zeros_like(weight).requires_grad_() for weight in self._start]
+        self._optimiser = torch.optim.AdamW(
+            self._changes, lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay
+        )
+        self._numbers = windows.used(settings.windows).split(settings.batch_size)
+        self._balance: list[Tensor] = []
+
+    def weights(self) -> list[Float32[Tensor, "E H"]]:
+        """Return the current routers, layer by layer, on the CPU."""
+        pairs = zip(self._start, self._changes, self._maps, strict=True)
+        return [(start + change.detach() @ whitening).cpu() for start, change, whitening in pairs]
+
+    def loss(self) -> float:
+        """Return the language-model loss (nats per token) on held-out windows, with the routing of inference."""
+        return self.windows.loss(self.model, self.settings.batch_size)
+
+    def train(self, state_path: Path | None, progress: Progress) -> float:
+        """Train, and return the loss on held-out windows before the first step.
+
+        Args:
+            state_path: the file of the training's state; if it exists, training continues from it. None to save no
+                state.
+            progress: reports steps, and remarks on the loss.
+
+        Raises:
+            InvalidInputError: the loss is NaN or infinite.
+        """
+        settings = self.settings
+        shapes = [tuple(change.shape) for change in self._changes]
+        saved = None if state_path is None else states.load(state_path, shapes, settings.steps)
+        if saved is None:
+            current = State(0, self.loss(), (), (), ())
+        else:
+            current = saved
+            current.restore(self._changes, self._optimiser)
+            self._apply()
+            remark(progress, f"{GOES_ON}: {current.step} of {settings.steps} steps were done before")
+        saved_at, every, recent = time.monotonic(), max(1, settings.steps // REMARKS), []
+        try:
+            with self._trained(), progress("training routers", settings.steps, "step") as advance:
+                advance(current.step)
+                for step in range(current.step, settings.steps):
+                    recent.append(self._step(step))
+                    # copied, so that a step which is interrupted does not change it
+                    current = State.of(step + 1, current.loss, self._changes, self._optimiser).copied()
+                    advance(1)
+                    if (step + 1) % every == 0:
+                        remark(progress, f"step {step + 1} of {settings.steps}: loss {sum(recent) / len(recent):.4f}")
+                        recent = []
+                    if state_path is not None and time.monotonic() - saved_at >= states.SAVE_SECONDS:
+                        states.save(state_path, current)
+                        saved_at = time.monotonic()
+        except KeyboardInterrupt:
+            if state_path is not None and current.step:
+                states.save(state_path, current)
+            raise
+        return current.loss
+
+    def _step(self, step: int) -> float:
+        for group in self._optimiser.param_groups:
+            group["lr"] = self.settings.rate(step)
+        ids, keep = self.windows.take(self._numbers[step])
+        self._balance.clear()
+        loss = next_token_loss(self.model, ids, keep, "mean")
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise InvalidInputError(
+                f"the loss is {value} in step {step + 1}", "give a smaller --lr, or compute with --dtype float32"
+            )
+        if self.settings.balance:
+            loss = loss + self.settings.balance * torch.stack(self._balance).sum()
+        loss.backward()
+        for gate, change, whitening in zip(self.gates, self._changes, self._maps, strict=True):
+            gradient = gate.weight.grad
+            # W = W_0 + D (s M), so ∂D = ∂W (s M)ᵀ: (E, H) by (H, H).
+            change.grad = torch.zeros_like(change) if gradient is None else gradient.float() @ whitening.T
+            gate.weight.grad = None
+        self._optimiser.step()
+        self._apply()
+        return value
+
+    def _apply(self) -> None:
+        for gate, weight in zip(self.gates, self.weights(), strict=True):
+            gate.weight.data.copy_(weight)
+
+    def _whitened(self) -> list[Float32[Tensor, "H H"]]:
+        """Return s M of each router."""
+        grams = [torch.zeros(w.shape[1], w.shape[1], dtype=torch.float64) for w in self._start]
+        numbers = self.windows.training[:WHITENING_WINDOWS]
+        with ExitStack() as stack:
+            batch: list[Tensor] = []
+            for gate, gram in zip(self.gates, grams, strict=True):
+                stack.callback(gate.module.register_forward_pre_hook(_adder(gram, batch)).remove)
+            for batch_numbers in numbers.split(self.settings.batch_size):
+                ids, keep = self.windows.take(batch_numbers)
+                batch[:] = [keep.flatten()]  # (T,), read by the hooks
+                with torch.no_grad():
+                    self.model.base_model(input_ids=ids.to(self.gates[0].weight.device), use_cache=False)
+        count = int(self.windows.all.lengths[numbers].sum())
+        maps = []
+        for gate, weight, gram in zip(self.gates, self._start, grams, strict=True):
+            start = weight.double().cpu()
+            # The mean square of expert e's logit is w_e G w_eᵀ / count: (E, H) and (H, H) to (E,).
+            spread = float((((start @ gram) * start).sum(dim=-1) / count).mean().sqrt())
+            try:
+                map_ = whitener(gram / count, RIDGE) * (spread or 1.0)
+            except ValueError as error:
+                raise CheckpointError(
+                    f"layer {gate.layer}: {error}", "compute with --dtype float32, or compose the folder again"
+                ) from error
+            maps.append(map_.float().to(weight.device))
+        return maps
+
+    @contextmanager
+    def _trained(self) -> Iterator[None]:
+        """Route with straight-through gradients to the routers while the context is open."""
+        with ExitStack() as stack:
+            for gate in self.gates:
+                gate.weight.requires_grad_(True)
+                if gate.is_linear:
+                    stack.enter_context(_patched(gate, self))
+                else:
+                    stack.callback(gate.module.register_forward_hook(self._deciding(gate)).remove)
+            try:
+                yield
+            finally:
+                self.model.requires_grad_(False)
+
+    def decide(self, gate: Gate, logits: Float[Tensor, "T E"]) -> tuple[Float[Tensor, "T C"], Int64[Tensor, "T C"]]:
+        """Return (weights, chosen) of `straight_through`, and record the balance loss."""
+        weights, chosen = straight_through(
+            logits, gate.top_k, self.candidates, self.settings.temperature, renormalize=gate.renormalizes
+        )
+        if self.settings.balance:
+            self._balance.append(balance_loss(logits, weights, chosen))
+        return weights, chosen
+
+    def _deciding(self, gate: Gate) -> Any:
+        def decide(_module: Any, _inputs: Any, output: Any) -> Any:
+            logits, before, _ = in_order(output)
+            weights, chosen = self.decide(gate, logits)
+            return as_returned((logits, weights.to(before.dtype), chosen), output)
+
+        return decide
+
+
+def _adder(gram: Tensor, batch: Sequence[Tensor]) -> Any:
+    def add(_module: Any, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].flatten(0, -2).cpu().double()[batch[0]]  # (B, S, H) → (T, H), without padding
+        gram.add_(x.T @ x)  # (H, H)
+
+    return add
+
+
+@contextmanager
+def _patched(gate: Gate, trainer: RouterTrainer) -> Iterator[None]:
+    """Let a `RoutedMLP` route by `trainer`: it has no separate module that returns weights and chosen experts."""
+    block: Any = gate.block
+
+    def forward(hidden_states: Tensor) -> Tensor:
+        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])  # (B, S, H) → (T, H)
+        weights, chosen = trainer.decide(gate, block.gate(tokens))
+        mixed = torch.zeros_like(tokens)
+        for number, expert in enumerate(block.experts):
+            token, choice = (chosen == number).nonzero(as_tuple=True)  # n tokens of this expert: (n,) each
+            part = expert(tokens[token]) * weights[token, choice].unsqueeze(-1).to(tokens.dtype)  # (n, H)
+            mixed = mixed.index_add(0, token, part)
+        return mixed.reshape(hidden_states.shape)
+
+    block.forward = forward
+    try:
+        yield
+    finally:
+        del block.forward

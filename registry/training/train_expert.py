@@ -1,0 +1,195 @@
+"""Training of an expert from its base model, and its registration."""
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from registry.calibration import Corpus
+from registry.checkpoint import Checkpoint, hash_checkpoint
+from registry.checkpoint.annotations import Annotations
+from registry.checkpoint.model_files import EXPERT_TRAINING, ROUTER_FILE
+from registry.checkpoint.trained_files import pack_rows
+from registry.errors import InvalidInputError
+from registry.io.model_folder import check_output
+from registry.io.work_dirs import resumable, temporary
+from registry.names.reference import check_name, require_list
+from registry.names.resolve import check_name_is_free
+from registry.progress import Progress
+from registry.registration import Registration, RegistrationRequest, open_candidate, register_expert
+from registry.runtime.loading import load_tokenizer
+from registry.statistics.settings import PassSettings
+from registry.training.coordinated import WINDOWS, begin_rows
+from registry.training.from_base import TrainedFromBase, check_libraries, opened_base, write_checkpoint
+from registry.training.job import Job
+from registry.training.processes import Processes, leading
+from registry.training.settings import ExpertTraining, TrainingText, announce
+from registry.training.sharding import shard
+from registry.training.trainable import Trainable, trained_weights
+from registry.training.training_windows import HELD_OUT, draw_windows, make_windows, remark_repeats, shortened
+from registry.training.weight_trainer import Losses, WeightTrainer, device_and_dtype, training_document
+from registry.workspace import PathLike, Workspace
+from store.digest import json_digest
+from store.lock import exclusive
+
+
+@dataclass(frozen=True)
+class TrainedExpert(TrainedFromBase):
+    """The result of a training.
+
+    Attributes:
+        out: the checkpoint folder that was written, or None if the expert was registered.
+        registration: the registration, or None with `out`.
+    """
+
+    out: Path | None = None
+    registration: Registration | None = None
+
+
+def train_expert(
+    workspace: Workspace,
+    name: str,
+    base: PathLike,
+    text: TrainingText,
+    settings: ExpertTraining,
+    *,
+    out: PathLike | None = None,
+    annotations: Annotations | None = None,
+    keep_calibration: bool = False,
+) -> TrainedExpert:
+    """Train an expert from a base model, and register it or write it to `out` (arguments as `Registry.train_expert`).
+
+    An interrupted training continues when it is started again; on one machine with one number of threads and of
+    processes, it gives the same bytes. Under a launcher this is for the main process (`training.processes`).
+
+    Raises:
+        CheckpointError: the base model cannot be trained here.
+        CalibrationError: there is no text, or it has tokens beyond the model's vocabulary.
+        NotFoundError: there is no such base model.
+        ConflictError: `name` is a base model's.
+        InvalidInputError: a loss is not finite, or there is public text without `coordinate`.
+        OutputError: `out` holds something.
+        StorageError: the disk is full or refuses, or a library is not installed.
+    """
+    files = [Path(file) for file in require_list(text.own, "data")]
+    public = [Path(file) for file in require_list(text.public, "public_data")]
+    with ExitStack() as stack:
+        processes = stack.enter_context(leading())
+        _check(workspace, name, files, public, settings, out)
+        settings.check_processes(processes.count)
+        checkpoint, holds = stack.enter_context(opened_base(workspace, base))
+        scratch = stack.enter_context(temporary(workspace.home.merged, holds, prefix="training-"))
+        target = scratch / "expert" if out is None else Path(out).absolute()
+        document, losses, tokens = _trained(
+            workspace, checkpoint, TrainingText(files, public), settings, target, holds, processes
+        )
+        if out is not None:
+            return TrainedExpert(document, losses, tokens, out=target)
+        request = RegistrationRequest(
+            name,
+            target,
+            data=files,
+            settings=PassSettings(device=settings.device),
+            annotations=annotations or Annotations(),
+            keep_calibration=keep_calibration,
+            allow_unrelated=True,  # it comes from a base model, registered or not
+        )
+        with open_candidate(workspace, request) as candidate:
+            registration = register_expert(workspace, candidate)
+        return TrainedExpert(document, losses, tokens, registration=registration)
+
+
+def _check(
+    workspace: Workspace,
+    name: str,
+    files: Sequence[Path],
+    public: Sequence[Path],
+    settings: ExpertTraining,
+    out: PathLike | None,
+) -> None:
+    """Check what a training is given (errors as `train_expert`)."""
+    check_name(name)
+    if not files:
+        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
+    if public and not settings.coordinate:
+        raise InvalidInputError(
+            "public text is what router rows begin with, and an expert without --coordinate has none",
+            "add --coordinate, or drop --public-data",
+        )
+    Corpus([*files, *public], None)  # refuses what is no file before a weight is read
+    check_libraries()
+    if out is None:
+        workspace.check_owner()
+        check_name_is_free(workspace.catalog, name, "expert")
+    else:
+        check_output(Path(out).absolute(), replace=None)
+
+
+def _trained(
+    workspace: Workspace,
+    checkpoint: Checkpoint,
+    text: TrainingText,
+    settings: ExpertTraining,
+    target: Path,
+    holds: Sequence[str],
+    processes: Processes,
+) -> tuple[dict[str, Any], Losses, int]:
+    """Write the trained checkpoint to `target`, and return its document, losses, and number of held-out tokens."""
+    progress, home = workspace.progress, workspace.home
+    settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, progress))
+    device, dtype = device_and_dtype(settings)
+    count = trained_weights(checkpoint, settings)
+    announce(progress, settings.trained_part(checkpoint.label), count, settings, device, processes.count)
+    tokenizer, vocabulary = load_tokenizer(checkpoint.folder), checkpoint.architecture.vocab_size
+    own = draw_windows(text.own, tokenizer, vocabulary, settings)
+    public = draw_windows(text.public, tokenizer, vocabulary, settings, WINDOWS) if text.public else None
+    windows = make_windows([own], settings.seq_len, settings.seed)
+    remark_repeats(progress, windows, settings.windows + HELD_OUT)
+    hashed = hash_checkpoint(checkpoint, progress)
+    inputs = settings.document(device, dtype, processes.count) | {"data": windows.all.digest, "base": hashed.weights}
+    if public is not None:
+        inputs |= {"public": public.digest}
+    with ExitStack() as stack:
+        state_path = stack.enter_context(resumable(home.partial, json_digest(["train-expert", inputs]), holds))
+        scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
+        job = Job("expert", checkpoint.folder, settings, device, dtype, windows, public)
+        job.send(processes)
+        trainable, losses = run_training(job, checkpoint, processes, state_path, scratch, progress)
+        document = training_document(inputs, losses)
+        files = {EXPERT_TRAINING: json.dumps(document, indent=2).encode()}
+        if (rows := trainable.rows(hashed)) is not None:
+            files[ROUTER_FILE] = pack_rows(rows)
+        with exclusive(home.output_lock(target), f"training into {target}"):
+            write_checkpoint(target, hashed, list(trainable.streams(hashed)), files, progress=progress)
+    return document, losses, windows.predicted
+
+
+def run_training(
+    job: Job, checkpoint: Checkpoint, processes: Processes, state_path: Path | None, scratch: Path, progress: Progress
+) -> tuple[Trainable, Losses]:
+    """Train a base model, and return the weights and the losses.
+
+    All processes run this alike; the main one has the path of states, and gets the sharded weights.
+
+    Raises:
+        CheckpointError: the base model cannot be trained here.
+        CalibrationError: the mean of a text is zero or not finite.
+        InvalidInputError: a loss is not finite, or the device cannot be used.
+        StorageError: the disk is full or refuses, or a library is not installed.
+    """
+    settings, windows = job.settings, job.windows
+    trainable = Trainable(job.load(processes), checkpoint, settings)
+    if settings.fsdp:
+        shard(trainable.model, processes, job.device)
+    if job.public is not None:
+        own, public = windows.take(windows.training[:WINDOWS]), (job.public.ids.long(), job.public.keep)
+        begin_rows(trainable.model, trainable.layers, own, public, settings.batch_size, processes)
+    trainer = WeightTrainer(
+        trainable.model, trainable.parameters, windows, settings, job.dtype == "bfloat16", processes=processes
+    )
+    losses = trainer.train(state_path, scratch, progress)
+    if settings.fsdp:
+        trainable.gather(scratch / "trained.safetensors", processes)
+    return trainable, losses

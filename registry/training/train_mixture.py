@@ -1,0 +1,236 @@
+"""Training of a composed folder on text, into a new folder: of its routers alone, or of its weights."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from registry.checkpoint.model_files import read_config
+from registry.composition.trained import NAMED, PROJECTORS, ROUTERS
+from registry.errors import InvalidInputError
+from registry.hosts.host import NORM_TOPK_PROB
+from registry.io.torch_blocks import to_block, torch_dtype
+from registry.io.work_dirs import resumable, temporary
+from registry.progress import Progress
+from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.training.from_base import check_libraries
+from registry.training.job import Job
+from registry.training.mixture_weights import (
+    BalanceLoss,
+    changed_tensors,
+    check_projectors,
+    let_train,
+    trained_weights,
+)
+from registry.training.parent import Parent, check_copies_differ, check_loaded, keep_trained, open_parent
+from registry.training.processes import Processes, leading
+from registry.training.router_trainer import RouterTrainer
+from registry.training.settings import MixtureTraining, TrainSettings, announce
+from registry.training.sharding import gather, shard
+from registry.training.training_windows import read_windows, shortened
+from registry.training.weight_trainer import Losses, WeightTrainer, curve, device_and_dtype
+from registry.workspace import PathLike, Workspace
+from store.arrays import ArraySource
+from store.digest import json_digest
+from store.lock import exclusive
+
+TOP_K = 2
+"""Least experts per token of a mixture whose weights train: the weight of a single one is 1, without a gradient."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a training.
+
+    Attributes:
+        digest: the digest of the trained composition.
+        document: the document that the digest covers.
+        before: language-model loss (nats per token) on held-out windows with the parent's routers.
+        after: the same loss with the trained routers, as written.
+        tokens: the number of tokens that the losses are averaged over.
+    """
+
+    digest: str
+    document: dict[str, Any]
+    before: float
+    after: float
+    tokens: int
+
+
+def train_router(
+    workspace: Workspace,
+    folder: PathLike,
+    out: PathLike,
+    data: Sequence[str],
+    settings: TrainSettings,
+    *,
+    force: bool = False,
+    record: bool = True,
+) -> Trained:
+    """Train the routers of the composed `folder` (arguments as `Registry.train_router`, errors as `train_mixture`).
+
+    An interrupted training continues when it is started again, and gives the same bytes. On one machine with one number
+    of threads, equal inputs give equal bytes.
+    """
+    with leading() as processes:
+        processes.check_alone("routers alone train")
+    folder, out = Path(folder).absolute(), Path(out).absolute()
+    home, progress = workspace.home, workspace.progress
+    parent, members, used = open_parent(workspace, folder, ROUTERS)
+    check_copies_differ(workspace, parent)
+    settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
+    candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
+    with workspace.reading(*used):
+        windows = read_windows(data, members, load_tokenizer(folder), settings)
+    device, count = device_name(settings.device), sum(math.prod(stored.shape) for _, stored in parent.gates.values())
+    announce(progress, NAMED[ROUTERS][0], count, settings, device)
+    with exclusive(home.output_lock(out), f"training into {out}"):
+        model = load_model(folder, settings.dtype, settings.device)
+        check_loaded(parent, model, int(windows.all.ids.max()), len(members))
+        inputs = settings.document(candidates, torch.device(device).type) | {"data": windows.all.digest}
+        key = json_digest(["train-router", parent.composed.digest, parent.composed.files, inputs])
+        with resumable(home.partial, key, [version.digest for version in used]) as state_path:
+            trainer = RouterTrainer(model, windows, settings, candidates)
+            before = trainer.train(state_path, progress)
+            tensors, result = {}, hashlib.sha256()
+            for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
+                name, _ = parent.gates[gate.layer]
+                rounded = weight.to(torch_dtype(parent.dtype_of(name)))
+                gate.weight.data.copy_(rounded)  # so that the loss is that of what is written
+                block = to_block(rounded)
+                tensors[name] = ArraySource.of(block, parent.dtype_of(name))
+                result.update(block.tobytes())
+            after = trainer.loss()
+            training = inputs | {"routers": result.hexdigest()}
+            trained = keep_trained(
+                workspace, parent, used, tensors, lambda _: training, out, replace=force, record=record
+            )
+    return Trained(trained.digest, dict(trained.content), before, after, windows.predicted)
+
+
+def train_mixture(
+    workspace: Workspace,
+    folder: PathLike,
+    out: PathLike,
+    data: Sequence[str],
+    settings: MixtureTraining,
+    *,
+    force: bool = False,
+    record: bool = True,
+) -> Trained:
+    """Train weights of a composed folder, and write the trained composition to `out` (arguments as `Registry.train`).
+
+    An interrupted training continues when it is started again; on one machine with one number of threads and of
+    processes, it gives the same bytes. Under a launcher this is for the main process (`training.processes`).
+
+    Raises:
+        OutputError: `out` cannot be written to.
+        CheckpointError: `folder` was not composed by this program, was changed since, or does not load.
+        NotFoundError: a member is not registered here.
+        ConflictError: a member was opted out.
+        CalibrationError: there is no text, or it has tokens beyond the model's vocabulary.
+        InvalidInputError: routers would get no gradient, there is nothing to train, or a loss is not finite.
+        StorageError: the disk is full or refuses, or a library is not installed.
+    """
+    if settings.train == ROUTERS:
+        return train_router(workspace, folder, out, data, settings.routers, force=force, record=record)
+    folder, out = Path(folder).absolute(), Path(out).absolute()
+    home, progress = workspace.home, workspace.progress
+    with ExitStack() as stack:
+        processes = stack.enter_context(leading())
+        settings.weights.check_processes(processes.count)
+        check_libraries()
+        parent, members, used = open_parent(workspace, folder, settings.train)
+        if settings.train == PROJECTORS:
+            check_projectors(parent)
+            processes.check_alone("projectors train")
+        else:
+            _check_has_gradient(parent, len(members))
+        settings = replace(
+            settings, seq_len=shortened(settings.seq_len, folder, progress)
+        )  # and the steps that it gives
+        with workspace.reading(*used):
+            windows = read_windows(data, members, load_tokenizer(folder), settings.weights)
+        device, dtype = device_and_dtype(settings.weights)
+        count = trained_weights(parent, settings.train)
+        announce(progress, NAMED[settings.train][0], count, settings.weights, device, processes.count)
+        holds = [version.digest for version in used]
+        inputs = settings.document(torch.device(device).type, dtype, processes.count) | {"data": windows.all.digest}
+        key = json_digest(["train", parent.composed.digest, parent.composed.files, inputs])
+        stack.enter_context(exclusive(home.output_lock(out), f"training into {out}"))
+        state_path = stack.enter_context(resumable(home.partial, key, holds))
+        scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
+        job = Job("mixture", folder, settings, device, dtype, windows)
+        job.send(processes)
+        model = job.load(processes)
+        check_loaded(parent, model, int(windows.all.ids.max()), len(members))
+        whole, losses = run_mixture_training(job, model, processes, state_path, scratch, progress)
+        tensors = changed_tensors(model, parent, settings.train, scratch, whole)
+
+        def document(digests: dict[str, str]) -> dict[str, Any]:
+            return inputs | curve(losses) | {"tensors": digests}
+
+        trained = keep_trained(workspace, parent, used, tensors, document, out, replace=force, record=record)
+    return Trained(trained.digest, dict(trained.content), losses.before, losses.after, windows.predicted)
+
+
+def run_mixture_training(
+    job: Job, model: Any, processes: Processes, state_path: Path | None, scratch: Path, progress: Progress
+) -> tuple[dict[str, Tensor], Losses]:
+    """Train a loaded mixture in place; return its weights by name if they are sharded, else none, and the losses.
+
+    All processes run this alike; the main one has the path of states, and gets the sharded weights.
+
+    Raises:
+        InvalidInputError: a loss is not finite.
+        StorageError: the disk is full or refuses.
+    """
+    settings = job.settings
+    let_train(model, settings.train)
+    if settings.fsdp:
+        shard(model, processes, job.device)
+    balance = None if settings.train == PROJECTORS else BalanceLoss(model, settings.load_balance)
+    trainer = WeightTrainer(
+        model,
+        [part for part in model.parameters() if part.requires_grad],
+        job.windows,
+        settings.weights,
+        job.dtype == "bfloat16",
+        balance.take if balance else None,
+        processes,
+    )
+    with balance.recorded() if balance else nullcontext():
+        losses = trainer.train(state_path, scratch, progress)
+    return gather(model, scratch / "gathered.safetensors", processes) if settings.fsdp else {}, losses
+
+
+def _check_has_gradient(parent: Parent, members: int) -> None:
+    """Check that routers get a gradient: that each token's output depends on the weights of several experts.
+
+    Raises:
+        InvalidInputError: it does not.
+    """
+    if not parent.gates:
+        raise InvalidInputError(
+            f"{parent.folder} is not a mixture of experts", "compose one: reg compose --experts … --top-k 2 --out DIR"
+        )
+    if members < TOP_K:
+        raise InvalidInputError(
+            f"{parent.folder} is a composition of one expert: there is nothing to route",
+            "train that expert: reg train-expert NAME --base EXPERT --data FILE",
+        )
+    config = read_config(parent.folder)
+    top_k, renormalizes = config.get("num_experts_per_tok", 1), config.get(NORM_TOPK_PROB, True)
+    if renormalizes and (not isinstance(top_k, int) or top_k < TOP_K):
+        copies = parent.composed.manifest.from_base is not None
+        raise InvalidInputError(
+            f"{parent.folder} sends each token to {top_k} expert with weight 1, so its routers would get no gradient",
+            f"compose it again with --top-k {TOP_K}, as BTX does, and train that"
+            + ("" if copies else f"; or give --train {ROUTERS}"),  # which equal copies refuse
+        )
