@@ -1,7 +1,7 @@
 """Opting versions out, the consequences of it, and the compositions that it concerns."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,11 +66,9 @@ def _heirs(
         if version.state != "active" or version.kind != "expert":
             continue
         for composition in [one for one in mixtures if version.ref in one.members][-MOST_HEIRS:]:
-            try:
+            with suppress(RegError):  # it cannot be composed without the version, so nobody gets its tokens
                 if shares := _shares(workspace, version, composition):
                     found.append(Heirs(composition.digest, version.ref, shares))
-            except RegError:  # it cannot be composed without the version, so nobody gets its tokens
-                continue
     return tuple(found)
 
 
