@@ -1,4 +1,4 @@
-"""Scores in words, for all pages: values, intervals, samples of text, and which of several is better."""
+"""Figures in words, for all pages: values, intervals, samples of text, and which of several scores is better."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -46,6 +46,19 @@ def listed(names: Sequence[str]) -> str:
 def percent(score: float, digits: int = 1) -> str:
     """Return a share of 100 as sentences have it."""
     return f"{score_text(score, digits)} %"
+
+
+def plain(value: Any) -> str:
+    """Return a value of a recipe as pages have it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(plain(item) for item in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "default"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def spaced(text: str) -> str:

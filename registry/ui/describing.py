@@ -12,8 +12,7 @@ from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import InvalidInputError
 from registry.evaluation.stored import Score
 from registry.methods.ensemble.output import ROUTINGS
-from registry.report.score_words import counted
-from registry.ui.wording import plain
+from registry.report.score_words import counted, plain
 from store.catalog import CompositionRecord
 
 EARLIER = 200

@@ -164,25 +164,16 @@ def evaluating(record: CompositionRecord, form: QueryParams) -> list[str]:
         raise InvalidInputError("no file of test text is given", "give one for at least one domain in the form")
     words = ["evaluate", str(Path(folder).absolute())]
     for domain, file in given:
-        words += ["--data", f"{_domain(domain, file)}={_file(domain, file)}"]
+        if not domain or "=" in domain or not domain.isprintable():
+            raise InvalidInputError(f"the domain of {file} is {domain!r}, expected a name without =", _CORRECT)
+        if len(file) > MOST_PATH or not file.isprintable():
+            message = f"the file of {domain} is not a path of 1 to {MOST_PATH} printable characters"
+            raise InvalidInputError(message, _CORRECT)
+        if not Path(file).is_file():
+            raise InvalidInputError(f"the file of {domain} is not there: {Path(file).absolute()}", _CORRECT)
+        words += ["--data", f"{domain}={file}"]
     windows = form.get("windows", "").strip() or str(WINDOWS)
     if not (windows.isascii() and windows.isdecimal() and len(windows) < 7 and 1 <= int(windows) <= MOST_WINDOWS):
         raise InvalidInputError(f"windows is {windows!r}, expected a number from 1 to {MOST_WINDOWS:,}", _CORRECT)
     words += ["--windows", windows] if int(windows) != WINDOWS else []
     return words + [f"--{name}" for name in ("baselines", "oracle") if form.get(name) == "1"]
-
-
-def _domain(domain: str, file: str) -> str:
-    if not domain or "=" in domain or not domain.isprintable():
-        raise InvalidInputError(f"the domain of {file} is {domain!r}, expected a name without =", _CORRECT)
-    return domain
-
-
-def _file(domain: str, file: str) -> str:
-    if len(file) > MOST_PATH or not file.isprintable():
-        raise InvalidInputError(
-            f"the file of {domain} is not a path of 1 to {MOST_PATH} printable characters", _CORRECT
-        )
-    if not Path(file).is_file():
-        raise InvalidInputError(f"the file of {domain} is not there: {Path(file).absolute()}", _CORRECT)
-    return file

@@ -11,7 +11,6 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from registry.composition import Plan
 from registry.errors import InvalidInputError
 from registry.ui.comparison import compared
 from registry.ui.composer.compose_page import suggested
@@ -61,7 +60,9 @@ def start(site: Site, request: Request, form: QueryParams) -> Response:
     out = check_new_folder(composing.out or suggested(site, composing, planned))
     words = composing.words(planned, out)
     phases = phases_of_composing(planned, out)
-    return _see(_jobs(site, request).add(_title(planned), words, back=composing.address, out=out, phases=phases))
+    refs = listed_briefly([member.version.ref for member in planned.members])
+    asked = f"Compose {refs} ({set_in_recipe(planned.document)})"
+    return _see(_jobs(site, request).add(asked, words, back=composing.address, out=out, phases=phases))
 
 
 def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
@@ -129,11 +130,6 @@ def _jobs(site: Site, request: Request) -> Jobs:
     if site.jobs is None or not site.may_write(request):
         raise RefusedError("jobs are shown to the browser that may start them", "open the address that reg ui printed")
     return site.jobs
-
-
-def _title(plan: Plan) -> str:
-    refs = listed_briefly([member.version.ref for member in plan.members])
-    return f"Compose {refs} ({set_in_recipe(plan.document)})"
 
 
 def _see(job: Job) -> Response:

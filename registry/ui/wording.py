@@ -1,13 +1,13 @@
 """Formatting of numbers, times and values on pages."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from registry.checkpoint.joint_training import parts_in
 from registry.evaluation.stored import score_text
-from registry.report.score_words import counted, interval_text, sample
+from registry.report.score_words import counted, interval_text, plain, sample
 from store.catalog import VersionRecord
 
 
@@ -85,19 +85,6 @@ def level(share: int | float) -> int:
     return max(0, min(10, round(10 * share))) if share == share else 0
 
 
-def plain(value: Any) -> str:
-    """Format a value of a recipe."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
-    if isinstance(value, list):
-        return ", ".join(plain(item) for item in value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "default"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def done(action: str) -> str:
     """Return what an event of the log is called: its command, or what was done where no command has that name."""
     return {"forget": "scores deleted", "gc": "clean-up"}.get(action, action)
@@ -111,12 +98,10 @@ def details(event_details: dict[str, Any]) -> str:
         freed = f" ({size(sum(deleted.values()))})" if isinstance(deleted, dict) else ""  # older logs have no sizes
         kept = f"; {counted(len(shared), 'array')} kept, which other versions share" if shared else ""
         return f"{counted(len(deleted), 'array')} deleted{freed}{kept}"
-    return "; ".join(f"{key} {_shortened(value)}" for key, value in shown.items() if value is not None)
-
-
-def _shortened(value: Any) -> str:
-    text = plain(value)
-    return short(text) if len(text) == 64 and text.isalnum() else text
+    texts = {key: plain(value) for key, value in shown.items() if value is not None}
+    return "; ".join(
+        f"{key} {short(text) if len(text) == 64 and text.isalnum() else text}" for key, text in texts.items()
+    )
 
 
 def trained_in(version: VersionRecord) -> str:

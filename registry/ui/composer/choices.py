@@ -13,12 +13,7 @@ from registry.composition.recipe.option import Option, OptionKind
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import InvalidInputError
 from registry.methods.ensemble.output import ROUTINGS
-
-
-def _unbroken(text: str) -> str:
-    """Return a text whose percentages stay on one line."""
-    return text.replace("%", "\u00a0%")
-
+from registry.report.score_words import unbroken
 
 BASE = Option(
     "base",
@@ -38,7 +33,7 @@ CHOICES = (*(one for one in FIELDS.values() if one.label), BASE)
 OPTIONS: dict[str, Mapping[str, str]] = {
     "to": {name: one.choice for name, one in OUTPUTS.items()},
     "routing": {name: f"{one.words} ({name})" for name, one in ROUTINGS.items()},
-    "trunk": {name: f"{name}: {_unbroken(one.choice or one.words)}" for name, one in TRUNKS.items()},
+    "trunk": {name: f"{name}: {unbroken(one.choice or one.words)}" for name, one in TRUNKS.items()},
     "router": {name: f"{name}: {one.choice or one.words}" for name, one in ROUTERS.items()},
 }
 """Field → its values in words."""
