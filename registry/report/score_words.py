@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from registry.composition.method import counted
 from registry.evaluation.same_text import Found, Interval, Mean, Row, best, readers, uncovered
 from registry.evaluation.stored import FEW_TOKENS, Text, score_text
 
@@ -28,11 +29,6 @@ _SHOWN = 0.05  # points from which on a difference does not round to 0.0
 _PERCENT = re.compile(r"(?<=[0-9])%(?!\w)")
 _BREAKABLE = re.compile(r"(?<=[0-9]) %(?!\w)")
 _NOT_COMPARED = "They do not compare{yet}: no two were evaluated on the same text with the same settings."
-
-
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun: `1 expert`, `2,048 tokens`."""
-    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from registry.composition.recipe.fields import output_of
 from registry.destination.address import may_exist
-from registry.errors import NotFoundError, RegError
+from registry.errors import InvalidInputError, NotFoundError, RegError
 from registry.evaluation.stored import Score, scores_of, shown_score, widest_first
 from registry.names.resolve import ALL_STATES, resolve
 from registry.report.data import Warned
@@ -29,7 +29,6 @@ from registry.ui.evaluating import (
     MOST_DOMAINS,
     TOKENS,
     WINDOWS,
-    Refused,
     domains_of,
     folders_of,
     form_rows,
@@ -65,9 +64,13 @@ def composition(site: Site, request: Request) -> Response:
 
 
 def composition_page(
-    site: Site, request: Request, record: CompositionRecord, refused: Refused | None = None
+    site: Site,
+    request: Request,
+    record: CompositionRecord,
+    refused: QueryParams | None = None,
+    wrong: InvalidInputError | None = None,
 ) -> Response:
-    """Return the page of a composition; a form that was `refused` is shown again, with what is wrong above it."""
+    """Return the page of a composition; a form that was `refused` is shown again, with what is `wrong` above it."""
     registry, catalog = site.registry, site.registry.catalog
     versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
@@ -83,19 +86,19 @@ def composition_page(
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
     better = worse_than_average(shown.average, shown.plain, made, names) if shown else None
-    others = compared(refused.form if refused else request.query_params)
+    others = compared(request.query_params if refused is None else refused)
     evaluation = None
     if site.may_write(request) and not gone:
         windows = [("windows", text) for text in request.query_params.getlist("windows")[:1]]
-        evaluation = _evaluation(site, record, scores, others, refused.form if refused else QueryParams(windows))
-        if evaluation is not None and refused is not None:
-            evaluation["error"] = sentence(refused.error.message), refused.error.hint
-    if refused is not None and evaluation is None:
-        raise refused.error
+        evaluation = _evaluation(site, record, scores, others, QueryParams(windows) if refused is None else refused)
+    if wrong is not None:
+        if evaluation is None:
+            raise wrong
+        evaluation["error"] = sentence(wrong.message), wrong.hint
     return site.render(
         request,
         "composition.html",
-        200 if refused is None else 400,
+        200 if wrong is None else 400,
         names={*(ref.partition("@")[0] for ref in experts), *names},
         grey=[ref.partition("@")[0] for ref in gone],
         composition=record,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from starlette.datastructures import QueryParams
 
+from registry.composition.method import counted
 from registry.composition.recipe.fields import output_of
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
-from registry.report.score_words import counted
 from registry.ui.composer.composing import MOST_PATH
 from registry.ui.jobs import Phase
 from store.catalog import CompositionRecord
@@ -31,14 +31,6 @@ _CORRECT = "correct it in the form"
 _MOST_IN_TITLE = 6
 _PERFECT = "with perfect routing"
 _MORE = {"--baselines": "with baselines", "--oracle": _PERFECT}  # option → its words in the title of a job
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A form that starts nothing, and why."""
-
-    form: QueryParams
-    error: InvalidInputError
 
 
 @dataclass(frozen=True)

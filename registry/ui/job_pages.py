@@ -17,7 +17,7 @@ from registry.ui.composer.compose_page import suggested
 from registry.ui.composer.composing import Composing, check_new_folder, phases_of_composing
 from registry.ui.compositions import composition_page, requested
 from registry.ui.describing import set_in_recipe, title
-from registry.ui.evaluating import Refused, evaluated_on, evaluating, listed_briefly, phases_of_evaluating
+from registry.ui.evaluating import evaluated_on, evaluating, listed_briefly, phases_of_evaluating
 from registry.ui.guard import RefusedError
 from registry.ui.jobs import Job, Jobs
 from registry.ui.site import Page, Site, url
@@ -71,7 +71,7 @@ def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
     try:
         words = evaluating(record, form)
     except InvalidInputError as error:
-        return composition_page(site, request, record, Refused(form, error))
+        return composition_page(site, request, record, form, error)
     asked, digests = f"Evaluate {title(record)} {evaluated_on(words)}", compared(form)
     back = url("compositions", record.digest, c=digests)
     comparison = url("compositions", "compare", c=digests) if digests else ""

@@ -10,10 +10,10 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from registry.composition.method import counted
 from registry.destination.address import may_exist
 from registry.evaluation.stored import Score, scores_of, widest_first
 from registry.registry import Registry
-from registry.report.score_words import counted
 from registry.ui.describing import Described, describe
 from registry.ui.site import Paging, Site, url, whole
 from registry.ui.wording import day

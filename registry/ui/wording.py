@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from registry.checkpoint.joint_training import parts_in
+from registry.composition.method import counted
 from registry.evaluation.stored import score_text
-from registry.report.score_words import counted, interval_text, plain, sample
+from registry.report.score_words import interval_text, plain, sample
 from store.catalog import VersionRecord
 
 
