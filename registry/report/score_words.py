@@ -4,9 +4,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from registry.composition.method import counted
 from registry.evaluation.same_text import Found, Interval, Mean, Row, best, readers, uncovered
 from registry.evaluation.stored import FEW_TOKENS, Text, score_text
+from registry.io.display import counted
 
 FEW_MEANS = f"below {FEW_TOKENS:,} tokens of a domain, a difference of a point can be chance"
 """What few tokens mean, in words."""

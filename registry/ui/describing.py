@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.found import OUTPUTS
-from registry.composition.method import counted
 from registry.composition.recipe.fields import FIELDS, default, listed, output_of
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import InvalidInputError
 from registry.evaluation.stored import Score
+from registry.io.display import counted
 from registry.methods.ensemble.output import ROUTINGS
 from registry.report.score_words import plain
 from store.catalog import CompositionRecord

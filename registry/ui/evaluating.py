@@ -10,10 +10,10 @@ from pathlib import Path
 
 from starlette.datastructures import QueryParams
 
-from registry.composition.method import counted
 from registry.composition.recipe.fields import output_of
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
+from registry.io.display import counted
 from registry.ui.composer.composing import MOST_PATH
 from registry.ui.jobs import Phase
 from store.catalog import CompositionRecord

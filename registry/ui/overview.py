@@ -10,9 +10,9 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from registry.composition.method import counted
 from registry.destination.address import may_exist
 from registry.evaluation.stored import Score, scores_of, widest_first
+from registry.io.display import counted
 from registry.registry import Registry
 from registry.ui.describing import Described, describe
 from registry.ui.site import Paging, Site, url, whole

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from registry.checkpoint.joint_training import parts_in
-from registry.composition.method import counted
 from registry.evaluation.stored import score_text
+from registry.io.display import counted, short, size
 from registry.report.score_words import interval_text, plain, sample
 from store.catalog import VersionRecord
 
@@ -19,15 +19,6 @@ def compact(value: int | float) -> str:
             return f"{value:,.0f}" if not unit else f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:,.3g} T"
-
-
-def size(nbytes: int | float) -> str:
-    """Format a size: `41.9 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
 
 
 def percent(share: int | float | None) -> str:
@@ -74,11 +65,6 @@ def day(at: str) -> str:
 def sentence(text: str) -> str:
     """Return a text with a capital, if it begins with a word."""
     return text[:1].upper() + text[1:] if re.match(r"[a-z’']+[ ,]", text) else text
-
-
-def short(digest: str) -> str:
-    """Return the first 12 digits of a digest."""
-    return digest[:12]
 
 
 def level(share: int | float) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from registry.composition.method import Card, Output, Settings, counted
+from registry.composition.method import Card, Output, Settings
 from registry.composition.recipe.shared_options import DTYPE
+from registry.io.display import counted
 from registry.methods.simoe.versions import KEY
 from registry.methods.works import L0, SIMOE
 
