@@ -34,7 +34,7 @@ fix: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-reference: .venv/installed  ## write docs/cli.md, docs/json.md and cli/summaries.py from the commands
+reference: .venv/installed  ## write docs/cli.md and docs/json.md from the commands
 	$(BIN)/python -m cli.command_reference
 
 docs: reference  ## write the documentation as a site; to read it: python -m http.server -d build/site

@@ -1,76 +1,52 @@
 """Names of the commands: their functions, the jobs they are for, shorter names, and words of other programs."""
 
-from collections.abc import Mapping, Sequence
+import re
+from pathlib import Path
 
 import click
 
 COMMANDS = {
-    "add-expert": "register.add_expert",
-    "add-experts": "register.add_experts",
-    "add-base": "register.add_base",
-    "check": "register.check",
-    "collect": "register.collect",
-    "compose": "compose.compose",
-    "instantiate": "instantiate.instantiate",
-    "preview": "routing.preview",
-    "train-expert": "train_experts.train_expert",
-    "train-soup": "train_experts.train_soup",
-    "train-simoe": "train_experts.train_simoe",
-    "proxy": "train_mixtures.proxy",
-    "train": "train_mixtures.train",
-    "train-router": "train_mixtures.train_router",
-    "evaluate": "evaluate.evaluate",
-    "scores": "evaluate.scores",
-    "report": "routing.report",
-    "route": "routing.route",
-    "audit-extraction": "doctor.audit_extraction",
-    "doctor": "doctor.doctor",
-    "continual": "evaluate.continual",
-    "opt-out": "opt_out.opt_out",
-    "receipt": "opt_out.receipt",
-    "list": "versions.list_",
-    "show": "versions.show",
-    "compositions": "compositions.compositions",
-    "log": "log.log",
-    "alias": "versions.alias",
-    "export": "versions.export",
-    "push": "push.push",
-    "push-expert": "push.push_expert",
-    "reproduce": "doctor.reproduce",
-    "verify": "maintain.verify",
-    "gc": "maintain.gc",
-    "ui": "ui.ui",
-    "arrays": "maintain.arrays",
-    "db": "maintain.db",
-    "config": "setup.config",
-    "completion": "setup.completion",
-    "schema": "setup.schema",
-    "demo": "demo.demo",
+    name: f"{module}.{'list_' if name == 'list' else name.replace('-', '_')}"
+    for module, names in (
+        ("register", "add-expert add-experts add-base check collect"),
+        ("compose", "compose"),
+        ("instantiate", "instantiate"),
+        ("routing", "preview"),
+        ("train_experts", "train-expert train-soup train-simoe"),
+        ("train_mixtures", "proxy train train-router"),
+        ("evaluate", "evaluate scores"),
+        ("routing", "report route"),
+        ("doctor", "audit-extraction doctor"),
+        ("evaluate", "continual"),
+        ("opt_out", "opt-out receipt"),
+        ("versions", "list show"),
+        ("compositions", "compositions"),
+        ("log", "log"),
+        ("versions", "alias export"),
+        ("push", "push push-expert"),
+        ("doctor", "reproduce"),
+        ("maintain", "verify gc"),
+        ("ui", "ui"),
+        ("maintain", "arrays db"),
+        ("setup", "config completion schema"),
+        ("demo", "demo"),
+    )
+    for name in names.split()
 }
-"""Command → its module in `cli.commands` and its function."""
+"""Command → its module in `cli.commands` and its function, in the order of the documentation."""
 
-JOBS: dict[str, tuple[str, ...]] = {
-    "Start": ("demo", "config", "completion"),
-    "Register": ("add-expert", "add-experts", "add-base", "check", "collect", "alias"),
-    "Train": ("train-expert", "train", "train-router", "proxy", "train-soup", "train-simoe"),
-    "Compose": ("compose", "instantiate", "preview", "reproduce"),
-    "Look": (
-        "list",
-        "show",
-        "compositions",
-        "log",
-        "ui",
-        "evaluate",
-        "report",
-        "route",
-        "doctor",
-        "scores",
-        "continual",
-        "audit-extraction",
-    ),
-    "Share": ("push", "push-expert", "export"),
-    "Withdraw": ("opt-out", "receipt"),
-    "Maintain": ("verify", "gc", "arrays", "db", "schema"),
+JOBS = {
+    job: tuple(names.split())
+    for job, names in {
+        "Start": "demo config completion",
+        "Register": "add-expert add-experts add-base check collect alias",
+        "Train": "train-expert train train-router proxy train-soup train-simoe",
+        "Compose": "compose instantiate preview reproduce",
+        "Look": "list show compositions log ui evaluate report route doctor scores continual audit-extraction",
+        "Share": "push push-expert export",
+        "Withdraw": "opt-out receipt",
+        "Maintain": "verify gc arrays db schema",
+    }.items()
 }
 """Job → commands, in the order of the help; every command stands in one of them."""
 
@@ -108,14 +84,25 @@ BY_WORD = f"{__name__}.by_word"
 """Key of the remark that `help` stands before the command."""
 
 
-def names_of(command: str) -> str:
-    """Return the names of a command, as the help shows them: `list, ls`."""
-    return ", ".join([command, *(short for short, own in ALIASES.items() if own == command)])
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a help text."""
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z])", paragraph)[0]
 
 
-def write_jobs(formatter: click.HelpFormatter, summaries: Mapping[str, str], known: Sequence[str]) -> None:
-    """Write the `known` commands by job, each with its whole summary."""
-    width = max(len(names_of(name)) for name in known)
+def summary_of(command: str) -> str:
+    """Return the first sentence of a command's help, from the source: to import all commands takes long."""
+    module, _, function = COMMANDS[command].partition(".")
+    source = (Path(__file__).parent / "commands" / f"{module}.py").read_text(encoding="utf-8")
+    found = re.search(rf'^def {function}\(.*?"""(.*?)"""', source, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return first_sentence(found[1])
+
+
+def write_jobs(formatter: click.HelpFormatter) -> None:
+    """Write the commands by job, each with its shorter names and its whole summary."""
+    shorter = {command: f"{command}, {alias}" for alias, command in ALIASES.items()}
+    width = max(len(shorter.get(name, name)) for name in COMMANDS)
     for job, names in JOBS.items():
         with formatter.section(job):
-            formatter.write_dl([(names_of(name).ljust(width), summaries[name]) for name in names if name in known])
+            formatter.write_dl([(shorter.get(name, name).ljust(width), summary_of(name)) for name in names])

@@ -1,22 +1,20 @@
 """Generated documentation of the commands: `python -m cli.command_reference`.
 
 It writes docs/cli.md, a table of all commands and their options, and docs/json.md, their output with --json, which git
-does not keep; and `cli.summaries`, which it does.
+does not keep.
 """
 
 import inspect
-import json
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
-from cli.command_names import COMMANDS
+from cli.command_names import COMMANDS, first_sentence
+from cli.json_schema.commands import ERROR, SCHEMAS, SHOWN_COMPOSITION
+from cli.json_schema.notation import table
+from cli.main import main
 from cli.option_groups import GroupedCommand, grouped
-
-SUMMARIES = "cli/summaries.py"
-"""The module with the first sentence of each command's help, so that `reg --help` imports no command."""
 
 
 def summary() -> str:
@@ -24,14 +22,13 @@ def summary() -> str:
     rows = ["| command | |", "|---|---|"]
     for command, own in commands():
         anchor = own.command_path.replace(" ", "-")
-        rows.append(f"| [`{own.command_path}`](#{anchor}) | {_line(command)} |")
+        line = first_sentence(command.help or "").replace("|", "\\|")
+        rows.append(f"| [`{own.command_path}`](#{anchor}) | {line} |")
     return "\n".join(rows) + "\n"
 
 
 def reference() -> str:
     """Return the reference as Markdown: usage, description and options of each command."""
-    from cli.main import main
-
     parts = [_options("Before any command:", main, click.Context(main, info_name="reg"))]
     for command, own in commands():
         text = inspect.cleandoc(command.help or "")
@@ -42,9 +39,6 @@ def reference() -> str:
 
 def schemas() -> str:
     """Return the fields of every command's --json output, as Markdown."""
-    from cli.json_schema.commands import ERROR, SCHEMAS, SHOWN_COMPOSITION
-    from cli.json_schema.notation import table
-
     parts = [f"## Errors\n\n{table(ERROR)}"]
     for _, own in commands():
         parts.append(f"## {own.command_path}\n\n{table(SCHEMAS[own.command_path])}")
@@ -89,42 +83,24 @@ def pages() -> dict[str, str]:
 
 
 def write(root: Path) -> None:
-    """Write the pages and the module of summaries below `root`."""
-    for name, text in {**pages(), SUMMARIES: summaries()}.items():
+    """Write the pages below `root`."""
+    for name, text in pages().items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
-def summaries() -> str:
-    """Return the text of the module `cli.summaries`."""
-    from cli.main import main
-
-    context = click.Context(main, info_name="reg")
-    lines = ['"""First sentence of each command\'s help; written by `make reference`."""', "", "SUMMARIES = {"]
-    for name in COMMANDS:
-        command = main.get_command(context, name)
-        assert command is not None
-        lines += [f"    {json.dumps(name)}: {json.dumps(_line(command))},"]
-    return "\n".join([*lines, "}", ""])
-
-
-def commands() -> Iterator[tuple[click.Command, click.Context]]:
-    """Yield every command that is not a group, with its context, in the order of `COMMANDS`."""
-    from cli.main import main
-
-    yield from _commands(main, click.Context(main, info_name="reg"), COMMANDS)
-
-
-def _commands(
-    group: click.Group, context: click.Context, names: Iterable[str]
+def commands(
+    group: click.Group = main, context: click.Context | None = None
 ) -> Iterator[tuple[click.Command, click.Context]]:
-    for name in names:
-        command = group.get_command(context, name)
+    """Yield every command that is not a group, with its context, in the order of `COMMANDS`."""
+    parent = context or click.Context(main, info_name="reg")
+    for name in COMMANDS if group is main else group.commands:
+        command = group.get_command(parent, name)
         assert command is not None
-        own = click.Context(command, info_name=name, parent=context)
+        own = click.Context(command, info_name=name, parent=parent)
         if isinstance(command, click.Group):
-            yield from _commands(command, own, command.commands)
+            yield from commands(command, own)
         else:
             yield command, own
 
@@ -134,19 +110,13 @@ def _usage(command: click.Command, own: click.Context) -> str:
     return " ".join([own.command_path, *pieces])
 
 
-def _line(command: click.Command) -> str:
-    """Return the first sentence of a command's help."""
-    text = " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split())
-    return re.split(r"(?<=\.) (?=[A-Z])", text)[0].replace("|", "\\|")
-
-
 def _options(title: str, command: click.Command, context: click.Context) -> str:
     found = grouped(command.params, command.headings) if isinstance(command, GroupedCommand) else []
     if len(found) > 1:
-        table = "".join(f"| **{heading}** | |\n{_rows(own, context)}" for heading, own in found)
+        lines = "".join(f"| **{heading}** | |\n{_rows(own, context)}" for heading, own in found)
     else:
-        table = _rows(command.params, context)
-    return f"{title}\n\n| option | |\n|---|---|\n{table}".lstrip()
+        lines = _rows(command.params, context)
+    return f"{title}\n\n| option | |\n|---|---|\n{lines}".lstrip()
 
 
 def _examples(command: click.Command) -> str:

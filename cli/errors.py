@@ -26,28 +26,18 @@ RESUMING = frozenset(
      "train-router", "train-simoe", "train-soup"}
 )  # fmt: skip
 """Commands that go on where they were interrupted."""
-_RIGHTS = "repeat as a user who may write there, or choose another path"
-_SPACE = "free some space there, then repeat the command"
 _SYSTEM_HINTS = {
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.EROFS: _RIGHTS,
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "repeat as a user who may write there, or choose another path"
+    ),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space there, then repeat the command"),
     errno.ENOENT: "name one that exists",
 }
 """Error number of the system → hint."""
 
 
 class CliError(click.ClickException):
-    """An error for the user: a message, and the next command.
-
-    Args:
-        message: what failed.
-        hint: what to type next.
-        kind: the name of the error in JSON.
-        exit_code: the exit code: 2 for wrong usage.
-    """
+    """An error for the user: what failed, what to type next, its name in JSON, and the exit code, 2 for wrong usage."""
 
     def __init__(self, message: str, hint: str | None, kind: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -74,9 +64,7 @@ class CliError(click.ClickException):
 def translate_errors(context: click.Context | None = None, *, as_json: bool) -> Iterator[None]:
     """Turn exceptions of the library and the system into messages; REG_DEBUG shows the traceback instead.
 
-    Args:
-        context: the group's, once it is known.
-        as_json: print errors as JSON.
+    The context is the group's, once it is known.
     """
     try:
         yield

@@ -91,8 +91,7 @@ class _Watched:
 def show_until_output(text: str) -> Callable[[], None]:
     """Show a text on stderr, if it is a terminal, until something is written to stdout or stderr.
 
-    Returns:
-        what erases it, for the end of a command that prints nothing.
+    Return what erases it, for the end of a command that prints nothing.
     """
     out, err = sys.stdout, sys.stderr
     if not err.isatty() or os.environ.get("TERM") == "dumb":

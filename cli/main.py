@@ -13,9 +13,8 @@ import click
 from cli.command_names import ALIASES, BY_WORD, COMMANDS, SYNONYMS, write_jobs
 from cli.errors import CliError, translate_errors
 from cli.loading import announce_catalog, announce_imports, show_until_output, silence_libraries
-from cli.output import allows_colour, note, output_options
+from cli.output import allows_colour, as_json, note
 from cli.session import Session, accept_registry_options, registry_options
-from cli.summaries import SUMMARIES
 from registry.names.suggest import closest, did_you_mean
 
 COMPLETING = "_REG_COMPLETE"
@@ -42,7 +41,7 @@ class _Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by job, with their summaries, without importing them."""
-        write_jobs(formatter, SUMMARIES, [*COMMANDS])
+        write_jobs(formatter)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         cmd_name = ALIASES.get(cmd_name, cmd_name)
@@ -68,17 +67,19 @@ class _Group(click.Group):
             args = [*named, "--help"]
         word = args[0]
         if word not in {*COMMANDS, *ALIASES} and not word.startswith("-") and not ctx.resilient_parsing:
-            raise _unknown(word)
+            meant = SYNONYMS.get(word.lower()) or closest(word, [*COMMANDS, *ALIASES])
+            following = f"reg {meant[0]} --help" if meant else "reg --help"
+            raise CliError(f"there is no command {word!r}{did_you_mean(meant)}", following, "UsageError", 2)
         return super().resolve_command(ctx, [ALIASES.get(word, word), *args[1:]])
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        as_json = _asks_for_json(args)
-        silent = as_json or not {"-q", "--quiet"}.isdisjoint(args)
-        with translate_errors(as_json=as_json):
+        asks = _asks_for_json(args)
+        silent = asks or not {"-q", "--quiet"}.isdisjoint(args)
+        with translate_errors(as_json=asks):
             context = super().make_context(info_name, args, parent, **extra)
-        context.meta[_AS_JSON] = as_json
+        context.meta[_AS_JSON] = asks
         context.meta[_SILENT] = silent or context.resilient_parsing
         context.color = allows_colour()
         return context
@@ -108,17 +109,9 @@ def _asks_for_json(words: Sequence[str]) -> bool:
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
-def _unknown(word: str) -> CliError:
-    """Return the error of a word that is no command, with what was meant."""
-    meant = SYNONYMS.get(word.lower()) or closest(word, [*COMMANDS, *ALIASES])
-    guess = did_you_mean(meant)
-    following = f"reg {meant[0]} --help" if meant else "reg --help"
-    return CliError(f"there is no command {word!r}{guess}", following, "UsageError", 2)
-
-
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @registry_options
-@output_options
+@as_json
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context
 def main(ctx: click.Context) -> None:

@@ -26,19 +26,15 @@ def composing(experts: Iterable[str], *options: str) -> list[str]:
 
 
 def composing_as_typed(
-    context: click.Context, *options: str, without: Collection[str] = (), renamed: Mapping[str, str] | None = None
+    context: click.Context, *, without: Collection[str] = (), renamed: Mapping[str, str] | None = None
 ) -> list[str]:
     """Return the words that compose what a command with a recipe was about, with the options that it was given.
 
-    Args:
-        context: the command's.
-        options: more options.
-        without: parameters of the command that composing does not have.
-        renamed: parameter → its option when composing.
+    Parameters in `without` have no part in composing; `renamed` has the options of others when composing.
     """
     words = typed_words(context, without=(*_OUTPUT_FORMS, *without, "out"), renamed=renamed or {})
     out = context.params.get("out")
-    return ["compose", *words, *options, "--out", fresh("moe/") if out is None else str(out)]
+    return ["compose", *words, "--out", fresh("moe/") if out is None else str(out)]
 
 
 def after_registration(

@@ -11,7 +11,6 @@ from cli.options import Option, bring_copies
 from cli.output import reg_line
 from registry.composition.found import OUTPUTS
 from registry.composition.recipe.fields import FIELDS
-from registry.composition.recipe.option import Option as Field
 from registry.names.suggest import suggest
 
 FEW = 8
@@ -20,47 +19,35 @@ FEW = 8
 MOST = 15
 """Number of options up to which a command's help lists all of them."""
 
-EXPERTS, OUTPUT, TRUNK, FIT, ROUTER, REFINEMENT, ENSEMBLES, TEXT, HUB, COMMON = (
-    "Experts",
-    "Output",
-    "Trunk",
-    "Fit of coefficients to text",
-    "Router",
-    "Refinement, on kept tokens",
-    "Whole members, with --to ensemble or hetero",
-    "Test text",
-    "Hub",
-    "Common",
-)
-"""Headings of a command with a recipe, in the order of its help."""
-
 _TYPED = f"{__name__}.typed"
 """Key of the words after the command."""
 _EVERY, _OUTPUT = f"{__name__}.every", f"{__name__}.output"
 """Keys of what help lists in place of the options that most people need: all, or those of one output."""
 
-OPTIONS = "Options"
-"""Heading of a command with few options."""
+COMMON = "Common"
+"""Heading of the options that belong to no other."""
 
 Headings = Mapping[str, Sequence[str]]
 """Heading → names of parameters, in the order of the help."""
 
 _COMPUTATION = ("batch_size", "device", "dtype", "max_memory", "ray", "num_gpus")
-_VERSION = ("tags", "license_id", "alias")
+_VERSION = ("tags", "license", "alias")
+
+_FIT = ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device")
 
 RECIPE: Headings = {
-    EXPERTS: ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),
-    OUTPUT: (
+    "Experts": ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),
+    "Output": (
         *("out", "ray", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "check", "force"),
         *("as_markdown", "as_csv"),
     ),
-    TRUNK: (),
-    FIT: ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device"),
-    ROUTER: ("top_k", "temperature"),
-    REFINEMENT: ("refine", "refine_mlp", "device"),
-    ENSEMBLES: (),
-    TEXT: ("data", "windows", "seq_len", "batch_size"),
-    HUB: ("repo", "private", "license_id"),
+    "Trunk": (),
+    "Fit of coefficients to text": _FIT,
+    "Router": ("top_k", "temperature"),
+    "Refinement, on kept tokens": ("refine", "refine_mlp", "device"),
+    "Whole members, with --to ensemble or hetero": (),
+    "Test text": ("data", "windows", "seq_len", "batch_size"),
+    "Hub": ("repo", "private", "license_id"),
 }
 """Headings of the commands that compose; the fields of a recipe are placed by what they are."""
 
@@ -87,7 +74,7 @@ TRAINING: Headings = {
 """Headings of the commands that train."""
 
 EVALUATION: Headings = {
-    TEXT: ("data", "windows", "seq_len"),
+    "Test text": ("data", "windows", "seq_len"),
     "Rows": ("baselines", "oracle", "speed", "active_experts"),
     "Experts to compose": ("experts", "methods", "sweep", "recipe_path", "base", "seeds"),
     "Computation": _COMPUTATION,
@@ -102,23 +89,22 @@ AUDIT: Headings = {
 }
 """Headings of the audit of what models repeat from their text."""
 
-INSTANTIATION: Headings = {"Output": ("out", "force"), "Mix of domains": ("weights", "like"), FIT: RECIPE[FIT]}
+INSTANTIATION: Headings = {
+    "Output": ("out", "force"),
+    "Mix of domains": ("weights", "like"),
+    "Fit of coefficients to text": _FIT,
+}
 """Headings of the command that makes one model from a soup."""
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists many options under headings, the most needed ones first, and ends with examples.
-
-    Args:
-        examples: lines to type, from `reg` on.
-        headings: the headings of a command with many options.
-    """
+    """A command whose help lists many options under headings, the most needed ones first, and ends with examples."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), headings: Headings = RECIPE, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.examples = tuple(examples)
         self.headings = headings
-        own = [one for one in self.params if isinstance(one, click.Option) and not one.hidden]
+        own = _visible(self.params)
         self.is_long = len(own) + 1 > MOST  # with --help
         self.outputs = FIELDS["to"].choices if any(one.name == "to" for one in own) else ()
         self._help_all = Option(
@@ -151,7 +137,7 @@ class GroupedCommand(click.Command):
 
         The most needed ones are not advanced, and have a part in what is made where no output is named.
         """
-        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.hidden]
+        options = _visible(self.get_params(ctx))
         output = ctx.meta.get(_OUTPUT)
         if ctx.meta.get(_EVERY) or not (output or self.is_long):
             return options
@@ -170,8 +156,7 @@ class GroupedCommand(click.Command):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
-        visible = [one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.hidden]
-        left = sum("--help-all" not in one.opts for one in visible if one not in shown)
+        left = sum("--help-all" not in one.opts for one in _visible(self.get_params(ctx)) if one not in shown)
         if left:
             of_one = f"; of one output alone: reg help {ctx.info_name} dense" if self.outputs and not output else ""
             of_others = " of other outputs" if output else ""
@@ -198,6 +183,10 @@ def _show_all(ctx: click.Context, _option: click.Parameter, given: bool) -> None
         ctx.exit()
 
 
+def _visible(parameters: Iterable[click.Parameter]) -> list[click.Option]:
+    return [one for one in parameters if isinstance(one, click.Option) and not one.hidden]
+
+
 def _is_for(option: Option, output: str | None) -> bool:
     """Return whether help lists an option, of an output or of what most people need."""
     has_part = not option.outputs or (output or FIELDS["to"].default) in option.outputs
@@ -205,11 +194,7 @@ def _is_for(option: Option, output: str | None) -> bool:
 
 
 def _check_lists(command: click.Command, words: Sequence[str]) -> None:
-    """Check that no list is typed with spaces, which would make several words of it.
-
-    Raises:
-        CliError: one is: `--experts code, math`. The next command is the same without them.
-    """
+    """Refuse a list that is typed with spaces, `--experts code, math`; the next command is the same without them."""
     lists = {name for one in command.params if isinstance(one, click.Option) and "," in (one.metavar or "")
              for name in one.opts}  # fmt: skip
     takes_words = any(isinstance(one, click.Argument) for one in command.params)
@@ -236,10 +221,7 @@ def typed_words(
 ) -> list[str]:
     """Return the arguments and options of a command as they were typed, for another command that has them too.
 
-    Args:
-        context: the command's.
-        without: names of parameters to leave out.
-        renamed: name of a parameter → another option for its values.
+    Parameters in `without` are left out; `renamed` has other options for the values of some.
     """
     parser = context.command.make_parser(context)
     values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])
@@ -263,6 +245,8 @@ def typed_words(
 class CommandGroup(click.Group):
     """A group whose help lists its commands by their first paragraphs, none of them cut."""
 
+    command_class = GroupedCommand
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands."""
         with formatter.section("Commands"):
@@ -278,9 +262,9 @@ def grouped(
 
     Few options have one heading, and so has every option that belongs to none of `headings`.
     """
-    options = [option for option in parameters if isinstance(option, click.Option) and not option.hidden]
+    options = _visible(parameters)
     if len(options) <= FEW:
-        return [(OPTIONS, [*options])]
+        return [("Options", [*options])]
     found: dict[str, list[click.Parameter]] = {}
     for option in options:
         found.setdefault(heading_of(str(option.name), headings), []).append(option)
@@ -292,12 +276,10 @@ def heading_of(name: str, headings: Headings = RECIPE) -> str:
     for heading, names in headings.items():
         if name in names:
             return heading
-    return _heading_of_field(FIELDS[name]) if headings is RECIPE and name in FIELDS else COMMON
-
-
-def _heading_of_field(field: Field) -> str:
-    if field.name == "trunk" or "trunk" in field.only_with:
-        return TRUNK
-    if not any(OUTPUTS[output].is_combined for output in field.outputs):
-        return ENSEMBLES
-    return ROUTER
+    if headings is not RECIPE or name not in FIELDS:
+        return COMMON
+    field = FIELDS[name]
+    if name == "trunk" or "trunk" in field.only_with:
+        return "Trunk"
+    is_combined = any(OUTPUTS[output].is_combined for output in field.outputs)
+    return "Router" if is_combined else "Whole members, with --to ensemble or hetero"

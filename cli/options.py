@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.output import COPIES, progress
+from cli.output import COPIES, Decorator, progress
 from registry.names.suggest import suggest
 from store.bucket import url_of
 from store.errors import InvalidInputError
 from store.object_store import is_url
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
 
 
@@ -46,9 +45,8 @@ class Choice(_Words):
 class Option(click.Option):
     """An option with what help needs to know of it.
 
-    Args:
-        advanced: only `--help-all` lists it, in a command with many options.
-        outputs: the outputs of a composition that it has a part in; empty for all.
+    In a command with many options, only `--help-all` lists `advanced` ones. `outputs` are the outputs of a composition
+    that it has a part in; empty for all.
     """
 
     def __init__(self, *args: Any, advanced: bool = False, outputs: Sequence[str] = (), **settings: Any) -> None:
@@ -57,53 +55,51 @@ class Option(click.Option):
         self.outputs = outputs
 
 
-def advanced(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """Return a decorator that adds an advanced option, as `click.option` adds one."""
-    return click.option(*names, cls=Option, advanced=True, **settings)
+def option(name: str, metavar: str, text: str, *parameter: str, default: object = None, **settings: Any) -> Decorator:
+    """Return a decorator that adds an option with `text` as its help; it may name the parameter."""
+    shown = {} if default is None else {"default": default, "show_default": True}
+    return click.option(name, *parameter, cls=Option, metavar=metavar, help=text, **shown, **settings)
 
 
 def integer(
     name: str, text: str, default: int | None = None, *, least: int = 1, metavar: str = "N", **settings: Any
-) -> Callable[[Command], Command]:
-    """Return a decorator that adds an option of a whole number, of at least `least`, with `text` as its help."""
-    return _valued(name, Integer(least), metavar, text, default, settings)
+) -> Decorator:
+    """Return a decorator that adds an option of a whole number, of at least `least`."""
+    return option(name, metavar, text, default=default, type=Integer(least), **settings)
 
 
-def number(
-    name: str, text: str, default: float | None = None, *, metavar: str = "X", **settings: Any
-) -> Callable[[Command], Command]:
-    """Return a decorator that adds an option of a number, with `text` as its help."""
-    return _valued(name, float, metavar, text, default, settings)
+def number(name: str, text: str, default: float | None = None, *, metavar: str = "X", **settings: Any) -> Decorator:
+    """Return a decorator that adds an option of a number."""
+    return option(name, metavar, text, default=default, type=float, **settings)
 
 
 def choice(
     name: str, choices: Sequence[str], text: str, default: str | None = None, *, metavar: str = "", **settings: Any
-) -> Callable[[Command], Command]:
-    """Return a decorator that adds an option of one of some words, with `text` as its help."""
-    return _valued(name, Choice(choices), metavar or name.removeprefix("--").upper(), text, default, settings)
+) -> Decorator:
+    """Return a decorator that adds an option of one of some words."""
+    metavar = metavar or name.removeprefix("--").upper()
+    return option(name, metavar, text, default=default, type=Choice(choices), **settings)
 
 
-def _valued(
-    name: str, kind: Any, metavar: str, text: str, default: object, settings: dict[str, Any]
-) -> Callable[[Command], Command]:
-    shown = {} if default is None else {"default": default, "show_default": True}
-    return click.option(name, cls=Option, type=kind, metavar=metavar, help=text, **shown, **settings)
+def flag(name: str, text: str, *parameter: str, **settings: Any) -> Decorator:
+    """Return a decorator that adds an option without a value; it may name the parameter."""
+    return click.option(name, *parameter, cls=Option, is_flag=True, help=text, **settings)
 
 
-def flag(name: str, text: str, *parameter: str, advanced: bool = False) -> Callable[[Command], Command]:
-    """Return a decorator that adds an option without a value, with `text` as its help; it may name the parameter."""
-    return click.option(name, *parameter, cls=Option, is_flag=True, help=text, advanced=advanced)
+def file(name: str, metavar: str, text: str, **settings: Any) -> Decorator:
+    """Return a decorator that adds an option of a file or folder."""
+    return option(name, metavar, text, type=file_path, **settings)
 
 
-def files(name: str, text: str, **settings: Any) -> Callable[[Command], Command]:
-    """Return a decorator that adds a repeatable option of a file, with `text` as its help."""
-    return click.option(name, cls=Option, multiple=True, type=file_path, metavar="FILE", help=text, **settings)
+def files(name: str, text: str, **settings: Any) -> Decorator:
+    """Return a decorator that adds a repeatable option of a file."""
+    return file(name, "FILE", text, multiple=True, **settings)
 
 
-def options(*added: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def options(*added: Decorator) -> Decorator:
     """Return a decorator that adds several options, in this order."""
 
-    def add(command: Command) -> Command:
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(added):
             command = option(command)
         return command
@@ -180,19 +176,34 @@ file_path = LocalPath(path_type=Path)
 destination = Destination(path_type=Path)
 composed_path = ComposedPath(path_type=Path)
 composed_text = ComposedPath()  # which may be a digest too
-device = advanced("--device", metavar="DEVICE", help="A torch device. [default: the GPU if there is one]")
+device = option("--device", "DEVICE", "A torch device. [default: the GPU if there is one]", advanced=True)
 
 
-def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:
+def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, Sequence[str]], dict[str, str]]:
     """Return a callback that parses `key=value` texts and rejects duplicate keys."""
 
-    def read(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    def read(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
         values: dict[str, str] = {}
         for key, value in pairs(texts, form):
             if key in values:
                 raise click.BadParameter(f"{key!r} is given twice, as {values[key]!r} and as {value!r}")
             values[key] = value
         return values
+
+    return read
+
+
+def numbers(what: str, of: str = "NAME") -> Callable[[click.Context, click.Parameter, Sequence[str]], dict[str, float]]:
+    """Return a callback that parses lists of `name=number`; messages say what a number is, and of what."""
+
+    def read(context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, float]:
+        found = {}
+        for name, value in unique_pairs(f"{of}={what.upper()}")(context, option, split(texts)).items():
+            try:
+                found[name] = float(value)
+            except ValueError:
+                raise click.BadParameter(f"the {what} of {name} is {value!r}, not a number") from None
+        return found
 
     return read
 
@@ -212,11 +223,7 @@ def lists(
 
 
 def pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
-    """Return (key, value) of each `key=value`; `form` describes the expected form in messages.
-
-    Raises:
-        click.BadParameter: a text has no `=`, or nothing before or after it.
-    """
+    """Return (key, value) of each `key=value`; others are refused, in a message with the `form`."""
     parsed = []
     for text in texts:
         key, equals, value = text.partition("=")
@@ -232,11 +239,7 @@ def split(texts: Sequence[str]) -> list[str]:
 
 
 def bring_copies(ctx: click.Context) -> None:
-    """Replace the URLs among a command's parameters by paths of local copies, which are deleted when it ends.
-
-    Raises:
-        RegError: there is no composed folder, or it cannot be read.
-    """
+    """Replace the URLs among a command's parameters by paths of local copies, which are deleted when it ends."""
     for name, value in ctx.params.items():
         if isinstance(value, InBucket):
             ctx.params[name] = _copy(ctx, value)

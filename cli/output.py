@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import click
 
 from cli.tables import layout
 from registry.progress import Advance, Progress, silent
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""What adds options to the function of a command."""
 JSON_HELP = "Print JSON; errors too, on stderr."
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 """Environment variable of huggingface_hub, which has its own progress bars."""
@@ -28,7 +29,6 @@ _SECRET = re.compile(r"(?<=//)([^:/@]*:)[^@]*(?=@)|(?<=[?&])(\w*(?:pass|secret|t
 _PROGRESS = "REG_PROGRESS"
 """Environment variable: with `lines`, progress is printed for a program to read, on a terminal or not."""
 _SECONDS_BETWEEN_LINES = 0.25
-_QUIET_HELP = "Print only the result: no progress, remarks or hints."
 
 
 def once_for_all(context: click.Context, option: click.Parameter, given: bool) -> bool:
@@ -41,29 +41,29 @@ def once_for_all(context: click.Context, option: click.Parameter, given: bool) -
     return bool(context.meta.get(key, False))
 
 
-def quiet_option(command: Command) -> Command:
-    """Add --quiet, which `is_quiet`, `done`, `note` and `progress` obey."""
-    return click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=once_for_all, help=_QUIET_HELP)(
-        command
-    )
+_flag = partial(click.option, is_flag=True, callback=once_for_all)
+quiet_option = _flag("-q", "--quiet", expose_value=False, help="Print only the result: no progress, remarks or hints.")
+"""--quiet, which `is_quiet`, `done`, `note` and `progress` obey."""
 
 
-def as_json(command: Command) -> Command:
-    """Add --json and --quiet, which every command has."""
-    option = click.option("--json", "as_json", is_flag=True, callback=once_for_all, help=JSON_HELP)
-    return option(quiet_option(command))
+def as_json(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --json and --quiet, which the group and every command have."""
+    return _flag("--json", "as_json", expose_value=False, help=JSON_HELP)(quiet_option(command))
 
 
-def output_options(group: Command) -> Command:
-    """Add --json and --quiet to the group, where they apply to the command that follows."""
-    option = click.option("--json", "as_json", is_flag=True, expose_value=False, callback=once_for_all, help=JSON_HELP)
-    return option(quiet_option(group))
+def _is_on(name: str) -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(f"{__name__}.{name}"))
 
 
 def is_quiet() -> bool:
     """Return True if only results are to be printed."""
-    context = click.get_current_context(silent=True)
-    return context is not None and bool(context.meta.get(f"{__name__}.quiet"))
+    return _is_on("quiet")
+
+
+def is_json() -> bool:
+    """Return True if the result is to be printed as JSON."""
+    return _is_on("as_json")
 
 
 def allows_colour() -> bool | None:
@@ -91,12 +91,7 @@ def announce(text: str) -> None:
 
 
 def done(brief: str | None, *lines: str) -> None:
-    """Print the result of a command on stdout.
-
-    Args:
-        brief: the output with --quiet: the reference of the result; None for no output.
-        lines: the output without --quiet.
-    """
+    """Print the result of a command on stdout: `lines`, or with --quiet only `brief`, if any: its reference."""
     for line in ([] if brief is None else [brief]) if is_quiet() else lines:
         click.echo(line)
 
@@ -108,12 +103,9 @@ COPIES = f"{__name__}.copies"
 def next_step(command: str | Sequence[str | os.PathLike[str]]) -> None:
     """Print on stderr what to type next, as errors do, unless --quiet or --json; each command that succeeds does once.
 
-    Args:
-        command: words of a command of reg, without `reg`, or a line to print as it is. The registry that was named on
-            the command line is named in the line too.
+    It is the words of a command of reg, without `reg`, or a line to print as it is.
     """
-    context = click.get_current_context(silent=True)
-    if context is None or is_quiet() or context.meta.get(f"{__name__}.as_json"):
+    if click.get_current_context(silent=True) is None or is_quiet() or is_json():
         return
     if not isinstance(command, str):
         command = reg_line([os.fspath(word) for word in command])
@@ -189,6 +181,13 @@ def lines(label: str, total: int, unit: str) -> Iterator[Advance]:
     tell()
 
 
+def printed_json(value: Any) -> bool:
+    """Print a document, and return True, if the result is to be JSON."""
+    if is_json():
+        print_json(value)
+    return is_json()
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout: dataclasses as objects, paths as text, non-finite numbers as null."""
     import json
@@ -216,11 +215,9 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def print_line(text: str) -> None:
     """Print a long line on stdout, wrapped where a terminal is narrower."""
-    width = terminal_width()
-    for line in (
-        [text] if width is None else textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
-    ):
-        click.echo(line)
+    if (width := terminal_width()) is not None:
+        text = textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
+    click.echo(text)
 
 
 def short(digest: str) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import Choice, Integer, Option, file_path, split, unique_pairs
+from cli.options import Choice, Integer, file_path, flag, numbers, option, options, split
+from cli.output import Decorator
 from cli.session import Session
 from registry import composition
 from registry.composition.found import OUTPUTS
@@ -24,18 +25,12 @@ from registry.names.reference import Reference, check_distinct
 if TYPE_CHECKING:
     from store.catalog.records import Kind  # with SQLAlchemy
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 
 @dataclass(frozen=True)
 class Asked:
-    """Members, recipe and base model that a command line asks for.
+    """References to the members, the recipe and the base model that a command line asks for.
 
-    Attributes:
-        experts: references to the members.
-        recipe: how they are combined.
-        base: a reference to the base model, where one was named and takes part.
-        from_base: the number of copies of the base model that are the experts, in place of `experts`.
+    `base` is None where none was named, or takes part. In place of `experts`, `from_base` copies of it are the members.
     """
 
     experts: list[str]
@@ -44,34 +39,15 @@ class Asked:
     from_base: int | None = None
 
 
-def _numbers(what: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, float]]:
-    def read(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
-        numbers = {}
-        for name, value in unique_pairs(f"NAME={what.upper()}")(context, option, tuple(split(texts))).items():
-            try:
-                numbers[name] = float(value)
-            except ValueError:
-                raise click.BadParameter(f"the {what} of {name} is {value!r}, not a number") from None
-        return numbers
-
-    return read
-
-
-def _option(described: Field) -> Callable[[Command], Command]:
+def _option(described: Field) -> Decorator:
     """Return the option of a field."""
     name, kind, limits = described.option, described.kind, described.limits
-    settings: dict[str, Any] = {
-        "cls": Option,
-        "advanced": described.advanced,
-        "outputs": described.outputs,
-        "help": described.help,
-    }
+    settings: dict[str, Any] = {"advanced": described.advanced, "outputs": described.outputs}
     if kind is OptionKind.SWITCH:
         if described.stands_for:
-            return click.option(name, is_flag=True, **settings)
-        off = f"--no-{name.removeprefix('--')}"
-        return click.option(f"{name}/{off}", default=described.default, show_default=True, **settings)
-    settings["metavar"] = described.metavar
+            return flag(name, described.help, **settings)
+        both = f"{name}/--no-{name.removeprefix('--')}"
+        return flag(both, described.help, default=described.default, show_default=True, **settings)
     if kind is OptionKind.CHOICE:
         settings["type"] = Choice(described.choices)
     elif kind is OptionKind.WHOLE and limits.least > float("-inf"):
@@ -79,40 +55,23 @@ def _option(described: Field) -> Callable[[Command], Command]:
     elif kind in (OptionKind.WHOLE, OptionKind.NUMBER):
         settings["type"] = int if kind is OptionKind.WHOLE else float
     elif kind is OptionKind.BY_MEMBER:
-        settings |= {"multiple": True, "callback": _numbers(described.called)}
-    if described.default in (None, {}) or described.default_with or described.group:
-        settings["help"] += f" [default: {described.default_text}]"
-    else:
-        settings |= {"default": described.default, "show_default": True}
-    return click.option(name, **settings)
+        settings |= {"multiple": True, "callback": numbers(described.called)}
+    text, default = described.help, described.default
+    if default in (None, {}) or described.default_with or described.group:
+        text, default = f"{text} [default: {described.default_text}]", None
+    return option(name, described.metavar, text, default=default, **settings)
 
 
-def experts_option(command: Command) -> Command:
-    """Add --experts, which a file of `--recipe` can replace."""
-    return click.option("--experts", multiple=True, metavar="A,B@2,…", help="The members, in any order.")(command)
+experts_option = option("--experts", "A,B@2,…", "The members, in any order.", multiple=True)
+"""--experts, which a file of `--recipe` can replace."""
+base_option = option("--base", "NAME[@V]", "The base model, for recipes that need one.")
 
 
-def recipe_options(*without: str, **defaults: Any) -> Callable[[Command], Command]:
-    """Add every option of a recipe but some, by parameter name, and `--recipe`; `asked` reads their values.
-
-    Args:
-        without: the fields to leave out.
-        defaults: fields that the command has other defaults of.
-    """
-
-    def add(command: Command) -> Command:
-        for name, described in reversed([*FIELDS.items()]):
-            if name not in without:
-                command = _option(replace(described, default=defaults.get(name, described.default)))(command)
-        return click.option(
-            "--recipe",
-            "recipe_path",
-            type=file_path,
-            metavar="FILE",
-            help="Read experts, base model and recipe from a YAML file or a composition.json; options win over it.",
-        )(command)
-
-    return add
+def recipe_options(*without: str) -> Decorator:
+    """Return a decorator that adds `--recipe` and every option of a recipe but some; `asked` reads their values."""
+    text = "Read experts, base model and recipe from a YAML file or a composition.json; options win over it."
+    fields = [_option(described) for name, described in FIELDS.items() if name not in without]
+    return options(option("--recipe", "FILE", text, "recipe_path", type=file_path), *fields)
 
 
 def asked(
@@ -121,22 +80,14 @@ def asked(
     experts: Sequence[str],
     base: str | None,
     settings: dict[str, Any],
-    defaults: Mapping[str, Any] | None = None,
     *,
     checks_base: bool = True,
 ) -> Asked:
     """Return what the options and the file of `--recipe` ask for.
 
-    Experts that cannot be composed are refused before anything is imported that takes seconds.
-
-    Args:
-        context: the command's.
-        session: opens the registry.
-        experts: the values of --experts.
-        base: the value of --base.
-        settings: the values of `recipe_options`, and that of --from-base in a command that has it.
-        defaults: fields that this command has other defaults of.
-        checks_base: refuse a base model that is not registered, before the recipe is made.
+    Experts that cannot be composed are refused before anything is imported that takes seconds, and with `checks_base` a
+    base model that is not registered too. `settings` are the values of `recipe_options`, and of --from-base in a
+    command that has it.
 
     Raises:
         click.UsageError: an option has no part in what is made, or no expert is named.
@@ -147,7 +98,7 @@ def asked(
     file = None if path is None else composition.read_recipe(path)
     if copies := _copies(context, experts, settings, file):
         return _asked_copies(session, base, copies, given, file)
-    _check_options(given, dict(defaults or {}) if file is None else file.values)
+    _check_options(given, {} if file is None else file.values)
     if file is not None:  # what the options name is not looked up in the file
         file = replace(file, members=() if experts else file.members, base_member=None if base else file.base_member)
         if file.members or file.base_member:
@@ -160,17 +111,14 @@ def asked(
     if base is not None and checks_base:
         check_members(session, [base], kind="base")
     if file is None:
-        return Asked(refs, Recipe.of_fields({**(defaults or {}), **given}), base)
-    asked_for = set(given)
-    if experts:
-        given = _of_members(file, refs) | given
-    values = overlay(file.values, given)
+        return Asked(refs, Recipe.of_fields(given), base)
+    values = overlay(file.values, _of_members(file, refs) | given if experts else given)
     if "to" not in settings and values.get("to", OUTPUTS.default.name) != OUTPUTS.default.name:
         raise InvalidInputError(
             f"reg {context.info_name} is for mixtures, and the recipe in {path} makes {values['to']}",
             "name another --recipe",
         )
-    recipe = Recipe.of_fields(values, None if "coefficients" in asked_for else file.fit)
+    recipe = Recipe.of_fields(values, None if "coefficients" in given else file.fit)
     return Asked(refs, recipe, base or (file.base if recipe.needs_base else None))
 
 
@@ -211,13 +159,9 @@ def _asked_copies(
 
 
 def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = None) -> None:
-    """Check that versions can be composed; with a `kind`, that they are of it.
+    """Check that versions can be composed, and that no name stands twice; with a `kind`, that they are of it.
 
     Nothing is checked where there is no registry yet, so that wrong options are reported first.
-
-    Raises:
-        RegError: one is named twice, there is no such expert, it was opted out, or the catalog belongs to another
-            registry.
     """
     from store.ownership import check_owner
 
@@ -248,13 +192,9 @@ def _check_options(given: dict[str, Any], file_values: Any) -> None:
 
 
 def no_part(option: str, other: str, method: str | None, fitting: Sequence[str]) -> click.UsageError:
-    """Return the error of an option without a part in what is made.
+    """Return the error of an option without a part in what is made, because of the value of another field, if any.
 
-    Args:
-        option: the option.
-        other: the field because of which it has none.
-        method: the value of that field; None where it is not given.
-        fitting: the values of that field that the option goes with.
+    `fitting` are the values of that field that the option goes with.
     """
     hint = f" It goes with {FIELDS[other].option} {' or '.join(fitting)}." if fitting else ""
     if method is None:

@@ -1,12 +1,14 @@
 """Tables of scores as text, Markdown or CSV."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from cli.output import print_table
+from cli.options import flag, options
+from cli.output import JSON_HELP, once_for_all, print_json, print_table, quiet_option
 
 if TYPE_CHECKING:
     from registry.evaluation import Row
@@ -23,6 +25,35 @@ class Table(NamedTuple):
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+def _alone(context: click.Context, option: click.Parameter, given: bool) -> bool:
+    chosen = once_for_all(context, option, given)
+    if chosen and (other := context.meta.setdefault(__name__, option.opts[-1])) != option.opts[-1]:
+        raise click.UsageError(f"{other} and {option.opts[-1]} exclude one another.")
+    return chosen
+
+
+_form = partial(flag, callback=_alone, expose_value=False)
+forms = options(
+    quiet_option,
+    _form("--json", JSON_HELP, "as_json"),
+    _form("--markdown", "Print Markdown tables.", "as_markdown"),
+    _form("--csv", "Print CSV, all scores in one table.", "as_csv"),
+)
+"""--json, --markdown and --csv, which exclude one another, and --quiet; `print_scores` obeys them."""
+
+
+def print_scores(document: Callable[[], Any], wide: Callable[[], Table], tables: Callable[[], list[Table]]) -> bool:
+    """Print scores in the form that was asked for, and return True if it is not for a file, so that a step follows."""
+    form = click.get_current_context().meta.get(__name__)
+    if form == "--json":
+        print_json(document())
+    elif form == "--csv":
+        print_csv(wide())
+    else:
+        print_tables(tables(), as_markdown=form == "--markdown")
+    return form in (None, "--json")
 
 
 def print_tables(tables: Sequence[Table], *, as_markdown: bool = False) -> None:
@@ -52,7 +83,11 @@ class _Echo:
 
 def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     """Return tables of perplexities with token counts, and of scores, routing and cost if available."""
-    return [*_perplexity(rows, domains), *_score(rows, domains), *_accuracy(rows, domains), *_load(rows), *_cost(rows)]
+    known = [domain for domain in domains if any(domain in row.accuracy for row in rows)]
+    experts = list(dict.fromkeys(expert for row in rows for expert in row.load))
+    accuracy = _shares("routing accuracy", known, [(row, row.overall_accuracy) for row in rows])
+    load = _shares("load", experts, [(row, row.overall_load) for row in rows])
+    return [*_perplexity(rows, domains), *_score(rows, domains), *accuracy, *load, *_cost(rows)]
 
 
 def shown_name(name: str) -> str:
@@ -87,7 +122,7 @@ def wide_table(rows: "Sequence[Row]", domains: Sequence[str]) -> Table:
     """Return all figures in one table, one line per model; missing figures are empty."""
     lines = [_wide(row, domains) for row in rows]
     columns = list(dict.fromkeys(column for line in lines for column in line))
-    return Table(columns, [["" if (cell := line.get(c)) is None else str(cell) for c in columns] for line in lines])
+    return Table(columns, [[exact(line.get(column)) for column in columns] for line in lines])
 
 
 def _wide(row: "Row", domains: Sequence[str]) -> dict[str, str | float | None]:
@@ -152,24 +187,9 @@ def _figures(values: Mapping[str, float], spread: Mapping[str, float], domains: 
     return [figure(values.get(domain), spread.get(domain)) for domain in domains]
 
 
-def _accuracy(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
-    known = [domain for domain in domains if any(domain in row.accuracy for row in rows)]
-    lines = [
-        [shown_name(row.name), *(_share(row.overall_accuracy.get(domain)) for domain in known)]
-        for row in rows
-        if row.accuracy
-    ]
-    return [Table(("routing accuracy", *known), lines)] if lines else []
-
-
-def _load(rows: "Sequence[Row]") -> list[Table]:
-    experts = list(dict.fromkeys(expert for row in rows for expert in row.load))
-    lines = [
-        [shown_name(row.name), *(_share(row.overall_load.get(expert)) for expert in experts)]
-        for row in rows
-        if row.load
-    ]
-    return [Table(("load", *experts), lines)] if lines else []
+def _shares(title: str, columns: Sequence[str], rows: "Sequence[tuple[Row, Mapping[str, float]]]") -> list[Table]:
+    lines = [[shown_name(row.name), *(share(own.get(column)) for column in columns)] for row, own in rows if own]
+    return [Table((title, *columns), lines)] if lines else []
 
 
 def _cost(rows: "Sequence[Row]") -> list[Table]:
@@ -188,5 +208,11 @@ def _cost(rows: "Sequence[Row]") -> list[Table]:
     return [Table(header, lines)] if any(row.load for row in rows) else []
 
 
-def _share(value: float | None) -> str:
+def share(value: float | None) -> str:
+    """Format a share for a table; empty for None."""
     return "" if value is None else f"{value:.1%}"
+
+
+def exact(value: object) -> str:
+    """Return a figure with all its digits, for CSV; empty for None."""
+    return "" if value is None else str(value)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 else:
     _Text = click.ParamType  # older versions are not generic
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPENED = "reg.registry"
 
@@ -27,11 +26,7 @@ REGISTRY_OPTIONS = ("home", "database", "arrays")
 
 
 class Session:
-    """The registry that the options of a command line name, before or after the command.
-
-    Args:
-        meta: what all contexts of the command line share, where the options leave their values.
-    """
+    """The registry that a command line names; `meta`, which all its contexts share, has the values of the options."""
 
     def __init__(self, meta: MutableMapping[str, Any]) -> None:
         self._meta = meta
@@ -61,9 +56,8 @@ class Session:
     def registry(self, *, create: bool = False, cluster: "Cluster | None" = None) -> Iterator["Registry"]:
         """Open the registry with progress bars; a command opens it once, and closes it at its end.
 
-        Args:
-            create: the registry need not exist: the first write creates it, and a command that fails leaves nothing.
-            cluster: the nodes that long steps run on.
+        With `create` it need not exist: the first write creates it, and a command that fails leaves nothing. Long steps
+        run on the nodes of `cluster`.
         """
         from registry import Registry
 
@@ -106,11 +100,7 @@ def _key(name: str, *, typed: bool) -> str:
 
 
 def _keep(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> None:
-    """Keep the value of an option for the whole command line.
-
-    Raises:
-        click.UsageError: the value is empty, or is another one than before.
-    """
+    """Keep the value of an option for the whole command line; one that is empty, or not the same again, is refused."""
     name = str(option.name)
     key = _key(name, typed=context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
     for value in values:
@@ -134,7 +124,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 _SHARED: dict[str, Any] = {"multiple": True, "expose_value": False, "callback": _keep, "type": _Whole()}
 
 
-def registry_options(group: Command) -> Command:
+def registry_options(group: Callable[..., Any]) -> Callable[..., Any]:
     """Add --home, --database and --arrays to the group."""
     for name in reversed(REGISTRY_OPTIONS):
         group = click.option(f"--{name}", envvar=f"REG_{name.upper()}", **_SETTINGS[name], **_SHARED)(group)

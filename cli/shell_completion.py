@@ -80,21 +80,14 @@ else:
 
 @dataclass(eq=False)
 class Registered(_Text):
-    """The name of a registered version: plain text that the shell can complete.
-
-    Args:
-        kind: expert, base, or None for both.
-        many: names separated by commas.
-        everything: include opted-out versions.
-        folders: complete folders too.
-    """
+    """The name of a registered version: plain text that the shell can complete."""
 
     name = "text"
     kind: Literal["expert", "base"] | None = None
     _: KW_ONLY
-    many: bool = False
-    everything: bool = False
-    folders: bool = False
+    many: bool = False  # names separated by commas
+    everything: bool = False  # opted-out versions too
+    folders: bool = False  # folders too
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the text unchanged: resolving it later gives better error messages."""
@@ -113,11 +106,7 @@ class Registered(_Text):
         return [CompletionItem(before + comma + ref) for ref in refs]
 
     def _references(self, ctx: click.Context, text: str) -> list[str]:
-        """Return all names or, for `NAME@…`, its versions and aliases.
-
-        Raises:
-            RegError: the registry does not exist or cannot be read.
-        """
+        """Return all names or, for `NAME@…`, its versions and aliases; RegError if the registry cannot be read."""
         from registry.maintenance.catalog_schema import revisions
         from registry.names.resolve import ALL_STATES
         from registry.registry import Registry

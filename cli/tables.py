@@ -22,11 +22,6 @@ def layout(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | No
 
     Columns of numbers are aligned at the right. Where the width is limited, the text of the last of two columns and
     lists with commas are wrapped, and other text is shortened in the middle; columns without any content are left out.
-
-    Args:
-        header: a title for each column.
-        rows: cells of text, as many in each row.
-        width: the largest length of a line; None for any.
     """
     table = [list(header), *[[_on_one_line(cell) for cell in row] for row in rows]]
     if width is None or _length(_widths(table)) <= width:
@@ -106,7 +101,6 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def _filled(pieces: Iterable[str], width: int) -> list[str]:
-    """Return lines of as many pieces as fit, one at least."""
     lines: list[str] = []
     for piece in pieces:
         if lines and len(lines[-1]) + len(piece.rstrip()) <= width:

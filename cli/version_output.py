@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.next_steps import after_registration
-from cli.output import done, is_quiet, next_step, note, print_json, short
+from cli.output import done, is_quiet, next_step, note, printed_json, short
 from cli.session import Session
 from registry.errors import RegError
 from registry.families.sites import TOKEN_COUNTS
@@ -52,19 +52,18 @@ def members_and_base(composition: "CompositionRecord") -> tuple[str, str]:
     )
 
 
-def print_registration(registration: "Registration", as_json: bool, *, carried: bool = False) -> None:
+def print_registration(registration: "Registration", *, carried: bool = False) -> None:
     """Print the result of add-expert or add-base; `carried`: the statistics came with the checkpoint."""
     version = registration.version
-    if as_json:
-        print_json(
-            version_document(version)
-            | {
-                "added": registration.added,
-                "self_sampled": registration.self_sampled,
-                "relations": relation_documents(registration.relations),
-                "overlaps": overlap_documents(registration.overlaps),
-            }
-        )
+    if printed_json(
+        version_document(version)
+        | {
+            "added": registration.added,
+            "self_sampled": registration.self_sampled,
+            "relations": relation_documents(registration.relations),
+            "overlaps": overlap_documents(registration.overlaps),
+        }
+    ):
         return
     if not registration.added:
         lines = [f"{version.ref} already has this content; nothing was stored"]

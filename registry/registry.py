@@ -278,7 +278,8 @@ class Registry:
         license: str | None = None,  # noqa: A002 - the field's word
         alias: str | None = None,
     ) -> soup_.TrainedSoup:
-        """Train a soup (Ablin et al. 2025) and register it: `instantiate` makes a dense model of any domain weights.
+        """Train a soup (Ablin et al. 2025) and register it: `instantiate` makes a dense model of any domain
+        weights. Returns it.
 
         Its shared weights S are registered as base model `name`, and S + E_1 to S + E_n as the experts `name-1` to
         `name-n`, with counts of their tokens as statistics. A training that was interrupted continues when it is
@@ -317,7 +318,8 @@ class Registry:
         license: str | None = None,  # noqa: A002 - the field's word
         alias: str | None = None,
     ) -> simoe_.TrainedSimoe:
-        """Train sparse interpolated experts (SIMoE, Chen et al. 2025), and register them as `name-1` to `name-n`.
+        """Train sparse interpolated experts (SIMoE, Chen et al. 2025) and return them, registered as
+        `name-1` to `name-n`.
 
         Expert m is the base model with diag(z_m) D added: D is trained for all of them together, z_m is a mask of its
         rows. They are experts like any other, with counts of tokens as statistics; `Recipe(to="simoe")` composes them
@@ -587,7 +589,7 @@ class Registry:
     ) -> training.Trained:
         """Train the routers of a composed folder on text, and no other weight, and return the result.
 
-        Arguments and errors as `train`.
+        Arguments as `train`, and errors.
         """
         require_composed(Path(folder))
         check_paths(Path(folder).absolute(), Path(out).absolute(), data, replace=force)
@@ -621,7 +623,7 @@ class Registry:
         return training.train_mixture(self._workspace, folder, out, data, settings, force=force, record=record)
 
     def reproduce(self, folder: PathLike, out: PathLike | None = None) -> composition_.Reproduction:
-        """Compose a folder again from its own `composition.json`, and compare every byte of every file of either.
+        """Compose a folder again from its own `composition.json`, and return how every byte of every file compares.
 
         Of a trained folder, the stored tensors replace those of its parent.
 
@@ -959,7 +961,7 @@ class Registry:
         return readable_training(self._workspace, version)
 
     def trained_biases(self, composition: CompositionRecord) -> dict[str, tuple[float, ...]]:
-        """Return what the routers of a trained composition add to each expert's logits.
+        """Return what the routers of a trained `composition` add to each expert's logits.
 
         Returns expert → number by layer; empty where it has no biases, or no training changed them, or a member was
         purged.
@@ -1012,5 +1014,8 @@ class Registry:
         return maintenance.verify(self._workspace)
 
     def gc(self, *, dry_run: bool = False) -> maintenance.Garbage:
-        """Delete arrays that no version needs, and what interrupted commands left; return what that is."""
+        """Delete arrays that no version needs, and what interrupted commands left; return what that is.
+
+        With `dry_run` only look for it.
+        """
         return maintenance.collect_garbage(self._workspace, dry_run=dry_run)

@@ -56,7 +56,7 @@ def test_every_method_documents_its_arguments_and_result() -> None:
         signature = inspect.signature(method)
         elsewhere = re.search(r"[Aa]rguments as", text)
         for parameter in list(signature.parameters)[1:]:
-            described = re.search(rf"^ +{parameter}: ", text, re.MULTILINE) or f"`{parameter}`" in text
+            described = re.search(rf"^ +(\w+, )*{parameter}(, \w+)*: ", text, re.MULTILINE) or f"`{parameter}`" in text
             assert described or elsewhere, f"Registry.{name} does not say what {parameter} is"
         if signature.return_annotation not in (None, "None"):
             assert re.search(r"\b[Rr]eturns?\b", text), f"Registry.{name} does not say what it returns"

@@ -47,7 +47,7 @@ def is_declared(path: Path) -> bool:
     """Tell whether a module declares a method, or what all methods have in common."""
     return name_of(path) in INTERFACES or any(
         isinstance(node, ast.ClassDef) and any(ast.unparse(base) in KINDS for base in node.bases)
-        for node in nodes_of("registry")[path]
+        for node in nodes_of("registry").get(path, ())
     )
 
 

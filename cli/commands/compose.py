@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,16 @@ import click
 from cli.commands.doctor import print_diagnosis
 from cli.commands.push import print_pushed
 from cli.errors import INTERRUPTED, CliError
-from cli.fit_options import fit_line, fit_options, fitted, take_fit_settings, unfitted
+from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import composing_as_typed, evaluating, loading
-from cli.option_groups import GroupedCommand
-from cli.options import Integer, advanced, file_path
+from cli.option_groups import command
+from cli.options import Integer, file, files, flag, option
 from cli.options import destination as output_place
 from cli.output import (
     as_json,
+    count,
     done,
+    is_json,
     is_quiet,
     next_step,
     note,
@@ -49,70 +52,65 @@ NEED_BASE = [name for name, one in TRUNKS.items() if one.needs_base]
 _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 
 
-@click.command(
-    cls=GroupedCommand,
-    examples=(
-        "reg compose --experts code,math --out moe/",
-        "reg compose --experts code,math --plan",
-        "reg compose --recipe moe/composition.json --top-k 2 --out moe2/",
-    ),
+@command(
+    "reg compose --experts code,math --out moe/",
+    "reg compose --experts code,math --plan",
+    "reg compose --recipe moe/composition.json --top-k 2 --out moe2/",
 )
 @experts_option
-@click.option(
+@option(
     "--out",
+    "DIR|URL",
+    "The folder to write, or a prefix of a bucket: s3://BUCKET/PREFIX, gs://, az://; it appears whole or not at all.",
     type=output_place,
-    metavar="DIR|URL",
-    help="The folder to write, or a prefix of a bucket: s3://BUCKET/PREFIX, gs://, az://; it appears whole or not at "
-    "all.",
 )
 @recipe_options()
-@click.option(
+@option(
     "--base",
-    metavar="NAME[@V]",
-    help=f"The base model, with a trunk method that needs it: {listed(NEED_BASE)}. [default: the only one registered]",
+    "NAME[@V]",
+    f"The base model, with a trunk method that needs it: {listed(NEED_BASE)}. [default: the only one registered]",
 )
-@advanced(
+@option(
     "--from-base",
-    outputs=("moe",),
-    type=Integer(LEAST_COPIES, MOST_COPIES),
-    metavar="N",
-    help="In place of --experts: N copies of the MLPs of --base, with its trunk and random routers, to be trained by "
+    "N",
+    "In place of --experts: N copies of the MLPs of --base, with its trunk and random routers, to be trained by "
     "reg train (sparse upcycling).",
-)
-@advanced(
-    "--public",
+    type=Integer(LEAST_COPIES, MOST_COPIES),
+    advanced=True,
     outputs=("moe",),
-    metavar="NAME[@V]",
-    help="With --router anchored: the base model that joins the experts as the public one; it is --base too.",
 )
-@advanced(
+@option(
+    "--public",
+    "NAME[@V]",
+    "With --router anchored: the base model that joins the experts as the public one; it is --base too.",
+    advanced=True,
+    outputs=("moe",),
+)
+@files(
     "--like",
-    outputs=("dense",),
-    multiple=True,
-    type=file_path,
-    metavar="FILE",
-    help="With --to dense: weigh the members by how many documents of FILE are nearest to their text, in the base "
+    "With --to dense: weigh the members by how many documents of FILE are nearest to their text, in the base "
     "model; a member that is nearest to none is left out (repeatable).",
+    advanced=True,
+    outputs=("dense",),
 )
 @fit_options(
     "With --to dense --trunk task-arithmetic: fit the coefficients to the text of FILE by gradient, then compose with "
     "them"
 )
-@advanced(
+@file(
     "--save-recipe",
-    type=file_path,
-    metavar="FILE",
-    help="Write experts, base model and recipe to a YAML file for --recipe, with --plan too.",
+    "FILE",
+    "Write experts, base model and recipe to a YAML file for --recipe, with --plan too.",
+    advanced=True,
 )
-@advanced("--push", "repo", metavar="REPO", help="Then push it to the Hub, ORG/NAME, as reg push does.")
-@advanced("--private", is_flag=True, help="With --push: make the repository private.")
-@click.option("--check", is_flag=True, help="Then examine the folder, as reg doctor does; exit 1 if it is broken.")
-@advanced("--license", "license_id", metavar="ID", help="With --push: the license of the whole.")
-@click.option("--plan", "plan_only", is_flag=True, help="Print what would be written, and stop.")
-@click.option(
+@option("--push", "REPO", "Then push it to the Hub, ORG/NAME, as reg push does.", "repo", advanced=True)
+@flag("--private", "With --push: make the repository private.", advanced=True)
+@flag("--check", "Then examine the folder, as reg doctor does; exit 1 if it is broken.")
+@option("--license", "ID", "With --push: the license of the whole.", "license_id", advanced=True)
+@flag("--plan", "Print what would be written, and stop.", "plan_only")
+@flag(
     "--force",
-    is_flag=True,
-    help="Replace --out if it is an earlier composition, the file of --save-recipe, and with --push what an earlier "
+    "Replace --out if it is an earlier composition, the file of --save-recipe, and with --push what an earlier "
     "push put there.",
 )
 @ray_option
@@ -137,44 +135,59 @@ def compose(
     plan_only: bool,
     force: bool,
     ray: str | None,
-    as_json: bool,
     **settings: Any,
 ) -> None:
     """Compose registered experts into one model that transformers loads: a sparse mixture, or what --to names."""
-    _check_usage(out, repo, check=check, plan_only=plan_only, is_private=private, license_id=license_id)
+    if out is None and not plan_only:
+        raise click.UsageError("give --out DIR, or --plan")
+    if repo is None and (private or license_id):
+        raise click.UsageError("--private and --license are for --push.")
+    if check and plan_only:
+        raise click.UsageError("--check examines what was written, and --plan writes nothing: drop one of them.")
     if save_recipe is not None:
         composition.check_recipe_output(save_recipe, force=force)
-    destination = None if plan_only else _destination(out, force=force)
+    destination = None if out is None or plan_only else _destination(out, force=force)
     fit_settings = take_fit_settings(context, settings, fit)
     if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
         check_files([*like, *fit])  # wrong options are refused first
+    has_coefficients = bool(settings["coefficients"])
     wanted = asked(context, session, experts, base or public, settings, checks_base=public is None)
     if public is not None:
         wanted = replace(wanted, experts=_with_public(wanted.experts, public, wanted.recipe))
-    _check_text(wanted.recipe, like, fit, settings, plan_only=plan_only, saves=save_recipe is not None)
+    _check_text(wanted.recipe, bool(like), bool(fit), has_coefficients)
+    if fit and plan_only and save_recipe is not None:
+        raise click.UsageError("--plan fits no coefficients, so --save-recipe has none to write: drop one of them.")
     pushed, diagnosis, fit_reads = None, None, ""
-    with connected(None if plan_only else ray) as cluster, session.registry(cluster=cluster) as registry:
+    with connected({"ray": None if plan_only else ray}) as cluster, session.registry(cluster=cluster) as registry:
         _note_without_public(registry, wanted)
         if like:
             wanted = _weighed(registry, wanted, like)
-        if fit:
-            wanted, fit_reads = _fitted(registry, wanted, fit, fit_settings, plan_only=plan_only)
-        if not as_json and not plan_only:
-            _print_found(wanted.recipe, like=bool(like), fit=bool(fit))
+        if fit and plan_only:
+            wanted, fit_reads = _unfitted(registry, wanted, fit, fit_settings)
+        elif fit:
+            wanted = _fitted(registry, wanted, fit, fit_settings)
+        if like and not (is_json() or plan_only):
+            done(None, f"weights by --like: {_shown(wanted.recipe.weights)}")
+        if fit and not (is_json() or plan_only):
+            found = f"coefficients by --fit: {_shown(wanted.recipe.coefficients)}"
+            done(None, found, f"  {fit_line(wanted.recipe)}")
         made: dict[str, Any] = {"recipe": wanted.recipe, "base": wanted.base, "from_base": wanted.from_base}
         if destination is None:
             plan = registry.plan(wanted.experts, **made)
             _save(save_recipe, wanted, force=force)
         else:
-            target = None if repo is None else _target(registry, repo, wanted, private, force, license_id)
+            target = None if repo is None else _target(repo, private=private, force=force)
+            if target is not None:
+                registry.check_push(registry.plan(wanted.experts, **made), target, license=license_id)
             plan = registry.compose(wanted.experts, destination, **made, force=force)
-            if not as_json:
+            if not is_json():
                 _print_composed(plan, str(out))
             _save(save_recipe, wanted, force=force)  # before the examination, which may be interrupted
             diagnosis = _examined(registry, str(out)) if check else None
             if target is not None and (diagnosis is None or diagnosis.is_healthy):
-                pushed = _pushed(registry, str(out), target, license_id)
-    if as_json:
+                with _folder(registry, str(out)) as folder:
+                    pushed = registry.push(folder, target, license=license_id)
+    if is_json():
         document = plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed}
         document |= {} if diagnosis is None else {"check": diagnosis.document()}
         if fit_reads:  # what depends on the coefficients is not known
@@ -186,82 +199,38 @@ def compose(
         context.exit(1)
 
 
-def _check_usage(
-    out: Path | str | None,
-    repo: str | None,
-    *,
-    check: bool,
-    plan_only: bool,
-    is_private: bool,
-    license_id: str | None,
-) -> None:
-    """Check options against each other that say where a composition goes.
-
-    Raises:
-        click.UsageError: they contradict each other.
-    """
-    if out is None and not plan_only:
-        raise click.UsageError("give --out DIR, or --plan")
-    if repo is None and (is_private or license_id):
-        raise click.UsageError("--private and --license are for --push.")
-    if check and plan_only:
-        raise click.UsageError("--check examines what was written, and --plan writes nothing: drop one of them.")
-
-
-def _check_text(
-    recipe: composition.Recipe,
-    like: tuple[Path, ...],
-    fit: tuple[Path, ...],
-    settings: dict[str, Any],
-    *,
-    plan_only: bool,
-    saves: bool,
-) -> None:
-    """Check that weights or coefficients can be made from text for a recipe.
-
-    Raises:
-        click.UsageError: they have no part in it, or are given.
-    """
+def _check_text(recipe: composition.Recipe, like: bool, fit: bool, has_coefficients: bool) -> None:
+    """Refuse --like and --fit where they have no part in a recipe, or what they make is given."""
     if like and (recipe.to != "dense" or recipe.weights):
         raise click.UsageError("--like needs --to dense, and makes the weights itself.")
     if fit and like:
         raise click.UsageError("--fit and --like exclude one another: choose what makes the shares of the members.")
     if fit and (recipe.to, recipe.trunk) != ("dense", "task-arithmetic"):
         raise click.UsageError("--fit needs --to dense --trunk task-arithmetic.")
-    if fit and settings.get("coefficients"):
+    if fit and has_coefficients:
         raise click.UsageError("--fit makes the coefficients itself: drop --coefficients.")
-    if fit and plan_only and saves:
-        raise click.UsageError("--plan fits no coefficients, so --save-recipe has none to write: drop one of them.")
 
 
-def _destination(out: Path | str | None, *, force: bool) -> Destination:
+def _destination(out: Path | str, *, force: bool) -> Destination:
     """Return the destination of a composition, checked before anything else is loaded."""
     from registry.destination.address import destination_of
 
-    assert out is not None, "the usage was checked"
     destination = destination_of(out)
     destination.check(replace=force)
     return destination
 
 
-def _target(
-    registry: Registry, repo: str, wanted: Asked, is_private: bool, force: bool, license_id: str | None
-) -> Target:
-    """Return where to push, after the check that the composition may be pushed there."""
-    from registry.hub.target import Target
-
-    target = Target.parse(repo, private=is_private, force=force)
-    plan = registry.plan(wanted.experts, wanted.recipe, base=wanted.base, from_base=wanted.from_base)
-    registry.check_push(plan, target, license=license_id)
-    return target
-
-
-def _pushed(registry: Registry, out: str, target: Target, license_id: str | None) -> Pushed:
-    """Push what was written."""
+def _folder(registry: Registry, out: str) -> AbstractContextManager[Path]:
+    """Return a folder that was just written, or a local copy of it."""
     from registry.destination.address import readable
 
-    with readable(out, registry.home, progress()) as folder:
-        return registry.push(folder, target, license=license_id)
+    return readable(out, registry.home, progress())
+
+
+def _target(repo: str, *, private: bool, force: bool) -> Target:
+    from registry.hub.target import Target
+
+    return Target.parse(repo, private=private, force=force)
 
 
 def _weighed(registry: Registry, wanted: Asked, like: tuple[Path, ...]) -> Asked:
@@ -272,15 +241,26 @@ def _weighed(registry: Registry, wanted: Asked, like: tuple[Path, ...]) -> Asked
     return replace(wanted, experts=refs, recipe=recipe, base=wanted.base if recipe.needs_base else None)
 
 
-def _fitted(
-    registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: dict[str, Any], *, plan_only: bool
-) -> tuple[Asked, str]:
-    """Return what is asked for with fitted coefficients; for a plan with equal ones, and what the fit would read."""
-    if plan_only:
-        recipe, reads = unfitted(registry, wanted.experts, wanted.recipe, fit, settings)
-        return replace(wanted, recipe=recipe), reads
-    recipe = fitted(registry, wanted.experts, wanted.recipe, fit, settings, base=wanted.base)
-    return replace(wanted, recipe=recipe), ""
+def _fitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: dict[str, Any]) -> Asked:
+    """Return what is asked for with coefficients fitted to files; those that a recipe file gave are replaced."""
+    from registry import FitSettings
+
+    recipe = wanted.recipe.replace(coefficients=None, fit=None)
+    fitted = registry.fit(wanted.experts, fit, recipe, FitSettings(**settings), base=wanted.base)
+    return replace(wanted, recipe=fitted.recipe)
+
+
+def _unfitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: dict[str, Any]) -> tuple[Asked, str]:
+    """Return what is asked for with equal coefficients, for a plan before the fit, and what the fit will read."""
+    from registry import FitSettings
+
+    check_files(fit)
+    found, names = FitSettings(**settings), [registry.resolve(ref).name for ref in wanted.experts]
+    equal = dict.fromkeys(names, 1 / max(1, len(names)))
+    text = ", ".join(path.name for path in fit)
+    reads = f"reads up to {found.tokens:,} tokens of {text} in {count(found.steps, 'step')}"
+    recipe = wanted.recipe.replace(coefficients=equal, fit=None)
+    return replace(wanted, recipe=recipe), f"{reads}; coefficients are found when it is composed"
 
 
 def _save(path: Path | None, wanted: Asked, *, force: bool) -> None:
@@ -289,14 +269,6 @@ def _save(path: Path | None, wanted: Asked, *, force: bool) -> None:
         recipe, copies = wanted.recipe, wanted.from_base
         composition.write_recipe(path, recipe, wanted.experts, wanted.base, from_base=copies, force=force)
         note(f"recipe written to {path}")
-
-
-def _print_found(recipe: composition.Recipe, *, like: bool, fit: bool) -> None:
-    """Print the weights or coefficients that text gave."""
-    if like:
-        done(None, f"weights by --like: {_shown(recipe.weights)}")
-    if fit:
-        done(None, f"coefficients by --fit: {_shown(recipe.coefficients)}", f"  {fit_line(recipe)}")
 
 
 def _print_result(
@@ -310,9 +282,8 @@ def _print_result(
     plan_only: bool,
 ) -> None:
     """Print warnings, the plan or what became of the folder, and the next step."""
-    if not is_quiet():
-        for warning in plan.output.warnings(plan):
-            note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
+    for warning in () if is_quiet() else plan.output.warnings(plan):
+        note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
     if plan_only:
         if is_quiet():
             done(None if fit_reads else plan.digest)
@@ -339,24 +310,18 @@ def _print_composed(plan: composition.Plan, out: Path | str) -> None:
     )
 
 
-def _examined(registry: Registry, out: Path | str) -> Diagnosis:
+def _examined(registry: Registry, out: str) -> Diagnosis:
     """Return the diagnosis of a folder that was just written; Ctrl-C ends the examination alone."""
-    from registry.destination.address import readable
-
     try:
-        with readable(out, registry.home, progress()) as folder:
+        with _folder(registry, out) as folder:
             return registry.doctor(folder)
     except KeyboardInterrupt:
         message = f"{out} is written; its examination was interrupted"
-        raise CliError(message, reg_line(["doctor", str(out)]), "Interrupted", INTERRUPTED) from None
+        raise CliError(message, reg_line(["doctor", out]), "Interrupted", INTERRUPTED) from None
 
 
 def _with_public(refs: list[str], public: str, recipe: composition.Recipe) -> list[str]:
-    """Return the references to the members, with that to the public expert among them.
-
-    Raises:
-        click.UsageError: the recipe has no public expert.
-    """
+    """Return the references to the members with that to the public expert; usage errors if the recipe has none."""
     router = recipe.router_method
     if router is None:
         raise no_part("--public", "to", recipe.to, ("moe",))
@@ -399,7 +364,7 @@ def plan_document(plan: composition.Plan) -> dict[str, Any]:
     }
 
 
-def _print_plan(plan: composition.Plan, fit_reads: str = "") -> None:
+def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
     """Print what would be written; `fit_reads`: what a fit would read, where the coefficients are still to be found."""
     recipe = plan.recipe.document(plan.names)
     column = "coefficient" if recipe.get("coefficients") else "weight"
@@ -417,24 +382,19 @@ def _print_plan(plan: composition.Plan, fit_reads: str = "") -> None:
             for index, member in enumerate(plan.members)
         ],
     )
-    shown = [(key.replace("_", " "), _shown(value)) for key, value in chosen(recipe).items() if key not in _NOT_SHOWN]
-    if plan.recipe.fit:
-        shown.append(("fit", fit_line(plan.recipe)))
-    shown += [("fit", fit_reads)] if fit_reads else []
-    if plan.base:
-        shown.append(("base", plan.base.version.ref))
-    print_table(
-        ("composition", "its digest depends on the coefficients" if fit_reads else short(plan.digest)),
-        [
-            ("host", f"{plan.model_type}, {plan.dtype}"),
-            *(("note", note) for note in plan.notes),
-            *shown,
-            *_context(plan),
-            ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} active per token"),
-            ("bytes", f"{plan.nbytes:,} ({size(plan.nbytes)})"),
-            ("peak memory", f"about {size(plan.peak_bytes)} beyond the program itself"),
-        ],
-    )
+    rows = [("host", f"{plan.model_type}, {plan.dtype}"), *(("note", note) for note in plan.notes)]
+    rows += [(key.replace("_", " "), _shown(value)) for key, value in chosen(recipe).items() if key not in _NOT_SHOWN]
+    rows += [("fit", fit_line(plan.recipe))] if plan.recipe.fit else []
+    rows += [("fit", fit_reads)] if fit_reads else []
+    rows += [("base", plan.base.version.ref)] if plan.base else []
+    rows += _context(plan)
+    rows += [
+        ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} active per token"),
+        ("bytes", f"{plan.nbytes:,} ({size(plan.nbytes)})"),
+        ("peak memory", f"about {size(plan.peak_bytes)} beyond the program itself"),
+    ]
+    digest = "its digest depends on the coefficients" if fit_reads else short(plan.digest)
+    print_table(("composition", digest), rows)
 
 
 def _context(plan: composition.Plan) -> list[tuple[str, str]]:

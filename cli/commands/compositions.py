@@ -9,7 +9,7 @@ import click
 
 from cli.next_steps import reporting
 from cli.option_groups import command
-from cli.output import as_json, count, next_step, note, print_json, print_line, print_table, short
+from cli.output import as_json, count, next_step, note, print_line, print_table, printed_json, short
 from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, warn_of_opted_out
@@ -20,21 +20,21 @@ from registry.errors import RegError
 if TYPE_CHECKING:
     from registry import Registry
     from store.catalog import CompositionRecord, EvaluationRecord
+    from store.catalog.records import State
 
 
 @command("reg compositions", "reg compositions math")
 @click.argument("ref", required=False, metavar="[NAME[@V]|DIGEST]")
 @as_json
 @pass_session
-def compositions(session: Session, ref: str | None, as_json: bool) -> None:
+def compositions(session: Session, ref: str | None) -> None:
     """List all compositions, or those made from NAME.
 
     DIGEST is the digest of one composition, or its first 6 or more digits.
     """
     with session.registry() as registry:
         records = registry.compositions(ref)
-    if as_json:
-        print_json(records)
+    if printed_json(records):
         return
     print_table(
         ("composition", "made", "members", "base", "trunk", "router", "top-k"),
@@ -73,16 +73,16 @@ class Source:
 
     Attributes:
         ref: the version.
-        state: active, withdrawn or purged.
-        opted_out_at: when it was withdrawn or purged; None for an active one.
-        public: it is the public expert, beside which the others were trained.
-        bias: what was asked to be added to its logits; None without a bias, or where its routers are solved.
-        trained_bias: what was trained beside its router rows, by layer; None where nothing was, or it was purged.
-        bias_after_training: what the training of the composition made of both, by layer; None where it changed none.
+        state: its state now.
+        opted_out_at: the time when it was withdrawn or purged; None for an active one.
+        public: True if it is the public expert of --router anchored.
+        bias: with --router anchored, the bias that was asked for; None without one.
+        trained_bias: the bias trained beside its router rows, by layer; None without one, or once it is purged.
+        bias_after_training: its bias after the training of the composition, by layer; None if that changed none.
     """
 
     ref: str
-    state: str
+    state: "State"
     opted_out_at: str | None
     public: bool
     bias: float | None
@@ -90,17 +90,15 @@ class Source:
     bias_after_training: tuple[float, ...] | None
 
 
-def show_composition(registry: "Registry", composition: "CompositionRecord", as_json: bool) -> None:
+def show_composition(registry: "Registry", composition: "CompositionRecord") -> None:
     """Print a composition: members, recipe, folders, evaluations and audits."""
     warn_of_opted_out(registry, [composition.digest[:12]])
     evaluations, audits = registry.evaluations(composition), registry.audits(composition)
     after = _biases_after_training(registry, composition)
     sources = [_source(registry, composition.document, ref, after) for ref in composition.members]
-    if as_json:
-        print_json(
-            vars(composition)
-            | {"made_from": sources, "evaluations": _documents(evaluations), "audits": _documents(audits)}
-        )
+    if printed_json(
+        vars(composition) | {"made_from": sources, "evaluations": _documents(evaluations), "audits": _documents(audits)}
+    ):
         return
     members, base = members_and_base(composition)
     rows = [("made", composition.created_at), ("host", composition.document["host"]), ("members", members)]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import command
-from cli.options import file_path, flag
-from cli.output import as_json, count, done, print_json, progress, short
+from cli.options import file, flag
+from cli.output import as_json, count, done, printed_json, progress, short
 from cli.score_tables import print_tables, tables_of
 from registry.demo.domains import check_demo_folder
 
@@ -22,12 +22,10 @@ _MIXED = (
 
 
 @command("reg demo", "reg demo --out demo --force")
-@click.option(
-    "--out", type=file_path, metavar="DIR", default=Path("demo"), show_default=True, help="The folder to write to."
-)
+@file("--out", "DIR", "The folder to write to.", default=Path("demo"))
 @flag("--force", "Make a demo again in the folder of an earlier one, with its registry; other files there stay.")
 @as_json
-def demo(out: Path, force: bool, as_json: bool) -> None:
+def demo(out: Path, force: bool) -> None:
     """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about two minutes.
 
     If interrupted, repeat the command: it goes on, with the models that were trained. The registry that it leaves has
@@ -37,14 +35,14 @@ def demo(out: Path, force: bool, as_json: bool) -> None:
     from registry.demo import run_demo
 
     result = run_demo(out, progress(), force=force)
-    if as_json:
-        print_json({"folder": result.folder, **result.document()})
-    else:
+    if not printed_json({"folder": result.folder, **result.document()}):
         print_tables(tables_of(result.rows, list(result.domains)))
         click.echo()
         for line in _closing(result):
             click.echo(line)
-        done(None, "", "next:", *(f"  {command}" for command in _next(result)))
+        home, moe = (result.folder / "registry").absolute(), result.folder / "moe"
+        route = shlex.join(["reg", "route", str(moe), _MIXED])
+        done(None, "", "next:", f"  export REG_HOME={shlex.quote(str(home))}", "  reg list", f"  {route}")
     if not result.holds:
         raise click.ClickException("a guarantee does not hold")
 
@@ -73,13 +71,3 @@ def _closing(result: "DemoResult") -> list[str]:
         lines.append(f"  {result.opted_out}  after {result.withdrawn} was opted out")
         lines.append(f"  {result.never_registered}  without {result.withdrawn} from the start")
     return lines
-
-
-def _next(result: "DemoResult") -> list[str]:
-    """Return three commands to type."""
-    folder = result.folder
-    return [
-        f"export REG_HOME={shlex.quote(str((folder / 'registry').absolute()))}",
-        "reg list",
-        f"reg route {shlex.quote(str(folder / 'moe'))} {shlex.quote(_MIXED)}",
-    ]

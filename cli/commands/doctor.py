@@ -10,7 +10,7 @@ import click
 
 from cli.next_steps import evaluating
 from cli.option_groups import AUDIT, command
-from cli.options import composed_path, device, file_path, files, flag, integer, lists, number
+from cli.options import composed_path, device, file, files, flag, integer, lists, number, option
 from cli.output import (
     as_json,
     done,
@@ -18,8 +18,8 @@ from cli.output import (
     next_step,
     note,
     on_registry,
-    print_json,
     print_table,
+    printed_json,
     progress,
     short,
     size,
@@ -40,13 +40,13 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
     "reg doctor checkpoints/math --quick",
 )
 @click.argument("folder", metavar="FOLDER", type=composed_path)
-@click.option(
+@option(
     "--data",
-    multiple=True,
-    metavar="DOMAIN=FILE",
-    callback=lists("DOMAIN=FILE", Path),
-    help="Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
+    "DOMAIN=FILE",
+    "Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
     "sampled; else a few built-in passages]",
+    multiple=True,
+    callback=lists("DOMAIN=FILE", Path),
 )
 @flag("--quick", "Read files and weights, and run nothing.")
 @flag("--every-check", "Print a line for each check that was skipped too.")
@@ -60,10 +60,8 @@ def doctor(
     /,
     folder: Path,
     data: dict[str, list[Path]],
-    quick: bool,
     every_check: bool,
-    device: str | None,
-    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Examine a model FOLDER and say in one sentence whether it is broken, and by what; exit 1 if it is.
 
@@ -83,12 +81,10 @@ def doctor(
         except (NotFoundError, SchemaError, StorageError, DamagedError, ConflictError) as error:
             if any(named is not None for named in (session.home, session.database, session.arrays)):
                 note(f"without a registry: {error.message}")
-            diagnosis = diagnose(None, folder, data, quick=quick, device=device, progress=progress())
+            diagnosis = diagnose(None, folder, data, progress=progress(), **settings)
         else:
-            diagnosis = registry.doctor(folder, data, quick=quick, device=device)
-    if as_json:
-        print_json(diagnosis.document())
-    else:
+            diagnosis = registry.doctor(folder, data, **settings)
+    if not printed_json(diagnosis.document()):
         print_diagnosis(diagnosis, every_check=every_check)
     context.exit(0 if diagnosis.is_healthy else 1)
 
@@ -96,9 +92,7 @@ def doctor(
 def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
     """Print the verdict, with --quiet nothing else; then the findings, errors first, and the next command.
 
-    Args:
-        diagnosis: of a folder.
-        every_check: print each skipped check with its reason, not one line with the names of all.
+    Skipped checks stand on one line, or with `every_check` each on its own, with its reason.
     """
     click.echo(click.style(diagnosis.verdict, bold=True))
     if is_quiet():
@@ -122,11 +116,11 @@ def _severity(finding: Finding) -> str:
 
 @command("reg reproduce moe/", "reg reproduce moe/ --out again/")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
-@click.option("--out", type=file_path, metavar="DIR", help="Keep the new composition in this folder; absent or empty.")
+@file("--out", "DIR", "Keep the new composition in this folder; absent or empty.")
 @as_json
 @pass_session
 @click.pass_context
-def reproduce(context: click.Context, session: Session, folder: Path, out: Path | None, as_json: bool) -> None:
+def reproduce(context: click.Context, session: Session, folder: Path, out: Path | None) -> None:
     """Compose FOLDER again from its own composition.json and compare every byte; exit 1 if one differs.
 
     Its members must be registered here, by name and content digest, and not opted out.
@@ -134,22 +128,16 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
     with session.registry() as registry:
         result = registry.reproduce(folder, out)
     refs = [version.ref for version in result.versions]
-    if as_json:
-        document = {"folder": result.folder, "digest": result.digest, "versions": refs, "same": result.is_same}
-        print_json(document | {"files": result.files, "bytes": result.nbytes, "out": result.out})
-    else:
+    document = {"folder": result.folder, "digest": result.digest, "versions": refs, "same": result.is_same}
+    if not printed_json(document | {"files": result.files, "bytes": result.nbytes, "out": result.out}):
         for file in result.differing:
             click.echo(f"{file.state}: {file.name}" + ("" if file.at is None else f", from byte {file.at:,} on"))
         for file in result.files:
             if file.state == "pushed":
                 done(None, f"note: {file.name} is the same except for the additions of reg push")
         number, wrong = len(result.files), len(result.differing)
-        files = "file" if number == 1 else "files"
-        verdict = (
-            f"not reproduced: {wrong} of {number} {files} differ from"
-            if wrong
-            else f"reproduced: {number} {files} equal"
-        )
+        files = f"{number} {'file' if number == 1 else 'files'}"
+        verdict = f"not reproduced: {wrong} of {files} differ from" if wrong else f"reproduced: {files} equal"
         done(None, f"{verdict} the composition of {', '.join(refs)} ({size(result.nbytes)})  {short(result.digest)}")
     if not result.is_same:
         note(
@@ -177,9 +165,7 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
 @device
 @as_json
 @pass_session
-def audit_extraction(
-    session: Session, /, folders: tuple[Path, ...], data: tuple[Path, ...], as_json: bool, **settings: Any
-) -> None:
+def audit_extraction(session: Session, /, folders: tuple[Path, ...], data: tuple[Path, ...], **settings: Any) -> None:
     """Print the share of documents that models continue nearly word for word from their first tokens.
 
     Each FOLDER is a model: a base model, a composition, an expert. A document is extracted if the best of its samples
@@ -191,8 +177,7 @@ def audit_extraction(
     with session.registry(create=True) as registry:
         warn_of_opted_out(registry, folders)
         found = registry.audit_extraction(folders, data, ExtractionSettings(**settings))
-    if as_json:
-        print_json([one.document() for one in found])
+    if printed_json([one.document() for one in found]):
         return
     rows = [
         (one.label, f"{one.extracted} of {len(one.similarity)}", f"{one.rate:.1%}", f"{one.mean:.3f}",

@@ -8,12 +8,12 @@ import click
 
 from cli.next_steps import composing, composing_as_typed, reporting
 from cli.option_groups import EVALUATION, command
-from cli.options import advanced, composed_path, file_path, flag, integer, lists, pairs, split
-from cli.output import next_step, print_json
-from cli.recipe import asked, check_members, recipe_options
-from cli.score_tables import Table, figure, print_csv, print_tables, ranking_of, tables_of, wide_table
+from cli.options import composed_path, file_path, flag, integer, lists, option, pairs, split
+from cli.output import next_step
+from cli.recipe import asked, base_option, check_members, recipe_options
+from cli.score_tables import Table, exact, figure, forms, print_scores, ranking_of, share, tables_of, wide_table
 from cli.session import Session, pass_session
-from cli.shared_options import cluster_options, connected, forms, scoring
+from cli.shared_options import cluster_options, connected, scoring, take
 from cli.version_output import warn_of_opted_out
 from registry.calibration.corpus import check_files
 from registry.composition.recipe.fields import FIELDS
@@ -74,46 +74,45 @@ def _value(name: str, text: str) -> Any:
 @flag("--baselines", "Add rows for the base model, the experts, and a model of their averaged weights.")
 @flag("--oracle", "Add a row for every mixture with each domain's tokens sent to its own expert: the upper bound.")
 @flag("--speed", "Add every mixture's time per token, relative to a dense expert measured alternately.", advanced=True)
-@click.option(
+@option(
     "--experts",
+    "A,B@2,…",
+    "Compose these experts too, with each of --methods and for each value of --sweep.",
     multiple=True,
-    metavar="A,B@2,…",
-    help="Compose these experts too, with each of --methods and for each value of --sweep.",
 )
-@click.option(
+@option(
     "--methods",
+    "all|NAME,…",
+    "Methods that compose --experts; each composition is scored, then deleted.",
     multiple=True,
-    metavar="all|NAME,…",
-    help="Methods that compose --experts; each composition is scored, then deleted.",
 )
-@click.option(
+@option(
     "--sweep",
+    "FIELD=V1,V2,…",
+    "Compose --experts once for each value of one field of a recipe, such as lam, top_k, temperature, scale.",
     multiple=True,
-    metavar="FIELD=V1,V2,…",
     callback=_sweep,
-    help="Compose --experts once for each value of one field of a recipe, such as lam, top_k, temperature, scale.",
 )
-@click.option(
+@option(
     "--recipe",
+    "FILE",
+    "With --sweep: experts, base model and the recipe to change, from a YAML file or a composition.json. "
+    "[default: the default recipe]",
     "recipe_path",
     type=file_path,
-    metavar="FILE",
-    help="With --sweep: experts, base model and the recipe to change, from a YAML file or a composition.json. "
-    "[default: the default recipe]",
 )
-@click.option(
-    "--base", metavar="NAME[@V]", help="The base model of --methods and --sweep. [default: the only one registered]"
-)
+@option("--base", "NAME[@V]", "The base model of --methods and --sweep. [default: the only one registered]")
 @integer(
     "--seeds",
     "Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
     advanced=True,
 )
-@advanced(
+@option(
     "--active-experts",
-    metavar="all|N,…",
+    "all|N,…",
+    "Add a row for every folder and each of these numbers of experts per token.",
     callback=_counts,
-    help="Add a row for every folder and each of these numbers of experts per token.",
+    advanced=True,
 )
 @cluster_options
 @forms
@@ -125,21 +124,11 @@ def evaluate(
     /,
     folders: tuple[Path, ...],
     data: dict[str, list[Path]],
-    baselines: bool,
-    oracle: bool,
-    speed: bool,
     experts: tuple[str, ...],
     methods: tuple[str, ...],
     sweep: dict[str, list[Any]],
     recipe_path: Path | None,
     base: str | None,
-    seeds: int | None,
-    active_experts: list[int] | Literal["all"],
-    ray: str | None,
-    num_gpus: float | None,
-    as_json: bool,
-    as_markdown: bool,
-    as_csv: bool,
     **settings: Any,
 ) -> None:
     """Print perplexities of model folders per domain, and the routing of mixtures.
@@ -167,9 +156,9 @@ def evaluate(
         )
     if recipe_path is None and bool(experts) != bool(methods or sweep):
         raise click.UsageError("--experts and --methods go together; so do --experts and --sweep.")
-    if active_experts and not folders:
+    if settings["active_experts"] and not folders:
         raise click.UsageError("--active-experts needs a FOLDER.")
-    if seeds is not None and not methods:
+    if settings["seeds"] is not None and not methods:
         raise click.UsageError("--seeds goes with --methods.")
     named_methods(split(methods))
     refs, recipe = split(experts), None
@@ -180,48 +169,35 @@ def evaluate(
         check_members(session, refs)
     from registry import TestSettings
 
-    with connected(ray, num_gpus) as cluster, session.registry(create=True, cluster=cluster) as registry:
+    with connected(settings) as cluster, session.registry(create=True, cluster=cluster) as registry:
         warn_of_opted_out(registry, folders)
-        rows = registry.evaluate(
-            folders,
-            data,
-            TestSettings(**settings),
-            baselines=baselines,
-            oracle=oracle,
-            speed=speed,
-            experts=refs,
-            methods=split(methods),
-            base=base,
-            seeds=seeds,
-            active_experts=active_experts,
-            recipe=recipe,
-            sweep=sweep,
-        )
-    if as_json:
-        print_json([row.document() for row in rows])
-    elif as_csv:
-        print_csv(wide_table(rows, list(data)))
-    else:
-        ranking = ranking_of(rows) if methods or sweep or len(folders) > 1 else []
-        print_tables([*tables_of(rows, list(data)), *ranking], as_markdown=as_markdown)
-    composed = [folder for folder in folders if (folder / MARKER).is_file()]
-    if composed and not (as_csv or as_markdown):
-        next_step(reporting(composed[0]))
-    elif refs and not (as_csv or as_markdown):
+        tested = take(TestSettings, settings)
+        composed: dict[str, Any] = {"experts": refs, "methods": split(methods), "recipe": recipe, "sweep": sweep}
+        rows = registry.evaluate(folders, data, tested, **composed, base=base, **settings)
+    ranked = bool(methods or sweep) or len(folders) > 1
+    followed = print_scores(
+        lambda: [row.document() for row in rows],
+        lambda: wide_table(rows, list(data)),
+        lambda: [*tables_of(rows, list(data)), *(ranking_of(rows) if ranked else [])],
+    )
+    mixtures = [folder for folder in folders if (folder / MARKER).is_file()]
+    if followed and mixtures:
+        next_step(reporting(mixtures[0]))
+    elif followed and refs:
         next_step(composing(refs, *(["--base", base] if base else [])))
 
 
 @command("reg continual --schedule code,math --data code=c.jsonl --data math=m.jsonl")
-@click.option(
+@option(
     "--schedule",
+    "A,B@2,…",
+    "The experts in the order in which they join; each needs --data under its name.",
     multiple=True,
     required=True,
-    metavar="A,B@2,…",
-    help="The experts in the order in which they join; each needs --data under its name.",
 )
 @scoring(required=True)
 @recipe_options("to", "routing", "routing_tokens", "mixing", "lead", "dtype", "device")
-@click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
+@base_option
 @forms
 @pass_session
 @click.pass_context
@@ -231,15 +207,7 @@ def continual(
     /,
     schedule: tuple[str, ...],
     data: dict[str, list[Path]],
-    as_json: bool,
-    as_markdown: bool,
-    as_csv: bool,
     base: str | None,
-    windows: int,
-    seq_len: int,
-    batch_size: int,
-    device: str | None,
-    dtype: str,
     **settings: Any,
 ) -> None:
     """Print the score of each domain after each expert joins, with forgetting and backward transfer.
@@ -249,20 +217,15 @@ def continual(
     the earlier domains (Chaudhry et al. 2018). Backward transfer: a domain's last score minus its score when it joined
     (Lopez-Paz & Ranzato 2017).
     """
-    check_files(data)
-    wanted = asked(context, session, schedule, base, settings)
     from registry import TestSettings
 
-    tested = TestSettings(windows, seq_len, batch_size, device, dtype)
+    check_files(data)
+    tested = take(TestSettings, settings)
+    wanted = asked(context, session, schedule, base, settings)
     with session.registry() as registry:
         result = registry.continual(wanted.experts, data, tested, wanted.recipe, base=wanted.base)
-    if as_json:
-        print_json(result.document())
-    elif as_csv:
-        print_csv(_table(result, lambda value: "" if value is None else str(value)))
-    else:
-        print_tables([_table(result, figure)], as_markdown=as_markdown)
-    if not (as_csv or as_markdown):
+    followed = print_scores(result.document, lambda: _table(result, exact), lambda: [_table(result, figure)])
+    if followed:
         without = ("data", "windows", "seq_len", "batch_size", "device", "dtype")
         next_step(composing_as_typed(context, without=without, renamed={"schedule": "--experts"}))
 
@@ -279,28 +242,26 @@ def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:
 
 
 @command("reg scores --task math=gsm8k --accuracy math=math.json --accuracy moe=moe.json")
-@click.option(
+@option(
     "--accuracy",
+    "NAME=FILE",
+    "A model and its results_*.json of lm_eval (repeatable). A domain's own expert has the domain's name.",
     "files",
     multiple=True,
     required=True,
-    metavar="NAME=FILE",
-    help="A model and its results_*.json of lm_eval (repeatable). A domain's own expert has the domain's name.",
     callback=lists("NAME=FILE", str),
 )
-@click.option(
+@option(
     "--task",
+    "DOMAIN=TASK[:METRIC]",
+    "A task of a domain (repeatable), with its metric if the files have several: math=gsm8k:exact_match.",
     "tasks",
     multiple=True,
     required=True,
-    metavar="DOMAIN=TASK[:METRIC]",
-    help="A task of a domain (repeatable), with its metric if the files have several: math=gsm8k:exact_match.",
     callback=lists("DOMAIN=TASK[:METRIC]", str),
 )
 @forms
-def scores(
-    files: dict[str, list[str]], tasks: dict[str, list[str]], as_json: bool, as_markdown: bool, as_csv: bool
-) -> None:
+def scores(files: dict[str, list[str]], tasks: dict[str, list[str]]) -> None:
     """Print normalised accuracies from result files of lm_eval: 100 is each domain's own expert.
 
     The score of a model in a task is 100 · (its accuracy) / (accuracy of the domain's own expert), the form of the
@@ -310,12 +271,7 @@ def scores(
     from registry.evaluation import accuracy_scores
 
     rows = accuracy_scores(files, tasks)
-    if as_json:
-        print_json([row.document() for row in rows])
-    elif as_csv:
-        print_csv(_wide(rows))
-    else:
-        print_tables(_tables(rows), as_markdown=as_markdown)
+    print_scores(lambda: [row.document() for row in rows], lambda: _wide(rows), lambda: _tables(rows))
 
 
 def _columns(rows: "Sequence[AccuracyRow]") -> list[tuple[str, str]]:
@@ -325,7 +281,7 @@ def _columns(rows: "Sequence[AccuracyRow]") -> list[tuple[str, str]]:
 def _tables(rows: "Sequence[AccuracyRow]") -> list[Table]:
     columns = _columns(rows)
     accuracies = [
-        [row.name, *(_share(row.accuracy.get(domain, {}).get(task)) for domain, task in columns)] for row in rows
+        [row.name, *(share(row.accuracy.get(domain, {}).get(task)) for domain, task in columns)] for row in rows
     ]
     domains = list(rows[0].metric)
     scored = [[row.name, *(figure(row.score.get(domain)) for domain in domains), figure(row.average)] for row in rows]
@@ -342,18 +298,10 @@ def _wide(rows: "Sequence[AccuracyRow]") -> Table:
         [
             [
                 row.name,
-                *(_exact(row.accuracy.get(domain, {}).get(task)) for domain, task in columns),
-                *(_exact(row.score.get(domain)) for domain in domains),
-                _exact(row.average),
+                *(exact(row.accuracy.get(domain, {}).get(task)) for domain, task in columns),
+                *(exact(row.score.get(domain)) for domain in domains),
+                exact(row.average),
             ]
             for row in rows
         ],
     )
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _exact(value: float | None) -> str:
-    return "" if value is None else str(value)

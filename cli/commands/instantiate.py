@@ -9,19 +9,9 @@ from cli.commands.compose import plan_document
 from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import evaluating
 from cli.option_groups import INSTANTIATION, command
-from cli.options import destination, files, flag, split, unique_pairs
-from cli.output import as_json, done, next_step, print_json, short
+from cli.options import destination, files, flag, numbers, option
+from cli.output import as_json, done, next_step, printed_json, short
 from cli.session import Session, pass_session
-
-
-def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float] | None:
-    weights = {}
-    for name, value in unique_pairs("DOMAIN=WEIGHT")(context, option, tuple(split(texts))).items():
-        try:
-            weights[name] = float(value)
-        except ValueError:
-            raise click.BadParameter(f"the weight of {name} is {value!r}, not a number") from None
-    return weights or None
 
 
 @command(
@@ -31,11 +21,9 @@ def _weights(context: click.Context, option: click.Parameter, texts: tuple[str, 
     headings=INSTANTIATION,
 )
 @click.argument("soup")
-@click.option(
-    "--out", required=True, type=destination, metavar="DIR|URL", help="The folder to write, or a prefix of a bucket."
-)
-@click.option(
-    "--weights", multiple=True, metavar="A=X,…", callback=_weights, help="Weights of the domains; others have 0."
+@option("--out", "DIR|URL", "The folder to write, or a prefix of a bucket.", required=True, type=destination)
+@option(
+    "--weights", "A=X,…", "Weights of the domains; others have 0.", multiple=True, callback=numbers("weight", "DOMAIN")
 )
 @files("--like", "Weigh the domains by how many documents of FILE are nearest to each (repeatable).")
 @fit_options("Fit the coefficients of the experts to the text of FILE by gradient, without domain weights")
@@ -49,11 +37,8 @@ def instantiate(
     /,
     soup: str,
     out: Path | str,
-    weights: dict[str, float] | None,
-    like: tuple[Path, ...],
+    weights: dict[str, float],
     fit: tuple[Path, ...],
-    force: bool,
-    as_json: bool,
     **settings: Any,
 ) -> None:
     """Write the dense model of SOUP for some mix of its domains, in seconds and without training.
@@ -65,10 +50,9 @@ def instantiate(
 
     fit_settings = FitSettings(**take_fit_settings(context, settings, fit))
     with session.registry() as registry:
-        found = registry.instantiate(soup, out, weights=weights, like=like, fit=fit, settings=fit_settings, force=force)
-    if as_json:
-        document = plan_document(found.plan) | {"out": out, "pushed": None}
-        print_json(document | {"domain_weights": found.domain_weights, "coefficients": found.coefficients})
+        found = registry.instantiate(soup, out, weights=weights or None, fit=fit, settings=fit_settings, **settings)
+    document = plan_document(found.plan) | {"out": out, "pushed": None}
+    if printed_json(document | {"domain_weights": found.domain_weights, "coefficients": found.coefficients}):
         return
     shares = ", ".join(f"{name} {share:.4g}" for name, share in found.domain_weights.items())
     alpha = ", ".join(f"{name} {value:.4g}" for name, value in found.coefficients.items())

@@ -7,7 +7,7 @@ import click
 
 from cli.option_groups import command
 from cli.options import integer
-from cli.output import as_json, count, next_step, print_json, print_table, short, size
+from cli.output import as_json, count, next_step, print_table, printed_json, short, size
 from cli.session import Session, pass_session
 from registry.io.display import printable
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @integer("--limit", "Maximum number of lines.", 50)
 @as_json
 @pass_session
-def log(session: Session, subject: str | None, limit: int, as_json: bool) -> None:
+def log(session: Session, subject: str | None, limit: int) -> None:
     """Print the log, newest first, or only the events of NAME.
 
     NAME@ALIAS refers to its version. DIGEST is a composition's, or its first 6 or more digits. --json has all of each
@@ -29,10 +29,11 @@ def log(session: Session, subject: str | None, limit: int, as_json: bool) -> Non
     """
     with session.registry() as registry:
         events = registry.log(subject, limit=limit)
-    if as_json:
-        print_json(events)
+    if printed_json(events):
         return
-    rows = [(_time(event.at), printable(event.actor or "-"), printable(sentence(event))) for event in events]
+    rows = [
+        (event.at[:16].replace("T", " "), printable(event.actor or "-"), printable(sentence(event))) for event in events
+    ]
     print_table(("time (UTC)", "who", "event"), rows)
     if events:
         next_step(["verify"])
@@ -44,10 +45,6 @@ def sentence(event: "EventRecord") -> str:
         return _SENTENCES[event.action](event.subject, event.details)
     except (KeyError, TypeError, AttributeError):  # an older registry, or a log that was written by hand
         return f"{event.action} of {event.subject}"
-
-
-def _time(at: str) -> str:
-    return at[:16].replace("T", " ")
 
 
 def _named(subject: str) -> str:

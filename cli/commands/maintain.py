@@ -4,9 +4,9 @@ import shlex
 
 import click
 
-from cli.option_groups import CommandGroup, GroupedCommand, command
+from cli.option_groups import CommandGroup, command
 from cli.options import flag
-from cli.output import announce, as_json, count, done, next_step, note, print_json, progress, short, size
+from cli.output import announce, as_json, count, done, next_step, note, printed_json, progress, short, size
 from cli.session import Session, pass_session
 
 
@@ -14,14 +14,12 @@ from cli.session import Session, pass_session
 @as_json
 @pass_session
 @click.pass_context
-def verify(context: click.Context, session: Session, as_json: bool) -> None:
+def verify(context: click.Context, session: Session) -> None:
     """Hash all registered content again and verify the log; exit 1 if anything is damaged."""
     announce("hashing all registered content")
     with session.registry() as registry:
         result = registry.verify()
-    if as_json:
-        print_json(result)
-    else:
+    if not printed_json(result):
         for problem in result.problems:
             click.echo(f"problem: {problem}")
         verdict = count(len(result.problems), "problem") if result.problems else "intact"
@@ -45,7 +43,7 @@ def verify(context: click.Context, session: Session, as_json: bool) -> None:
 @flag("--dry-run", "Only list what would be deleted, with its size.")
 @as_json
 @pass_session
-def gc(session: Session, dry_run: bool, as_json: bool) -> None:
+def gc(session: Session, dry_run: bool) -> None:
     """Delete arrays that nothing uses, leftovers of interrupted commands, and cached files.
 
     A pass that runs in another process continues, but can no longer be resumed after an interruption. Merged adapters
@@ -54,11 +52,10 @@ def gc(session: Session, dry_run: bool, as_json: bool) -> None:
     announce("looking for what nothing uses")
     with session.registry() as registry:
         garbage = registry.gc(dry_run=dry_run)
-    if as_json:
-        counts = {name: value for name, value in vars(garbage).items() if isinstance(value, int) and name != "nbytes"}
-        pieces = [{"name": piece.name, "bytes": piece.nbytes} for piece in garbage.pieces]
-        document = {"digests": garbage.digests, "bytes": garbage.nbytes, **counts, "pieces": pieces}
-        print_json(document | {"dry_run": dry_run})
+    counts = {name: value for name, value in vars(garbage).items() if isinstance(value, int) and name != "nbytes"}
+    pieces = [{"name": piece.name, "bytes": piece.nbytes} for piece in garbage.pieces]
+    document = {"digests": garbage.digests, "bytes": garbage.nbytes, **counts, "pieces": pieces}
+    if printed_json(document | {"dry_run": dry_run}):
         return
     verb = "would delete" if dry_run else "deleted"
     lines = [f"{verb} {count(len(garbage.digests), 'array')} ({size(garbage.nbytes)})"]
@@ -88,7 +85,6 @@ def arrays() -> None:
 
 @arrays.command(
     "copy",
-    cls=GroupedCommand,
     examples=(
         "reg arrays copy ~/.local/share/reg/arrays s3://bucket/team",
         "reg arrays copy s3://bucket/team /data/arrays",
@@ -99,7 +95,7 @@ def arrays() -> None:
 @as_json
 @click.pass_context
 @pass_session
-def arrays_copy(session: Session, context: click.Context, source: str, target: str, as_json: bool) -> None:
+def arrays_copy(session: Session, context: click.Context, source: str, target: str) -> None:
     """Copy all arrays from one folder or bucket (s3://, gs://, az://) to another, and check them at both ends.
 
     An interrupted copy goes on when it is repeated: arrays that are there and intact are not written again. FROM keeps
@@ -108,9 +104,7 @@ def arrays_copy(session: Session, context: click.Context, source: str, target: s
     from registry.maintenance.array_copy import copy_arrays
 
     result = copy_arrays(source, target, home=session.home, database=session.database, progress=progress())
-    if as_json:
-        print_json(result)
-    else:
+    if not printed_json(result):
         for problem in result.problems:
             click.echo(f"problem: {problem}")
         there = f"; {count(result.kept, 'array')} were there" if result.kept else ""
@@ -128,26 +122,24 @@ def db() -> None:
     """Show or upgrade the schema of the catalog, or copy it: reg db current, reg db upgrade, reg db copy."""
 
 
-@db.command(cls=GroupedCommand, examples=("reg db current",))
+@db.command(examples=("reg db current",))
 @as_json
 @pass_session
-def current(session: Session, as_json: bool) -> None:
+def current(session: Session) -> None:
     """Print the catalog's revision and the revision that this program works with."""
     from registry.maintenance.catalog_schema import revisions
 
     revision, head = revisions(session.home, session.database, session.arrays)
-    if as_json:
-        print_json({"current": revision, "head": head})
-    else:
+    if not printed_json({"current": revision, "head": head}):
         click.echo(f"{revision or 'no catalog yet'} (this program works with {head})")
         if revision != head:
             next_step(["db", "upgrade"])
 
 
-@db.command(cls=GroupedCommand, examples=("reg db upgrade",))
+@db.command(examples=("reg db upgrade",))
 @as_json
 @pass_session
-def upgrade(session: Session, as_json: bool) -> None:
+def upgrade(session: Session) -> None:
     """Upgrade the catalog to the revision that this program works with; create it if it does not exist.
 
     The upgrade is atomic; if interrupted, repeat it. An older SQLite catalog is first copied to a file beside it, named
@@ -157,8 +149,7 @@ def upgrade(session: Session, as_json: bool) -> None:
     from registry.maintenance.catalog_schema import upgrade as upgrade_catalog
 
     upgraded = upgrade_catalog(session.home, session.database, session.arrays)
-    if as_json:
-        print_json(upgraded)
+    if printed_json(upgraded):
         return
     changed = upgraded.before != upgraded.after
     lines = [f"the catalog is at {upgraded.after}" + (f" (was at {upgraded.before or 'nothing'})" if changed else "")]
@@ -171,14 +162,12 @@ def upgrade(session: Session, as_json: bool) -> None:
     next_step(["verify"])
 
 
-@db.command(
-    "copy", cls=GroupedCommand, examples=("reg db copy sqlite:////srv/reg/catalog.sqlite postgresql://me@db/reg",)
-)
+@db.command("copy", examples=("reg db copy sqlite:////srv/reg/catalog.sqlite postgresql://me@db/reg",))
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 @as_json
 @pass_session
-def db_copy(session: Session, source: str, target: str, as_json: bool) -> None:
+def db_copy(session: Session, source: str, target: str) -> None:
     """Copy the catalog in the database FROM to the empty database TO; both are URLs.
 
     The copy is one transaction: every row, the same registry's id, the same log. Rows and log are compared before it is
@@ -188,8 +177,7 @@ def db_copy(session: Session, source: str, target: str, as_json: bool) -> None:
     from registry.maintenance.catalog_schema import copy as copy_catalog
 
     copied = copy_catalog(source, target, session.home)
-    if as_json:
-        print_json(copied)
+    if printed_json(copied):
         return
     rows = count(sum(copied.rows.values()), "row")
     done(

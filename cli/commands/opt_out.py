@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.option_groups import CommandGroup, GroupedCommand, command
-from cli.options import composed_path, file_path, flag
-from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, reg_line, short, size
+from cli.option_groups import CommandGroup, command
+from cli.options import composed_path, file, file_path, flag, option
+from cli.output import as_json, count, done, is_json, is_quiet, next_step, note, printed_json, reg_line, short, size
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
 
@@ -29,16 +29,12 @@ _LEAST_SHARE = 0.01
 @command("reg opt-out math", "reg opt-out math@1 --purge --yes", "reg opt-out math --purge --receipt math-receipt.json")
 @click.argument("ref", metavar="NAME[@V]")
 @flag("--purge", "Delete everything except name, digests and times; arrays that another version uses stay.")
-@click.option(
-    "--receipt", type=file_path, metavar="FILE", help="Write a receipt to a new file; reg receipt verify checks it."
-)
+@file("--receipt", "FILE", "Write a receipt to a new file; reg receipt verify checks it.")
 @flag("--dry-run", "Print what would be withdrawn, deleted and left, and change nothing.")
 @flag("--yes", "Do not ask.")
 @as_json
 @pass_session
-def opt_out(
-    session: Session, ref: str, purge: bool, receipt: Path | None, dry_run: bool, yes: bool, as_json: bool
-) -> None:
+def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, dry_run: bool, yes: bool) -> None:
     """Withdraw an expert, or one version of it, from all later compositions.
 
     Every later composition is identical to that of a registry that never held it. Before it asks, the command lists
@@ -49,20 +45,18 @@ def opt_out(
         raise click.UsageError("--dry-run writes no receipt: drop one of them.")
     with session.registry() as registry:
         question = _question(registry.affected_by_opt_out(ref), purge)
-        if dry_run or (question and not yes and not as_json and not is_quiet()):
+        if dry_run or (question and not yes and not is_json() and not is_quiet()):
             would = registry.opt_out(ref, purge=purge, dry_run=True)
-            if not as_json:
+            if not is_json():
                 for line in _consequences(would):
                     click.echo(line, err=not dry_run)
         if question and not (yes or dry_run):
             _confirm(f"{question}?", ref, purge, receipt)
         did = would if dry_run else registry.opt_out(ref, purge=purge, receipt=receipt)
-    if as_json:
-        versions = [{name: getattr(version, name) for name in _OF_VERSION} for version in did.versions]
-        document = {"dry_run": dry_run, "versions": versions, **{name: getattr(did, name) for name in _OF_OPT_OUT}}
-        remains = [*did.remains, *did.old_versions]
-        print_json(document | {"remains": remains, "beyond": did.beyond, "receipt": receipt})
-    elif not dry_run:
+    versions = [{name: getattr(version, name) for name in _OF_VERSION} for version in did.versions]
+    document = {"dry_run": dry_run, "versions": versions, **{name: getattr(did, name) for name in _OF_OPT_OUT}}
+    remains = [*did.remains, *did.old_versions]
+    if not printed_json(document | {"remains": remains, "beyond": did.beyond, "receipt": receipt}) and not dry_run:
         _print(did, receipt)
 
 
@@ -175,22 +169,21 @@ def receipt() -> None:
 
 
 @receipt.command(
-    cls=GroupedCommand,
-    examples=("reg receipt verify math-receipt.json", "reg receipt verify math-receipt.json --folder moe/"),
+    examples=("reg receipt verify math-receipt.json", "reg receipt verify math-receipt.json --folder moe/")
 )
 @click.argument("file", metavar="FILE", type=file_path)
-@click.option(
+@option(
     "--folder",
+    "DIR",
+    "A composed folder that must be intact and free of withdrawn versions (repeatable).",
     "folders",
     multiple=True,
     type=composed_path,
-    metavar="DIR",
-    help="A composed folder that must be intact and free of withdrawn versions (repeatable).",
 )
 @as_json
 @pass_session
 @click.pass_context
-def verify(context: click.Context, session: Session, file: Path, folders: tuple[Path, ...], as_json: bool) -> None:
+def verify(context: click.Context, session: Session, file: Path, folders: tuple[Path, ...]) -> None:
     """Compare a receipt with the registry; exit 1 if anything differs.
 
     The versions must still be withdrawn, and purged if the receipt says so; deleted arrays must be absent; the log must
@@ -199,10 +192,8 @@ def verify(context: click.Context, session: Session, file: Path, folders: tuple[
     with session.registry() as registry:
         check = registry.verify_receipt(file, folders)
     checked = check.receipt
-    if as_json:
-        findings = {"problems": check.problems, "remedies": check.remedies, "notes": check.notes}
-        print_json({"receipt": checked.document(), **findings})
-    else:
+    findings = {"problems": check.problems, "remedies": check.remedies, "notes": check.notes}
+    if not printed_json({"receipt": checked.document(), **findings}):
         for problem in check.problems:
             click.echo(f"problem: {problem}")
         for line in check.notes:

@@ -8,8 +8,8 @@ import click
 
 from cli.next_steps import loading
 from cli.option_groups import command
-from cli.options import composed_path, flag
-from cli.output import announce, as_json, done, next_step, print_json, short, size
+from cli.options import composed_path, flag, option
+from cli.output import announce, as_json, done, next_step, printed_json, short, size
 from cli.session import Session, pass_session
 from cli.shared_options import hub_target
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 @command("reg push moe/ ORG/code-math --license apache-2.0", "reg push moe/ ORG/code-math --private --revision v1")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @hub_target
-@click.option(
+@option(
     "--license",
+    "ID",
+    "The license of the whole, an identifier of the Hub. [default: derived from the members' licenses]",
     "license_id",
-    metavar="ID",
-    help="The license of the whole, an identifier of the Hub. [default: derived from the members' licenses]",
 )
 @as_json
 @pass_session
-def push(session: Session, /, folder: Path, repo: str, license_id: str | None, as_json: bool, **target: Any) -> None:
+def push(session: Session, /, folder: Path, repo: str, license_id: str | None, **target: Any) -> None:
     """Push a composed FOLDER to REPO, ORG/NAME on the Hub, in one commit, and verify the upload.
 
     FOLDER must be unchanged since it was composed. Scores, languages and the members' locations on the Hub are added to
@@ -41,8 +41,7 @@ def push(session: Session, /, folder: Path, repo: str, license_id: str | None, a
         announce(f"checking {folder} before the push")
     with session.registry() as registry:
         pushed = registry.push(folder, repository, license=license_id)
-    if as_json:
-        print_json(pushed)
+    if printed_json(pushed):
         return
     print_pushed(pushed)
     next_step(loading(pushed.repo_id, pushed.revision))
@@ -61,7 +60,7 @@ def print_pushed(pushed: "Pushed") -> None:
 @flag("--calibration", "Push kept calibration tokens too; tokens that the expert generated itself are always pushed.")
 @as_json
 @pass_session
-def push_expert(session: Session, /, ref: str, repo: str, calibration: bool, as_json: bool, **target: Any) -> None:
+def push_expert(session: Session, /, ref: str, repo: str, calibration: bool, **target: Any) -> None:
     """Push a registered expert with its statistics to REPO, ORG/NAME on the Hub.
 
     Elsewhere, reg add-expert NAME hf://ORG/NAME then registers it without data and without a forward pass, under the
@@ -73,8 +72,7 @@ def push_expert(session: Session, /, ref: str, repo: str, calibration: bool, as_
     announce(f"reading {ref} for the push")
     with session.registry() as registry:
         pushed = registry.push_expert(ref, repository, calibration=calibration)
-    if as_json:
-        print_json(pushed)
+    if printed_json(pushed):
         return
     print_pushed(pushed)
     at = "" if pushed.revision == "main" else f"@{pushed.revision}"

@@ -8,21 +8,21 @@ import click
 from cli.errors import CliError
 from cli.next_steps import after_registration
 from cli.option_groups import STATISTICS, command, typed_words
-from cli.options import file_path, flag
-from cli.output import as_json, count, done, next_step, print_json, print_line, print_table, progress, reg_line, short
+from cli.options import file, file_path, flag
+from cli.output import as_json, count, done, next_step, print_line, print_table, printed_json, progress, reg_line, short
 from cli.session import Session, pass_session
 from cli.shared_options import (
     adapter_base,
-    allow_unrelated,
     annotations,
     calibration,
     checkpoint,
     cluster_options,
     connected,
+    examined,
+    keep_calibration,
     pass_options,
     pass_settings,
     remote_code,
-    tokenizer_of,
 )
 from cli.version_output import overlap_documents, overlap_lines, print_registration, relation_documents, relation_lines
 from registry import registration
@@ -43,32 +43,11 @@ from registry.io.model_folder import check_creatable
 @calibration
 @cluster_options
 @annotations
-@adapter_base
-@flag("--keep-calibration", "Store the calibration tokens too.")
-@allow_unrelated
-@remote_code
-@tokenizer_of
+@examined
+@keep_calibration
 @as_json
 @pass_session
-def add_expert(
-    session: Session,
-    /,
-    name: str,
-    checkpoint: str,
-    data: tuple[Path, ...],
-    tags: dict[str, str],
-    license_id: str | None,
-    alias: str | None,
-    base: str | None,
-    keep_calibration: bool,
-    allow_unrelated: bool,
-    remote_code: bool,
-    tokenizer_of: str | None,
-    ray: str | None,
-    num_gpus: float | None,
-    as_json: bool,
-    **settings: Any,
-) -> None:
+def add_expert(session: Session, /, name: str, checkpoint: str, data: tuple[Path, ...], **settings: Any) -> None:
     """Register CKPT as the next version of expert NAME.
 
     CKPT is a Hugging Face folder or hf://ORG/NAME[@REVISION]: a whole model, or a PEFT adapter, which is merged into
@@ -78,24 +57,12 @@ def add_expert(
     reg collect) are used, and the options of the pass have no effect. Without these too, the expert generates its own
     calibration text. With --sites counts, tokens are only counted, and no model runs unless it generates the text.
     """
-    with connected(ray, num_gpus) as cluster, session.registry(create=True, cluster=cluster) as registry:
-        registration = registry.add_expert(
-            name,
-            checkpoint,
-            data=data,
-            settings=pass_settings(**settings),
-            tags=tags,
-            license=license_id,
-            alias=alias,
-            keep_calibration=keep_calibration,
-            base=base,
-            allow_unrelated=allow_unrelated,
-            remote_code=remote_code,
-            tokenizer_of=tokenizer_of,
-        )
+    with connected(settings) as cluster, session.registry(create=True, cluster=cluster) as registry:
+        passes = pass_settings(settings)
+        registration = registry.add_expert(name, checkpoint, data=data, settings=passes, **settings)
     labels = [statistics.calibration_label for statistics in registration.version.statistics]
     own = registration.self_sampled or any(label.startswith("calibration.") for label in labels)
-    print_registration(registration, as_json, carried=not data and not own)
+    print_registration(registration, carried=not data and not own)
 
 
 @command(
@@ -106,9 +73,7 @@ def add_expert(
 @cluster_options
 @as_json
 @pass_session
-def add_experts(
-    session: Session, /, file: Path, ray: str | None, num_gpus: float | None, as_json: bool, **settings: Any
-) -> None:
+def add_experts(session: Session, /, file: Path, **settings: Any) -> None:
     """Register the experts that FILE lists, as add-expert does each.
 
     FILE is YAML: a list of name, checkpoint, and optionally data, license, tags, alias, base, keep_calibration,
@@ -117,26 +82,25 @@ def add_experts(
     All are checked before the first is registered. Experts that are registered already are skipped, so that an
     interrupted command goes on where it stopped. With --ray, each expert is one task.
     """
-    registration.read_experts(file, pass_settings(**settings))  # before anything is connected to
-    with connected(ray, num_gpus) as cluster, session.registry(create=True, cluster=cluster) as registry:
-        result = registry.add_experts(file, settings=pass_settings(**settings))
-    if as_json:
-        print_json(
-            {
-                "experts": [
-                    {"name": name, "ref": one.version.ref, "digest": one.version.digest, "added": one.added}
-                    for name, one in result.registered.items()
-                ],
-                "failed": [
-                    {"name": name, "kind": type(error).__name__, "message": error.message, "next": error.hint}
-                    for name, error in result.failed.items()
-                ],
-            }
-        )
-    for one in () if as_json else result.registered.values():
-        ref = one.version.ref
-        said = f"registered {ref}  {short(one.version.digest)}" if one.added else f"{ref} is registered already"
-        done(ref, said)
+    passes = pass_settings(settings)
+    registration.read_experts(file, passes)  # before anything is connected to
+    with connected(settings) as cluster, session.registry(create=True, cluster=cluster) as registry:
+        result = registry.add_experts(file, settings=passes)
+    registered = [(name, one.version, one.added) for name, one in result.registered.items()]
+    document = {
+        "experts": [
+            {"name": name, "ref": version.ref, "digest": version.digest, "added": added}
+            for name, version, added in registered
+        ],
+        "failed": [
+            {"name": name, "kind": type(error).__name__, "message": error.message, "next": error.hint}
+            for name, error in result.failed.items()
+        ],
+    }
+    if not printed_json(document):
+        for _, version, added in registered:
+            registering = f"registered {version.ref}  {short(version.digest)}"
+            done(version.ref, registering if added else f"{version.ref} is registered already")
     if result.failed:
         names = ", ".join(result.failed)
         first = next(iter(result.failed.values()))
@@ -157,65 +121,32 @@ def add_experts(
 @remote_code
 @as_json
 @pass_session
-def add_base(
-    session: Session,
-    name: str,
-    checkpoint: str,
-    tags: dict[str, str],
-    license_id: str | None,
-    alias: str | None,
-    remote_code: bool,
-    as_json: bool,
-) -> None:
+def add_base(session: Session, /, name: str, checkpoint: str, **settings: Any) -> None:
     """Register CKPT, a Hugging Face folder or hf://ORG/NAME[@REVISION], as the next version of base model NAME.
 
     An adapter is merged into the base model that its configuration names.
     """
     with session.registry(create=True) as registry:
-        registration = registry.add_base(
-            name, checkpoint, tags=tags, license=license_id, alias=alias, remote_code=remote_code
-        )
-    print_registration(registration, as_json)
+        registration = registry.add_base(name, checkpoint, **settings)
+    print_registration(registration)
 
 
 @command("reg check checkpoints/math", "reg check checkpoints/math --data math.jsonl", headings=STATISTICS)
 @checkpoint
 @calibration
-@adapter_base
-@allow_unrelated
-@remote_code
-@tokenizer_of
+@examined
 @as_json
 @pass_session
-def check(
-    session: Session,
-    /,
-    checkpoint: str,
-    data: tuple[Path, ...],
-    base: str | None,
-    allow_unrelated: bool,
-    remote_code: bool,
-    tokenizer_of: str | None,
-    as_json: bool,
-    **settings: Any,
-) -> None:
+def check(session: Session, /, checkpoint: str, data: tuple[Path, ...], **settings: Any) -> None:
     """Report on CKPT as add-expert would, without registering it.
 
     With --data, or if CKPT carries statistics, its overlaps with the registered experts are included.
     """
     with session.registry(create=True) as registry:
-        report = registry.check(
-            checkpoint,
-            data=data,
-            settings=pass_settings(**settings),
-            base=base,
-            allow_unrelated=allow_unrelated,
-            remote_code=remote_code,
-            tokenizer_of=tokenizer_of,
-        )
-    if as_json:
-        overlaps = None if report.overlaps is None else overlap_documents(report.overlaps)
-        print_json(vars(report) | {"relations": relation_documents(report.relations), "overlaps": overlaps})
+        passes = pass_settings(settings)
+        report = registry.check(checkpoint, data=data, settings=passes, **settings)
+    overlaps = None if report.overlaps is None else overlap_documents(report.overlaps)
+    if printed_json(vars(report) | {"relations": relation_documents(report.relations), "overlaps": overlaps}):
         return
     rows = [
         ("family", f"{report.family}, {report.dtype}, {report.parameters:,} parameters"),
@@ -228,7 +159,7 @@ def check(
         carried = not data and not report.text.startswith("calibration.")
         rows.append(("text", f"{report.text}, of the statistics in the checkpoint" if carried else report.text))
     if report.overlaps is None:
-        text = "it needs statistics: --sites all" if settings["sites"] == COUNTS else "give its text with --data"
+        text = "it needs statistics: --sites all" if passes.sites == COUNTS else "give its text with --data"
         rows.append(("overlap", f"not known: {text}"))
     elif not report.overlaps:
         rows.append(("overlap", "no registered expert to compare with"))
@@ -249,19 +180,11 @@ def check(
 @calibration
 @cluster_options
 @adapter_base
-@click.option("--out", type=file_path, metavar="DIR", required=True, help="Folder for statistics.safetensors.")
+@file("--out", "DIR", "Folder for statistics.safetensors.", required=True)
 @flag("--keep-calibration", "Write the calibration tokens to the file too.")
 @as_json
 def collect(
-    checkpoint: str,
-    data: tuple[Path, ...],
-    base: str | None,
-    out: Path,
-    keep_calibration: bool,
-    ray: str | None,
-    num_gpus: float | None,
-    as_json: bool,
-    **settings: Any,
+    checkpoint: str, data: tuple[Path, ...], base: str | None, out: Path, keep_calibration: bool, **settings: Any
 ) -> None:
     """Collect the statistics of CKPT next to its data, so that the data need not move.
 
@@ -273,28 +196,27 @@ def collect(
     check_creatable(out)
     from registry.statistics.collect import collect_to
 
-    with connected(ray, num_gpus) as cluster:
+    with connected(settings) as cluster:
         path, collected = collect_to(
             checkpoint,
             out,
             data=data,
-            settings=pass_settings(**settings),
+            settings=pass_settings(settings),
             keep_calibration=keep_calibration,
             base=base,
             cluster=cluster,
             progress=progress(),
         )
     tokens = dict.fromkeys(collected.sites or [TOKEN_COUNTS], collected.tokens)
-    if as_json:
-        print_json(
-            {
-                "file": path,
-                "weights": collected.weights,
-                "tokens": tokens,
-                "calibration_digest": collected.calibration_digest,
-                "calibration_label": collected.calibration_label,
-            }
-        )
+    if printed_json(
+        {
+            "file": path,
+            "weights": collected.weights,
+            "tokens": tokens,
+            "calibration_digest": collected.calibration_digest,
+            "calibration_label": collected.calibration_label,
+        }
+    ):
         return
     done(str(path), f"wrote {path}: {', '.join(tokens)} on {collected.tokens:,} tokens: {collected.calibration_label}")
     registering = ["add-expert", "NAME", checkpoint, *(["--base", base] if base else [])]

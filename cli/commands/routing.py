@@ -11,13 +11,25 @@ import click
 
 from cli.next_steps import composing_as_typed, evaluating, reporting
 from cli.option_groups import EVALUATION, command
-from cli.options import Integer, composed_path, composed_text, device, file_path, flag
-from cli.output import allows_colour, as_json, done, is_quiet, next_step, note, print_json, print_line, print_table
-from cli.recipe import asked, experts_option, recipe_options
+from cli.options import Integer, composed_path, composed_text, device, file, flag, option
+from cli.output import (
+    allows_colour,
+    as_json,
+    done,
+    is_json,
+    is_quiet,
+    next_step,
+    note,
+    print_line,
+    print_table,
+    printed_json,
+)
+from cli.recipe import asked, base_option, experts_option, recipe_options
 from cli.session import Session, pass_session
 from cli.shared_options import scoring
 from cli.version_output import warn_of_folder, warn_of_opted_out
 from registry.errors import InvalidInputError
+from registry.io.display import printable
 from registry.io.untrusted import is_folder
 from registry.runtime.folder_checks import check_routed
 
@@ -34,7 +46,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @command('reg route moe/ "def add(a, b): return a + b"', "reg route moe/ - --every-layer < text.txt")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @click.argument("text", metavar="TEXT")
-@click.option("--layer", "layers", type=Integer(0), multiple=True, metavar="L", help="Show this layer (repeatable).")
+@option("--layer", "L", "Show this layer (repeatable).", "layers", type=Integer(0), multiple=True)
 @flag("--every-layer", "Show each layer, one after the other.")
 @flag("--weights", "Print a table of every expert's weight at each token.")
 @device
@@ -48,7 +60,6 @@ def route(
     every_layer: bool,
     weights: bool,
     device: str | None,
-    as_json: bool,
 ) -> None:
     """Print a text with each token in the colour of the expert that handles it in a composed FOLDER.
 
@@ -64,14 +75,12 @@ def route(
         raise InvalidInputError("the folder comes before the text", f"reg route {shlex.join((text, str(folder)))}")
     check_routed(folder, layers)
     from registry.composition.route import MOST_CHARACTERS, route
-    from registry.io.display import printable
 
     if text == "-":
         text = sys.stdin.read(MOST_CHARACTERS + 1)
     warn_of_folder(session, folder)
     routed = route(folder, text, device)
-    if as_json:
-        print_json(routed.document())
+    if printed_json(routed.document()):
         return
     shown: list[int | None] = [*layers] or [None]
     if every_layer and not routed.is_alike:
@@ -97,8 +106,6 @@ def route(
 
 
 def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
-    from registry.io.display import printable
-
     number = {expert: index for index, expert in enumerate(routed.experts)}
     for expert, run in groupby(routed.tokens, key=lambda token: token.expert(layer)):
         text = printable("".join(token.text for token in run), keep="\n\t")
@@ -116,8 +123,6 @@ def _weights(routed: "Routed", layer: int | None) -> list[list[str]]:
 
 
 def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
-    from registry.io.display import printable
-
     for index, (expert, share) in enumerate(routed.shares(layer).items()):
         name = f"{printable(expert)} {share:.0%}"
         yield click.style(name, fg=_colour(index)) if coloured else f"[{_mark(index)}] {name}"
@@ -139,18 +144,12 @@ _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating
 @command("reg preview --experts code,math", "reg preview --experts code,math,law --router random")
 @experts_option
 @recipe_options(*_WITHOUT)
-@click.option("--base", metavar="NAME[@V]", help="The base model, for recipes that need one.")
+@base_option
 @as_json
 @pass_session
 @click.pass_context
 def preview(
-    context: click.Context,
-    session: Session,
-    /,
-    experts: tuple[str, ...],
-    base: str | None,
-    as_json: bool,
-    **settings: Any,
+    context: click.Context, session: Session, /, experts: tuple[str, ...], base: str | None, **settings: Any
 ) -> None:
     """Predict the routing of a composition from statistics alone: no weights are read, nothing is written.
 
@@ -162,8 +161,7 @@ def preview(
     wanted = asked(context, session, experts, base, settings)
     with session.registry() as registry:
         prediction = registry.preview(wanted.experts, wanted.recipe, base=wanted.base)
-    if as_json:
-        print_json(prediction.document())
+    if printed_json(prediction.document()):
         return
     _print(prediction)
     next_step(composing_as_typed(context))
@@ -216,19 +214,12 @@ def _print(prediction: "Preview") -> None:
 )
 @click.argument("composition", metavar="FOLDER|DIGEST", type=composed_text)
 @scoring(required=False)
-@click.option("--out", type=file_path, metavar="FILE", help="The page to write; optional with --json.")
+@file("--out", "FILE", "The page to write; optional with --json.")
 @flag("--force", "Replace --out.")
 @as_json
 @pass_session
 def report(
-    session: Session,
-    /,
-    composition: str,
-    data: dict[str, list[Path]],
-    out: Path | None,
-    force: bool,
-    as_json: bool,
-    **settings: Any,
+    session: Session, /, composition: str, data: dict[str, list[Path]], out: Path | None, force: bool, **settings: Any
 ) -> None:
     """Write a page about a composition: routing by domain, confusion, overlap, load, scores, lineage.
 
@@ -236,7 +227,7 @@ def report(
     experts, their averaged weights and oracle routing. Otherwise they come from the stored evaluation with the most
     domains; without one, routing is predicted from statistics.
     """
-    if out is None and not as_json:
+    if out is None and not is_json():
         raise click.UsageError("give --out FILE, or --json")
 
     from registry import TestSettings
@@ -253,8 +244,7 @@ def report(
         from registry.report.files import write_page
 
         write_page(out, page(figures), replace=force)
-    if as_json:
-        print_json(figures.document())
+    if printed_json(figures.document()):
         return
     done(str(out), f"wrote {out}", *(f"  {text}" for text in figures.notes))
     folder = composition if Path(composition).is_dir() else figures.folder

@@ -4,11 +4,10 @@ from typing import Any
 
 import click
 
-from cli.json_schema.commands import ERROR, SCHEMAS, schema_of
 from cli.main import COMPLETING
 from cli.option_groups import command
 from cli.options import Choice
-from cli.output import as_json, print_json, print_table
+from cli.output import as_json, print_json, print_table, printed_json
 from cli.session import Session, pass_session
 from cli.shell_completion import SHELLS, script
 from registry import composition
@@ -19,7 +18,7 @@ from registry.names.suggest import suggest
 @command("reg config", "reg --home team/registry config")
 @as_json
 @pass_session
-def config(session: Session, as_json: bool) -> None:
+def config(session: Session) -> None:
     """Print all settings (home, database, arrays, Hub, device) with their sources, and the versions of packages.
 
     A source is an option, an environment variable, a file or the default. Passwords and tokens are not shown, only that
@@ -28,9 +27,8 @@ def config(session: Session, as_json: bool) -> None:
     from registry.maintenance.environment import configuration, versions
 
     settings, installed = configuration(session.home, session.database, session.arrays, given=session.typed), versions()
-    if as_json:
-        shown = {each.name.lower().replace(" ", "_"): {"value": each.value, "source": each.source} for each in settings}
-        print_json({"settings": shown, "versions": installed})
+    shown = {each.name.lower().replace(" ", "_"): {"value": each.value, "source": each.source} for each in settings}
+    if printed_json({"settings": shown, "versions": installed}):
         return
     print_table(("setting", "value", "source"), [(each.name, each.value, each.source) for each in settings])
     click.echo()
@@ -41,16 +39,14 @@ def config(session: Session, as_json: bool) -> None:
 @click.argument("shell", type=Choice(SHELLS), metavar="SHELL")
 @as_json
 @click.pass_context
-def completion(context: click.Context, shell: str, as_json: bool) -> None:
+def completion(context: click.Context, shell: str) -> None:
     """Print the script with which SHELL (bash, zsh or fish) completes commands, options and registered names.
 
     In bash or zsh, for one session or in ~/.bashrc or ~/.zshrc: source <(reg completion bash). In fish:
     reg completion fish > ~/.config/fish/completions/reg.fish
     """
     text = script(shell, context.find_root().command, COMPLETING)
-    if as_json:
-        print_json({"shell": shell, "script": text})
-    else:
+    if not printed_json({"shell": shell, "script": text}):
         click.echo(text)
 
 
@@ -61,7 +57,7 @@ RECIPE = "recipe"
 @command("reg schema list", "reg schema receipt verify", "reg schema recipe")
 @click.argument("words", metavar="[COMMAND]", nargs=-1)
 @as_json
-def schema(words: tuple[str, ...], as_json: bool) -> None:
+def schema(words: tuple[str, ...]) -> None:
     """Print the JSON Schema of COMMAND's output with --json, or of every command's.
 
     COMMAND is written without reg, for example receipt verify. The word recipe prints the schema of recipe files, which
@@ -70,6 +66,8 @@ def schema(words: tuple[str, ...], as_json: bool) -> None:
     if words == (RECIPE,):
         print_json(composition.recipe_schema())
         return
+    from cli.json_schema.commands import ERROR, SCHEMAS, schema_of  # reads many sources
+
     command = " ".join(("reg", *words)).removeprefix("reg reg")
     if words and command not in SCHEMAS:
         known = [name.removeprefix("reg ") for name in SCHEMAS] + [RECIPE]

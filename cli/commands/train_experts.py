@@ -9,10 +9,10 @@ import click
 
 from cli.next_steps import after_registration, composing
 from cli.option_groups import TRAINING, command
-from cli.options import choice, file_path, files, flag, integer, number
-from cli.output import as_json, done, next_step, print_json, short
+from cli.options import choice, file, files, flag, integer, number, option
+from cli.output import as_json, done, next_step, printed_json, short
 from cli.session import Session, pass_session
-from cli.shared_options import annotations
+from cli.shared_options import annotations, keep_calibration, take
 from cli.training import (
     amount,
     loss_line,
@@ -33,12 +33,7 @@ from registry.names.suggest import fresh
     headings=TRAINING,
 )
 @click.argument("name")
-@click.option(
-    "--base",
-    required=True,
-    metavar="BASE",
-    help="The model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.",
-)
+@option("--base", "BASE", "The model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.", required=True)
 @files(
     "--data",
     "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable). Statistics are collected on it too.",
@@ -51,12 +46,11 @@ from registry.names.suggest import fresh
     "weights train.",
     "frozen",
 )
-@click.option(
+@option(
     "--mlp",
+    "full|lora:R",
+    "Train the MLPs in full, or a low-rank change of rank R, which is added to them at the end.",
     default="full",
-    show_default=True,
-    metavar="full|lora:R",
-    help="Train the MLPs in full, or a low-rank change of rank R, which is added to them at the end.",
 )
 @flag(
     "--coordinate",
@@ -77,26 +71,12 @@ from registry.names.suggest import fresh
 )
 @training_options()
 @weight_products()
-@flag("--keep-calibration", "Store the calibration tokens too.")
-@click.option("--out", type=file_path, metavar="DIR", help="Write the checkpoint to DIR, and register nothing.")
+@keep_calibration
+@file("--out", "DIR", "Write the checkpoint to DIR, and register nothing.")
 @annotations
 @as_json
 @pass_session
-def train_expert(
-    session: Session,
-    /,
-    name: str,
-    base: str,
-    data: tuple[Path, ...],
-    public_data: tuple[Path, ...],
-    out: Path | None,
-    keep_calibration: bool,
-    tags: dict[str, str],
-    license_id: str | None,
-    alias: str | None,
-    as_json: bool,
-    **settings: Any,
-) -> None:
+def train_expert(session: Session, /, name: str, **settings: Any) -> None:
     """Train expert NAME from a base model, and register it with its statistics.
 
     If interrupted, repeat the command to resume. The version stores how it was trained, and its loss curve.
@@ -107,33 +87,20 @@ def train_expert(
     if trained_as_worker():
         return
     with leading(), session.registry(create=True) as registry:
-        trained = registry.train_expert(
-            name,
-            base,
-            data,
-            ExpertTraining(**settings),
-            public_data=public_data,
-            out=out,
-            tags=tags,
-            license=license_id,
-            alias=alias,
-            keep_calibration=keep_calibration,
-        )
-    losses, registered = trained.losses, trained.registration
-    if as_json:
-        result = result_document(trained.document["training"], losses.before, losses.after, trained.tokens)
-        version = None if registered is None else version_document(registered.version)
-        print_json({"version": version, "out": trained.out, "training": trained.document, **result})
+        training = take(ExpertTraining, settings)
+        trained = registry.train_expert(name, settings=training, **settings)
+    registered = trained.registration
+    version = None if registered is None else version_document(registered.version)
+    if printed_json({"version": version, "out": trained.out, "training": trained.document, **result_document(trained)}):
         return
-    used = amount(trained.document["training"], settings["tokens"])
-    loss = loss_line(losses.before, losses.after, trained.tokens)
+    used, loss = amount(trained, training.tokens), loss_line(trained)
     if registered is None:
         done(str(trained.out), f"trained {name} in {used}, into {trained.out}", loss)
     else:
         ref, digest = registered.version.ref, short(registered.version.digest)
         verb = "registered" if registered.added else "already registered as"
         done(ref, f"trained {name} in {used}; {verb} {ref}  {digest}", loss)
-    spoiled = note_of_loss(losses.before, losses.after)
+    spoiled = note_of_loss(trained)
     if registered is None:
         next_step(["add-expert", name, str(trained.out)])
     elif spoiled:
@@ -163,20 +130,17 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     headings=TRAINING,
 )
 @click.argument("name")
-@click.option(
-    "--base",
-    required=True,
-    metavar="BASE",
-    help="The base model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.",
+@option(
+    "--base", "BASE", "The base model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.", required=True
 )
-@click.option(
+@option(
     "--domains",
+    "[NAME=]FILE",
+    "Text of a domain: .txt, .jsonl, .jsonl.gz, .parquet (repeatable, two domains or more). Without a NAME it is "
+    "the file's own up to its first dot; files of one NAME are one domain.",
     multiple=True,
     required=True,
-    metavar="[NAME=]FILE",
     callback=_files,
-    help="Text of a domain: .txt, .jsonl, .jsonl.gz, .parquet (repeatable, two domains or more). Without a NAME it is "
-    "the file's own up to its first dot; files of one NAME are one domain.",
 )
 @integer(
     "--clusters",
@@ -199,18 +163,7 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
 @annotations
 @as_json
 @pass_session
-def train_soup(
-    session: Session,
-    /,
-    name: str,
-    base: str,
-    domains: dict[str, list[Path]],
-    tags: dict[str, str],
-    license_id: str | None,
-    alias: str | None,
-    as_json: bool,
-    **settings: Any,
-) -> None:
+def train_soup(session: Session, /, name: str, **settings: Any) -> None:
     """Train a soup: shared weights and experts that reg instantiate combines into one model for any mix of domains.
 
     Shared weights are registered as base model NAME, the experts as NAME-1 to NAME-N. If interrupted, repeat the
@@ -219,29 +172,27 @@ def train_soup(
     from registry import SoupTraining
 
     with session.registry(create=True) as registry:
-        trained = registry.train_soup(
-            name, base, domains, SoupTraining(**settings), tags=tags, license=license_id, alias=alias
-        )
-    losses, shared, training = trained.losses, trained.shared.version, trained.document["training"]
-    if as_json:
-        result = result_document(trained.document["training"], losses.before, losses.after, trained.tokens)
-        experts = [version_document(expert.version) for expert in trained.experts]
-        print_json({"shared": version_document(shared), "experts": experts, "training": trained.document, **result})
+        training = take(SoupTraining, settings)
+        trained = registry.train_soup(name, settings=training, **settings)
+    shared, domains = trained.shared.version, trained.document["training"]["domains"]
+    experts = [version_document(expert.version) for expert in trained.experts]
+    result = {"training": trained.document, **result_document(trained)}
+    if printed_json({"shared": version_document(shared), "experts": experts, **result}):
         return
     listed = _first_to_last([expert.version.ref for expert in trained.experts])
     done(
         shared.ref,
-        f"trained {name} in {amount(training, settings['tokens'])}; registered {shared.ref}  {short(shared.digest)}",
-        f"  experts {listed}; domains {few(training['domains'])}",
-        loss_line(losses.before, losses.after, trained.tokens, ", each domain's own model"),
+        f"trained {name} in {amount(trained, training.tokens)}; registered {shared.ref}  {short(shared.digest)}",
+        f"  experts {listed}; domains {few(domains)}",
+        loss_line(trained, ", each domain's own model"),
     )
-    note_of_loss(losses.before, losses.after)
-    next_step(["instantiate", name, "--weights", f"{training['domains'][0]}=1", "--out", fresh("model/")])
+    note_of_loss(trained)
+    next_step(["instantiate", name, "--weights", f"{domains[0]}=1", "--out", fresh("model/")])
 
 
 @command("reg train-simoe found --base base --data text.jsonl --experts 4", headings=TRAINING)
 @click.argument("name")
-@click.option("--base", required=True, metavar="BASE", help="The registered base model to begin from, NAME[@V].")
+@option("--base", "BASE", "The registered base model to begin from, NAME[@V].", required=True)
 @files("--data", "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable); no domains are named.", required=True)
 @integer("--experts", "Number of experts.", 8)
 @number("--sparsity", "Least share of zeros in the experts' masks, from 0 to below 1.", 0.75, metavar="TAU")
@@ -259,18 +210,7 @@ def train_soup(
 @annotations
 @as_json
 @pass_session
-def train_simoe(
-    session: Session,
-    /,
-    name: str,
-    base: str,
-    data: tuple[Path, ...],
-    tags: dict[str, str],
-    license_id: str | None,
-    alias: str | None,
-    as_json: bool,
-    **settings: Any,
-) -> None:
+def train_simoe(session: Session, /, name: str, **settings: Any) -> None:
     """Train sparse interpolated experts: shared weights, a mask of their rows for each expert, and a router.
 
     Experts are found in the text, not named. They are registered as NAME-1 to NAME-N, each a dense model; reg compose
@@ -281,28 +221,24 @@ def train_simoe(
     from registry import SimoeTraining
 
     with session.registry() as registry:
-        trained = registry.train_simoe(
-            name, base, data, SimoeTraining(**settings), tags=tags, license=license_id, alias=alias
-        )
-    losses, document, masks = trained.losses, trained.document, trained.document["masks"]
-    count, matrix = len(masks["overlap"]), masks["overlap"]
-    pairs = [matrix[one][other] for one in range(count) for other in range(one)]
+        training = take(SimoeTraining, settings)
+        trained = registry.train_simoe(name, settings=training, **settings)
+    masks = trained.document["masks"]
+    pairs = [share for number, row in enumerate(masks["overlap"]) for share in row[:number]]
     overlap = fmean(pairs) if pairs else 0.0
-    if as_json:
-        result = result_document(trained.document["training"], losses.before, losses.after, trained.tokens)
-        experts = [version_document(expert.version) for expert in trained.experts]
-        found = {"sparsity": masks["sparsity"], "closed": masks["closed"], "overlap": overlap}
-        print_json({"experts": experts, "training": trained.document, **result, **found})
+    experts = [version_document(expert.version) for expert in trained.experts]
+    found = {"sparsity": masks["sparsity"], "closed": masks["closed"], "overlap": overlap}
+    if printed_json({"experts": experts, "training": trained.document, **result_document(trained), **found}):
         return
     refs = [expert.version.ref for expert in trained.experts]
     closed = f", after closing {masks['closed']:,} gates" if masks["closed"] else ""
     done(
         refs[0],
-        f"trained {name} in {amount(document['training'], settings['tokens'])}; registered {_first_to_last(refs)}",
+        f"trained {name} in {amount(trained, training.tokens)}; registered {_first_to_last(refs)}",
         f"  masks: {masks['sparsity']:.1%} zeros{closed}; mean overlap {overlap:.2f}",
-        loss_line(losses.before, losses.after, trained.tokens, " after the prompt"),
+        loss_line(trained, " after the prompt"),
     )
-    note_of_loss(losses.before, losses.after)
+    note_of_loss(trained)
     next_step(composing(refs, "--to", "simoe"))
 
 

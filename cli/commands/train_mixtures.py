@@ -6,22 +6,23 @@ from typing import Any
 import click
 
 from cli.option_groups import TRAINING, command
-from cli.options import choice, composed_path, device, file_path, flag, integer, number, options, split
-from cli.output import as_json, done, next_step, print_json, print_table
+from cli.options import choice, composed_path, device, file, file_path, flag, integer, number, option, options, split
+from cli.output import as_json, done, next_step, print_table, printed_json
 from cli.session import Session, pass_session
 from cli.training import print_trained, trained_as_worker, training_options, weight_products
 from registry.names.suggest import fresh
 
 _data_and_out = options(
-    click.option(
+    option(
         "--data",
+        "FILE|NAME",
+        "Training text: .txt, .jsonl, .jsonl.gz, .parquet; or a member registered with --keep-calibration "
+        "(repeatable; each provides the same number of windows).",
         multiple=True,
         required=True,
-        metavar="FILE|NAME",
-        help="Training text: .txt, .jsonl, .jsonl.gz, .parquet; or a member registered with --keep-calibration "
-        "(repeatable; each provides the same number of windows).",
     ),
-    click.option("--out", type=file_path, required=True, metavar="DIR", help="The folder to write."),
+    file("--out", "DIR", "The folder to write.", required=True),
+    flag("--force", "Replace --out if it is an earlier composition."),
 )
 
 
@@ -48,12 +49,9 @@ _data_and_out = options(
     balance="0.01; routers: 0",
 )
 @weight_products("float32 for routers alone")
-@flag("--force", "Replace --out if it is an earlier composition.")
 @as_json
 @pass_session
-def train(
-    session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, as_json: bool, **settings: Any
-) -> None:
+def train(session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, **settings: Any) -> None:
     """Train weights of a composed FOLDER on the language-model loss.
 
     If interrupted, repeat the command to resume. The result is recorded as a composition, and the tensors that changed
@@ -66,7 +64,7 @@ def train(
         return
     with leading(), session.registry() as registry:
         trained = registry.train(folder, out, data, MixtureTraining(**settings), force=force)
-    print_trained(trained, settings["train"], folder, out, as_json, tokens=settings["tokens"])
+    print_trained(trained, settings["train"], folder, out, tokens=settings["tokens"])
 
 
 @command("reg train-router moe/ --data code --data math --out trained/", headings=TRAINING)
@@ -95,11 +93,10 @@ def train(
     "float32",
     advanced=True,
 )
-@flag("--force", "Replace --out if it is an earlier composition.")
 @as_json
 @pass_session
 def train_router(
-    session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, as_json: bool, **settings: Any
+    session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, **settings: Any
 ) -> None:
     """Train only the routers of a composed FOLDER on the language-model loss.
 
@@ -109,7 +106,7 @@ def train_router(
 
     with session.registry() as registry:
         trained = registry.train_router(folder, out, data, TrainSettings(**settings), force=force)
-    print_trained(trained, "the routers", folder, out, as_json)
+    print_trained(trained, "the routers", folder, out)
 
 
 _SCORE = (
@@ -120,24 +117,14 @@ _SCORE = (
 
 @command("reg proxy public.jsonl --experts law,math --base base --out proxy/")
 @click.argument("files", metavar="FILE…", type=file_path, nargs=-1, required=True)
-@click.option("--experts", multiple=True, required=True, metavar="A,B@2,…", help="The experts, in any order.")
-@click.option("--base", metavar="NAME[@V]", help="The base model. [default: the only one registered]")
-@click.option("--out", required=True, type=file_path, metavar="DIR", help="The folder to write; it appears whole.")
+@option("--experts", "A,B@2,…", "The experts, in any order.", multiple=True, required=True)
+@option("--base", "NAME[@V]", "The base model. [default: the only one registered]")
+@file("--out", "DIR", "The folder to write; it appears whole.", required=True)
 @integer("--documents", "Documents for each expert.", 500)
 @device
 @as_json
 @pass_session
-def proxy(
-    session: Session,
-    /,
-    files: tuple[Path, ...],
-    experts: tuple[str, ...],
-    base: str | None,
-    out: Path,
-    documents: int,
-    device: str | None,
-    as_json: bool,
-) -> None:
+def proxy(session: Session, /, files: tuple[Path, ...], experts: tuple[str, ...], out: Path, **settings: Any) -> None:
     """Choose from public text the documents nearest to each expert, to train routers on.
 
     FILE is .txt, .jsonl, .jsonl.gz or .parquet. The experts' statistics are compared with public text's: no text of
@@ -145,9 +132,8 @@ def proxy(
     linear discriminant: the larger, the nearer to the expert; below 0, nearer to the public text.
     """
     with session.registry() as registry:
-        chosen = registry.proxy(split(experts), files, out, base=base, documents=documents, device=device)
-    if as_json:
-        print_json([vars(one) for one in chosen])
+        chosen = registry.proxy(split(experts), files, out, **settings)
+    if printed_json([vars(one) for one in chosen]):
         return
     rows = [
         (one.name, f"{one.documents:,} of {one.candidates:,}", f"{one.best:.3g}", f"{one.least:.3g}") for one in chosen

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import command
-from cli.options import flag
-from cli.output import as_json, done, print_json
+from cli.options import flag, option
+from cli.output import as_json, done, printed_json
 from cli.session import Session, pass_session
 from registry.errors import StorageError
 from registry.home import ARRAYS_VARIABLE, DATABASE_VARIABLE
@@ -27,14 +27,7 @@ DEFAULT_PORT = 8321
 
 
 @command("reg ui --open", "reg ui --port 0")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    metavar="N",
-    default=DEFAULT_PORT,
-    show_default=True,
-    help="The port; 0 for any free one.",
-)
+@option("--port", "N", "The port; 0 for any free one.", default=DEFAULT_PORT, type=click.IntRange(0, 65535))
 @flag("--open", "Open the pages in the browser.", "open_browser")
 @flag(
     "--write",
@@ -43,7 +36,7 @@ DEFAULT_PORT = 8321
 )
 @as_json
 @pass_session
-def ui(session: Session, port: int, open_browser: bool, may_write: bool, as_json: bool) -> None:
+def ui(session: Session, port: int, open_browser: bool, may_write: bool) -> None:
     """Serve web pages of the registry to browsers on this machine, until interrupted.
 
     The pages show versions with search and tags, their statistics, overlaps and lineage; compositions with scores and
@@ -70,9 +63,7 @@ def ui(session: Session, port: int, open_browser: bool, may_write: bool, as_json
             access = WriteAccess(str(registry.home.path))
             jobs = stack.enter_context(_jobs(session, registry))
             url += f"?token={access.token}"
-        if as_json:
-            print_json({"url": url, "home": str(registry.home.path)})
-        else:
+        if not printed_json({"url": url, "home": str(registry.home.path)}):
             done(url, f"serving {registry.home.path} at {url}  (Ctrl-C to stop)")
         if open_browser:
             stack.enter_context(_opened(url, secret=may_write))

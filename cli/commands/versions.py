@@ -2,15 +2,28 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.commands.compositions import show_composition
 from cli.next_steps import after_registration, evaluating
-from cli.option_groups import command
-from cli.options import choice, file_path, flag, integer, unique_pairs
-from cli.output import as_json, count, done, is_quiet, next_step, note, print_json, print_table, reg_line, short, size
+from cli.option_groups import command, typed_words
+from cli.options import choice, file, flag, integer, option, unique_pairs
+from cli.output import (
+    as_json,
+    count,
+    done,
+    is_json,
+    is_quiet,
+    next_step,
+    note,
+    print_table,
+    printed_json,
+    reg_line,
+    short,
+    size,
+)
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
 from registry.checkpoint.joint_training import parts_in
@@ -27,28 +40,16 @@ SCREENFUL = 50
 
 @command("reg list", "reg list --kind expert --tag language=en", "reg list --all --limit 20", name="list")
 @choice("--kind", ["expert", "base"], "Only one kind: expert or base.")
-@click.option(
-    "--tag",
-    "tags",
-    multiple=True,
-    metavar="K=V",
-    help="Only versions with this tag (repeatable).",
-    callback=unique_pairs("K=V"),
+@option(
+    "--tag", "K=V", "Only versions with this tag (repeatable).", "tags", multiple=True, callback=unique_pairs("K=V")
 )
 @flag("--all", "Include opted-out versions.", "everything")
 @integer("--limit", f"Maximum number of versions. [default: {SCREENFUL}; with --json or --quiet all]")
 @integer("--offset", "Skip the first N versions.", 0, least=0)
 @as_json
 @pass_session
-def list_(
-    session: Session,
-    kind: Literal["expert", "base"] | None,
-    tags: dict[str, str],
-    everything: bool,
-    limit: int | None,
-    offset: int,
-    as_json: bool,
-) -> None:
+@click.pass_context
+def list_(context: click.Context, session: Session, /, limit: int | None, offset: int, **chosen: Any) -> None:
     """List registered versions, by name and number.
 
     With --quiet, it prints only their names, such as math@1, one a line.
@@ -57,34 +58,29 @@ def list_(
     one text. If there are more versions than shown, a line on stderr gives their number and the command that shows the
     next ones.
     """
-    shown = limit if as_json or is_quiet() else limit or SCREENFUL
+    shown = limit if is_json() or is_quiet() else limit or SCREENFUL
     with session.registry() as registry:
         home = registry.home.path
-        versions = registry.versions(kind=kind, everything=everything, tags=tags, limit=shown, offset=offset)
+        versions = registry.versions(**chosen, limit=shown, offset=offset)
         full = shown is not None and len(versions) == shown
-        total = registry.count_versions(kind=kind, everything=everything, tags=tags) if full else 0
-    if as_json:
-        print_json([version_document(version) for version in versions])
+        total = registry.count_versions(**chosen) if full else 0
+    if printed_json([version_document(version) for version in versions]):
+        pass
     elif is_quiet():
         for version in versions:
             click.echo(version.ref)
     else:
         _print(versions)
         if not versions and not offset:
-            filtered = "of that kind or with those tags " if kind or tags else ""
-            others = "" if everything else "; reg list --all shows opted-out versions"
+            filtered = "of that kind or with those tags " if chosen["kind"] or chosen["tags"] else ""
+            others = "" if chosen["everything"] else "; reg list --all shows opted-out versions"
             note(
                 f"nothing {filtered}is registered in {home}: reg add-expert NAME CKPT registers an expert, "
                 f"--home or REG_HOME names another registry{others}"
             )
     if (more := total - offset - len(versions)) > 0:
-        words = ["list"]
-        words += ["--kind", kind] if kind else []
-        words += [word for key, value in tags.items() for word in ("--tag", f"{key}={value}")]
-        words += ["--all"] if everything else []
-        words += ["--limit", str(limit)] if limit else []
-        words += ["--offset", str(offset + len(versions)), *(["--json"] if as_json else [])]
-        note(f"{more:,} more: {reg_line(words)}")
+        words = ["list", *typed_words(context, without=("offset", "as_json")), "--offset", str(offset + len(versions))]
+        note(f"{more:,} more: {reg_line([*words, '--json'] if is_json() else words)}")
     elif versions:
         next_step(["show", versions[0].ref])
 
@@ -119,7 +115,7 @@ def _print(versions: "Sequence[VersionRecord]") -> None:
 @click.argument("ref", metavar="NAME[@V]|DIGEST")
 @as_json
 @pass_session
-def show(session: Session, ref: str, as_json: bool) -> None:
+def show(session: Session, ref: str) -> None:
     """Show one version: its content, the data of its statistics, and compositions made from it.
 
     DIGEST is a composition's, or its first 6 or more digits: shows its members, which of them is the public expert and
@@ -127,7 +123,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     """
     with session.registry() as registry:
         if (composition := registry.composition(ref)) is not None:
-            show_composition(registry, composition, as_json)
+            show_composition(registry, composition)
             return
         version = registry.resolve(ref, states=("active", "withdrawn", "purged"))
         arrays = registry.arrays_of(version)
@@ -137,16 +133,15 @@ def show(session: Session, ref: str, as_json: bool) -> None:
     sizes: dict[str, int] = {}
     for link in arrays:
         sizes[link.role] = sizes.get(link.role, 0) + link.nbytes
-    if as_json:
-        print_json(
-            version_document(version)
-            | {
-                "bytes": sizes,
-                "compositions": [c.digest for c in compositions],
-                "relations": relation_documents(relations),
-                "training": training,
-            }
-        )
+    if printed_json(
+        version_document(version)
+        | {
+            "bytes": sizes,
+            "compositions": [c.digest for c in compositions],
+            "relations": relation_documents(relations),
+            "training": training,
+        }
+    ):
         return
     rows = [("digest", short(version.digest)), ("state", version.state), ("registered", version.created_at)]
     rows += [("withdrawn", version.withdrawn_at)] if version.withdrawn_at else []
@@ -193,7 +188,7 @@ def show(session: Session, ref: str, as_json: bool) -> None:
 @flag("--delete", "Delete NAME@ALIAS instead.")
 @as_json
 @pass_session
-def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -> None:
+def alias(session: Session, ref: str, alias: str, delete: bool) -> None:
     """Point ALIAS at a version, so that NAME@ALIAS refers to it; an alias can be moved."""
     name = Reference.parse(ref).name
     with session.registry() as registry:
@@ -203,9 +198,9 @@ def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -
         else:
             before = registry.alias(ref, alias)
             now = registry.resolve(f"{name}@{alias}").ref
-    if as_json:
-        print_json({"alias": f"{name}@{alias}", "version": now, "before": before})
-    elif now is None:
+    if printed_json({"alias": f"{name}@{alias}", "version": now, "before": before}):
+        return
+    if now is None:
         done(None, f"deleted {name}@{alias}")
         next_step(["show", name])
     else:
@@ -215,15 +210,13 @@ def alias(session: Session, ref: str, alias: str, delete: bool, as_json: bool) -
 
 @command("reg export math --out math/", "reg export math@1 --out math-1/")
 @click.argument("ref", metavar="NAME[@V]")
-@click.option("--out", type=file_path, metavar="DIR", required=True, help="The folder to write; absent or empty.")
+@file("--out", "DIR", "The folder to write; absent or empty.", required=True)
 @as_json
 @pass_session
-def export(session: Session, ref: str, out: Path, as_json: bool) -> None:
+def export(session: Session, ref: str, out: Path) -> None:
     """Write a registered version as a dense model folder, with bit-identical tensors."""
     with session.registry() as registry:
         version = registry.export(ref, out)
-    if as_json:
-        print_json({"ref": version.ref, "digest": version.digest, "out": out})
-    else:
+    if not printed_json({"ref": version.ref, "digest": version.digest, "out": out}):
         done(str(out), f"wrote {version.ref} to {out}")
         next_step(evaluating([out], [version.name] if version.kind == "expert" else []))

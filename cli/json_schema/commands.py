@@ -1,17 +1,118 @@
 """JSON Schemas of every command's output with --json. A command without one fails the tests."""
 
 from cli.json_schema.notation import Schema, read_schemas
-from cli.json_schema.objects import OBJECTS
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_FOUND = read_schemas(
-    """\
-reg add-expert | object | A registered version.
+_FOUND = read_schemas("""\
+version | object | A registered version.
+  ref | text | The reference of a version: NAME@NUMBER.
+  name | text | Its name.
+  kind | `expert`, `base` | The kind of version.
+  number | whole number | Its number under that name.
+  digest | digest | The digest of its content.
+  content | object or null | The content of its digest, besides its arrays (docs/formats.md); null once purged.
+  parameters | whole number | Weights, tied ones once.
+  state | `active`, `withdrawn`, `purged` | The state; only active versions can be composed.
+  created_at | text | The time when it was registered, ISO 8601, UTC.
+  withdrawn_at | text or null | The time when it was opted out.
+  purged_at | text or null | The time when its arrays were deleted.
+  aliases | list of text | Its aliases, without the name.
+  tags | by key: text | Its tags.
+  statistics | list of object | The data of its statistics, one per site; empty for a base model.
+    site | text | mlp_input, attention_input, attention_output or head_input; token_counts if only tokens were
+        counted.
+    tokens | whole number | Calibration tokens.
+    saturated | whole number | Activations that were clipped at their bound.
+    calibration_digest | digest | The digest of the calibration tokens.
+    calibration_label | text | The label of the calibration.
+relation | object | The distance to a registered version of the same shape.
+  ref | text | The reference of a version: NAME@NUMBER.
+  kind | `expert`, `base` | The kind of that version.
+  verdict | `same weights`, `same base`, `unrelated` | The conclusion from the distance.
+  distance | number | The median over the matrices; 0 is identical, 1 is chance level.
+  tensors | by tensor: number | The distance of each tensor, from 0 to √2.
+overlap | object | The overlap of its tokens with those of a registered expert.
+  ref | text | The reference of a version: NAME@NUMBER.
+  routing | number | Share of tokens that no linear router can separate, mean over the layers, from 0 to 1.
+  layers | list of object | The compared layers.
+    layer | whole number | The layer.
+    distance | number or null | Mahalanobis distance of the means, in standard deviations; null if infinite.
+    routing | number | Share of tokens that no linear router can separate.
+    subspace | number | Mean squared cosine of the angles between the leading directions, from 0 to 1.
+composed | object | A composition's own document.
+  format | whole number | The format of the composition's document (docs/formats.md).
+  host | text | The `model_type` of the composed model.
+  recipe | object | The recipe, with all defaults (docs/formats.md).
+  members | list of object | The members, in the order of the experts.
+    name | text | Its name.
+    digest | digest | The digest of its content.
+  from_base | whole number; may be absent | With --from-base: the members are so many copies of the base model.
+  base | object or null | The base model, if used.
+    name | text | Its name.
+    digest | digest | Its digest.
+training result | object | The result of a training.
+  training | object | How it was trained, and its loss curve (docs/formats.md).
+  loss | list of number | Losses on held-out tokens, before and after.
+  tokens | whole number | Number of held-out tokens.
+  trained_tokens | whole number | Tokens that were trained on, padding included: those of all windows of all steps.
+trained | object | A composition that was trained.
+  * composed
+  parent | digest | The digest of the composition that was trained.
+  * training result
+  training | | Everything that the trained weights depend on, and their digests (docs/formats.md).
+  digest | digest | The digest of the trained composition.
+  out | text | The folder that was written.
+pushed | registry.hub.target.Pushed
+diagnosis | object | What was found in a model folder.
+  folder | text | The folder.
+  healthy | true or false | True if there is no error; there may be warnings.
+  verdict | text | The diagnosis in one sentence.
+  findings | list of registry.doctor.finding.Finding | Errors first, then warnings, what is in order, and what was
+      skipped.
+    cost | | What the check reads.
+  perplexity | by domain: number | A perplexity.
+  next | text or null | The one command to type now, or what to do.
+compose | object | The composition that was written, or with --plan would be.
+  * composed
+  digest | digest or null | The composition's digest, over the five fields above; null with --plan and --fit, before
+      the fit.
+  versions | list of text | The members' versions.
+  dtype | text | The dtype of the written weights.
+  parameters | whole number | Weights, tied ones once.
+  active_parameters | whole number | Weights used for one token.
+  bytes | whole number | The size of the weight files.
+  context | registry.composition.plan.RoutingCost or null | What --router context adds; null without it.
+  peak_bytes | whole number | Estimated peak memory, beyond the program itself.
+  warnings | list of registry.composition.plan.PlanWarning | Predicted from stored counts; empty if none, or if the
+      prediction would take long.
+  out | text or null | The folder that was written; null with --plan.
+  pushed | pushed or null | The result of a push.
+  check | diagnosis; may be absent | What was found in a model folder.
+row | registry.evaluation.results.Row + average + overall_accuracy + overall_load - losses | The scores of one model.
+  accuracy | | Share of its tokens whose first choice is its own expert, by layer.
+  load | | Its share of all tokens, by layer.
+  routing | | Experts' shares of its tokens' first choices, by layer.
+  weights | ; may be absent | Experts' mean routing weights on its tokens, by layer.
+  experts_per_token | ; may be absent
+  accuracy_by_tokens | by domain: by tokens: number; may be absent | Routing accuracy by number of tokens read, mean
+      over the layers; 32: of the tokens after the 16th up to the 32nd of a window.
+  interval | ; may be absent
+  average_interval | ; may be absent
+  ahead_of_average | ; may be absent
+composition | object | A composition that was made.
+  digest | digest | Its digest.
+  document | object | The content of the digest: recipe, host, members, base (docs/formats.md).
+  created_at | text | The time when it was first composed, ISO 8601, UTC.
+  members | list of text | The versions it was made from, including a base model.
+  folders | list of text | The folders it was written to, according to the log.
+  latest | list of text | Those of `members` that its latest folder was made from, according to the log.
+registration | object | A registered version.
   * version
   added | true or false | False if this content was registered already.
   self_sampled | true or false | True if no data was given and the expert generated its calibration text.
   relations | list of relation | Distances to registered versions of the same shape, nearest first.
   overlaps | list of overlap | Overlaps with registered experts, largest first.
+reg add-expert | registration
 reg add-experts | object | The experts of a list.
   experts | list of object | The registered experts, in the order of the list.
     name | text | Its name.
@@ -23,23 +124,13 @@ reg add-experts | object | The experts of a list.
     kind | text | The kind of error.
     message | text | What failed.
     next | text or null | The next command.
-reg add-base | object | A registered version.
-  * version
-  added | true or false | False if this content was registered already.
-  self_sampled | true or false | True if no data was given and the expert generated its calibration text.
-  relations | list of relation | Distances to registered versions of the same shape, nearest first.
-  overlaps | list of overlap | Overlaps with registered experts, largest first.
-reg check | object | A report on a checkpoint.
-  label | text | The checkpoint.
-  family | text | Its `model_type`.
-  hosts | list of text | Hosts that support it, the preferred one first.
-  notes | list of text | Remarks on compositions in the preferred host.
-  dtype | text | The dtype of most weights.
-  parameters | whole number | Weights, tied ones once.
-  tokens | whole number or null | Size of its tokenizer's vocabulary; null if it is not comparable.
-  relations | list of relation | Distances to registered versions of the same shape, nearest first.
-  text | text or null | Label of the text of its statistics; null without text or statistics.
-  overlaps | list of overlap or null | Overlaps, largest first; null without text or statistics.
+reg add-base | registration
+reg check | registry.registration.register.Check
+  label | | The checkpoint.
+  family | | Its `model_type`.
+  dtype | | The dtype of most weights.
+  relations | list of relation
+  overlaps | list of overlap or null
 reg collect | object | The collected statistics.
   file | text | The file of statistics.
   weights | text | The digest of the weights that computed them.
@@ -53,13 +144,7 @@ reg instantiate | object | The composition that was written, or with --plan woul
   domain_weights | by domain: number | Shares of the domains; empty with --fit.
   coefficients | by expert: number | Its coefficient.
 reg preview | object | The predicted routing of a composition.
-  members | list of object | The experts, in their order.
-    ref | text | The reference of a version: NAME@NUMBER.
-    tokens | whole number | Its calibration tokens.
-    part | number | Its weight in the routers' solve, from 0 to 1; with --router context the same for all.
-    accuracy | number | Predicted share of its tokens whose first choice is it, mean over the layers.
-    share | number | Predicted share of first choices, if each expert's text has the same number of tokens.
-    drowned | text or null | The reason why it is drowned out by the others; null if it is not.
+  members | list of registry.composition.preview.PreviewedMember | The experts, in their order.
   accuracy | number | Mean accuracy of the experts.
   confusion | list of list of number | Rows: text of each expert; columns: first choices. Mean over the layers.
   layers | list of object | The predicted layers; with --router context the first stands for all, which route alike.
@@ -69,146 +154,73 @@ reg preview | object | The predicted routing of a composition.
     experts | list of text | Their versions.
     routing | number | The overlap of activations, mean over the layers; with --router context the overlap of token
         counts.
-  by_tokens | list of object | With --router context, the prediction by number of tokens read; else empty.
-    tokens | whole number | The number of tokens.
-    accuracy | number | Mean accuracy of the experts.
-    confusion | list of list of number | Rows: text of each expert; columns: first choices.
+  by_tokens | list of registry.composition.preview.PreviewedLength + accuracy | With --router context, the prediction by
+      number of tokens read; else empty.
   notes | list of text | Limits of the prediction.
 reg train-expert | object | The expert that was trained.
   version | version or null | A registered version.
   out | text or null | The folder that was written, with --out.
-  training | object | How it was trained, and its loss curve (docs/formats.md).
-  loss | list of number | Losses on held-out tokens, before and after.
-  tokens | whole number | Number of held-out tokens.
-  trained_tokens | whole number | Tokens that were trained on, padding included: those of all windows of all steps.
+  * training result
 reg train-soup | object | The soup that was trained.
   shared | version | A registered version.
   experts | list of version | Its experts, by number.
-  training | object | How it was trained, and its loss curve (docs/formats.md).
-  loss | list of number | Losses on held-out tokens, before and after, of each domain's with all weight on the domain.
-  tokens | whole number | Number of held-out tokens.
-  trained_tokens | whole number | Tokens that were trained on, padding included: those of all windows of all steps.
+  * training result
+  loss | | Losses on held-out tokens, before and after, of each domain's with all weight on the domain.
 reg train-simoe | object | The SIMoE that was trained.
   experts | list of version | Its experts, by number.
-  training | object | How it was trained, its curves and its masks (docs/formats.md).
-  loss | list of number | Losses on held-out tokens after the prompt, before and after.
-  tokens | whole number | Number of held-out tokens.
-  trained_tokens | whole number | Tokens that were trained on, padding included: those of all windows of all steps.
+  * training result
+  training | | How it was trained, its curves and its masks (docs/formats.md).
+  loss | | Losses on held-out tokens after the prompt, before and after.
   sparsity | number | Share of zeros in the final masks.
   closed | whole number | Number of open gates that were closed at the end, for the sparsity.
   overlap | number | Mean overlap of two final masks, from 0 to 1; 0 of one mask.
-reg proxy | list of object | Public documents that were chosen for an expert.
-  name | text | The expert's name.
-  path | text | Their file, a document a row.
-  documents | whole number | Number of documents chosen.
-  candidates | whole number | Number of documents that they were chosen from.
-  best | number | The highest score of a document: the discriminant of the expert's text against the public text, mean
-      over layers. Below 0 a document is nearer to the public text.
-  least | number | The lowest score of a chosen one.
+reg proxy | list of registry.training.proxy_text.ProxyText | Public documents that were chosen for an expert.
+  best | | The highest score of a document: the discriminant of the expert's text against the public text, mean over
+      layers. Below 0 a document is nearer to the public text.
 reg train | object | The composition that was trained.
   * trained
 reg train-router | object | The composition whose routers were trained.
   * trained
 reg evaluate | list of row | The scores of one model.
-reg scores | list of object | The accuracies of one model.
-  name | text | Its name.
-  accuracy | by domain: by task: number | Accuracies in its tasks, from 0 to 1.
-  score | by domain: number | 100 · accuracy / accuracy of the domain's own expert, mean over the tasks.
-  metric | by domain: by task: text | Metrics of its tasks.
-  average | number or null | Mean score, if every domain has one.
-reg report | object | The content of a report; parts without data are null or empty, and the notes give the reasons.
-  name | text | The composition's folder, or its members.
-  digest | digest | The composition's digest.
-  to | text | The output of its recipe: moe, dense, ensemble, hetero or simoe.
-  folder | text or null | A folder that it is in.
-  verdict | object | What the report says first.
-    text | text | One or two sentences.
-    command | text or null | The command that says more.
-  warnings | list of object | The gravest first.
-    text | text | Sentences.
-    mend | text | What mends it.
-    command | text or null | The command that mends it.
-  host | text | Its `model_type`.
-  made | text or null | The time when it was first composed here, ISO 8601.
-  recipe | by setting: text | Its value.
-  members | list of object | The experts, in their order.
-    name | text | The expert.
-    ref | text or null | Its version in this registry; null if it is not registered, or was opted out.
-    digest | digest | The digest of its content.
-    tokens | whole number or null | Calibration tokens.
-    license | text or null | Its license.
-    drowned | text or null | The reason why it is predicted to be drowned out.
-    opted_out | text or null | The version that was opted out since.
-  parameters | whole number or null | Weights.
-  active_parameters | whole number or null | Weights used for one token.
-  top_k | whole number or null | Experts per token.
-  routing | object or null | The first choices of the tokens of each domain.
-    measured | true or false | True if counted on test text, false if predicted from statistics.
-    layers | list of whole number | Layer numbers.
-    shares | by domain: by expert: list of number | Shares of its tokens, by layer.
-    load | by expert: list of number | Share of all tokens, by layer.
-    weights | by domain: by expert: list of number | Mean routing weights on them, by layer.
-  overlap | list of list of text or number | Expert, expert, overlap of activations; routed by context, overlap of
-      token counts.
-  indistinct | number | The share from which on routing hardly separates two experts.
-  scores | list of object | The composition first.
-    name | text | The model.
+reg scores | list of registry.evaluation.accuracy_scores.AccuracyRow + average | The accuracies of one model.
+reg report | registry.report.data.ReportData - colours
+  members | | The experts, in their order.
+  routing | | The first choices of the tokens of each domain.
+    weights | by domain: by expert: list of number
+  scores | | The composition first.
     kind | `composition`, `oracle`, `average`, `base`, `expert` | The kind of model.
+  evaluated | | The data of scores and measured routing.
+  active_experts | | Ascending, from the latest evaluation with --active-experts; empty without one.
+    experts_per_token | | The number.
     score | by domain: number | Normalised: 100 is the domain's own expert.
     perplexity | by domain: number | Its perplexity.
-    average | number or null | Mean score, if every domain has one.
-    interval | by domain: list of number | 95 % intervals of the scores, over windows: the low and the high end.
-    average_interval | list of number or null | The same of the average: the low and the high end.
-    ahead_of_average | list of number or null | 95 % interval of its average less that of averaged weights.
-  evaluated | object or null | The data of scores and measured routing.
-    at | text or null | The time, ISO 8601; null for now.
-    tokens | by domain: whole number | Predicted tokens.
-    labels | by domain: text | The label of its text.
-  active_experts | list of object | Ascending, from the latest evaluation with --active-experts; empty without one.
-    experts_per_token | whole number | The number.
-    active_parameters | whole number | Weights used for one token.
-    score | by domain: number | Normalised: 100 is the domain's own expert.
-    perplexity | by domain: number | Its perplexity.
-    average | number or null | Mean score, if every domain has one.
-  trainings | list of object | Of the members that were trained so.
-    name | text | The expert.
-    * training
-  audits | list of object | Those that are stored, the latest first.
-    text | text | The label of its text.
-    * extraction
-    prefix | whole number | Tokens that it was given.
-    continued | whole number | Tokens that it continued by.
-    at | text | The time, ISO 8601, UTC.
-  lineage | list of object | Sources of the composition, and compositions trained from it.
-    id | text | Its identifier, which others name as a source.
-    label | text | Its label.
-    kind | text | Its kind: base, expert, composition or trained.
-    of | list of text | The models it comes from.
-    told | text | Its caption.
-  notes | list of text | Missing parts, with reasons.
-  training | object or null | The latest training of the composition by reg train.
-    name | text | What was trained.
-    * training
-  from_base | whole number or null | The number of members, where they are copies of a base model.
-  mask_overlap | list of list of text or number | Of a SIMoE: expert, expert, overlap of their masks, from 0 to 1.
-  mask_joins | list of object | Of a SIMoE: average linkage over 1 - overlap, the most alike first; the last one has
-      all experts.
-    first | list of text | The experts of one group.
-    second | list of text | Those of the other.
-    overlap | number | Mean overlap of a mask of one with a mask of the other.
+    average | | Mean score, if every domain has one.
+  lineage | | Sources of the composition, and compositions trained from it.
+    id | | Its identifier, which others name as a source.
+    label | | Its label.
+    kind | | Its kind: base, expert, composition or trained.
+    of | | The models it comes from.
+    told | | Its caption.
+  notes | | Missing parts, with reasons.
+  mask_joins | | Of a SIMoE: average linkage over 1 - overlap, the most alike first; the last one has all experts.
+    first | | The experts of one group.
+    second | | Those of the other.
+    overlap | | Mean overlap of a mask of one with a mask of the other.
+  verdict | registry.report.data.Verdict | What the report says first.
+  warnings | | The gravest first.
+    mend | | What mends it.
 reg route | object | A text and the routing of its tokens.
   experts | list of text | The experts' names, in their order.
   shares | by expert: number | Share of the tokens that it handles, over all layers.
-  tokens | list of object | In the order of the text.
-    id | whole number | Its number in the vocabulary.
-    text | text | Its characters; empty if it completes a character that an earlier token began.
-    special | true or false | True if the tokenizer added it.
-    experts | list of text | Its first choice, by layer.
-    weights | list of by expert: number | Routing weights, by layer.
+  tokens | list of registry.composition.route.RoutedToken | In the order of the text.
     expert | text | The expert with the most weight over all layers.
 reg audit-extraction | list of object | A model, and how much of the text it gave away.
   folder | text | The model's folder.
-  * extraction
+  documents | whole number | Documents that were tried.
+  extracted | whole number | Documents that it continued nearly word for word.
+  rate | number | Their share, from 0 to 1.
+  similarity | number | Mean over documents of the best continuation's similarity, from 0 to 1.
+  most | number | The largest of them.
 reg doctor | diagnosis | What was found in a model folder.
 reg continual | object | The results of a schedule.
   schedule | list of text | The experts, in the order in which they joined.
@@ -219,61 +231,34 @@ reg continual | object | The results of a schedule.
   backward_transfer | number or null | Mean of a domain's last score minus its score when it joined.
 reg opt-out | object | The opted-out versions, and the copies that remain.
   dry_run | true or false | True with --dry-run: nothing was changed, and the rest says what would be.
+  * registry.opt_out.withdraw.OptOut + deleted_arrays + shared_arrays - deleted_digests - shared_digests - old_versions
   versions | list of object | The versions, in their current state.
     ref | text | The reference of a version: NAME@NUMBER.
     digest | digest | The digest of its content.
     withdrawn_at | text | The time when it was withdrawn.
     purged_at | text or null | The time when its arrays were deleted.
-  withdrew | list of text | The versions that were active before.
-  deleted | list of text | The versions that were not purged before.
-  compositions | list of composition | The compositions ever made from any of them.
-  heirs | list of object | The members of its latest mixtures that would get its tokens; only with --dry-run.
+  compositions | list of composition
+  heirs | | The members of its latest mixtures that would get its tokens; only with --dry-run.
     composition | digest | The mixture.
-    ref | text | The reference of a version: NAME@NUMBER.
     shares | by expert: number | Shares, predicted from counts of tokens.
-  trained_together | list of text | Active versions whose weights were trained together with it, as of a soup.
-  pushes | list of object | The pushes of versions and compositions to the Hub.
-    repo | text | ORG/NAME.
-    revision | text | The branch, or the pull request.
-    endpoint | text | The Hub.
-    commit | text or null | The commit; null if the push is not known to have ended.
-  purged | true or false | True with --purge.
-  deleted_arrays | whole number | Number of deleted arrays.
-  deleted_bytes | whole number | Their size on disk.
-  shared_arrays | whole number | Number of arrays that stay because another version uses them.
-  cleared | list of text | Paths of other deleted files.
-  remains | list of text | Files that could not be deleted yet, and old versions that a bucket keeps; empty if none.
-  beyond | text or null | Where deleted rows of the catalog may be, out of the registry's reach.
+  pushes | | The pushes of versions and compositions to the Hub.
+    commit | | The commit; null if the push is not known to have ended.
+  purged | | True with --purge.
+  remains | | Files that could not be deleted yet, and old versions that a bucket keeps; empty if none.
   receipt | text or null | The receipt's file.
-reg receipt verify | object | A receipt, compared with the registry.
+reg receipt verify | registry.opt_out.verify_receipt.ReceiptCheck | A receipt, compared with the registry.
   receipt | object | The content of the receipt (docs/formats.md).
-  problems | list of text | Contradictions to the receipt; empty if it holds.
-  remedies | list of text | Remedies of the problems.
-  notes | list of text | Later changes that do not contradict the receipt.
 reg list | list of version | A registered version.
 reg show | object | A registered version.
   * version
   bytes | by role: whole number | Bytes of its arrays of that role.
   compositions | list of digest | The compositions made from it.
   relations | list of relation | Distances to registered versions of the same shape, nearest first.
-  training | object or null | How reg train-expert trained it; null if it was not trained so.
-    steps | whole number | Number of steps.
-    tokens | whole number | Tokens that it was trained on, padding included.
-    before | number | Loss on held-out text before the training, in nats per token.
-    after | number | The same after the training.
-    every | whole number | Number of steps that each number of `loss` is the mean of.
-    loss | list of number | Loss curve on the training text.
+  training | registry.checkpoint.version_files.TrainingRecord or null | How reg train-expert trained it;
+      null if it was not trained so.
 shown composition | object | A composition that was made.
   * composition
-  made_from | list of object | The versions, as in `members`, with their state now.
-    ref | text | The reference of a version: NAME@NUMBER.
-    state | `active`, `withdrawn`, `purged` | Its state now.
-    opted_out_at | text or null | The time when it was withdrawn or purged; null if it is active.
-    public | true or false | True if it is the public expert of --router anchored.
-    bias | number or null | With --router anchored, the bias that was asked for; null without one.
-    trained_bias | list of number or null | The bias trained beside its router rows, by layer; null without one.
-    bias_after_training | list of number or null | Its bias after the training of the composition, by layer; null
-        without.
+  made_from | list of cli.commands.compositions.Source | The versions, as in `members`, with their state now.
   evaluations | list of object | Its evaluations, latest first.
     asked | digest | The digest of data and settings.
     evaluated_at | text | The time, ISO 8601, UTC.
@@ -318,31 +303,19 @@ reg reproduce | object | The comparison of a folder with its recomposition.
   digest | digest | The digest of the recomposition.
   versions | list of text | The versions it was recomposed from, the base model last.
   same | true or false | True if every byte is the same, except for the additions of a push to the card.
-  files | list of object | Every file of either folder.
-    name | text | Its path in the folder.
-    state | `same`, `differs`, `missing`, `added`, `pushed` | The result of the comparison.
-    at | whole number or null | The first byte that differs.
+  files | list of registry.composition.reproduce.Compared | Every file of either folder.
   bytes | whole number | Number of bytes compared.
   out | text or null | The folder in which the recomposition is kept.
-reg verify | object | The result of a verification.
-  versions | whole number | Number of versions checked.
-  arrays | whole number | Number of arrays hashed.
-  nbytes | whole number | Their uncompressed size.
-  problems | list of text | Damaged content; empty if all is intact.
-  orphans | whole number | Number of arrays that nothing uses; reg gc deletes them.
-  events | whole number | Number of intact events of the log.
-  head | text | The digest of the last intact event.
+reg verify | registry.maintenance.verify.Verification
+  versions | | Number of versions checked.
+  arrays | | Number of arrays hashed.
 reg gc | object | The deleted files, or with --dry-run those that would be deleted.
-  digests | list of digest | Arrays that nothing uses.
-  bytes | whole number | Their size on disk.
-  passes | whole number | Running or interrupted passes.
-  pass_bytes | whole number | Their size.
-  merged | whole number | Merged adapters.
-  merged_bytes | whole number | Their size.
-  work | whole number | Temporary models of interrupted compositions.
-  work_bytes | whole number | Their size.
-  cached | whole number | Cached statistics of compositions.
-  cached_bytes | whole number | Their size.
+  * registry.maintenance.garbage.Garbage - nbytes - pieces
+  bytes | whole number | The size of these arrays on disk.
+  pass_bytes | | Their size.
+  merged_bytes | | Their size.
+  work_bytes | | Their size.
+  cached_bytes | | Their size.
   pieces | list of object | Everything above, each with its size: arrays, then files and folders.
     name | text | Its path; of an array its digest.
     bytes | whole number | Its size on disk.
@@ -350,27 +323,15 @@ reg gc | object | The deleted files, or with --dry-run those that would be delet
 reg ui | object | Printed when the server is ready.
   url | text | The address.
   home | text | The registry's folder.
-reg arrays copy | object | The result of copying arrays.
-  source | text | Where they were, and still are.
-  target | text | Where they are now too.
-  copied | whole number | Number of arrays that were written and read back.
-  kept | whole number | Number of arrays that were there already, intact.
-  nbytes | whole number | Uncompressed size of those that were written.
-  problems | list of text | Arrays that are damaged and were not copied; empty if none.
+reg arrays copy | registry.maintenance.array_copy.ArrayCopy
 reg db current | object | Revisions of the catalog's schema.
   current | text or null | The catalog's revision; null if there is no catalog.
   head | text | The revision that this program works with.
-reg db upgrade | object | The result of an upgrade.
-  before | text or null | The catalog's revision before.
-  after | text | The catalog's revision now.
-  backup | text or null | The copy made before the upgrade.
-reg db copy | object | The copy of a catalog.
-  source | text | The URL it was copied from, with any password hidden.
-  target | text | The URL it was copied to, with any password hidden.
-  id | text | The registry's id, the same in both.
+reg db upgrade | store.catalog.schema.Upgrade
+reg db copy | store.catalog.copying.Copied
   rows | by table: whole number | Number of rows.
-  events | whole number | Number of events of the log.
-  head | text | The digest of the last event.
+  events | | Number of events of the log.
+  head | | The digest of the last event.
 reg config | object | Settings with their sources, and versions of packages.
   settings | by setting: object | A setting.
     value | text | The value for display; never a password or a token.
@@ -380,24 +341,16 @@ reg completion | object | A completion script.
   shell | `bash`, `zsh`, `fish` | The shell.
   script | text | The script.
 reg schema | object | A JSON Schema (draft 2020-12), or an object of command → schema.
-reg demo | object | The result of the demo.
-  folder | text | The folder with text, checkpoints, registry and moe.
-  domains | list of text | The experts' names.
-  rows | list of row | Scores of base, experts, averaged weights and composition.
-  orders | by order: text | Order of registration → digest of the composed folder.
-  opted_out | text | SHA-256 over the composition after an opt-out.
-  never_registered | text | The same for a registry that never held the expert.
-  withdrawn | text | The expert that was opted out.
-  compositions | by members: text | Digest of a composition, as reg compose prints it.
+reg demo | registry.demo.run.DemoResult
+  rows | list of row
+  compositions | by members: text
 error | object | Printed on stderr, on one line, if a command with --json fails.
   error | object | The error.
     kind | text | The kind of error: NotFoundError, ConflictError, UsageError, …
     message | text | The message, with the id concerned.
     next | text or null | The hint: what to do next.
     exit_code | whole number | 1, or 2 for a usage error.
-""",
-    OBJECTS,
-)
+""")
 ERROR, SHOWN_COMPOSITION = _FOUND["error"], _FOUND["shown composition"]
 
 SCHEMAS = {name: schema for name, schema in _FOUND.items() if name.startswith("reg ")}

@@ -3,16 +3,19 @@
 A line is `NAME | KIND | MEANING`, with the fields of an object indented below it; a line that is indented and has no
 bars continues the one before, and `* NAME` stands for the fields of an earlier object. Kinds are those of docs/json.md,
 and the names of earlier objects: `whole number`, `list of text or null`, `by domain: number`, `version; may be absent`.
+An object can also be a dataclass, `list of package.module.Row + average - losses` (`class_fields`). A line on a field
+that there is already changes it: a kind or a meaning that is empty stays as it is. `USUAL` has the meanings of fields
+that have none of their own.
 
 Fields may be added to any object: readers should ignore unknown ones.
 """
 
 import re
-from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from types import MappingProxyType
 from typing import Any
+
+from cli.json_schema.classes import class_fields
 
 Schema = dict[str, Any]
 
@@ -26,37 +29,54 @@ _KINDS: dict[str, Schema] = {
     "true or false": {"type": "boolean"},
     "object": {"type": "object"},
 }
+USUAL = {
+    "active_parameters": "Weights used for one token.",
+    "bytes": "Their size.",
+    "command": "The command that mends it or says more.",
+    "commit": "The commit with the files.",
+    "digest": "The digest of its content.",
+    "endpoint": "The Hub.",
+    "license": "Its license.",
+    "name": "Its name.",
+    "nbytes": "The size of all files.",
+    "parameters": "Weights, tied ones once.",
+    "reason": "The same in words.",
+    "ref": "The reference of a version: NAME@NUMBER.",
+    "refs": "The versions.",
+    "repo": "ORG/NAME.",
+    "repo_id": "ORG/NAME.",
+    "revision": "The branch, or the pull request.",
+    "steps": "Number of steps.",
+    "text": "One or more sentences.",
+    "tokens": "Number of tokens.",
+}
+"""Name of a field → its usual meaning."""
 _WORDS = {"string": "text", "integer": "whole number", "boolean": "true or false"}
 
 
-def read_schemas(text: str, known: Mapping[str, Schema] = MappingProxyType({})) -> dict[str, Schema]:
-    """Return name → schema of the lines that are not indented; they may name `known` objects and those before them.
+def read_schemas(text: str) -> dict[str, Schema]:
+    """Return name → schema of the lines that are not indented.
 
     Raises:
-        KeyError: a kind is neither one of docs/json.md nor an object.
+        KeyError: a kind is neither one of docs/json.md, nor an object before it, nor a class.
     """
     found: dict[str, Schema] = {}
-    objects = ChainMap(found, {**known})
     enclosing: list[Schema] = []  # the schema of the latest line at each depth
     for line in re.sub(r"\n +(?! |\* )(?!.* \| )", " ", text).splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
-        name, _, rest = line.strip().partition(" | ")
-        if name.startswith("* "):
-            _add_fields(enclosing[depth - 1], objects[name.removeprefix("* ")])
-            continue
-        kind, _, meaning = rest.partition(" | ")
-        schema = _schema_of(kind.removesuffix(_ABSENT), objects) | {"description": meaning}
-        if depth:
-            required = [] if kind.endswith(_ABSENT) else [name]
-            _add_fields(enclosing[depth - 1], {"properties": {name: schema}, "required": required})
+        name, kind, meaning = (*map(str.strip, line.split(" |", 2)), "", "")[:3]
+        if not depth:
+            enclosing = [_schema_of(kind, found) | ({"description": meaning} if meaning else {})]
+            found[name] = enclosing[0]
+        elif name.startswith("* "):
+            _add_fields(enclosing[depth - 1], _schema_of(name.removeprefix("* "), found))
         else:
-            found[name] = schema
-        enclosing[depth:] = [schema]
+            enclosing[depth:] = [_add_field(enclosing[depth - 1], name, kind, meaning, found)]
     return found
 
 
 def _schema_of(kind: str, known: Mapping[str, Schema]) -> Schema:
-    """Return the schema of a kind, without a description."""
+    """Return the schema of a kind, with the description of an object or a class."""
     if kind.endswith(" or null"):
         schema = _schema_of(kind.removesuffix(" or null"), known)
         words = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
@@ -68,14 +88,35 @@ def _schema_of(kind: str, known: Mapping[str, Schema]) -> Schema:
         return {"type": "object", "title": key, "additionalProperties": _schema_of(value, known)}
     if kind.startswith("`"):
         return {"type": "string", "enum": re.findall("`(.*?)`", kind)}
-    return deepcopy(_KINDS[kind] if kind in _KINDS else known[kind])
+    return _schema_of_class(kind, known) if "." in kind else deepcopy(_KINDS[kind] if kind in _KINDS else known[kind])
+
+
+def _schema_of_class(expression: str, known: Mapping[str, Schema]) -> Schema:
+    description, fields = class_fields(expression)
+    schema: Schema = {"type": "object", "properties": {}, "required": [], "description": description}
+    for name, (kind, meaning) in fields.items():
+        _add_field(schema, name, kind, meaning, known)
+    return schema
+
+
+def _add_field(schema: Schema, name: str, kind: str, meaning: str, known: Mapping[str, Schema]) -> Schema:
+    """Add a field to the object that a schema is of, or change it there; return its schema."""
+    before = _within(schema, "")[0].get("properties", {}).get(name, {})
+    own = kind.removesuffix(_ABSENT)
+    meaning = meaning or before.get("description") or USUAL.get(name, "")
+    field = (_schema_of(own, known) if own else before) | {"description": meaning}
+    required = [] if kind.endswith(_ABSENT) else [name]
+    _add_fields(schema, {"properties": {name: field}, "required": required})
+    return field
 
 
 def _add_fields(schema: Schema, fields: Schema) -> None:
     """Add the fields of an object to the object that a schema is of, or is a list or mapping of."""
     inner, _ = _within(schema, "")
+    absent = fields["properties"].keys() - fields["required"]
     inner["properties"] = inner.get("properties", {}) | fields["properties"]
-    inner["required"] = inner.get("required", []) + fields["required"]
+    required = dict.fromkeys([*inner.get("required", []), *fields["required"]])
+    inner["required"] = [name for name in required if name not in absent]
 
 
 def rows(schema: Schema, path: str = "") -> Iterator[tuple[str, str, str]]:

@@ -46,18 +46,14 @@ class Calibration:
         """True where a token counts."""
         return torch.arange(self.ids.shape[1])[None, :] < self.lengths[:, None]
 
-    def counts(self, vocabulary: int) -> Int64[Tensor, "V"]:
-        """Return the occurrences of each token among those that count; `vocabulary` is V, larger than any token."""
-        return self._counts(vocabulary, None)
+    def counts(self, vocabulary: int, among: Bool[Tensor, "N S"] | None = None) -> Int64[Tensor, "V"]:
+        """Return the occurrences of each token among those that count, or those of them where `among` is true.
 
-    def content_counts(self, vocabulary: int) -> Int64[Tensor, "V"] | None:
-        """Return the occurrences of each token in contents of messages; None where no chat template made the text."""
-        return None if self.written is None else self._counts(vocabulary, self.written)
-
-    def _counts(self, vocabulary: int, counted: Bool[Tensor, "N S"] | None) -> Int64[Tensor, "V"]:
+        `vocabulary` is V, larger than any token.
+        """
         counts = torch.zeros(vocabulary, dtype=torch.int64)
         for first, (ids, keep) in zip(range(0, len(self.ids), _BLOCK), self._blocks(), strict=True):
-            chosen = keep if counted is None else keep & counted[first : first + _BLOCK]
+            chosen = keep if among is None else keep & among[first : first + _BLOCK]
             counts += torch.bincount(ids[chosen].long(), minlength=vocabulary)
         return counts
 

@@ -31,7 +31,6 @@ from registry.errors import CalibrationError, CheckpointError, first_line, is_fo
 
 _CHARACTERS_PER_TOKEN = 8
 _WORD_CHARACTERS = 64
-_EMPTY = ("its files hold no text", "give --data files that hold text")
 
 
 def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, seed: int) -> Calibration:
@@ -44,14 +43,14 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
     """
     sizes = [len(document.text) for document in corpus]
     if not sizes:
-        raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
+        raise _without_text(corpus)
     count = max(1, -(-tokens // seq_len))
     draw, total = random.Random(seed), sum(sizes)
     if total < count * seq_len * _CHARACTERS_PER_TOKEN:
         # Perhaps too little text: tokenise it all, and use it in full if so.
         stream = _stream(corpus, tokenizer)
         if len(stream) <= count * seq_len:
-            return _whole(stream, seq_len, corpus.label)
+            return _cut(stream, range(0, len(stream), seq_len), seq_len, corpus.label)
         length = len(stream) - seq_len
         starts = [int((i + draw.random()) * length / count) for i in range(count)]
         return _cut(stream, starts, seq_len, corpus.label)
@@ -75,7 +74,7 @@ def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len:
     windows = (_piece(document, 0, seq_len, tokenizer) for n, document in enumerate(corpus) if n in chosen)
     found = _filled(windows, count, seq_len, corpus.label)
     if not len(found.ids):
-        raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
+        raise _without_text(corpus)
     return found
 
 
@@ -89,12 +88,16 @@ def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int,
     random.Random(seed).shuffle(documents)
     stream = _stream(documents, tokenizer)
     if not len(stream):
-        raise CalibrationError(f"{corpus.label}: {_EMPTY[0]}", _EMPTY[1])
+        raise _without_text(corpus)
     if len(stream) <= seq_len:
-        return _whole(stream, seq_len, corpus.label)
+        return _cut(stream, range(0, len(stream), seq_len), seq_len, corpus.label)
     step = max(seq_len, (len(stream) - seq_len) // windows)
     starts = [start for i in range(windows) if (start := i * step) + seq_len <= len(stream)]
     return _cut(stream, starts, seq_len, corpus.label)
+
+
+def _without_text(corpus: Corpus) -> CalibrationError:
+    return CalibrationError(f"{corpus.label}: its files hold no text", "give --data files that hold text")
 
 
 def start_token(tokenizer: Any) -> int | None:
@@ -192,30 +195,19 @@ def _stream(documents: Iterable[Document], tokenizer: Any) -> Int32[Tensor, "T"]
     return torch.frombuffer(tokens, dtype=torch.int32) if tokens else torch.zeros(0, dtype=torch.int32)
 
 
-def _filled(windows: Iterable[list[int]], most: int, seq_len: int, label: str) -> Calibration:
-    """Return up to `most` windows that have tokens, without lists of them, which take nine times the memory."""
+def _filled(windows: Iterable[list[int] | Int32[Tensor, "S"]], most: int, seq_len: int, label: str) -> Calibration:
+    """Return up to `most` windows of marked tokens that have some, without lists of all: nine times the memory."""
     ids, lengths = torch.zeros((most, seq_len), dtype=torch.int32), torch.zeros(most, dtype=torch.int32)
     filled = 0
-    for window in filter(None, windows):
-        ids[filled, : len(window)] = torch.tensor(window, dtype=torch.int32)
-        lengths[filled] = len(window)
-        filled += 1
-    return _calibration(ids[:filled], lengths[:filled], label)
+    for window in windows:
+        if len(window):
+            ids[filled, : len(window)] = torch.as_tensor(window, dtype=torch.int32)
+            lengths[filled] = len(window)
+            filled += 1
+    ids, written = ids[:filled], ids[:filled] >= 0
+    some = None if bool(written.all()) else written
+    return Calibration(torch.where(written, ids, ~ids), lengths[:filled], label, some)
 
 
-def _cut(stream: Int32[Tensor, "T"], starts: list[int], seq_len: int, label: str) -> Calibration:
-    ids = torch.stack([stream[start : start + seq_len] for start in starts])  # N windows (S,) → (N, S)
-    return _calibration(ids, torch.full((len(starts),), seq_len, dtype=torch.int32), label)
-
-
-def _whole(stream: Int32[Tensor, "T"], seq_len: int, label: str) -> Calibration:
-    lengths = [min(seq_len, len(stream) - start) for start in range(0, len(stream), seq_len)]
-    ids = torch.zeros((len(lengths), seq_len), dtype=torch.int32)
-    ids.view(-1)[: len(stream)] = stream
-    return _calibration(ids, torch.tensor(lengths, dtype=torch.int32), label)
-
-
-def _calibration(ids: Int32[Tensor, "N S"], lengths: Int32[Tensor, "N"], label: str) -> Calibration:
-    """Return windows whose tokens of chat templates are below zero."""
-    written = ids >= 0
-    return Calibration(torch.where(written, ids, ~ids), lengths, label, None if bool(written.all()) else written)
+def _cut(stream: Int32[Tensor, "T"], starts: Sequence[int], seq_len: int, label: str) -> Calibration:
+    return _filled((stream[start : start + seq_len] for start in starts), len(starts), seq_len, label)

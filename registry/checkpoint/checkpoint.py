@@ -216,10 +216,12 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
         )
     joint: dict[str, Document] = {}
     own: dict[tuple[str, str], ArraySource] = {}
+    matrices = {name: checkpoint.shapes[name] for name in checkpoint.family.layer_matrices(architecture)}
     for training in joint_trainings():
-        if (document := training.read(files, checkpoint)) is not None:
+        if (document := training.read(files, architecture.hidden_size, checkpoint.label)) is not None:
             joint[training.key] = document
-            own |= {(training.key, name): array for name, array in training.open_arrays(checkpoint).items()}
+            arrays = training.open_arrays(checkpoint.folder, matrices, architecture.hidden_size, checkpoint.label)
+            own |= {(training.key, name): array for name, array in arrays.items()}
     tokenizer, tokens = identify(files)
     names = (*checkpoint.trunk, *checkpoint.mlp)
     sources = {("", name): checkpoint.source(name) for name in names} | own
@@ -239,8 +241,8 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    weights, *arrays = ({name: tensors[of, name] for kind, name in tensors if kind == of} for of in ("", *joint))
-    for training, found in zip(filter(lambda one: one.key in joint, joint_trainings()), arrays, strict=True):
+    weights, *digests = ({name: tensors[of, name] for kind, name in tensors if kind == of} for of in ("", *joint))
+    for training, found in zip(filter(lambda one: one.key in joint, joint_trainings()), digests, strict=True):
         training.check_arrays(joint[training.key], found, checkpoint.label)
     digest = json_digest(weights)
     return HashedCheckpoint(

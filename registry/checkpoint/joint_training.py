@@ -3,18 +3,14 @@
 Each method that has such a training implements `JointTraining`; `built_in.py` has the table.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from registry.built_in import JOINT_TRAININGS, instances
-
-if TYPE_CHECKING:
-    from registry.checkpoint.checkpoint import Checkpoint
-    from store.arrays import ArraySource
+from store.arrays import ArraySource
 
 Document = Mapping[str, Any]
 """What a version's content holds of the training that it was part of."""
@@ -42,15 +38,28 @@ class JointTraining(ABC):
     lacks_statistics: ClassVar[str] = ""
 
     @abstractmethod
-    def read(self, files: Mapping[str, bytes], checkpoint: Checkpoint) -> Document | None:
+    def read(self, files: Mapping[str, bytes], hidden_size: int, label: str) -> Document | None:
         """Return the document in a checkpoint's untrusted files, all of which are checked; None if there is none.
+
+        Args:
+            files: name → content.
+            hidden_size: H.
+            label: the checkpoint's name in messages.
 
         Raises:
             CheckpointError: a file is of another form.
         """
 
-    def open_arrays(self, checkpoint: Checkpoint) -> Mapping[str, ArraySource]:
+    def open_arrays(
+        self, folder: Path, matrices: Mapping[str, tuple[int, ...]], hidden_size: int, label: str
+    ) -> Mapping[str, ArraySource]:
         """Return the arrays of a checkpoint that has the document, by name; they are read later.
+
+        Args:
+            folder: the checkpoint.
+            matrices: names and shapes of the weights of all linear layers of attention and MLPs.
+            hidden_size: H.
+            label: its name in messages.
 
         Raises:
             CheckpointError: the file is missing or of another form.

@@ -211,7 +211,7 @@ class Card:
 
 
 class Output(Method):
-    """What is made of experts: the plan of a folder, and what its recipe and its card say.
+    """A kind of model that is made of experts: the plan of a folder, and what its recipe and its card say.
 
     Attributes:
         words: with an article: "a sparse mixture".
@@ -398,7 +398,7 @@ class Output(Method):
         raise NotImplementedError(f"output {self.name} has no preview")
 
     def shares_of(self, plan: Plan, version: Member) -> dict[str, float]:
-        """Return name → share of a version's text that is predicted to go to each member; the version is none of them.
+        """Return name → share of a version's text that is predicted to go to each member; the version is no member.
 
         Raises:
             RegError: it cannot be predicted.

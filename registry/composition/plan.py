@@ -206,7 +206,7 @@ class Plan:
 
     @property
     def output(self) -> Output:
-        """What it makes."""
+        """The output that it makes."""
         return self.recipe.output
 
     @property

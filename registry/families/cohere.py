@@ -36,7 +36,6 @@ class Cohere2(Family):
     last_norm = NormOutput("model.norm", centred=True)
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Derive the layers that have a window."""
         fill_layer_types(values, values["sliding_window_pattern"])
 
 
@@ -45,7 +44,6 @@ class Cohere(Cohere2):
 
     model_type = "cohere"
     class_name = "CohereForCausalLM"
-    special_tokens = (5, 255001, 0)
     defaults = {
         "layer_norm_eps": 1e-5,
         "logit_scale": 0.0625,
@@ -60,7 +58,6 @@ class Cohere(Cohere2):
         """Derive nothing: all layers are alike."""
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's trunk tensors."""
         shapes = super().trunk_layer(architecture)
         if architecture.options["use_qk_norm"]:
             shapes["self_attn.q_norm.weight"] = (architecture.num_attention_heads, architecture.head_dim)
@@ -68,13 +65,11 @@ class Cohere(Cohere2):
         return shapes
 
     def refusal(self, architecture: Architecture) -> str | None:
-        """Return why Cohere2-MoE does not carry this model, or None if it does."""
         if architecture.options["use_qk_norm"]:
             return "it normalises queries and keys (use_qk_norm), which no native host does in this way"
         return None
 
     def translations(self, architecture: Architecture) -> list[Translation]:
-        """Return Cohere2-MoE."""
         carried = architecture.with_options(
             layer_types=[SLIDING] * architecture.num_hidden_layers, sliding_window=architecture.max_position_embeddings
         )

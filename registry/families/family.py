@@ -118,6 +118,7 @@ class Family:
         down: the last linear module of each MLP, below the layer; all others are applied to the MLP input.
         free_head_dim: config.json may give a head size that does not divide the hidden size.
         norms: those over the hidden axis in each layer.
+        has_head_norms: each layer has norms of queries and keys, head by head.
         attention_norm: what determines the bounds of the input of each layer's attention.
         mlp_norm: the same of its MLP.
         last_norm: the norm before the head, by its full name.
@@ -138,6 +139,7 @@ class Family:
     down: ClassVar[str] = "mlp.down_proj"
     free_head_dim: ClassVar[bool] = True
     norms: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+    has_head_norms: ClassVar[bool] = False
     attention_norm: ClassVar[NormOutput | ResidualStream] = NormOutput("input_layernorm")
     mlp_norm: ClassVar[NormOutput | ResidualStream] = NormOutput()
     last_norm: ClassVar[NormOutput] = NormOutput("model.norm")
@@ -178,16 +180,21 @@ class Family:
 
     def outer_shapes(self, architecture: Architecture) -> Shapes:
         """Return the shapes of the tensors outside the layers."""
-        hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
-        shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
+        hidden, vocabulary, norm = architecture.hidden_size, architecture.vocab_size, self.last_norm
+        shapes: Shapes = {self.embedding: (vocabulary, hidden), f"{norm.norm}.weight": (hidden,)}
+        if norm.bias:
+            shapes[f"{norm.norm}.bias"] = (hidden,)
         if not architecture.tie_word_embeddings:
-            shapes["lm_head.weight"] = (vocabulary, hidden)
+            shapes[self.head] = (vocabulary, hidden)
         return shapes
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
         """Return the shapes of one layer's trunk tensors, by their name below the layer."""
-        bias = bool(architecture.options.get("attention_bias"))
-        return attention_shapes(architecture, bias="qkvo" if bias else "") | norm_shapes(architecture, *self.norms)
+        bias = "qkvo" if architecture.options.get("attention_bias") else ""
+        shapes = attention_shapes(architecture, bias=bias) | norm_shapes(architecture, *self.norms)
+        if self.has_head_norms:
+            shapes |= norm_shapes(architecture, "self_attn.q_norm", "self_attn.k_norm", size=architecture.head_dim)
+        return shapes
 
     def mlp_layer(self, architecture: Architecture) -> Shapes:
         """Return the shapes of one layer's MLP tensors, by their name below the layer."""
@@ -210,12 +217,8 @@ class Family:
 
     def projections(self, layer: int, architecture: Architecture) -> Projections:
         """Return the location of the three matrices of a layer's gated MLP."""
-        shapes = self.mlp_layer(architecture)
-        return {
-            projection: (RowSelection(self.tensor_name(layer, name)), shapes[name])
-            for projection in PROJECTIONS
-            for name in (f"mlp.{projection}.weight",)
-        }
+        tensors = self.mlp_tensors(layer, architecture)
+        return {projection: tensors[f"{projection}.weight"] for projection in PROJECTIONS}
 
     def trunk_shapes(self, architecture: Architecture) -> Shapes:
         """Return the shape of every trunk tensor."""
@@ -242,20 +245,14 @@ class Family:
         """Return the linear modules of each layer's attention."""
         return Attention()
 
-    def attention_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
-        """Return the input of each layer's attention, which determines its bounds."""
-        return self.attention_norm
-
-    def head_input(self, architecture: Architecture) -> NormOutput:
-        """Return the norm before the head, by its full name."""
-        return self.last_norm
-
     def residual(self, architecture: Architecture) -> float | None:
         """Return the factor of the outputs of attention and MLP when they are added to the residual stream.
 
         None if a norm comes in between, so that the result is not linear.
         """
-        return 1.0
+        if "post_feedforward_layernorm.weight" in self.trunk_layer(architecture):
+            return None
+        return float(architecture.options.get("residual_multiplier", 1.0))
 
     def linear_inputs(self, architecture: Architecture) -> dict[str, tuple[str, int]]:
         """Return the site and layer of the input of each linear map: those of the trunk, and each MLP's gate and up.
@@ -328,22 +325,13 @@ class Family:
 
 
 def attention_shapes(architecture: Architecture, *, bias: str = "") -> Shapes:
-    """Return the shapes of one layer's q, k, v and o projections, as Llama names them.
-
-    Args:
-        architecture: the sizes.
-        bias: which of the projections have one: some of the letters `qkvo`.
-    """
+    """Return the shapes of one layer's q, k, v and o projections, of which those in `bias` (as `qkv`) have a bias."""
     hidden = architecture.hidden_size
     queries = architecture.num_attention_heads * architecture.head_dim
     keys = architecture.num_key_value_heads * architecture.head_dim
+    sizes = {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
     shapes: Shapes = {}
-    for letter, (rows, columns) in {
-        "q": (queries, hidden),
-        "k": (keys, hidden),
-        "v": (keys, hidden),
-        "o": (hidden, queries),
-    }.items():
+    for letter, (rows, columns) in sizes.items():
         shapes[f"self_attn.{letter}_proj.weight"] = (rows, columns)
         if letter in bias:
             shapes[f"self_attn.{letter}_proj.bias"] = (rows,)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from registry.families.family import TANH_GELU, Family, NormOutput, Shapes, Translation, norm_shapes
+from registry.families.family import TANH_GELU, Family, NormOutput, Translation
 from registry.families.rope import fill_layer_types, nested_rope_parameters
 from registry.hosts import Constant, Trunk
 from registry.hosts.architecture import Architecture
@@ -40,13 +40,11 @@ class Gemma(Family):
             values["hidden_act"] = TANH_GELU
 
     def refusal(self, architecture: Architecture) -> str | None:
-        """Return why GraniteMoE does not carry this model, or None if it does."""
         if architecture.options["use_bidirectional_attention"]:
             return "its attention is bidirectional (use_bidirectional_attention), which no native host supports"
         return None
 
     def translations(self, architecture: Architecture) -> list[Translation]:
-        """Return GraniteMoE."""
         trunk: dict[str, Trunk | Constant] = {}
         for name, tensor in self.unchanged(architecture).items():
             assert isinstance(tensor, Trunk)
@@ -84,12 +82,7 @@ class Gemma2(Family):
         "sliding_window",
         "use_bidirectional_attention",
     )
-    norms = (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    )
+    norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
     attention_norm = NormOutput("input_layernorm", offset=1.0)
     last_norm = NormOutput("model.norm", offset=1.0)
     mlp_norm = NormOutput("pre_feedforward_layernorm", offset=1.0)
@@ -99,9 +92,6 @@ class Gemma2(Family):
         """Derive the layers that have a window: every other one."""
         values["hidden_act"] = values["hidden_activation"]
         fill_layer_types(values, 2)
-
-    def residual(self, architecture: Architecture) -> None:
-        """Return None: attention and MLP are followed by norms."""
 
 
 class Gemma3Text(Gemma2):
@@ -117,6 +107,7 @@ class Gemma3Text(Gemma2):
         "sliding_window_pattern": 6,
         "use_bidirectional_attention": False,
     }
+    has_head_norms = True
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
         """Derive the layers that have a window: all but every sixth."""
@@ -124,13 +115,7 @@ class Gemma3Text(Gemma2):
         super().fill_defaults(values)
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rope's parameters of full and of sliding layers."""
         return nested_rope_parameters(values, 1_000_000.0, values.get("rope_local_base_freq", 10_000.0))
-
-    def trunk_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's trunk tensors, including the norms of queries and keys."""
-        norms = norm_shapes(architecture, "self_attn.q_norm", "self_attn.k_norm", size=architecture.head_dim)
-        return super().trunk_layer(architecture) | norms
 
 
 GEMMA = Gemma()

@@ -38,25 +38,13 @@ class GPTNeoX(Family):
         values["num_key_value_heads"] = values["num_attention_heads"]
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rope's parameters from its own keys."""
         own = {
             "rope_theta": values.get("rotary_emb_base", self.rope_theta),
             "partial_rotary_factor": values.get("rotary_pct", 0.25),
         }
         return rope_parameters({**values, **own}, self.rope_theta)
 
-    def outer_shapes(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of the tensors outside the layers."""
-        hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
-        shapes = {
-            "gpt_neox.embed_in.weight": (vocabulary, hidden),
-            "gpt_neox.final_layer_norm.weight": (hidden,),
-            "gpt_neox.final_layer_norm.bias": (hidden,),
-        }
-        return shapes if architecture.tie_word_embeddings else shapes | {"embed_out.weight": (vocabulary, hidden)}
-
     def trunk_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's trunk tensors."""
         hidden = architecture.hidden_size
         shapes: Shapes = {
             "attention.query_key_value.weight": (3 * hidden, hidden),
@@ -68,7 +56,6 @@ class GPTNeoX(Family):
         return shapes
 
     def mlp_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's MLP tensors."""
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
         return {
             "mlp.dense_h_to_4h.weight": (inner, hidden),

@@ -17,9 +17,7 @@ class Llama(Family):
     model_type = "llama"
     class_name = "LlamaForCausalLM"
     special_tokens = (1, 2, None)
-    defaults = {
-        "max_position_embeddings": 2048,
-    }
+    defaults = {"max_position_embeddings": 2048}
     options = ("attention_bias", "mlp_bias", "rms_norm_eps")
 
     def translations(self, architecture: Architecture) -> list[Translation]:
@@ -34,11 +32,7 @@ class Mistral(Family):
     model_type = "mistral"
     class_name = "MistralForCausalLM"
     special_tokens = (1, 2, None)
-    defaults = {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-    }
+    defaults = {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}
     options = ("rms_norm_eps", "sliding_window")
     host = MIXTRAL
 
@@ -49,16 +43,9 @@ class Granite(Family):
     model_type = "granite"
     class_name = "GraniteForCausalLM"
     special_tokens = (1, 2, None)
-    defaults = {
-        "max_position_embeddings": 2048,
-        **dict.fromkeys(MULTIPLIERS, 1.0),
-    }
+    defaults = {"max_position_embeddings": 2048, **dict.fromkeys(MULTIPLIERS, 1.0)}
     options = ("attention_bias", "mlp_bias", "rms_norm_eps", *MULTIPLIERS)
     host = GRANITEMOE
-
-    def residual(self, architecture: Architecture) -> float:
-        """Return its multiplier."""
-        return float(architecture.options["residual_multiplier"])
 
 
 class SmolLM3(Family):
@@ -90,7 +77,6 @@ class SmolLM3(Family):
             values["sliding_window"] = None
 
     def translations(self, architecture: Architecture) -> list[Translation]:
-        """Return GraniteMoE with windows."""
         unused = architecture.max_position_embeddings
         carried = architecture.with_options(sliding_window=architecture.options["sliding_window"] or unused)
         return [Translation(GRANITEMOE_SWA, carried, self.unchanged(architecture) | sinks(architecture))]

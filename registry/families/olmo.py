@@ -16,10 +16,7 @@ class Olmo2(Family):
     model_type = "olmo2"
     class_name = "Olmo2ForCausalLM"
     special_tokens = (None, 50279, 1)
-    defaults = {
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-    }
+    defaults = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
     options: ClassVar[tuple[str, ...]] = ("attention_bias", "rms_norm_eps")
     host = FLEX_OLMO
     attention_norm = ResidualStream()
@@ -34,9 +31,6 @@ class Olmo2(Family):
             **norm_shapes(architecture, "self_attn.k_norm", size=keys * size),
             **norm_shapes(architecture, "post_attention_layernorm", "post_feedforward_layernorm"),
         }
-
-    def residual(self, architecture: Architecture) -> None:
-        """Return None: attention and MLP are followed by norms."""
 
 
 class Olmo3(Olmo2):
@@ -53,11 +47,9 @@ class Olmo3(Olmo2):
         fill_layer_types(values, 4)
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rope's parameters of full and of sliding layers."""
         return nested_rope_parameters(values, self.rope_theta, self.rope_theta)
 
     def refusal(self, architecture: Architecture) -> str | None:
-        """Return why FlexOlmo does not carry this model, or None if it does."""
         ropes = {kind: architecture.rope_parameters[kind] for kind in architecture.options["layer_types"]}
         if len(ropes) > 1 and ropes[FULL] != ropes[SLIDING]:
             return "its full and its sliding layers have different ropes, and flex_olmo has one for all"

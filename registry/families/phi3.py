@@ -54,7 +54,6 @@ class Phi3(Family):
         return {"mlp.gate_up_proj.weight": (2 * inner, hidden), "mlp.down_proj.weight": (hidden, inner)}
 
     def projections(self, layer: int, architecture: Architecture) -> Projections:
-        """Return the location of the three matrices of a layer's gated MLP."""
         hidden, inner = architecture.hidden_size, architecture.intermediate_size
         fused = self.tensor_name(layer, "mlp.gate_up_proj.weight")
         return {
@@ -70,7 +69,6 @@ class Phi3(Family):
         return Attention((fused,), values=fused, value_rows=range((heads + pairs) * size, (heads + 2 * pairs) * size))
 
     def refusal(self, architecture: Architecture) -> str | None:
-        """Return why Mixtral does not carry this model, or None if it does."""
         rope = architecture.rope_parameters
         if rope["rope_type"] not in ("default", "longrope"):
             return f"its rope is {rope['rope_type']!r}, which Phi-3 does not have"
@@ -80,7 +78,6 @@ class Phi3(Family):
         return None
 
     def translations(self, architecture: Architecture) -> list[Translation]:
-        """Return Mixtral."""
         size, hidden = architecture.head_dim, architecture.hidden_size
         queries = architecture.num_attention_heads * size
         keys = architecture.num_key_value_heads * size

@@ -24,11 +24,9 @@ class Qwen2(Family):
     options = ("layer_types", "rms_norm_eps", "sliding_window")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Derive the layers that have a window."""
         window_by_layer(values)
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's trunk tensors."""
         return attention_shapes(architecture, bias="qkv") | norm_shapes(architecture)
 
     def translations(self, architecture: Architecture) -> list[Translation]:
@@ -61,18 +59,12 @@ class Qwen3(Family):
         "use_sliding_window": False,
     }
     options = ("attention_bias", "layer_types", "rms_norm_eps", "sliding_window")
+    has_head_norms = True
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
-        """Derive the layers that have a window."""
         window_by_layer(values)
 
-    def trunk_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's trunk tensors, including the norms of queries and keys."""
-        norms = norm_shapes(architecture, "self_attn.q_norm", "self_attn.k_norm", size=architecture.head_dim)
-        return super().trunk_layer(architecture) | norms
-
     def translations(self, architecture: Architecture) -> list[Translation]:
-        """Return Qwen3-MoE, or Mellum if layers have a window."""
         host = MELLUM if SLIDING in architecture.options["layer_types"] else QWEN3_MOE
         return [Translation(host, architecture, self.unchanged(architecture))]
 

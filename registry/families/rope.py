@@ -13,12 +13,7 @@ _SCALED = ("llama3", "yarn", "longrope")
 
 
 def rope_parameters(values: Mapping[str, Any], theta: float) -> dict[str, Any]:
-    """Return the rope's parameters as transformers 5 writes them, `rope_type` and `rope_theta` included.
-
-    Args:
-        values: config.json.
-        theta: the family's `rope_theta`, for a config.json without one.
-    """
+    """Return the rope's parameters of a config.json as transformers 5 writes them; `theta` is the family's."""
     rope = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
     own = {key: values[key] for key in ("partial_rotary_factor",) if key in values}
     _complete(rope, {"rope_theta": values.get("rope_theta", theta), **own}, values)
@@ -28,12 +23,9 @@ def rope_parameters(values: Mapping[str, Any], theta: float) -> dict[str, Any]:
 
 
 def nested_rope_parameters(values: Mapping[str, Any], full: float, sliding: float) -> dict[str, Any]:
-    """Return the rope's parameters of full and of sliding layers; `rope_scaling` applies to full layers only.
+    """Return the rope's parameters of full and of sliding layers, with the family's `rope_theta` of each.
 
-    Args:
-        values: config.json.
-        full: the family's `rope_theta` of full layers.
-        sliding: the family's `rope_theta` of sliding layers.
+    `rope_scaling` of a config.json applies to full layers only.
     """
     nested = values.get("rope_parameters") or {}
     ropes = {kind: dict(nested.get(kind) or {}) for kind in (FULL, SLIDING)}

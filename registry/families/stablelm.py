@@ -33,11 +33,11 @@ class StableLM(Family):
         return rope_parameters({"partial_rotary_factor": 0.25, **values}, self.rope_theta)
 
     def outer_shapes(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of the tensors outside the layers."""
-        return super().outer_shapes(architecture) | {"model.norm.bias": (architecture.hidden_size,)}
+        shapes = super().outer_shapes(architecture)
+        bias = shapes.pop("model.norm.bias")  # the last in the files of its compositions
+        return shapes | {"model.norm.bias": bias}
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
-        """Return the shapes of one layer's trunk tensors."""
         options = architecture.options
         norms = ["input_layernorm", *([] if options["use_parallel_residual"] else ["post_attention_layernorm"])]
         shapes = attention_shapes(architecture, bias="qkv" if options["use_qkv_bias"] else "")

@@ -1,4 +1,4 @@
-"""What config.json says of folders that hold whole members, each of its own class."""
+"""Keys of config.json in folders that hold whole members, each of its own class."""
 
 import json
 from typing import Any

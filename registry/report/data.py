@@ -154,7 +154,7 @@ class Training:
         name: the expert, or what of the composition was trained.
         before, after: loss on held-out text before the first step, and after the last one.
         at: steps, counted from 1: the middle of those that each number of `loss` is the mean of.
-        loss: losses on the training text, at most `POINTS`.
+        loss: losses on the training text, at most 200.
     """
 
     name: str

@@ -14,7 +14,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from registry.families import Family
-from registry.hosts.architecture import Architecture
 from registry.runtime.loading import quiet_transformers, with_fast_products, without_weights
 
 Weights = Callable[[str], Tensor]
@@ -84,7 +83,6 @@ class Layers(LayerCalls):
 
     Args:
         family: the family.
-        architecture: the sizes of the model.
         config: its config.json.
         device: the device it runs on.
         dtype: the dtype it computes in.
@@ -93,14 +91,13 @@ class Layers(LayerCalls):
     def __init__(
         self,
         family: Family,
-        architecture: Architecture,
         config: Mapping[str, Any],
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-        self._family, self._architecture, self._device, self._dtype = family, architecture, device, dtype
+        self._family, self._device, self._dtype = family, device, dtype
         with quiet_transformers(), without_weights():
             model: Any = AutoModelForCausalLM.from_config(
                 CONFIG_MAPPING[family.model_type].from_dict(dict(config)), dtype=dtype
@@ -115,7 +112,7 @@ class Layers(LayerCalls):
     @property
     def norm(self) -> str:
         """The path of the norm before the head."""
-        return self._family.head_input(self._architecture).norm
+        return self._family.last_norm.norm
 
     def embedded(self, rows: Float[Tensor, "V H"]) -> Callable[[Tensor], Tensor]:
         """Return a function from token ids (B, S) to the residual stream before the first layer, (B, S, H).

@@ -221,7 +221,9 @@ def counted(weights: str, calibration: Calibration, checkpoint: Checkpoint, comp
 
 
 def _with_contents(collected: Collected, calibration: Calibration, checkpoint: Checkpoint) -> Collected:
-    contents = calibration.content_counts(checkpoint.architecture.vocab_size)
+    written, contents = calibration.written, None
+    if written is not None:
+        contents = calibration.counts(checkpoint.architecture.vocab_size, written)
     return replace(collected, computed=collected.computed | evidence_of(calibration), content_counts=contents)
 
 

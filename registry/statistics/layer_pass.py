@@ -273,7 +273,7 @@ class _CheckpointLayers(Layers):
     """The layers of a checkpoint, read when they are needed."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(checkpoint.family, checkpoint.architecture, checkpoint.config, device, dtype)
+        super().__init__(checkpoint.family, checkpoint.config, device, dtype)
         self.checkpoint, self.dtype = checkpoint, dtype
 
     def embed(self, ids: Int64[Tensor, "B S"]) -> Float[Tensor, "B S H"]:

@@ -52,7 +52,7 @@ def _mlp_input(checkpoint: Checkpoint) -> Bounds:
 
 
 def _attention_input(checkpoint: Checkpoint) -> Bounds:
-    return _layer_input(checkpoint, checkpoint.family.attention_input(checkpoint.architecture), _BEFORE_LAYERS)
+    return _layer_input(checkpoint, checkpoint.family.attention_norm, _BEFORE_LAYERS)
 
 
 def _layer_input(checkpoint: Checkpoint, source: NormOutput | ResidualStream, of_stream: slice) -> Bounds:
@@ -70,7 +70,7 @@ def _attention_output(checkpoint: Checkpoint) -> Bounds:
     stream, |v_i| ≤ Σ_j |W_ij| bound_j + |b_i|.
     """
     architecture, family = checkpoint.architecture, checkpoint.family
-    source = family.attention_input(architecture)
+    source = family.attention_norm
     stream = _stream_bounds(checkpoint, source)[_BEFORE_LAYERS] if isinstance(source, ResidualStream) else []
     bounds = []
     for layer in _layers(checkpoint):
@@ -89,7 +89,7 @@ def _attention_output(checkpoint: Checkpoint) -> Bounds:
 
 
 def _head_input(checkpoint: Checkpoint) -> Bounds:
-    norm = checkpoint.family.head_input(checkpoint.architecture)
+    norm = checkpoint.family.last_norm
     return [norm_bound(*_norm(checkpoint, norm.norm, norm))], NORM_BITS
 
 

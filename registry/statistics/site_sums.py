@@ -89,7 +89,7 @@ def dense_hook_points(checkpoint: Checkpoint, model: Any) -> list[HookPoint]:
     for layer in range(architecture.num_hidden_layers):
         for site, name in ((ATTENTION_INPUT, attention.inputs[0]), (ATTENTION_OUTPUT, attention.output)):
             points.append(HookPoint(site, layer, model.get_submodule(family.tensor_name(layer, name))))
-    head_norm = model.get_submodule(family.head_input(architecture).norm)
+    head_norm = model.get_submodule(family.last_norm.norm)
     return [*points, HookPoint(HEAD_INPUT, 0, head_norm, after=True)]
 
 
@@ -220,7 +220,7 @@ def _joined(runs: Iterable[slice]) -> tuple[slice, ...]:
 def same_inputs(checkpoint: Checkpoint, sites: str) -> dict[str, str]:
     """Return those of `SITES[sites]` whose activations equal those of another site of the same layer: → that site."""
     family, architecture = checkpoint.family, checkpoint.architecture
-    attention_input = family.attention_input(architecture)
+    attention_input = family.attention_norm
     is_norm = isinstance(attention_input, NormOutput)
     if sites == "all" and is_norm and attention_input == family.mlp_input(architecture):
         return {ATTENTION_INPUT: MLP_INPUT}

@@ -1,4 +1,4 @@
-"""What all trainings from a base model share: checks, the base model as a folder, checkpoints, their registration."""
+"""Steps of all trainings from a base model: checks, the base model as a folder, checkpoints, their registration."""
 
 import importlib.util
 import os

@@ -356,7 +356,7 @@ class MixtureTraining:
         return kept | {"train": self.train, "balance": self.load_balance}
 
     def _given(self, **changes: Any) -> dict[str, Any]:
-        """Return these settings with changes; those that are None are left out."""
+        """Return these settings with changes; None leaves a setting out."""
         return {name: value for name, value in (asdict(self) | changes).items() if value is not None}
 
 

@@ -65,7 +65,7 @@ def test_fitting_composing_and_composing_again(reg: Reg, filled: Registry, zoo: 
 def test_a_plan_fits_nothing_and_says_what_a_fit_would_read(
     reg: Reg, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.commands.compose.fitted", lambda *_, **__: pytest.fail("a plan trains nothing"))
+    monkeypatch.setattr(Registry, "fit", lambda *_, **__: pytest.fail("a plan trains nothing"))
     words = (*TRIO, *DENSE, "--fit", zoo.test["code"], *SHORT, "--plan")
     told = reg(*words).stdout
     lines = " ".join(told.split())

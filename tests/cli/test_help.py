@@ -10,11 +10,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cli.command_names import ALIASES, COMMANDS, JOBS
+from cli.command_names import ALIASES, COMMANDS, JOBS, summary_of
 from cli.command_reference import commands, pages
 from cli.main import main
 from cli.option_groups import COMMON, FEW, MOST, RECIPE, GroupedCommand, grouped
-from cli.summaries import SUMMARIES
 from registry.composition.recipe.fields import FIELDS, misplaced
 from tests.cli.conftest import Reg
 from tests.test_docs import parse
@@ -36,7 +35,7 @@ def test_help_lists_commands_by_job_with_whole_summaries() -> None:
     assert "..." not in text.replace("COMMAND [ARGS]...", "")
     assert max(map(len, text.splitlines())) <= 80
     flat = "".join(text.split())
-    assert all("".join(summary.split()) in flat for summary in SUMMARIES.values())
+    assert all("".join(summary_of(name).split()) in flat for name in COMMANDS)
     assert "reg demo" in text[: places[0]]
     group = shown("db", "--help")
     assert "create it if it does not exist." in " ".join(group.split())

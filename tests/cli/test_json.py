@@ -160,13 +160,20 @@ a | object | An object.
 c | list of object | More.
   * a
   d | by key: list of a; may be absent | Others.
+e | store.catalog.records.PushRecord
+  commit | | Its digest.
+  repo | ; may be absent
 """)
     word = {"type": ["string", "null"], "enum": ["x", "y", None], "description": "A word, or none."}
     own = {"type": "object", "properties": {"b": word}, "required": ["b"], "description": "An object."}
     others = {"type": "object", "title": "key", "additionalProperties": {"type": "array", "items": own}}
     item = own | {"properties": {"b": word, "d": others | {"description": "Others."}}}
     del item["description"]
+    pushed = found.pop("e")
     assert found == {"a": own, "c": {"type": "array", "items": item, "description": "More."}}
+    assert [*pushed["properties"]] == ["repo", "revision", "endpoint", "commit"]
+    assert pushed["properties"]["commit"] == {"type": ["string", "null"], "description": "Its digest."}
+    assert pushed["required"] == ["revision", "endpoint", "commit"]
     assert [*rows(found["c"]["items"])][1] == ("d", "by key: list of object; may be absent", "Others.")
 
 

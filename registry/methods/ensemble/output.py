@@ -38,7 +38,7 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class Routing:
-    """How an ensemble weights its members.
+    """A way to weight the members of an ensemble.
 
     Attributes:
         meaning: where the weights come from, for the model card.

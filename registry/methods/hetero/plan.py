@@ -24,7 +24,7 @@ SEQUENCE = "sequence"
 
 @dataclass(frozen=True)
 class HeteroParts:
-    """What it keeps of its plan.
+    """Parts of the plan of members of different architectures.
 
     Attributes:
         lead: those that all share.

@@ -1,4 +1,4 @@
-"""What the model card of a mixture or a dense model says."""
+"""The model card of a mixture or a dense model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -135,6 +135,16 @@ class Combined(Output):
     def label(self, recipe: Recipe) -> str:
         return f"trunk method {recipe.trunk!r}"
 
+    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "to": self.name,
+            **trunk_document(recipe, names),
+            **(routed_document(recipe, names) if recipe.router else {}),
+            "weights": WEIGHTS.written(recipe.weights, names),
+            "balance": recipe.balance,
+            "dtype": recipe.dtype,
+        }
+
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
         return moe.make_plan(members, base, recipe)
 
@@ -271,16 +281,6 @@ class Moe(Combined):
 
     def top_k(self, recipe: Recipe, count: int) -> int:
         return top_k(recipe, count)
-
-    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
-        return {
-            "to": self.name,
-            **trunk_document(recipe, names),
-            **routed_document(recipe, names),
-            "weights": WEIGHTS.written(recipe.weights, names),
-            "balance": recipe.balance,
-            "dtype": recipe.dtype,
-        }
 
     def fields_of_document(self, document: Mapping[str, Any], host: str) -> dict[str, Any]:
         from registry.hosts.remote_code import REMOTE_CODE, ROUTED

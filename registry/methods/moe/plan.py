@@ -166,7 +166,7 @@ def _with_evidence(plan: Plan) -> Plan:
         architecture=translation.architecture.with_options(**settings),
     )
     experts, sizes = len(plan.members), translation.architecture
-    maps = own_head_maps(experts, sizes.hidden_size, bias=family.head_input(sizes).bias)
+    maps = own_head_maps(experts, sizes.hidden_size, bias=family.last_norm.bias)
     thresholds = tuple(((e, n), (e, n), 1.0) for e in range(experts) for n in range(experts))
     tensors = (
         *(tensor for tensor in plan.tensors if not isinstance(tensor.made, Router)),

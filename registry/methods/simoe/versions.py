@@ -1,4 +1,4 @@
-"""What versions of a SIMoE keep: `simoe.json` and `simoe.safetensors`.
+"""Files that versions of a SIMoE keep: `simoe.json` and `simoe.safetensors`.
 
 `simoe.json` says of what training an expert is. `simoe.safetensors` has the trained weights D that all experts of the
 training share, as `delta/…` by the tensor of the base model that they change, the expert's mask in bits, and its router
@@ -7,10 +7,8 @@ row.
 Shapes: H hidden size, R outputs of all linear layers of attention and MLPs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from registry.checkpoint.joint_training import Document, JointTraining
 from registry.checkpoint.model_files import read_headers, weight_source
@@ -19,11 +17,8 @@ from registry.errors import CheckpointError
 from registry.io.display import counted
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.untrusted import COUNT, DIGEST, json_object, own_file
+from store.arrays import ArraySource
 from store.digest import json_digest
-
-if TYPE_CHECKING:
-    from registry.checkpoint.checkpoint import Checkpoint
-    from store.arrays import ArraySource
 
 KEY = "simoe"
 """Key of `simoe.json` in a version's content, and the role of the arrays."""
@@ -44,10 +39,10 @@ class SimoeVersions(JointTraining):
     array_words = "shared weights, mask and router row of a SIMoE"
     lacks_statistics = "compose it as it was trained, with others of its training: --to simoe"
 
-    def read(self, files: Mapping[str, bytes], checkpoint: Checkpoint) -> Document | None:
+    def read(self, files: Mapping[str, bytes], hidden_size: int, label: str) -> Document | None:
         if SIMOE_FILE not in files:
             return None
-        where = f"{checkpoint.label}/{SIMOE_FILE}"
+        where = f"{label}/{SIMOE_FILE}"
         found = read_document(json_object(files[SIMOE_FILE], where), _KINDS, where, _HINT)
         if not 1 <= found["number"] <= found["experts"] or found["prompt_tokens"] < 1:
             raise CheckpointError(
@@ -57,15 +52,16 @@ class SimoeVersions(JointTraining):
             )
         return found
 
-    def open_arrays(self, checkpoint: Checkpoint) -> Mapping[str, ArraySource]:
-        where = f"{checkpoint.label}/{SIMOE_ARRAYS}"
-        if (path := own_file(checkpoint.folder, SIMOE_ARRAYS)) is None:
+    def open_arrays(
+        self, folder: Path, matrices: Mapping[str, tuple[int, ...]], hidden_size: int, label: str
+    ) -> Mapping[str, ArraySource]:
+        where = f"{label}/{SIMOE_ARRAYS}"
+        if (path := own_file(folder, SIMOE_ARRAYS)) is None:
             raise CheckpointError(f"{where} is missing, and {SIMOE_FILE} needs it", _HINT)
         stored = read_headers([path])
-        shapes = {name: checkpoint.shapes[name] for name in checkpoint.family.layer_matrices(checkpoint.architecture)}
-        outputs = sum(shape[0] for shape in shapes.values())
-        expected = {f"{DELTA}{name}": tuple(shape) for name, shape in shapes.items()}
-        expected |= {MASK: (-(-outputs // 8),), ROW: (checkpoint.architecture.hidden_size,)}
+        outputs = sum(shape[0] for shape in matrices.values())
+        expected = {f"{DELTA}{name}": tuple(shape) for name, shape in matrices.items()}
+        expected |= {MASK: (-(-outputs // 8),), ROW: (hidden_size,)}
         dtypes = dict.fromkeys(expected, WEIGHT_DTYPES) | {MASK: ("uint8",), ROW: ("float32",)}
         for name in (*expected, *stored):
             if name not in stored or name not in expected:

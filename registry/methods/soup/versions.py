@@ -1,4 +1,4 @@
-"""What versions of a soup keep: the shared weights' and the experts' `soup.json`, and the router of the shared weights.
+"""Files that versions of a soup keep: the shared weights' and the experts' `soup.json`, and the router.
 
 `soup.json` says of the shared weights what they are made of, and of an expert the digest of the soup and the expert's
 number. `soup_router.safetensors` has the router and the domains' centroids.
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from registry.checkpoint.checkpoint import Checkpoint
-
 SOUP_FILE, SOUP_ROUTER = "soup.json", "soup_router.safetensors"
 _FORMAT = "expert-registry soup router 1"
 _HINT = "delete it, or train the soup again: reg train-soup NAME --base B --domains FILE …"
@@ -46,17 +44,17 @@ class SoupVersions(JointTraining):
     document = SOUP_FILE
     files = (SOUP_ROUTER,)
 
-    def read(self, files: Mapping[str, bytes], checkpoint: Checkpoint) -> Document | None:
+    def read(self, files: Mapping[str, bytes], hidden_size: int, label: str) -> Document | None:
         found = None
         if SOUP_FILE in files:
-            where = f"{checkpoint.label}/{SOUP_FILE}"
+            where = f"{label}/{SOUP_FILE}"
             document = json_object(files[SOUP_FILE], where)
             found = read_document(document, _EXPERT if "soup" in document else _SHARED, where, _HINT)
             domains = found.get("domains", [])
             if domains != sorted(set(domains)):
                 raise CheckpointError(f"{where}: its domains are not in order, each once", _HINT)
         if SOUP_ROUTER in files:
-            unpack_router(files[SOUP_ROUTER], found or {}, checkpoint.architecture.hidden_size, checkpoint.label)
+            unpack_router(files[SOUP_ROUTER], found or {}, hidden_size, label)
         return found
 
     def shared_digest(self, document: Document, digest: str) -> str:

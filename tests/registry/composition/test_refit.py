@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from registry import PassSettings, Recipe, Registry
+from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.composition.plan import Plan
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.refit import RIDGE
 from registry.member import Member
 from registry.methods.moe import passes
-from registry.methods.moe.refit.choice import KnownChoice
 from registry.runtime.gates import force_expert
 from registry.runtime.layerwise import Layers
 from registry.runtime.loading import load_model
@@ -55,7 +55,7 @@ def test_layer_by_layer_is_the_model(name: str, tmp_path: Path, tokenizer: Any) 
     with torch.no_grad():
         expected = model(input_ids=IDS, output_hidden_states=True).hidden_states
     checkpoint = Checkpoint(save_checkpoint(model, tmp_path / "model", tokenizer), remote_code=True)
-    layers = Layers(checkpoint.family, checkpoint.architecture, checkpoint.config, torch.device("cpu"))
+    layers = Layers(checkpoint.family, checkpoint.config, torch.device("cpu"))
     found = [layers.embedded(checkpoint.tensor(checkpoint.family.embedding))(IDS)]
     for number in range(checkpoint.architecture.num_hidden_layers):
         found.append(layers.run(number, layers.layer(number, checkpoint.tensor), found[-1]))
@@ -222,14 +222,13 @@ def test_known_experts_need_no_statistics(filled: Registry, tmp_path: Path, monk
     def unavailable(*_: Any) -> Any:
         raise AssertionError("statistics are not needed")
 
-    def all_to_first(plan: Plan) -> KnownChoice:
-        calibrations = [member.calibration for member in plan.members]
-        return KnownChoice([torch.zeros_like(known.ids, dtype=torch.long) for known in calibrations if known])
+    def all_to_first(_plan: Plan, calibration: Calibration, _evidence: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(calibration.ids, dtype=torch.long)
 
     monkeypatch.setattr(Member, "statistics", unavailable)
     recipe = Recipe(trunk="mean", refine_mlp=True, vocabulary="shared")
     filled.compose(PAIR, tmp_path / "own", recipe)
-    monkeypatch.setattr(passes, "_known_choice", all_to_first)
+    monkeypatch.setattr(passes, "choices_of", all_to_first)
     filled.compose(PAIR, tmp_path / "first", recipe)
     own, first = tensors_of(tmp_path / "own"), tensors_of(tmp_path / "first")
     different = {name for name in own if ".w2." in name and not torch.equal(own[name], first[name])}

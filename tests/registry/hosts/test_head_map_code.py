@@ -43,7 +43,7 @@ def folders(variant: Variant, folder: Path, **settings: Any) -> tuple[Plan, Any,
 
 def norm_of(plan: Plan) -> NormOutput:
     """Return the last norm."""
-    return plan.lead.family.head_input(plan.lead.architecture)
+    return plan.lead.family.last_norm
 
 
 def mapped(model: Any, plan: Plan, expert: int, stream: Float[Tensor, "T H"]) -> Float[Tensor, "T H"]:

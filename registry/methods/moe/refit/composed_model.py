@@ -171,7 +171,7 @@ class ComposedModel:
         self.residual = self.family.residual(self.architecture)
         self.mlp = self.family.down.rpartition(".")[0]
         self.device = torch.device(device_name(self.plan.recipe.device))
-        self.layers = Layers(self.family, self.architecture, composed.config, self.device)
+        self.layers = Layers(self.family, composed.config, self.device)
         self.result = RefitSource(source, work, choice.routers)
         self.token_weights = statistics_weights(self.plan)  # of each member's tokens
 
