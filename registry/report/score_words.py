@@ -67,9 +67,9 @@ def unbroken(text: str) -> str:
     return _BREAKABLE.sub("\u00a0%", spaced(text))
 
 
-def interval_text(interval: Interval, digits: int = 1) -> str:
+def interval_text(interval: Interval) -> str:
     """Return an interval of a score as all pages have it: `95.9 to 97.2`; empty for None."""
-    return "" if interval is None else " to ".join(score_text(end, digits) for end in interval)
+    return "" if interval is None else " to ".join(map(score_text, interval))
 
 
 def sample(tokens: Collection[int]) -> str:

@@ -46,10 +46,6 @@ REPORT_POLICY = (
 )
 """Content security policy of a report: only its own scripts, named by hash, run, in a sandbox without an origin."""
 
-REPORT_LINKS = (("Home", "/"), ("Compositions", "/compositions"), ("Compose", "/compose"), ("Log", "/log"))
-"""The pages that a report links to: those of `page.html`."""
-
-JOBS = (("Jobs", "/jobs"),)  # the page that a report also links to for a browser that may start work
 THEME = "reg-theme"  # the cookie of the chosen theme: a sandboxed page cannot read the browser's storage
 
 _HASH = re.compile(r"'sha256-[A-Za-z0-9+/]+=*'")
@@ -228,7 +224,7 @@ def report(site: Site, request: Request) -> Response:
     theme = chosen if chosen in ("light", "dark") else None
 
     may_write = site.may_write(request)
-    links = REPORT_LINKS + (JOBS if may_write else ())
+    links = site.links(request)
     form = url("compositions", record.digest) + "#evaluate" if may_write and folders_of(record) else None
 
     def make() -> str:
