@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from registry.composition.option import Option, Problem
 from registry.errors import InvalidInputError
+from registry.io.display import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -332,8 +333,3 @@ def written(options: Sequence[Option], recipe: Any, names: Sequence[str]) -> dic
     values = {one.name: one.written(getattr(recipe, one.name), names) for one in options if one.stands_for is None}
     later = {one.name: one.written(recipe.default(one.name), names) for one in options if one.is_later}
     return {name: value for name, value in values.items() if name not in later or value != later[name]}
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number and what it counts: `1 expert`, `2 experts`."""
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"

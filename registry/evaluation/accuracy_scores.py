@@ -153,11 +153,12 @@ def _read_file(path: Path) -> dict[str, _Result]:
     is_read = all(isinstance(table, dict) for table in tables.values())
     if not (is_read and results and all(isinstance(figures, dict) for figures in results.values())):
         raise InvalidInputError(f"{path} holds no results of lm-evaluation-harness", RESULTS_HINT)
+    higher = {task: value for task, value in tables["higher_is_better"].items() if isinstance(value, dict)}
     return {
         task: _Result(
             path,
             {key: value for key, value in figures.items() if _is_metric(key, value)},
-            frozenset(key for key, value in _table(tables["higher_is_better"].get(task)).items() if value is False),
+            frozenset(key for key, value in higher.get(task, {}).items() if value is False),
             {key: tables[key].get(task) for key in CONDITIONS},
         )
         for task, figures in results.items()
@@ -168,10 +169,6 @@ def _is_metric(key: str, value: object) -> bool:
     name, comma, _ = key.partition(",")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return bool(comma) and is_number and not name.endswith("_stderr")
-
-
-def _table(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _result(results: Mapping[str, Mapping[str, _Result]], task: _Task, name: str) -> _Result:

@@ -25,13 +25,8 @@ DENSE = ("base", "experts", "average")
 """Rows that need no composition: the base model, every domain's expert, the averaged weights of the experts."""
 
 
-@dataclass(frozen=True)
-class Method:
-    """One way of composing: fields of a recipe, and `train_steps` if the routers are then trained."""
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    seeds: int = 0
-    oracle: bool = False
+class Method(Compared):
+    """A row whose settings name its method too."""
 
     def runs(self, seeds: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the settings of each composition that the row needs; `seeds` replaces the default number, if any."""

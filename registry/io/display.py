@@ -1,7 +1,26 @@
-"""Text for messages and pages: shortened lists, and printable characters."""
+"""Text for messages and pages: counts, sizes, digests, shortened lists, and printable characters."""
 
 import unicodedata
 from collections.abc import Sequence
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number and what it counts: `1 expert`, `2,048 tokens`."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def size(nbytes: float) -> str:
+    """Format a size: `41.9 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def short(digest: str) -> str:
+    """Return the first digits of a digest, by which people and commands name it."""
+    return digest[:12]
 
 
 def some(names: list[str]) -> str:

@@ -37,7 +37,7 @@ from registry.report.data import (
     Training,
 )
 from registry.report.graphs import mask_joins
-from registry.report.score_words import sample
+from registry.report.score_words import plain, sample
 from registry.report.verdict import advice, verdict
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
@@ -80,7 +80,8 @@ def build_report(
                 "there is no folder to evaluate", "name the composed folder: reg report moe/ --data …"
             )
         rows = evaluate_registered(workspace, [folder], data, settings, Wanted(baselines=True, oracle=True))
-        scores, evaluated = scores_of(rows, folder.name), _evaluated(rows, data)
+        labels = {domain: ", ".join(Path(file).name for file in files) for domain, files in data.items()}
+        scores, evaluated = scores_of(rows, folder.name), Evaluated(None, rows[0].tokens, labels)
     else:
         rows, scores, evaluated = gathering.stored(digest, names)
     plan, preview = gathering.predicted(manifest, versions)
@@ -101,7 +102,7 @@ def build_report(
         digest=digest,
         host=manifest.host,
         made=record.created_at if record else None,
-        recipe={key: _text(value) for key, value in document["recipe"].items()},
+        recipe={key: plain(value) for key, value in document["recipe"].items()},
         members=tuple(_member(gathering, each, versions.get(each.name), drowned) for each in manifest.members),
         parameters=first.parameters if first else plan.parameters if plan else None,
         active_parameters=first.active_parameters if first else plan.active_parameters if plan else None,
@@ -254,7 +255,7 @@ class Gathering:
         manifest: CompositionManifest,
         versions: Mapping[str, VersionRecord],
         records: Sequence[CompositionRecord],
-        folder: str = "",
+        folder: str,
     ) -> tuple[Node, ...]:
         """Return base models, members, the composition, the one it was trained from and those trained from it.
 
@@ -338,11 +339,6 @@ def _audit(record: EvaluationRecord) -> Audit:
     return Audit(text=data["label"], documents=data["documents"], **figures, **sizes, at=record.evaluated_at)
 
 
-def _evaluated(rows: Sequence[Row], data: Mapping[str, Sequence[PathLike]]) -> Evaluated:
-    labels = {domain: ", ".join(Path(file).name for file in files) for domain, files in data.items()}
-    return Evaluated(None, rows[0].tokens, labels)
-
-
 def _measured(row: Row) -> RoutingData:
     layers = max((len(shares) for experts in row.routing.values() for shares in experts.values()), default=0)
     return RoutingData(True, tuple(range(layers)), row.routing, row.load, row.weights)
@@ -361,14 +357,6 @@ def _predicted(preview: Preview | None, names: Sequence[str]) -> RoutingData | N
         for column, expert in experts
     }
     return RoutingData(False, preview.layers, shares, load)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _text_of(evaluation: EvaluationRecord) -> str:

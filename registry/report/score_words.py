@@ -1,4 +1,4 @@
-"""Scores in words, for all pages: values, intervals, samples of text, and which of several is better."""
+"""Figures in words, for all pages: values, intervals, samples of text, and which of several scores is better."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -6,6 +6,7 @@ from typing import Any
 
 from registry.evaluation.same_text import Found, Interval, Mean, Row, best, readers, uncovered
 from registry.evaluation.stored import FEW_TOKENS, Text, score_text
+from registry.io.display import counted
 
 FEW_MEANS = f"below {FEW_TOKENS:,} tokens of a domain, a difference of a point can be chance"
 """What few tokens mean, in words."""
@@ -30,11 +31,6 @@ _BREAKABLE = re.compile(r"(?<=[0-9]) %(?!\w)")
 _NOT_COMPARED = "They do not compare{yet}: no two were evaluated on the same text with the same settings."
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun: `1 expert`, `2,048 tokens`."""
-    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
-
-
 def listed(names: Sequence[str]) -> str:
     """Return names as a sentence has them: `code`, `code and math`, `code, math and 3 more`."""
     shown = [*names[:MOST_NAMED]]
@@ -48,6 +44,19 @@ def percent(score: float, digits: int = 1) -> str:
     return f"{score_text(score, digits)} %"
 
 
+def plain(value: Any) -> str:
+    """Return a value of a recipe as pages have it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(plain(item) for item in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "default"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def spaced(text: str) -> str:
     """Return a text of the library with its percentages as pages have them: `92 %`."""
     return _PERCENT.sub(" %", text)
@@ -58,9 +67,9 @@ def unbroken(text: str) -> str:
     return _BREAKABLE.sub("\u00a0%", spaced(text))
 
 
-def interval_text(interval: Interval, digits: int = 1) -> str:
+def interval_text(interval: Interval) -> str:
     """Return an interval of a score as all pages have it: `95.9 to 97.2`; empty for None."""
-    return "" if interval is None else " to ".join(score_text(end, digits) for end in interval)
+    return "" if interval is None else " to ".join(map(score_text, interval))
 
 
 def sample(tokens: Collection[int]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from registry.composition.found import OUTPUTS
 from registry.composition.method import Target
 from registry.evaluation.stored import score_text
-from registry.report.data import MemberFigures, ReportData, RoutingData, ScoreRow, Verdict, Warned
+from registry.report.data import ReportData, RoutingData, ScoreRow, Verdict, Warned
 from registry.report.score_words import (
     FEW_MEANS,
     chance_of_average,
@@ -108,7 +108,10 @@ def _unscored(domains: Sequence[str]) -> str:
 def advice(figures: ReportData) -> tuple[Warned, ...]:
     """Return what is wrong with the composition, the gravest first; what one command mends is one warning."""
     warned: _Pairs = set()
-    found: list[Warned] = [*_opted_out(figures), *_sample(figures), *_worse_than_average(figures)]
+    found: list[Warned] = [*_opted_out(figures), *_sample(figures)]
+    average = figures.score_of("average")
+    if worse := worse_than_average(figures.score_of("composition"), average, figures.output, figures.experts):
+        found.append(worse)
     if figures.output.is_routed and figures.has_domains:
         found += [*_drowned(figures, warned), *_confused(figures, warned), *_overlapping(figures, warned)]
     found += [*_uneven(figures, bool(warned)), *_costly_routing(figures, bool(warned))]
@@ -119,11 +122,10 @@ def advice(figures: ReportData) -> tuple[Warned, ...]:
 
 
 def _opted_out(figures: ReportData) -> Iterator[Warned]:
-    gone = [member for member in figures.members if member.opted_out]
-    if not gone:
-        return
-    refs, left = list(dict.fromkeys(str(member.opted_out) for member in gone)), _others(figures, gone)
-    yield opted_out(refs, left if figures.from_base is None else [], {**figures.recipe, "to": figures.to})
+    refs = list(dict.fromkeys(member.opted_out for member in figures.members if member.opted_out))
+    left = [member.name for member in figures.members if not member.opted_out]
+    if refs:
+        yield opted_out(refs, left if figures.from_base is None else [], {**figures.recipe, "to": figures.to})
 
 
 def opted_out(refs: Sequence[str], left: Sequence[str], recipe: Mapping[str, Any]) -> Warned:
@@ -157,12 +159,6 @@ def _sample(figures: ReportData) -> Iterator[Warned]:
         wrong.append(f"{text}{listed(missing)}.")
     if wrong:  # the same command mends both
         yield Warned(" ".join(wrong), mend, evaluation_command(figures))
-
-
-def _worse_than_average(figures: ReportData) -> Iterator[Warned]:
-    own, average = figures.score_of("composition"), figures.score_of("average")
-    if found := worse_than_average(own, average, figures.output, figures.experts):
-        yield found
 
 
 def worse_than_average(
@@ -286,11 +282,6 @@ def _taker(routing: RoutingData, domain: str) -> tuple[str, float]:
         key=lambda pair: pair[1],
         default=("", 0.0),
     )
-
-
-def _others(figures: ReportData, gone: list[MemberFigures]) -> list[str]:
-    names = {member.name for member in gone}
-    return [name for name in figures.experts if name not in names]
 
 
 def evaluation_command(figures: ReportData) -> str:

@@ -12,12 +12,13 @@ from registry.destination.address import may_exist
 from registry.errors import InvalidInputError, NotFoundError, RegError
 from registry.evaluation.same_text import Mean, apart, best, found_in, mean_of, readers, shared_rows, uncovered
 from registry.evaluation.stored import Score, scores_of, shown_score
+from registry.io.display import short, size
 from registry.report.score_words import which_is_better, why_apart
 from registry.report.verdict import PLACE
 from registry.ui.describing import Described, changes, describe, expert_names, sentences, title
 from registry.ui.evaluating import MORE_WINDOWS, domains_of, folders_of, known_files
 from registry.ui.site import Site, url
-from registry.ui.wording import compact, short, size
+from registry.ui.wording import compact
 from store.catalog import CompositionRecord, EvaluationRecord
 
 MOST = 4  # compositions side by side

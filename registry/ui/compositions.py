@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from registry.composition.recipe.fields import target_of
 from registry.destination.address import may_exist
-from registry.errors import NotFoundError, RegError
+from registry.errors import InvalidInputError, NotFoundError, RegError
 from registry.evaluation.stored import Score, scores_of, shown_score, widest_first
 from registry.names.resolve import ALL_STATES, resolve
 from registry.report.data import Warned
@@ -29,7 +29,6 @@ from registry.ui.evaluating import (
     MOST_DOMAINS,
     TOKENS,
     WINDOWS,
-    Refused,
     domains_of,
     folders_of,
     form_rows,
@@ -47,10 +46,6 @@ REPORT_POLICY = (
 )
 """Content security policy of a report: only its own scripts, named by hash, run, in a sandbox without an origin."""
 
-REPORT_LINKS = (("Home", "/"), ("Compositions", "/compositions"), ("Compose", "/compose"), ("Log", "/log"))
-"""The pages that a report links to: those of `page.html`."""
-
-JOBS = (("Jobs", "/jobs"),)  # the page that a report also links to for a browser that may start work
 THEME = "reg-theme"  # the cookie of the chosen theme: a sandboxed page cannot read the browser's storage
 
 _HASH = re.compile(r"'sha256-[A-Za-z0-9+/]+=*'")
@@ -65,9 +60,13 @@ def composition(site: Site, request: Request) -> Response:
 
 
 def composition_page(
-    site: Site, request: Request, record: CompositionRecord, refused: Refused | None = None
+    site: Site,
+    request: Request,
+    record: CompositionRecord,
+    refused: QueryParams | None = None,
+    wrong: InvalidInputError | None = None,
 ) -> Response:
-    """Return the page of a composition; a form that was `refused` is shown again, with what is wrong above it."""
+    """Return the page of a composition; a form that was `refused` is shown again, with what is `wrong` above it."""
     registry, catalog = site.registry, site.registry.catalog
     versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
@@ -83,19 +82,19 @@ def composition_page(
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
     better = worse_than_average(shown.average, shown.plain, made, names) if shown else None
-    others = compared(refused.form if refused else request.query_params)
+    others = compared(request.query_params if refused is None else refused)
     evaluation = None
     if site.may_write(request) and not gone:
         windows = [("windows", text) for text in request.query_params.getlist("windows")[:1]]
-        evaluation = _evaluation(site, record, scores, others, refused.form if refused else QueryParams(windows))
-        if evaluation is not None and refused is not None:
-            evaluation["error"] = sentence(refused.error.message), refused.error.hint
-    if refused is not None and evaluation is None:
-        raise refused.error
+        evaluation = _evaluation(site, record, scores, others, QueryParams(windows) if refused is None else refused)
+    if wrong is not None:
+        if evaluation is None:
+            raise wrong
+        evaluation["error"] = sentence(wrong.message), wrong.hint
     return site.render(
         request,
         "composition.html",
-        200 if refused is None else 400,
+        200 if wrong is None else 400,
         names={*(ref.partition("@")[0] for ref in experts), *names},
         grey=[ref.partition("@")[0] for ref in gone],
         composition=record,
@@ -225,7 +224,7 @@ def report(site: Site, request: Request) -> Response:
     theme = chosen if chosen in ("light", "dark") else None
 
     may_write = site.may_write(request)
-    links = REPORT_LINKS + (JOBS if may_write else ())
+    links = site.links(request)
     form = url("compositions", record.digest) + "#evaluate" if may_write and folders_of(record) else None
 
     def make() -> str:

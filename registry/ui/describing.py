@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.found import OUTPUTS
-from registry.composition.recipe.fields import FIELDS, default, target_of
+from registry.composition.recipe.fields import FIELDS, default, listed, target_of
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import InvalidInputError
 from registry.evaluation.stored import Score
+from registry.io.display import counted
 from registry.methods.ensemble.output import ROUTINGS
-from registry.report.score_words import counted
-from registry.ui.wording import plain
+from registry.report.score_words import plain
 from store.catalog import CompositionRecord
 
 EARLIER = 200
@@ -212,8 +212,8 @@ def _members_changed(record: CompositionRecord, other: CompositionRecord) -> tup
     added = [by_name[name] for name in by_name if name not in before]
     removed = [before[name] for name in before if name not in by_name]
     replaced = [(by_name[name], before[name]) for name in by_name if before.get(name, by_name[name]) != by_name[name]]
-    words = [f"without {_and(removed)}"] if removed else []
-    words += [f"with {_and(added)} added"] if added else []
+    words = [f"without {listed(removed, 'and')}"] if removed else []
+    words += [f"with {listed(added, 'and')} added"] if added else []
     words += [f"{new} in place of {earlier}" for new, earlier in replaced]
     return len(added) + len(removed) + len(replaced), words
 
@@ -244,7 +244,3 @@ def _fields_changed(
         else:
             words.append((name, f"{label} {own[name]}" + (f" instead of {old[name]}" if name in old else "")))
     return words
-
-
-def _and(refs: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(refs[:-1]), refs[-1])))

@@ -13,7 +13,7 @@ from starlette.datastructures import QueryParams
 from registry.composition.recipe.fields import target_of
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
-from registry.report.score_words import counted
+from registry.io.display import counted
 from registry.ui.composer.composing import MOST_PATH
 from registry.ui.jobs import Phase
 from store.catalog import CompositionRecord
@@ -31,14 +31,6 @@ _CORRECT = "correct it in the form"
 _MOST_IN_TITLE = 6
 _PERFECT = "with perfect routing"
 _MORE = {"--baselines": "with baselines", "--oracle": _PERFECT}  # option → its words in the title of a job
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A form that starts nothing, and why."""
-
-    form: QueryParams
-    error: InvalidInputError
 
 
 @dataclass(frozen=True)
@@ -164,25 +156,16 @@ def evaluating(record: CompositionRecord, form: QueryParams) -> list[str]:
         raise InvalidInputError("no file of test text is given", "give one for at least one domain in the form")
     words = ["evaluate", str(Path(folder).absolute())]
     for domain, file in given:
-        words += ["--data", f"{_domain(domain, file)}={_file(domain, file)}"]
+        if not domain or "=" in domain or not domain.isprintable():
+            raise InvalidInputError(f"the domain of {file} is {domain!r}, expected a name without =", _CORRECT)
+        if len(file) > MOST_PATH or not file.isprintable():
+            message = f"the file of {domain} is not a path of 1 to {MOST_PATH} printable characters"
+            raise InvalidInputError(message, _CORRECT)
+        if not Path(file).is_file():
+            raise InvalidInputError(f"the file of {domain} is not there: {Path(file).absolute()}", _CORRECT)
+        words += ["--data", f"{domain}={file}"]
     windows = form.get("windows", "").strip() or str(WINDOWS)
     if not (windows.isascii() and windows.isdecimal() and len(windows) < 7 and 1 <= int(windows) <= MOST_WINDOWS):
         raise InvalidInputError(f"windows is {windows!r}, expected a number from 1 to {MOST_WINDOWS:,}", _CORRECT)
     words += ["--windows", windows] if int(windows) != WINDOWS else []
     return words + [f"--{name}" for name in ("baselines", "oracle") if form.get(name) == "1"]
-
-
-def _domain(domain: str, file: str) -> str:
-    if not domain or "=" in domain or not domain.isprintable():
-        raise InvalidInputError(f"the domain of {file} is {domain!r}, expected a name without =", _CORRECT)
-    return domain
-
-
-def _file(domain: str, file: str) -> str:
-    if len(file) > MOST_PATH or not file.isprintable():
-        raise InvalidInputError(
-            f"the file of {domain} is not a path of 1 to {MOST_PATH} printable characters", _CORRECT
-        )
-    if not Path(file).is_file():
-        raise InvalidInputError(f"the file of {domain} is not there: {Path(file).absolute()}", _CORRECT)
-    return file

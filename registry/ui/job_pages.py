@@ -11,14 +11,13 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from registry.composition import Plan
 from registry.errors import InvalidInputError
 from registry.ui.comparison import compared
 from registry.ui.composer.compose_page import suggested
 from registry.ui.composer.composing import Composing, check_new_folder, phases_of_composing
 from registry.ui.compositions import composition_page, requested
 from registry.ui.describing import set_in_recipe, title
-from registry.ui.evaluating import Refused, evaluated_on, evaluating, listed_briefly, phases_of_evaluating
+from registry.ui.evaluating import evaluated_on, evaluating, listed_briefly, phases_of_evaluating
 from registry.ui.guard import RefusedError
 from registry.ui.jobs import Job, Jobs
 from registry.ui.site import Page, Site, url
@@ -61,7 +60,9 @@ def start(site: Site, request: Request, form: QueryParams) -> Response:
     out = check_new_folder(composing.out or suggested(site, composing, planned))
     words = composing.words(planned, out)
     phases = phases_of_composing(planned, out)
-    return _see(_jobs(site, request).add(_title(planned), words, back=composing.address, out=out, phases=phases))
+    refs = listed_briefly([member.version.ref for member in planned.members])
+    asked = f"Compose {refs} ({set_in_recipe(planned.document)})"
+    return _see(_jobs(site, request).add(asked, words, back=composing.address, out=out, phases=phases))
 
 
 def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
@@ -70,7 +71,7 @@ def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
     try:
         words = evaluating(record, form)
     except InvalidInputError as error:
-        return composition_page(site, request, record, Refused(form, error))
+        return composition_page(site, request, record, form, error)
     asked, digests = f"Evaluate {title(record)} {evaluated_on(words)}", compared(form)
     back = url("compositions", record.digest, c=digests)
     comparison = url("compositions", "compare", c=digests) if digests else ""
@@ -129,11 +130,6 @@ def _jobs(site: Site, request: Request) -> Jobs:
     if site.jobs is None or not site.may_write(request):
         raise RefusedError("jobs are shown to the browser that may start them", "open the address that reg ui printed")
     return site.jobs
-
-
-def _title(plan: Plan) -> str:
-    refs = listed_briefly([member.version.ref for member in plan.members])
-    return f"Compose {refs} ({set_in_recipe(plan.document)})"
 
 
 def _see(job: Job) -> Response:

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from registry.destination.address import may_exist
 from registry.evaluation.stored import Score, scores_of, widest_first
+from registry.io.display import counted
 from registry.registry import Registry
-from registry.report.score_words import counted
 from registry.ui.describing import Described, describe
 from registry.ui.site import Paging, Site, url, whole
 from registry.ui.wording import day

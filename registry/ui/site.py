@@ -31,6 +31,7 @@ from store.catalog import EventRecord
 
 TEMPLATES = Path(__file__).with_name("templates")
 PART = "part"  # the query parameter with which the script requests a part of a page
+LINKS = ("Home", "/"), ("Compositions", "/compositions"), ("Compose", "/compose"), ("Log", "/log")
 REPORTS = 8  # reports kept in memory, of some MB each
 _COMMAND = re.compile(r"(?P<before>^(?:or )?|: |\(|[;,] (?:or )?)reg (?=[a-z])")
 """The beginning of a command in a text, not of a sentence about one."""
@@ -176,13 +177,19 @@ class Site:
             own = colours if name in colours or name not in known else expert_colours([name], known)
             return colour_class(name, own)
 
-        values |= {"part": part, "path": request.url.path, "colour": colour, "may_write": self.may_write(request)}
+        section = request.url.path.split("/")[1]
+        values |= {"part": part, "colour": colour, "may_write": self.may_write(request), "links": self.links(request)}
+        values["active"] = "/" if section == "versions" else f"/{section}"
         values["form_token"] = self.access.form_token if self.access and values["may_write"] else ""
         return HTMLResponse(self._templates.get_template(template).render(**values), status)
 
     def may_write(self, request: Request) -> bool:
         """Return whether the browser of a request may start work."""
         return bool(request.scope.get(MAY_WRITE, False))
+
+    def links(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """Return name and address of each page in the bar at the top."""
+        return LINKS + ((("Jobs", "/jobs"),) if self.may_write(request) else ())
 
     def error(self, request: Request, status: int, message: str, hint: str | None) -> HTMLResponse:
         """Return the page of an error, with its message and hint."""

@@ -123,6 +123,7 @@ def comparison(site: Site, request: Request) -> Response:
         return site.render(request, "comparison.html", version=record, comparison=None, lineage=None, which=which)
     compared = site.cache.get(("comparison", record.id), lambda: compare(site.registry, record))
     compositions = site.registry.catalog.compositions([record])
+    near = [one for one in compared.relations if one.verdict != "unrelated"]
     return site.render(
         request,
         "comparison.html",
@@ -131,10 +132,8 @@ def comparison(site: Site, request: Request) -> Response:
         comparison=compared,
         which=which,
         lineage={
-            "bases": [base for base in compared.relations if base.kind == "base" and base.verdict != "unrelated"],
-            "experts": [one for one in compared.relations if one.kind == "expert" and one.verdict != "unrelated"]
-            if record.kind == "base"
-            else [],
+            "bases": [one for one in near if one.kind == "base"],
+            "experts": [one for one in near if one.kind == "expert"] if record.kind == "base" else [],
             "made": [made for made in compositions if "parent" not in made.document],
             "trained": [made for made in compositions if "parent" in made.document],
         },
@@ -271,12 +270,7 @@ def compare(registry: Registry, version: VersionRecord) -> Comparison:
                 try:
                     if ref not in remarks:
                         overlaps[ref][layer] = overlap(own, member.statistics(MLP_INPUT, layer))
-                except (
-                    DamagedError,
-                    NotFoundError,
-                ) as error:  # one damaged expert must not prevent the other comparisons
-                    remarks[ref] = f"{ref} is not compared: {error.message}"
-                except ValueError as error:  # forged or inconsistent statistics
+                except (DamagedError, NotFoundError, ValueError) as error:  # a ValueError: forged statistics
                     remarks[ref] = f"{ref} is not compared: {error}"
     compared = [ExpertOverlap(ref, layers) for ref, layers in overlaps.items() if ref not in remarks]
     compared.sort(key=lambda expert: -expert.routing)

@@ -1,13 +1,14 @@
 """Formatting of numbers, times and values on pages."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from registry.checkpoint.joint_training import parts_in
 from registry.evaluation.stored import score_text
-from registry.report.score_words import counted, interval_text, sample
+from registry.io.display import counted, short, size
+from registry.report.score_words import interval_text, plain, sample
 from store.catalog import VersionRecord
 
 
@@ -18,15 +19,6 @@ def compact(value: int | float) -> str:
             return f"{value:,.0f}" if not unit else f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:,.3g} T"
-
-
-def size(nbytes: int | float) -> str:
-    """Format a size: `41.9 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
 
 
 def percent(share: int | float | None) -> str:
@@ -75,27 +67,9 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] if re.match(r"[a-z’']+[ ,]", text) else text
 
 
-def short(digest: str) -> str:
-    """Return the first 12 digits of a digest."""
-    return digest[:12]
-
-
 def level(share: int | float) -> int:
     """Return the shade (0 to 10) of a share from 0 to 1."""
     return max(0, min(10, round(10 * share))) if share == share else 0
-
-
-def plain(value: Any) -> str:
-    """Format a value of a recipe."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
-    if isinstance(value, list):
-        return ", ".join(plain(item) for item in value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "default"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def done(action: str) -> str:
@@ -111,12 +85,10 @@ def details(event_details: dict[str, Any]) -> str:
         freed = f" ({size(sum(deleted.values()))})" if isinstance(deleted, dict) else ""  # older logs have no sizes
         kept = f"; {counted(len(shared), 'array')} kept, which other versions share" if shared else ""
         return f"{counted(len(deleted), 'array')} deleted{freed}{kept}"
-    return "; ".join(f"{key} {_shortened(value)}" for key, value in shown.items() if value is not None)
-
-
-def _shortened(value: Any) -> str:
-    text = plain(value)
-    return short(text) if len(text) == 64 and text.isalnum() else text
+    texts = {key: plain(value) for key, value in shown.items() if value is not None}
+    return "; ".join(
+        f"{key} {short(text) if len(text) == 64 and text.isalnum() else text}" for key, text in texts.items()
+    )
 
 
 def trained_in(version: VersionRecord) -> str:

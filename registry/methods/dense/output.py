@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.found import TRUNKS
-from registry.composition.method import Settings, counted
+from registry.composition.method import Settings
 from registry.composition.option import Problem
 from registry.composition.recipe.shared_options import BALANCE, DTYPE, TRUNK, WEIGHTS
+from registry.io.display import counted
 from registry.methods.moe.output import Combined
 from registry.methods.works import BTX, DUME, MODEL_SOUPS, SOUP_OF_EXPERTS
 

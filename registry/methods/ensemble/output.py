@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.composition.card import digest_cell, license_cell
 from registry.composition.found import TRUNKS
-from registry.composition.method import Card, Compared, Settings, Work, counted
+from registry.composition.method import Card, Compared, Settings, Work
 from registry.composition.option import Option, OptionKind, Problem
 from registry.composition.plan import Output
 from registry.composition.recipe.shared_options import (
@@ -20,6 +20,7 @@ from registry.composition.recipe.shared_options import (
     TRUNK,
     WEIGHTS,
 )
+from registry.io.display import counted
 from registry.methods import ensemble, moe
 from registry.methods.moe.output import trunk_document
 from registry.methods.works import BTM, DUME, FLEXOLMO, MERGEME, SOUP_OF_EXPERTS

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.card import digest_cell, license_cell
-from registry.composition.method import Card, Compared, Settings, counted
+from registry.composition.method import Card, Compared, Settings
 from registry.composition.option import Option, OptionKind, Problem
 from registry.composition.plan import Output
 from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K
 from registry.errors import InvalidInputError
+from registry.io.display import counted
 from registry.methods import hetero
 from registry.methods.moe.options import LAM
 from registry.methods.moe.output import per_token

@@ -9,7 +9,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.found import ROUTERS, TRUNKS
-from registry.composition.method import BASE, OWN, Card, Router, Settings, Trunk, counted, written
+from registry.composition.method import BASE, OWN, Card, Router, Settings, Trunk, written
 from registry.composition.option import OptionKind, Problem
 from registry.composition.plan import Output
 from registry.composition.recipe.fields import LEAST_COPIES, MOST_COPIES
@@ -25,6 +25,7 @@ from registry.composition.recipe.shared_options import (
     WEIGHTS,
 )
 from registry.errors import InvalidInputError
+from registry.io.display import counted
 from registry.methods import moe
 from registry.methods.moe.options import (
     DEVICE,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from registry.composition.method import Card, Settings, counted
+from registry.composition.method import Card, Settings
 from registry.composition.plan import Output
 from registry.composition.recipe.shared_options import DTYPE
+from registry.io.display import counted
 from registry.methods.simoe.versions import KEY
 from registry.methods.works import L0, SIMOE
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from registry.checkpoint.joint_training import Document, JointTraining
 from registry.checkpoint.model_files import read_headers, weight_source
 from registry.checkpoint.trained_files import read_document
-from registry.composition.method import counted
 from registry.errors import CheckpointError
+from registry.io.display import counted
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.untrusted import COUNT, DIGEST, json_object, own_file
 from store.arrays import ArraySource

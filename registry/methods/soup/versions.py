@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from registry.checkpoint.joint_training import Document, JointTraining
 from registry.checkpoint.trained_files import check_tensors, metadata_of, read_document
-from registry.composition.method import counted
 from registry.errors import CheckpointError
+from registry.io.display import counted
 from registry.io.untrusted import COUNT, DIGEST, LABEL, json_object, list_of, maybe
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,7 @@ from registry.composition.recipe.fields import FIELDS, obstacle
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import InvalidInputError
 from registry.methods.ensemble.output import ROUTINGS
-
-
-def _unbroken(text: str) -> str:
-    """Return a text whose percentages stay on one line."""
-    return text.replace("%", "\u00a0%")
-
+from registry.report.score_words import unbroken
 
 BASE = Option(
     "base",
@@ -38,7 +34,7 @@ CHOICES = (*(one for one in FIELDS.values() if one.label), BASE)
 OPTIONS: dict[str, Mapping[str, str]] = {
     "to": {name: one.choice for name, one in OUTPUTS.items()},
     "routing": {name: f"{one.words} ({name})" for name, one in ROUTINGS.items()},
-    "trunk": {name: f"{name}: {_unbroken(one.choice or one.words)}" for name, one in TRUNKS.items()},
+    "trunk": {name: f"{name}: {unbroken(one.choice or one.words)}" for name, one in TRUNKS.items()},
     "router": {name: f"{name}: {one.choice or one.words}" for name, one in ROUTERS.items()},
 }
 """Field → its values in words."""
@@ -74,24 +70,18 @@ def select_values(field: Option) -> tuple[str, ...]:
     return ("", *field.choices) if field.choices and not default_text(field) else field.choices
 
 
-def read(field: Option, text: str) -> Any:
-    """Return the value of a field whose text is not empty.
-
-    Raises:
-        InvalidInputError: the text is not a value of the field.
-    """
-    value: Any = text
-    try:
-        if field.kind is OptionKind.SWITCH:
-            value = text == "1"
-        elif field.kind is OptionKind.WHOLE:
-            value = _whole(text)
-        elif field.kind is OptionKind.NUMBER:
-            value = _number(text)
-    except ValueError:
-        message = f"{field.label}: {text!r} is not {field.kind.value}"
-        raise InvalidInputError(message, "correct it in the form") from None
-    return value
+def _read(field: Option, text: str) -> Any:
+    """Return the value of a field whose text is not empty; the recipe checks its range."""
+    if field.kind is OptionKind.SWITCH:
+        return text == "1"
+    if field.kind is OptionKind.WHOLE and text.isascii() and text.isdecimal() and len(text) < 10:
+        return int(text)
+    with suppress(ValueError):
+        if field.kind is OptionKind.NUMBER and math.isfinite(number := float(text)):
+            return number
+    if field.kind in (OptionKind.WHOLE, OptionKind.NUMBER):
+        raise InvalidInputError(f"{field.label}: {text!r} is not {field.kind.value}", "correct it in the form")
+    return text
 
 
 @dataclass(frozen=True)
@@ -177,7 +167,7 @@ class Choices:
             message, hint = problem
             raise InvalidInputError(message, hint)
         applying = [one for one in self.applying if one is not BASE and self.texts[one.name]]
-        return {one.name: read(one, self.texts[one.name]) for one in applying}
+        return {one.name: _read(one, self.texts[one.name]) for one in applying}
 
     def words(self) -> list[str]:
         """Return the options of `reg compose` that make the same."""
@@ -187,19 +177,6 @@ class Choices:
             if text and text != default_text(one):
                 words += [one.option] if one.kind is OptionKind.SWITCH else [one.option, text]
         return words
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise ValueError(text)
-    return int(text)
 
 
 def _written(value: Any) -> str:

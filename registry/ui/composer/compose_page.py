@@ -14,7 +14,7 @@ from starlette.responses import Response
 from registry.checkpoint.joint_training import parts_in
 from registry.composition import Plan, Preview, RoutingCost
 from registry.composition.option import OptionKind
-from registry.errors import InvalidInputError, RegError
+from registry.errors import RegError
 from registry.ui.composer.choices import BASICS, GROUPS, OPTIONS, default_text, select_values
 from registry.ui.composer.composing import Composing, beside_latest, check_new_folder, suggested_folder
 from registry.ui.composer.remedies import Remedy, for_error, for_preview
@@ -98,8 +98,6 @@ def preview(site: Site, request: Request) -> Response:
     """Return where the routers of a composition will send tokens: a part of the composer, or a page."""
     composing = Composing.of(request.query_params)
     plan = composing.plan(site)
-    if not plan.output.is_previewed:
-        raise InvalidInputError("only mixtures have routers to predict from statistics", "choose another output")
     composing = replace(composing, refs=tuple(member.version.ref for member in plan.members))
     found, _ = _predicted(site, composing)
     remedies = for_preview(composing, lambda changed: _predicted(site, changed))

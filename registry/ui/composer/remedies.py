@@ -6,7 +6,7 @@ An expert that is unknown is only left out, whatever is wrong beside that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -51,40 +51,48 @@ def for_error(site: Site, composing: Composing) -> list[Remedy]:
     unknown = [ref for ref in composing.refs if ref not in resolved]
     if unknown:  # whatever else is wrong is seen without them
         return [Remedy("Go on without it" if len(unknown) == 1 else "Go on without them", composing.without(*unknown))]
-    found, tried, end = list[Remedy](), set[str](), time.monotonic() + SECONDS
-    for label, changed in _for_error(composing, resolved):
-        if len(found) == MOST or time.monotonic() > end:
-            break
+    tried = set[str]()
+
+    def tested(label: str, changed: Composing) -> Remedy | None:
         if not changed.refs or tried & {label, changed.address}:
-            continue
-        tried |= {label, changed.address}
-        try:
-            changed.plan(site)
-        except RegError:
-            continue
-        found.append(Remedy(label, changed))
-    return found
+            return None
+        tried.update((label, changed.address))
+        changed.plan(site)
+        return Remedy(label, changed)
+
+    return _working(_for_error(composing, resolved), tested)
 
 
 def for_preview(composing: Composing, predict: Predict) -> list[Remedy]:
-    """Return changes with which fewer experts are drowned out or alike, and those that are left route better."""
+    """Return changes with which fewer experts lose their text or are alike, and those that are left route better."""
     preview, seconds = predict(composing)
     wrong = _faults(preview)
     if not wrong:
         return []
+
+    def tested(label: str, changed: Composing) -> Remedy | None:
+        if seconds > SECONDS and changed.choices.texts["router"] != CHEAP:
+            return None
+        found, _ = predict(changed)
+        is_better = _faults(found) < wrong and found.accuracy > preview.accuracy
+        return Remedy(label, changed, found.accuracy) if is_better else None
+
+    found = _working(_for_preview(composing, preview), tested)
+    return sorted(found, key=lambda one: -(one.accuracy or 0.0))
+
+
+def _working(
+    changes: Iterable[tuple[str, Composing]], tested: Callable[[str, Composing], Remedy | None]
+) -> list[Remedy]:
+    """Return the first changes that pass a test, at most `MOST`, as far as `SECONDS` allow."""
     found, end = list[Remedy](), time.monotonic() + SECONDS
-    for label, changed in _for_preview(composing, preview):
+    for label, changed in changes:
         if len(found) == MOST or time.monotonic() > end:
             break
-        if seconds > SECONDS and changed.choices.texts["router"] != CHEAP:
-            continue
-        try:
-            changed_preview, _ = predict(changed)
-        except RegError:
-            continue
-        if _faults(changed_preview) < wrong and changed_preview.accuracy > preview.accuracy:
-            found.append(Remedy(label, changed, changed_preview.accuracy))
-    return sorted(found, key=lambda one: -(one.accuracy or 0.0))
+        with suppress(RegError):
+            if remedy := tested(label, changed):
+                found.append(remedy)
+    return found
 
 
 def _faults(preview: Preview) -> int:

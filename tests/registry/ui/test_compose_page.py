@@ -223,7 +223,7 @@ def test_a_choice_without_a_plan_has_changes_with_one(pages: Pages) -> None:
     choices: list[tuple[dict[str, Any], str]] = [
         ({"e": ["math", "code"], "top_k": "9"}, "Put “Experts per token” back"),
         ({"e": ["base", "law"]}, "Go on without base"),
-        ({"e": ["math", "code"], "to": "<b>"}, "Make a mixture"),
+        ({"e": ["math", "code"], "to": "<b>"}, "Make a sparse mixture"),
         ({"e": ["math", "code"], "refine": "1"}, "Use the ridge router"),
     ]
     for query, label in choices:
