@@ -18,7 +18,6 @@ from cli.option_groups import command
 from cli.options import Integer, file, files, flag, option
 from cli.options import destination as output_place
 from cli.output import (
-    as_json,
     count,
     done,
     is_json,
@@ -114,7 +113,6 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     "push put there.",
 )
 @ray_option
-@as_json
 @pass_session
 @click.pass_context
 def compose(
@@ -196,7 +194,7 @@ def compose(
     else:
         _print_result(context, plan, str(out), fit_reads, diagnosis, pushed, plan_only=plan_only)
     if diagnosis is not None and not diagnosis.is_healthy:
-        context.exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _check_text(recipe: composition.Recipe, like: bool, fit: bool, has_coefficients: bool) -> None:
