@@ -275,13 +275,12 @@ class Member:
 
     def _scales(self, site: str) -> tuple[torch.Tensor, torch.Tensor]:
         if site not in self._read_scales:  # small, and read once a layer
-            names = (f"{site}/exponents", f"{site}/saturated")
-            self._read_scales[site] = tuple(self._tensor("statistics", name) for name in names)
-        exponents, saturated = self._read_scales[site]
-        return exponents, saturated
+            exponents = self._tensor("statistics", f"{site}/exponents")
+            self._read_scales[site] = exponents, self._tensor("statistics", f"{site}/saturated")
+        return self._read_scales[site]
 
     @cached_property
-    def _read_scales(self) -> dict[str, tuple[torch.Tensor, ...]]:
+    def _read_scales(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         return {}
 
     def _tensor(self, role: Role, name: str) -> torch.Tensor:

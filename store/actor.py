@@ -5,18 +5,12 @@ import os
 from store.errors import InvalidInputError
 
 ACTOR_VARIABLE = "REG_ACTOR"
-CHARACTERS = 100
-"""Maximum length of an actor."""
-
+CHARACTERS = 100  # maximum length of an actor
 UNKNOWN = "unknown"
 
 
 def actor() -> str:
-    """Return REG_ACTOR, else the name of the system's user, else `unknown`.
-
-    Raises:
-        InvalidInputError: REG_ACTOR is longer than `CHARACTERS`, blank at an end, or not printable.
-    """
+    """Return REG_ACTOR, else the name of the system's user, else `unknown` (InvalidInputError: it is no name)."""
     if named := os.environ.get(ACTOR_VARIABLE):
         if len(named) > CHARACTERS or not named.isprintable() or named != named.strip():
             raise InvalidInputError(

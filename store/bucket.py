@@ -21,18 +21,12 @@ from store.object_store import SCHEMES, is_url, normal_url, open_store, storage_
 if TYPE_CHECKING:
     from obstore import Bytes
 
-PART = 16 << 20
-"""Bytes of a part of an upload and of a range that is read; a part is larger where a file has too many."""
-
-MOST_PARTS = 10_000
-"""Parts that an upload may have, by the protocol of S3."""
-
-AT_ONCE = 4
-"""Parts or ranges on their way at a time."""
-
-PROBE = ".reg-"
-"""The beginning of the names of objects that only try whether one can be written."""
-
+PART = 16 << 20  # bytes of a part of an upload and of a range that is read; a part is larger where a file has too many
+MOST_PARTS = 10_000  # parts that an upload may have, by the protocol of S3
+AT_ONCE = 4  # parts or ranges on their way at a time
+RANGE_BYTES = 8 * 2**20  # bytes of a ranged read; larger objects that are read as a whole are read by several at once
+CREATES = 3  # tries of a conditional create that times out, which the library does not repeat: the object may be there
+PROBE = ".reg-"  # the beginning of the names of objects that only try whether one can be written
 _COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
 
 
@@ -51,15 +45,7 @@ def url_of(place: object) -> str | None:
 
 
 class Bucket:
-    """The objects directly below a URL; keys are relative to it.
-
-    Args:
-        url: as in `store.object_store`.
-
-    Raises:
-        InvalidInputError: it is not the URL of a bucket.
-        StorageError: the library is not installed, or a setting in the environment is wrong.
-    """
+    """The objects below a URL (errors as `open_store`); keys are relative to it."""
 
     def __init__(self, url: str) -> None:
         self.url = normal_url(url)
@@ -67,60 +53,87 @@ class Bucket:
 
     def listed(self) -> tuple[dict[str, int], list[str]]:
         """Return key → bytes of the objects directly below the URL, and the prefixes that hold more objects."""
-        import obstore
-
         with storage_errors(self.url, "cannot be listed"):
-            found = obstore.list_with_delimiter(self._store)
-        return {entry["path"]: entry["size"] for entry in found["objects"] if entry["path"]}, [
-            *found["common_prefixes"]
-        ]
+            found = self._store.list_with_delimiter()
+        sizes = {entry["path"]: entry["size"] for entry in found["objects"] if entry["path"]}
+        return sizes, [*found["common_prefixes"]]
 
-    def read(self, key: str) -> bytes | None:
-        """Return the content of a small object; None if it is absent."""
-        import obstore
+    def walk(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """Yield key and bytes of all objects below a prefix."""
+        with storage_errors(self.url, "cannot be listed", prefix):
+            for batch in self._store.list(prefix or None, chunk_size=1000):
+                for entry in batch:
+                    yield entry["path"], entry["size"]
 
+    def version_of(self, key: str) -> str | None:
+        """Return the version id of an object, where the bucket has versions; None if it has none, or is absent."""
         try:
             with storage_errors(self.url, "cannot be read", key):
-                return bytes(obstore.get(self._store, key).bytes())
+                return self._store.head(key).get("version")
         except FileNotFoundError:
             return None
 
-    def write(self, key: str, data: bytes) -> None:
-        """Write a small object, and read it back.
+    def read(self, key: str, size: int | None = None, *, most: int | None = None) -> bytes | None:
+        """Return the content of an object; None if it is absent.
+
+        Args:
+            size: its size, if it is known; more than `RANGE_BYTES` are read by several ranges at once.
+            most: its largest size, where it is not known: a bucket may hold anything.
 
         Raises:
-            StorageError: it cannot be written, or what was read back differs.
+            ValueError: it is larger.
+            StorageError: it cannot be read.
         """
-        import obstore
+        try:
+            with storage_errors(self.url, "cannot be read", key):
+                if size is None or size <= RANGE_BYTES:
+                    found = self._store.get(key)
+                    if most is not None and found.meta["size"] > most:
+                        raise ValueError(f"{key} has {found.meta['size']:,} bytes")
+                    return bytes(found.bytes())
+                starts = range(0, size, RANGE_BYTES)
+                ends = [min(start + RANGE_BYTES, size) for start in starts]
+                return b"".join(self._store.get_ranges(key, starts=[*starts], ends=ends))
+        except FileNotFoundError:
+            return None
 
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """Write an object, in place of one that is there (StorageError: it cannot be written)."""
         with storage_errors(self.url, "cannot be written", key):
-            obstore.put(self._store, key, data, use_multipart=False)
+            self._store.put(key, data, use_multipart=False)
+
+    def write(self, key: str, data: bytes) -> None:
+        """Write a small object, and read it back (StorageError: it cannot be written, or differs then)."""
+        self.put(key, data)
         if self.read(key) != data:
             raise StorageError(
                 f"{self.url}/{key}: what was read back is not what was written",
                 "repeat the command, or check the bucket",
             )
 
-    def create(self, key: str, data: bytes) -> bool:
-        """Write a small object unless there is one, in one step; tell whether it was written."""
-        import obstore
+    def create(self, key: str, data: bytes | memoryview) -> bool:
+        """Write an object unless there is one, in one step; tell whether it was written (errors as `put`)."""
         from obstore.exceptions import AlreadyExistsError
 
-        try:
-            with storage_errors(self.url, "cannot be written", key):
-                obstore.put(self._store, key, data, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return False
+        for left in reversed(range(CREATES)):
+            try:
+                with storage_errors(self.url, "cannot be written", key):
+                    self._store.put(key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            except StorageError as error:
+                if not left or "Timeout" not in str(error.__cause__):
+                    raise
+            else:
+                break
         return True
 
     def upload(self, key: str, path: Path) -> None:
         """Write a file of any size, in parts; the object appears whole or not at all."""
-        import obstore
-
         part = max(PART, -(-path.stat().st_size // MOST_PARTS))
         try:
             with storage_errors(self.url, "cannot be written", key):
-                obstore.put(self._store, key, path, chunk_size=part, max_concurrency=AT_ONCE)
+                self._store.put(key, path, chunk_size=part, max_concurrency=AT_ONCE)
         except BaseException:
             with suppress(StorageError):
                 self.abort_uploads()
@@ -132,13 +145,12 @@ class Bucket:
         Raises:
             StorageError: it cannot be read, is absent, or an answer is shorter than was asked for.
         """
-        import obstore
 
         def fetch(start: int) -> "Bytes":
             end = min(start + PART, size)
             try:
                 with storage_errors(self.url, "cannot be read", key):
-                    data = obstore.get_range(self._store, key, start=start, end=end)
+                    data = self._store.get_range(key, start=start, end=end)
             except FileNotFoundError as error:
                 raise StorageError(f"{self.url}/{key} is missing", "repeat the command that wrote it") from error
             if len(data) != end - start:
@@ -168,18 +180,18 @@ class Bucket:
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, one after another in their order; those that are absent do not matter."""
-        import obstore
-
         for key in keys:
             with suppress(FileNotFoundError), storage_errors(self.url, "cannot be deleted", key):
-                obstore.delete(self._store, key)
+                self._store.delete(key)
+
+    def delete_together(self, keys: list[str]) -> None:
+        """Delete objects that are there, many with one request."""
+        if keys:
+            with storage_errors(self.url, "cannot be deleted", keys[0]):
+                self._store.delete(keys)
 
     def check_writable(self) -> None:
-        """Write a small object of a new name, and delete it.
-
-        Raises:
-            StorageError: the server refuses or does not answer, or there is no such bucket.
-        """
+        """Write a small object of a new name, and delete it (StorageError: there is no such bucket, or it refuses)."""
         key = f"{PROBE}{uuid.uuid4().hex}"
         self.create(key, b"")
         self.delete([key])

@@ -1,15 +1,4 @@
-"""The root of every error that a user can meet, and the errors of storage.
-
-    RegError                      what failed, and the next command to type
-    ├── InvalidInputError         (ValueError)   the request is wrong: correct it and repeat
-    ├── NotFoundError             (LookupError)  no such expert, version, alias or array
-    ├── ConflictError                            the request contradicts what is registered
-    ├── DamagedError                             stored bytes differ from what was written
-    ├── SchemaError                              the catalog's schema is older or newer than this program
-    └── StorageError              (OSError)      the disk or the database fails: space, permissions, connection
-
-`registry.errors` adds the errors of the domain below these.
-"""
+"""The root of every error that a user can meet, and errors of storage; `registry.errors` adds those of the domain."""
 
 
 class RegError(Exception):
@@ -25,11 +14,11 @@ class RegError(Exception):
 
 
 class InvalidInputError(RegError, ValueError):
-    """The request is wrong."""
+    """The request is wrong: correct it and repeat."""
 
 
 class NotFoundError(RegError, LookupError):
-    """The named object does not exist."""
+    """There is no such expert, version, alias or array."""
 
 
 class ConflictError(RegError):
@@ -45,7 +34,7 @@ class SchemaError(RegError):
 
 
 class StorageError(RegError, OSError):
-    """The disk or the database cannot be read or written."""
+    """The disk, the bucket or the database fails: space, permissions, connection."""
 
 
 def first_line(text: str, otherwise: str) -> str:

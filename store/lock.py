@@ -7,8 +7,7 @@ from pathlib import Path
 from store.errors import ConflictError, StorageError
 from store.permissions import not_writable, why_not_writable
 
-WAIT_SECONDS = 600.0
-"""Seconds that a writer waits for another before it gives up."""
+WAIT_SECONDS = 600.0  # seconds that a writer waits for another before it gives up
 
 
 @contextmanager
@@ -21,21 +20,18 @@ def exclusive(path: Path, action: str) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(path, timeout=WAIT_SECONDS)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if why := why_not_writable(path.parent):
             raise not_writable(path.parent, why)
-        lock.acquire()
+        held = FileLock(path, timeout=WAIT_SECONDS).acquire()
     except Timeout as error:
         raise ConflictError(
             f"{action}: another process has held {path} for {WAIT_SECONDS:.0f} s", "repeat when it has ended"
         ) from error
+    except StorageError:
+        raise
     except OSError as error:
-        if isinstance(error, StorageError):
-            raise
         raise not_writable(path.parent, error.strerror) from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()

@@ -16,23 +16,14 @@ from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
-SECONDS = 20.0
-"""Seconds that a request may take."""
-
-MOST_BYTES = 2**24
-"""Bytes of an answer that are read at most: a list of 1,000 uploads has less."""
-
+SECONDS = 20.0  # seconds that a request may take
+MOST_BYTES = 2**24  # bytes of an answer that are read at most: a list of 1,000 uploads has less
 _EMPTY = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys that sign a request.
-
-    Attributes:
-        token: of temporary keys; empty if they are not.
-        region: the bucket's region.
-    """
+    """Keys that sign a request: `token` is that of temporary ones, else empty; `region` is the bucket's."""
 
     access: str
     secret: str
@@ -50,10 +41,7 @@ class Keys:
 
 
 def abort_uploads(url: str) -> int:
-    """Abort the unfinished uploads below a URL, and return their number; 0 if they cannot be listed.
-
-    Failures are not raised: what is left takes space, and is never read.
-    """
+    """Abort the unfinished uploads below a URL, which only take space, and return how many; failures are not raised."""
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     keys = Keys.of_environment()
@@ -99,12 +87,7 @@ def canonical_query(query: Mapping[str, str]) -> str:
 
 
 def signed_headers(method: str, host: str, path: str, query: str, keys: Keys, at: datetime) -> dict[str, str]:
-    """Return the headers of a request without a body, its signature among them.
-
-    Args:
-        host: with the port.
-        path: encoded.
-    """
+    """Return the headers of a request without a body, with its signature; `host` has the port, `path` is encoded."""
     stamp, day = at.strftime("%Y%m%dT%H%M%SZ"), at.strftime("%Y%m%d")
     headers = {"host": host, "x-amz-content-sha256": _EMPTY, "x-amz-date": stamp}
     headers |= {"x-amz-security-token": keys.token} if keys.token else {}

@@ -25,20 +25,11 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az", "memory")
-
-RETRIES = 8
-"""Repetitions of a request that failed for the moment."""
-
-RETRY_SECONDS = 60.0
-"""Seconds after which a request is not repeated."""
-
-REQUEST_SECONDS = 120.0
-"""Seconds that one request may take, with its body; `REG_STORAGE_TIMEOUT` sets another number."""
-
+RETRIES = 8  # repetitions of a request that failed for the moment
+RETRY_SECONDS = 60.0  # seconds after which a request is not repeated
+REQUEST_SECONDS = 120.0  # seconds that one request may take, with its body; `REG_STORAGE_TIMEOUT` sets another number
 CONNECT_SECONDS = 5.0
-
 INSTALL = "pip install 'expert-registry[s3]'"
-
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#\s]+)((?:/[^?#\s]*)?)")
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL",
@@ -47,22 +38,29 @@ _VARIABLES = {
     "memory": "",
 }
 
-# Parts of a library's messages, by cause. The addresses are those that give a machine's own credentials.
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _NO_CREDENTIALS = (
-    *("169.254.", "metadata.google.internal", "CredentialsNotLoaded", "no credential"),
-    *("Missing AccessKeyId", "Missing SecretAccessKey"),
+    *("169.254.", "metadata.google.internal"),  # addresses that give a machine's own credentials
+    *("CredentialsNotLoaded", "no credential", "Missing AccessKeyId", "Missing SecretAccessKey"),
 )
-_DENIED = ("403 Forbidden", "401 Unauthorized", "AccessDenied")
 _DENIALS = ("PermissionDeniedError", "UnauthenticatedError")
-_NO_ANSWER = (
-    *("Connect", "connection", "error sending request", "dns error"),
-    *("timed out", "TimedOut", "Timeout"),
+_DENIED = ("403 Forbidden", "401 Unauthorized", "AccessDenied")
+_CAUSES = (
+    (_NO_BUCKET, "there is no bucket {bucket}", "create the bucket, or name another URL"),
+    (_NO_CREDENTIALS, "no credentials were found", "set them in the environment{variables}"),
+    (_DENIED, "the bucket's server denies it{in_brackets}", "check the credentials and their permissions{variables}"),
+    (
+        ("Connect", "connection", "error sending request", "dns error", "timed out", "TimedOut", "Timeout"),
+        "the network or the bucket's server does not answer",
+        "check the network and the endpoint, then repeat the command",
+    ),
+    (
+        ("SlowDown", "429 Too Many", "500 Internal", "502 Bad", "503 Service Unavailable", "504 Gateway"),
+        "the bucket's server is overloaded or fails ({code})",
+        "repeat the command later",
+    ),
 )
-_OVERLOADED = (
-    *("SlowDown", "429 Too Many", "500 Internal", "502 Bad"),
-    *("503 Service Unavailable", "504 Gateway"),
-)
+"""Parts of a library's messages, what they mean, and what to do."""
 
 
 def is_url(place: object) -> bool:
@@ -95,11 +93,6 @@ def normal_url(url: str) -> str:
     return f"{scheme}://{bucket}/{prefix}" if prefix else f"{scheme}://{bucket}"
 
 
-def join_url(url: str, key: str) -> str:
-    """Return the URL of an object below a URL."""
-    return f"{normal_url(url)}/{key}"
-
-
 def open_store(url: str) -> "ObjectStore":
     """Return the object store of a URL, whose keys begin at the URL's prefix. No request is made.
 
@@ -129,11 +122,7 @@ def open_store(url: str) -> "ObjectStore":
             retry_config={
                 "max_retries": RETRIES,
                 "retry_timeout": timedelta(seconds=min(RETRY_SECONDS, 4 * seconds)),
-                "backoff": {
-                    "init_backoff": timedelta(seconds=0.1),
-                    "max_backoff": timedelta(seconds=10),
-                    "base": 2,
-                },
+                "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
             },
         )
     except (BaseError, ValueError) as error:
@@ -142,14 +131,11 @@ def open_store(url: str) -> "ObjectStore":
 
 @contextmanager
 def storage_errors(url: str, doing: str = "cannot be reached", key: str = "") -> Iterator[None]:
-    """Raise failures of an object store as errors for the user.
+    """Raise failures of an object store as errors for the user; `doing` is what failed: "cannot be read".
 
     An object that is absent (FileNotFoundError) and one that a conditional request found (AlreadyExistsError,
     PreconditionError of obstore) pass unchanged: they are answers. The same answer for a bucket that does not exist is
     a failure.
-
-    Args:
-        doing: what failed, for the message: "cannot be read".
 
     Raises:
         StorageError: no credentials, no permission, no bucket, no network, or the store refuses.
@@ -172,29 +158,19 @@ def _storage_error(error: Exception, url: str, doing: str, key: str = "") -> Sto
     """Return a failure as an error for the user, with its cause in one line."""
     scheme, bucket, _ = parse_url(url)
     text = str(error)
-    failed = f"{join_url(url, key) if key else url} {doing}"
-    variables = f": {_VARIABLES[scheme]}" if _VARIABLES[scheme] else ""
+    failed = f"{normal_url(url)}/{key} {doing}" if key else f"{url} {doing}"
     found = re.search(r"<Code>(\w+)</Code>", text) or re.search(r"status code: (\d{3} [A-Za-z ]+)", text)
     code = found[1].strip() if found else ""
-    if _has(text, _NO_BUCKET):
-        return StorageError(f"{failed}: there is no bucket {bucket}", "create the bucket, or name another URL")
-    if _has(text, _NO_CREDENTIALS):
-        return StorageError(f"{failed}: no credentials were found", f"set them in the environment{variables}")
-    if isinstance(error, PermissionError) or _has(text, _DENIED) or type(error).__name__ in _DENIALS:
-        return StorageError(
-            f"{failed}: the bucket's server denies it{f' ({code})' if code else ''}",
-            f"check the credentials and their permissions{variables}",
-        )
-    if _has(text, _NO_ANSWER):
-        return StorageError(
-            f"{failed}: the network or the bucket's server does not answer",
-            "check the network and the endpoint, then repeat the command",
-        )
-    if _has(text, _OVERLOADED):
-        return StorageError(
-            f"{failed}: the bucket's server is overloaded or fails ({code or 'after several attempts'})",
-            "repeat the command later",
-        )
+    values = {
+        "bucket": bucket,
+        "variables": f": {_VARIABLES[scheme]}" if _VARIABLES[scheme] else "",
+        "in_brackets": f" ({code})" if code else "",
+        "code": code or "after several attempts",
+    }
+    is_denied = isinstance(error, PermissionError) or type(error).__name__ in _DENIALS
+    for parts, meaning, hint in _CAUSES:
+        if _has(text, parts) or (parts is _DENIED and is_denied):
+            return StorageError(f"{failed}: {meaning.format(**values)}", hint.format(**values))
     line = first_line(text, "it failed")
     line = line if len(line) <= 300 else f"{line[:300]}…"
     return StorageError(f"{failed}: {line}", "check the bucket, then repeat the command")
@@ -205,11 +181,7 @@ def _has(text: str, parts: Iterable[str]) -> bool:
 
 
 def _seconds(text: str | None, default: float) -> float:
-    """Return a number of seconds from the environment, or the default.
-
-    Raises:
-        InvalidInputError: it is not a positive number.
-    """
+    """Return a number of seconds from the environment, or the default (InvalidInputError: it is not positive)."""
     if not text:
         return default
     try:

@@ -38,24 +38,14 @@ def check_owner(catalog: Catalog, store: ArrayStore) -> None:
 
 
 def claim(catalog: Catalog, store: ArrayStore) -> None:
-    """Check that the arrays of `store` belong to `catalog`, and write its id beside them.
-
-    The caller holds the registry's lock.
-
-    Raises:
-        ConflictError: the arrays belong to another catalog.
-    """
+    """Check the owner (errors as `check_owner`), and note its id there; the caller holds the registry's lock."""
     check_owner(catalog, store)
     if store.owner() != catalog.id:
         store.set_owner(catalog.id)
 
 
 def check_unowned(store: ArrayStore, url: str) -> None:
-    """Check that a catalog may be created in the database `url`: no arrays exist yet.
-
-    Raises:
-        ConflictError: arrays exist; their catalog is elsewhere, or lost.
-    """
+    """Check that there are no arrays yet where the database `url` is to get a catalog (ConflictError: there are)."""
     if next(store.digests(), None) is not None:
         raise _foreign(store, store.owner(), f"{url}, which holds no catalog")
 

@@ -30,16 +30,12 @@ def not_writable(folder: Path, why: str | None) -> StorageError:
 
 
 @contextmanager
-def writing(path: Path, hint: str | None = None) -> Iterator[None]:
-    """Turn the system's refusal to write at `path` into a StorageError; other errors propagate.
-
-    `hint` replaces the usual advice to free space or to ask for permission.
-    """
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write at `path` into a StorageError; other errors propagate."""
     try:
         yield
     except OSError as error:
         if isinstance(error, StorageError) or error.errno not in _REFUSED:
             raise
-        refused = error.filename or path
-        usual = SPACE if error.errno in _FULL else "repeat as a user who may write there"
-        raise StorageError(f"{refused} cannot be written: {os.strerror(error.errno)}", hint or usual) from error
+        hint = SPACE if error.errno in _FULL else "repeat as a user who may write there"
+        raise StorageError(f"{error.filename or path} cannot be written: {os.strerror(error.errno)}", hint) from error

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
 from registry.checkpoint.model_files import (
-    INDEX,
     SINGLE,
     TOKENIZER_FILES,
     Stored,
@@ -30,7 +29,7 @@ from registry.checkpoint.tokenizer import token_rows
 from registry.errors import CheckpointError
 from registry.io.display import few, some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
-from registry.io.model_folder import fresh_folder, json_file, write_files, write_weights
+from registry.io.model_folder import INDEX, fresh_folder, json_file, write_files, write_weights
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
 from registry.io.untrusted import json_object, own_file, read_json

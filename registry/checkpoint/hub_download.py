@@ -13,10 +13,11 @@ from functools import partialmethod
 from pathlib import Path
 
 from registry.checkpoint.joint_training import joint_trainings
-from registry.checkpoint.model_files import COPIED_FILES, INDEX, SINGLE, own_files
+from registry.checkpoint.model_files import COPIED_FILES, SINGLE, own_files
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.io.display import some
 from registry.io.limits import JSON_BYTES, TOKENIZER_BYTES
+from registry.io.model_folder import INDEX
 from registry.io.untrusted import json_object, read_small
 
 HUB_PREFIX = "hf://"

@@ -12,6 +12,7 @@ from registry.errors import CheckpointError
 from registry.io.display import some
 from registry.io.dtypes import NAMES
 from registry.io.limits import JSON_BYTES, SMALL_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
+from registry.io.model_folder import INDEX
 from registry.io.safetensors_file import read_header
 from registry.io.torch_blocks import to_block
 from registry.io.untrusted import GENUINE, is_plain, json_object, own_file, read_json, read_small
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Names of files that run code when they are opened, and so are never read."""
 TOKENIZER_FILES = (

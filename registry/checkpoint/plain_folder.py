@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint.model_files import (
-    INDEX,
     PICKLES,
     Stored,
     read_config,
@@ -31,7 +30,7 @@ from registry.checkpoint.model_files import (
 from registry.errors import CheckpointError, StorageError
 from registry.families import FAMILIES, Family
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
-from registry.io.model_folder import fresh_folder, json_file, write_files, write_weights
+from registry.io.model_folder import INDEX, fresh_folder, json_file, write_files, write_weights
 from registry.io.safetensors_file import Stream
 from registry.io.untrusted import own_file
 from registry.io.work_dirs import temporary

@@ -148,10 +148,7 @@ def write(
             None for a temporary folder, whose shards are not remembered for reuse.
 
     Raises:
-        OutputError: `out` cannot be written to.
-        StorageError: the disk is full or refuses.
-        DamagedError: a stored array is damaged.
-        InvalidInputError: a linear system cannot be solved.
+        RegError: any error of `Destination.opened` and of `Output.opened`.
     """
     with (
         workspace.reading(*plan.versions),

@@ -210,12 +210,13 @@ class Card:
 
 
 class Output(Method):
-    """A kind of model that is made of experts: the plan of its folder, and what its recipe and its card say.
+    """A kind of model that is made of experts: the plan of a folder, and what its recipe and its card say.
 
     Attributes:
         words: with an article: "a sparse mixture".
         called: in short: "sparse mixture".
         kind: in lists of compositions: "mixture".
+        noun: in sentences on one: "merged model"; the kind, if empty.
         clause: in the help of `--to`, after its name.
         needs_code: the folder carries its modelling file, and loads with trust_remote_code=True.
         note: in the form, after what it is called.
@@ -227,10 +228,14 @@ class Output(Method):
         reference: fields of the rows of `reg evaluate --methods` that compare trunks.
         is_routed: tokens go to members, so that text is told apart, and routing can be measured.
         is_previewed: `preview` predicts the routing.
+        has_domains: each member stands for the domain of its name.
+        one_layer: where the weights of its members count as the routing of one layer, what does: "An ensemble"; empty
+            where the layers route.
     """
 
     called: ClassVar[str] = ""
     kind: ClassVar[str] = ""
+    noun: ClassVar[str] = ""
     clause: ClassVar[str] = ""
     needs_code: ClassVar[bool] = False
     note: ClassVar[str] = ""
@@ -242,6 +247,13 @@ class Output(Method):
     reference: ClassVar[Settings] = {}
     is_routed: ClassVar[bool] = True
     is_previewed: ClassVar[bool] = False
+    has_domains: ClassVar[bool] = True
+    one_layer: ClassVar[str] = ""
+
+    @property
+    def has_oracle(self) -> bool:
+        """True if every token of a domain can be sent to the domain's expert, to score perfect routing."""
+        return self.is_combined and self.is_routed
 
     # The recipe.
 
@@ -385,7 +397,7 @@ class Output(Method):
         raise NotImplementedError(f"output {self.name} has no preview")
 
     def shares_of(self, plan: Plan, version: Member) -> dict[str, float]:
-        """Return name → share of a version's text predicted to go to each member, none of which is that version.
+        """Return name → share of a version's text that is predicted to go to each member; the version is no member.
 
         Raises:
             RegError: it cannot be predicted.
@@ -398,6 +410,25 @@ class Output(Method):
 
     def passes(self, recipe: Recipe) -> Sequence[tuple[str, str, bool]]:
         """Return each step that runs models before anything is written: label, words, and whether it is sure to run."""
+        return ()
+
+    # What reports have of it.
+
+    def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
+        """Return what helps where routing does not separate two of `count` members, and its option; None for nothing.
+
+        Args:
+            recipe: the fields of the composition's document, as text.
+            top_k: experts per token.
+        """
+        return None
+
+    def mask_overlaps(self, members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
+        """Return (name, name, overlap from 0 to 1) of the masks that members were trained with, of every two.
+
+        Raises:
+            DamagedError: a mask is not what was stored.
+        """
         return ()
 
     # Words.

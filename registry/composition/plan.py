@@ -206,7 +206,7 @@ class Plan:
 
     @property
     def output(self) -> Output:
-        """The output of its recipe."""
+        """The output that it makes."""
         return self.recipe.output
 
     @property

@@ -159,7 +159,7 @@ def write_recipe(
         from_base: the number of copies of the base model that are the experts, in place of `experts`.
 
     Raises:
-        OutputError: something is there and `force` is not given, or there is no such folder.
+        OutputError: as `check_recipe_output`.
     """
     path = Path(path)
     check_recipe_output(path, force=force)

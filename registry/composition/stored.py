@@ -48,9 +48,10 @@ def span(source: ArraySource, rows: RowSelection, dtype: str) -> Span | None:
     if raw is None or source.dtype != dtype:
         return None
     if rows.rows is None:
-        return Span(raw, 0, raw.nbytes)
+        return Span(raw, 0, source.nbytes)
     if isinstance(rows.rows, range) and rows.rows.step == 1:  # rows that follow one another in the file
-        return Span(raw, rows.rows.start * raw.row_bytes, rows.rows.stop * raw.row_bytes)
+        width = raw.layout.row_bytes
+        return Span(raw, rows.rows.start * width, rows.rows.stop * width)
     return None
 
 

@@ -135,7 +135,11 @@ def _template_notes(members: Sequence[Member], lead: Member) -> tuple[str, ...]:
 
     Files are read only where members' differ.
     """
-    if len({_template_digests(member) for member in members}) == 1:
+    files = [
+        {(link.name, link.digest) for link in member.arrays if link.role == "file" and link.name in _TEMPLATE_FILES}
+        for member in members
+    ]
+    if all(own == files[0] for own in files):
         return ()
     own = chat_template(lead)
     others = [member.name for member in members if chat_template(member) not in (own, None)]
@@ -147,14 +151,6 @@ def _template_notes(members: Sequence[Member], lead: Member) -> tuple[str, ...]:
     have = have if len(others) == 1 else have.replace("has", "have").replace("another one", "others")
     return (
         f"it {of_lead}; {shown} {have}: a chat in another form than an expert was trained on may be answered worse",
-    )
-
-
-def _template_digests(member: Member) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        sorted(
-            (link.name, link.digest) for link in member.arrays if link.role == "file" and link.name in _TEMPLATE_FILES
-        )
     )
 
 
@@ -184,11 +180,8 @@ def chat_marks(member: Member) -> dict[int, str]:
     if "tokenizer.json" not in names:
         return {}
     added = json_object(member.file("tokenizer.json"), "tokenizer.json", values=TOKENIZER_VALUES).get("added_tokens")
-    settings = (
-        json_object(member.file("tokenizer_config.json"), "tokenizer_config.json")
-        if "tokenizer_config.json" in names
-        else {}
-    )
+    config = "tokenizer_config.json"
+    settings = json_object(member.file(config), config) if config in names else {}
     begins = next((settings[key] for key in ("bos_token", "eos_token") if settings.get(key)), None)
     begins = begins.get("content") if isinstance(begins, dict) else begins
     special = [token for token in added or [] if isinstance(token, dict) and token.get("special")]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from registry.checkpoint.model_files import Stored, read_headers
 from registry.composition.card import CARD
@@ -29,8 +29,7 @@ from store.catalog import ArrayLink, CompositionRecord, VersionRecord
 from store.lock import exclusive
 
 
-@dataclass(frozen=True)
-class TrainedDocument:
+class TrainedDocument(NamedTuple):
     """The document of a trained composition, and its digest."""
 
     digest: str
@@ -121,17 +120,19 @@ def _copy(parent: ComposedFolder, name: str, target: Path, patches: Mapping[int,
             raise error from cause
 
     with path.open("rb") as source, target.open("wb") as copy:
+
+        def write(data: bytes | memoryview) -> None:
+            copy.write(data)
+            add(after, data)
+
         for count, patch in _parts(size, patches):
-            new = iter(()) if patch is None else (block.data.cast("B") for block in patch.blocks())
             for data in _read(source, count):
                 add(before, data)
                 advance(len(data))
                 if patch is None:
-                    copy.write(data)
-                    add(after, data)
-            for part in new:
-                copy.write(part)
-                add(after, part)
+                    write(data)
+            for block in () if patch is None else patch.blocks():
+                write(block.data.cast("B"))
         if source.read(1) or source.tell() != size or before.hexdigest() != known:
             raise error
     return after.hexdigest()

@@ -40,12 +40,10 @@ class DemoResult:
 
     Attributes:
         folder: the folder with `text`, `checkpoints`, `registry` and `moe`.
-        domains: the experts' names.
         rows: scores of base, experts, averaged weights and composition on every domain's test text.
         orders: order of registration → SHA-256 over every byte of the composed folder.
         opted_out: the same digest for a pair composed after the third expert's opt-out and purge.
         never_registered: the same digest for that pair in a registry that never held the third.
-        withdrawn: the expert that was opted out.
         compositions: members, separated by commas → digest of their composition, as `reg compose` prints it.
     """
 
@@ -81,13 +79,10 @@ class DemoResult:
 def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> DemoResult:
     """Run the demo in the folder `out`; one that was interrupted goes on, one that has ended returns its result.
 
-    Args:
-        out: the folder: absent, empty, or of an earlier demo.
-        progress: reports every step.
-        force: delete the files of an earlier demo in `out` first; other files stay.
+    With `force`, delete the files of an earlier demo in `out` first; other files stay.
 
     Raises:
-        OutputError: `out` holds something else.
+        OutputError: `out` is neither absent nor empty, and not of an earlier demo.
         StorageError: accelerate is not installed.
     """
     if importlib.util.find_spec("accelerate") is None:

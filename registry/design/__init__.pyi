@@ -3,3 +3,5 @@ from .styles import NEUTRAL as NEUTRAL
 from .styles import colour_class as colour_class
 from .styles import expert_colours as expert_colours
 from .styles import stylesheet as stylesheet
+from .templates import REPORT_EXTRA as REPORT_EXTRA
+from .templates import environment as environment

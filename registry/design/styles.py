@@ -33,12 +33,8 @@ def expert_colours(names: Iterable[str], known: Iterable[str] = (), *, grey: Ite
     """Return name → number of its colour, which depends on the names alone, in any order.
 
     A name's colour comes from its hash. Of two names with one colour, the one with the larger digest takes the next
-    free colour; of more than `COLOURS` names, some share one.
-
-    Args:
-        names: the experts of a page.
-        known: other experts. If there are no more than `COLOURS` in all, pages with the same `known` agree.
-        grey: names of base models and of opted-out experts, which get no number.
+    free colour; of more than `COLOURS` names, some share one. If `names` and other experts (`known`) are no more in
+    all, pages with the same `known` agree. Names of base models and of opted-out experts (`grey`) get no number.
     """
     own = set(names)
     everybody = own.union(known)

@@ -13,11 +13,12 @@ from registry.errors import CheckpointError, DamagedError, StorageError
 from registry.home import Home
 from registry.io.model_folder import MARKER
 from registry.io.tree_digest import PREFIX, TreeHash
-from registry.io.untrusted import is_digest, is_plain, json_object
+from registry.io.untrusted import is_plain, json_object
 from registry.io.work_dirs import temporary_folder, working_folder
 from registry.progress import Advance, Progress
 from registry.workspace import PathLike
 from store.bucket import Bucket, url_of
+from store.digest import is_digest
 from store.object_store import is_url
 from store.permissions import writing
 
@@ -25,12 +26,7 @@ MARKER_BYTES = 64 << 20  # the largest `composition.json` that is read from a bu
 
 
 def destination_of(address: PathLike) -> Destination:
-    """Return the destination at a path, or at a URL, which is given as a text.
-
-    Raises:
-        InvalidInputError: it is no URL of a bucket.
-        StorageError: the library for buckets is not installed.
-    """
+    """Return the destination at a path, or at a URL, which is given as a text (errors as `Bucket`)."""
     url = url_of(address)
     return FolderDestination(Path(address)) if url is None else BucketDestination(url)
 

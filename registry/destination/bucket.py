@@ -29,11 +29,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from registry.destination.destination import CONFIG, INDEX, Destination, OpenDestination, Render, ShardWriter
+from registry.destination.destination import CONFIG, Destination, OpenDestination, Render, ShardWriter
 from registry.destination.reuse import UploadedShards
 from registry.errors import CheckpointError, DamagedError, OutputError, StorageError
 from registry.home import Home
-from registry.io.model_folder import MARKER, index_file, layout
+from registry.io.model_folder import INDEX, MARKER, index_file, layout
 from registry.io.process import map_large_blocks, return_freed_memory
 from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
@@ -45,7 +45,6 @@ from store.bucket import PROBE, Bucket
 PARTIAL = "composition.partial.json"  # says that a composition is being written, or was interrupted
 LAST = (INDEX, CONFIG, MARKER)  # written last and deleted first, in reverse: what a reader opens to find the rest
 _MAPPED = 2**20  # bytes from which on memory is returned when it is freed; parts of uploads have 8 MiB
-
 _OTHER = "name another prefix with --out"
 
 
@@ -57,7 +56,6 @@ class BucketDestination(Destination):
         self.address = self._bucket.url
 
     def check(self, *, replace: bool) -> None:
-        """Check what is at the prefix, and that objects can be written and deleted there."""
         self._check_content(replace=replace)
         self._bucket.check_writable()
 
@@ -80,37 +78,38 @@ class BucketDestination(Destination):
     def opened(
         self, home: Home, *, replace: bool, nbytes: int, holds: Collection[str], reusable: Sequence[Stream] = ()
     ) -> Iterator["OpenBucket"]:
-        """Open the prefix (arguments as `Destination.opened`)."""
         found = self._check_content(replace=replace)
-        writer = _Writer(self._bucket, home)
-        writer.begin(found, replace=replace)
-        known = UploadedShards(home, self.address)
         with working_folder(home.work, holds) as scratch:
-            opened = OpenBucket(self._bucket, writer, known, scratch)
+            opened = OpenBucket(self._bucket, home, scratch)
+            opened.claim(found, replace=replace)
             try:
                 yield opened
                 opened.commit()
             except BaseException as error:
                 with suppress(StorageError):
-                    writer.leave(resumable=isinstance(error, StorageError) or not isinstance(error, Exception))
+                    opened.leave(resumable=isinstance(error, StorageError) or not isinstance(error, Exception))
                 raise
-        known.remember()
 
 
-class _Writer:
-    """The claim of one writer to a prefix."""
+class OpenBucket(OpenDestination):
+    """A prefix that is being written, and claimed; shards are rendered into the folder `scratch`."""
 
-    def __init__(self, bucket: Bucket, home: Home) -> None:
-        self._bucket = bucket
-        self._mark = json.dumps({"home": _identity(home), "writer": uuid.uuid4().hex}).encode()
-        self._home = _identity(home)
+    def __init__(self, bucket: Bucket, home: Home, scratch: Path) -> None:
+        self._bucket, self._known, self._scratch = bucket, UploadedShards(home, bucket.url), scratch
+        # What tells a registry from others, without naming it: the digest of its database's URL and its path.
+        self._home = hashlib.sha256(f"{home.database}\n{home.path}".encode()).hexdigest()[:32]
+        self._mark = json.dumps({"home": self._home, "writer": uuid.uuid4().hex}).encode()
+        self._there: dict[str, int] = {}
+        self._names: set[str] = set()
+        self._held: dict[str, bytes] = {}
+        map_large_blocks(_MAPPED)
 
-    def begin(self, found: Collection[str], *, replace: bool) -> None:
+    def claim(self, found: Collection[str], *, replace: bool) -> None:
         """Claim the prefix, unless another registry does, and delete what an earlier composition is found by."""
         if PARTIAL not in found and not self._bucket.create(PARTIAL, self._mark):
             raise self._taken("has just begun to write there")
         if PARTIAL in found:
-            if not replace and self._home_of(self._bucket.read(PARTIAL)) not in (None, self._home):
+            if not replace and _home_of(self._bucket.read(PARTIAL)) not in (None, self._home):
                 raise OutputError(
                     f"{self._bucket.url} is being written by another registry, or its writing was interrupted",
                     f"{_OTHER}, or if nobody writes there, take it over: --force",
@@ -118,50 +117,18 @@ class _Writer:
             self._bucket.write(PARTIAL, self._mark)
         self._bucket.delete(name for name in reversed(LAST) if name in found)
         self._bucket.abort_uploads()
-
-    def check(self) -> None:
-        """Check that the prefix is still claimed by this writer."""
-        if self._bucket.read(PARTIAL) != self._mark:
-            raise self._taken("has taken it over")
+        self._there, _ = self._bucket.listed()
 
     def leave(self, *, resumable: bool) -> None:
-        """Give up a composition that failed.
-
-        If it is resumable, what was uploaded stays, for the next run. After any failure but of the storage or by the
-        user's interrupt, such as the opt-out of a member meanwhile, all of it is deleted.
-        """
+        """Give up a composition that failed: what was uploaded stays for the next run if it is `resumable`."""
         names = set(self._bucket.listed()[0])
         if self._bucket.read(PARTIAL) == self._mark and not (resumable and names - {PARTIAL}):
             self._bucket.delete([*sorted(names - {PARTIAL}), PARTIAL])
 
-    def _taken(self, what: str) -> OutputError:
-        return OutputError(f"{self._bucket.url}: another process {what}", f"repeat when it has ended, or {_OTHER}")
-
-    @staticmethod
-    def _home_of(mark: bytes | None) -> str | None:
-        try:
-            return str(json.loads(mark or b"")["home"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
-
-
-class OpenBucket(OpenDestination):
-    """A prefix that is being written, claimed by `writer`; shards are rendered into the folder `scratch`."""
-
-    def __init__(self, bucket: Bucket, writer: _Writer, known: UploadedShards, scratch: Path) -> None:
-        self._bucket, self._writer, self._known, self._scratch = bucket, writer, known, scratch
-        self._there, _ = bucket.listed()
-        self._names: set[str] = set()
-        self._held: dict[str, bytes] = {}
-        map_large_blocks(_MAPPED)
-
     def write_weights(
         self, streams: Sequence[Stream], advance: Advance, *, workers: int = 1, writer: ShardWriter | None = None
     ) -> dict[str, str]:
-        """Render and upload the shards (arguments as `OpenDestination.write_weights`).
-
-        One after another; with a `writer`, as many as it writes at once are on the disk.
-        """
+        # Shards are on the disk one after another; with a `writer`, as many at once as it writes.
         shards, digests = layout(self._scratch, streams), dict[str, str]()
         largest = max(len(shard.head) + shard.nbytes for shard in shards)
         if (free := shutil.disk_usage(self._scratch).free) < largest:
@@ -176,34 +143,42 @@ class OpenBucket(OpenDestination):
         return digests | self.write_files(index_file(shards))
 
     def write_files(self, files: Mapping[str, bytes]) -> dict[str, str]:
-        """Write small files, or keep those that come last; return file name → SHA-256."""
         for name, data in files.items():
             self._names.add(name)
-            if name in LAST:
+            if name in LAST:  # kept until `commit`
                 self._held[name] = data
             else:
-                self._writer.check()
+                self._check_claim()
                 self._bucket.write(name, data)
         return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
     def commit(self) -> None:
         """Delete what is left of an earlier composition, and write what makes the new one readable."""
-        self._writer.check()
+        self._check_claim()
         self._bucket.delete(sorted({*self._bucket.listed()[0]} - self._names - {PARTIAL}))
         for name in LAST:
             if name in self._held:
-                self._writer.check()
+                self._check_claim()
                 self._bucket.write(name, self._held[name])
         try:
-            self._writer.check()
+            self._check_claim()
         except OutputError:  # between the check and the write
             self._bucket.delete([MARKER])
             raise
         self._bucket.delete([PARTIAL])
+        self._known.remember()
+
+    def _check_claim(self) -> None:
+        """Check that the prefix is still claimed by this writer."""
+        if self._bucket.read(PARTIAL) != self._mark:
+            raise self._taken("has taken it over")
+
+    def _taken(self, what: str) -> OutputError:
+        return OutputError(f"{self._bucket.url}: another process {what}", f"repeat when it has ended, or {_OTHER}")
 
     def _write_shards(self, shards: Sequence[Shard], advance: Advance, render: Render) -> dict[str, str]:
         """Bring shards to the bucket unless they are there, and return file name → tree digest."""
-        self._writer.check()
+        self._check_claim()
         done, missing = dict[str, str](), list[Shard]()
         for shard in shards:
             self._names.add(shard.path.name)
@@ -230,7 +205,7 @@ class OpenBucket(OpenDestination):
         name = shard.path.name
         if self._is_there(shard) and self._known.digest_of(shard) is None and self._digest(shard) == digest:
             return
-        self._writer.check()
+        self._check_claim()
         self._bucket.upload(name, shard.path)
         if self._digest(shard) != digest:
             raise DamagedError(
@@ -253,6 +228,8 @@ class OpenBucket(OpenDestination):
             return None
 
 
-def _identity(home: Home) -> str:
-    """Return what tells a registry from others, without naming it: the digest of its database's URL and its path."""
-    return hashlib.sha256(f"{home.database}\n{home.path}".encode()).hexdigest()[:32]
+def _home_of(mark: bytes | None) -> str | None:
+    try:
+        return str(json.loads(mark or b"")["home"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None

@@ -14,11 +14,8 @@ from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.progress import Advance
 
-CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-"""The files that a reader opens first."""
-
-Render = Callable[[Sequence[Shard], Advance], list[str]]
-"""Writes files of weights, and returns the tree digest of each."""
+CONFIG = "config.json"
+Render = Callable[[Sequence[Shard], Advance], list[str]]  # writes files of weights, and returns the tree digest of each
 
 
 class ShardWriter(Protocol):
@@ -28,8 +25,7 @@ class ShardWriter(Protocol):
     def at_once(self) -> int:
         """Files that it writes at the same time, 1 or more."""
 
-    def __call__(self, shards: Sequence[Shard], advance: Advance) -> list[str]:
-        """Write files, and return the tree digest of each."""
+    def __call__(self, shards: Sequence[Shard], advance: Advance) -> list[str]: ...
 
 
 class OpenDestination(ABC):
@@ -91,14 +87,12 @@ class FolderDestination(Destination):
         self.address = str(self._path)
 
     def check(self, *, replace: bool) -> None:
-        """Check the path (errors as `check_output`)."""
         check_output(self._path, replace=replace)
 
     @contextmanager
     def opened(
         self, home: Home, *, replace: bool, nbytes: int, holds: Collection[str], reusable: Sequence[Stream] = ()
     ) -> Iterator["OpenFolder"]:
-        """Open the folder (arguments as `Destination.opened`)."""
         reuse = ShardReuse(home, self._path) if reusable else None
         reused = sum(shard.nbytes for shard in layout(self._path, reusable) if reuse and reuse.has(shard))
         with fresh_folder(self._path, replace=replace, nbytes=nbytes - reused) as folder:
@@ -116,12 +110,10 @@ class OpenFolder(OpenDestination):
     def write_weights(
         self, streams: Sequence[Stream], advance: Advance, *, workers: int = 1, writer: ShardWriter | None = None
     ) -> dict[str, str]:
-        """Write all tensors (arguments as `OpenDestination.write_weights`)."""
         write = writer or partial(write_shards, workers=workers)
         return write_weights(self._path, streams, advance, partial(self._write_shards, write))
 
     def write_files(self, files: Mapping[str, bytes]) -> dict[str, str]:
-        """Write small files and return file name → SHA-256."""
         return write_files(self._path, files)
 
     def _write_shards(self, write: Render, shards: Sequence[Shard], advance: Advance) -> list[str]:

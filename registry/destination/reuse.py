@@ -36,8 +36,7 @@ TICK_NS = 20_000_000  # longer than a tick of the system's clock for file times
 
 _NO_RECORD = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
-Identity = tuple[int, ...]
-"""Device, inode, size, time of modification, time of change of status, the times in ns."""
+Identity = tuple[int, ...]  # device, inode, size, time of modification, time of change of status, the times in ns
 
 
 class ShardReuse:
@@ -51,7 +50,7 @@ class ShardReuse:
         try:
             for name, origin, digest, identity in json.loads(self._record.read_bytes())["files"]:
                 if Path(name).name == name:
-                    self._known[str(origin)] = (name, str(digest), tuple(int(number) for number in identity))
+                    self._known[str(origin)] = (name, str(digest), tuple(map(int, identity)))
         except _NO_RECORD:
             self._known = {}
 

@@ -17,12 +17,8 @@ from registry.distributed.step import Finished, Step, run_task
 from registry.errors import ClusterError, InvalidInputError, StorageError, first_line
 from registry.progress import Progress, remark
 
-LOCAL = "local"
-"""The address of a cluster on this machine, which ends with the command."""
-
-RETRIES = 3
-"""Times that a task runs again after its process or node was lost."""
-
+LOCAL = "local"  # the address of a cluster on this machine, which ends with the command
+RETRIES = 3  # times that a task runs again after its process or node was lost
 OBJECT_BYTES = 128 * 2**20
 """Memory for objects of a cluster on this machine: tasks exchange files, and tokens alone are objects."""
 
@@ -34,9 +30,7 @@ After an error, others often end at the same moment, and Ray may abort this proc
 https://github.com/ray-project/ray/issues/54846
 """
 
-LOST_SECONDS = 60.0
-"""Seconds without a node that could run a task, after which a step is given up."""
-
+LOST_SECONDS = 60.0  # seconds without a node that could run a task, after which a step is given up
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*"}
 """Variables that Ray reads when it is imported: it reports nothing, and prints nothing to stdout, where results go."""
 
@@ -45,13 +39,7 @@ _AGAIN = "start it again: what is finished is kept"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes that tasks run on.
-
-    Attributes:
-        address: its address, for messages.
-        threads: threads of torch in each task, and the processors that it takes.
-        gpus: GPUs that each task takes; a fraction lets several share one.
-    """
+    """Nodes that tasks run on, each on as many processors as `threads` of torch, and on `gpus`, or a part of one."""
 
     address: str
     threads: int
@@ -68,11 +56,7 @@ class Cluster:
         return {str(node["NodeManagerHostname"]) for node in _nodes()}
 
     def device(self, named: str | None) -> str:
-        """Return the device that tasks compute on: the named one, a GPU if they take one, else the processor.
-
-        Raises:
-            InvalidInputError: a GPU is named, and tasks take none.
-        """
+        """Return the device of tasks: `named`, else a GPU if they take one (InvalidInputError: they take none)."""
         if named is not None and named.startswith("cuda") and not self.gpus:
             raise InvalidInputError(f"tasks take no GPU, and --device is {named}", "add --num-gpus 1")
         return named or ("cuda" if self.gpus else "cpu")
@@ -130,12 +114,7 @@ class Cluster:
                     step.board(number).unlink(missing_ok=True)
 
     def results(self, step: Step, progress: Progress) -> list[Finished]:
-        """Run the tasks of a step, and return all in the order of the step; the first error ends it.
-
-        Raises:
-            RegError: a task raised it.
-            ClusterError: as in `run`; or tasks ran on nodes of different kinds.
-        """
+        """Run the tasks of a step, and return all in its order; the first error of one is raised (errors as `run`)."""
         done: dict[int, Finished] = {}
         for finished in self.run(step, progress):
             if finished.error is not None:
@@ -197,8 +176,7 @@ def connect(address: str, *, gpus: float = 0.0) -> Iterator[Cluster]:
         gpus: GPUs that each task takes.
 
     Raises:
-        StorageError: Ray is not installed.
-        ClusterError: there is no cluster at the address.
+        StorageError, ClusterError: Ray is not installed, or there is no cluster at the address.
     """
     if importlib.util.find_spec("ray") is None:
         raise StorageError("--ray needs Ray, which is not installed", "run: pip install 'expert-registry[ray]'")
@@ -237,7 +215,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _cancel(waiting: Mapping[Any, int]) -> None:
-    """Cancel tasks that do not end by themselves: kill their processes, and wait until Ray counts them as ended."""
+    """Cancel tasks that do not end by themselves, and wait until Ray counts them as ended."""
     if not waiting:
         return
     import ray

@@ -19,22 +19,14 @@ from typing import Any
 from registry.errors import ClusterError, RegError
 from registry.progress import Advance
 
-_SECONDS = 0.25
-"""Between two reports of a task."""
-
+_SECONDS = 0.25  # between two reports of a task
 _VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
 """Environment variables that choose among the instructions of a processor."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One part of a step; it may run several times, also at once, and must leave the same then.
-
-    Attributes:
-        name: its name in messages, such as `windows 0 to 47`.
-        arguments: of the step's function, after what all tasks share.
-        amount: units of progress.
-    """
+    """A part of a step, named in messages; it may run several times, also at once, and must leave the same then."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -66,12 +58,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Finished:
-    """A task that has ended.
-
-    Attributes:
-        error: what it raised.
-        remarks: sentences for the user.
-    """
+    """A task that has ended: its result or what it raised, remarks for the user, and the node with its kind."""
 
     task: Task
     result: Any
@@ -108,10 +95,7 @@ class _Report:
 def run_task(
     shared: Any, function: Callable[..., Any], task: Task, board: Path, unit: str, threads: int, device: str
 ) -> Finished:
-    """Run a task in this process, with as many threads of torch as the main process has.
-
-    An error for the user is returned, and any other is raised. The task comes back without its arguments.
-    """
+    """Run a task with as many threads of torch as the main process has; an error for the user is returned."""
     import torch
 
     torch.set_num_threads(threads)
@@ -131,11 +115,7 @@ def run_task(
 
 
 def node_kind(device: str, threads: int | None = None) -> str:
-    """Return the kind of this node: processor or GPU, its instructions, torch's threads, and the libraries' versions.
-
-    Args:
-        threads: of torch; default those of this process now.
-    """
+    """Return the kind of this node: processor or GPU, its instructions, threads of torch (default: now), libraries."""
     from importlib.metadata import version
 
     import torch
@@ -150,7 +130,6 @@ def node_kind(device: str, threads: int | None = None) -> str:
 
 @cache
 def _processor() -> str:
-    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

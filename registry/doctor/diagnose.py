@@ -9,7 +9,7 @@ from registry.doctor import header_checks as header
 from registry.doctor import value_checks as value
 from registry.doctor.examination import Examination
 from registry.doctor.examined_input import check_examined
-from registry.doctor.finding import MEMBERS, Cost, Diagnosis, Finding, error, passed, skipped
+from registry.doctor.finding import Cost, Diagnosis, Finding, error, passed, skipped
 from registry.errors import RegError, first_line, is_foreign
 from registry.io.display import printable
 from registry.names.suggest import fresh
@@ -22,71 +22,58 @@ class Check:
     """One check of a folder.
 
     Attributes:
-        name: its name, in findings and in `needs`.
+        run: yields what it finds; an error of `registry.errors` counts as a finding. It is named `check_` and the name.
         passed: what is true of a folder in which it finds nothing.
-        run: yields what it finds; an error of `registry.errors` counts as a finding.
         needs: checks without which it makes no sense: it is skipped if one of them found an error or was skipped.
     """
 
-    name: str
+    run: Callable[[Examination], Iterable[Finding]]
     cost: Cost
     passed: str
-    run: Callable[[Examination], Iterable[Finding]]
     needs: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Its name, in findings and in `needs`."""
+        return self.run.__name__.removeprefix("check_").replace("_", "-")
 
-_DOMAINS = 4
-"""Most domains in a line to type."""
 
+_DOMAINS = 4  # most domains in a line to type
 _FILES = ("files",)
-_RUNS = ("loads",)
+_LOGITS = ("logits",)
 
 CHECKS = (
-    Check("files", "headers", "config.json and all weight files are there and whole", header.check_files),
-    Check("dtypes", "headers", "all tensors have the dtype that config.json says", header.check_dtypes, _FILES),
-    Check("vocabulary", "headers", "embedding, config.json and tokenizer agree", header.check_vocabulary, _FILES),
+    Check(header.check_files, "headers", "config.json and all weight files are there and whole"),
+    Check(header.check_dtypes, "headers", "all tensors have the dtype that config.json says", _FILES),
+    Check(header.check_vocabulary, "headers", "embedding, config.json and tokenizer agree", _FILES),
     Check(
-        "special-tokens",
-        "headers",
-        "all files agree on the tokens that begin, end and pad a text",
-        header.check_special_tokens,
-        _FILES,
+        header.check_special_tokens, "headers", "all files agree on the tokens that begin, end and pad a text", _FILES
     ),
+    Check(header.check_chat_template, "headers", "the chat template renders a conversation", ("vocabulary",)),
     Check(
-        "chat-template",
-        "headers",
-        "the chat template renders a conversation",
-        header.check_chat_template,
-        ("vocabulary",),
-    ),
-    Check(
-        "architecture",
+        header.check_architecture,
         "headers",
         "the sizes in config.json fit one another and the tensors",
-        header.check_architecture,
         ("files", "vocabulary?"),
     ),
-    Check("tied", "headers", "the head is there, or tied to the embedding", header.check_tied, _FILES),
+    Check(header.check_tied, "headers", "the head is there, or tied to the embedding", _FILES),
     Check(
-        "keys",
+        header.check_keys,
         "headers",
         "names and shapes are those of the architecture",
-        header.check_keys,
         ("dtypes", "vocabulary?", "special-tokens", "architecture", "tied"),
     ),
-    Check(MEMBERS, "headers", "all members are registered and active", header.check_members),
-    Check("values", "weights", "every weight is finite, and no part is zero", value.check_values, _FILES),
-    Check("head", "weights", "the head equals the embedding, if tied", value.check_head, ("files", "tied")),
-    Check("loads", "forward", "transformers loads it", forward.check_loads, ("keys", "vocabulary", "values", "head")),
-    Check("logits", "forward", "its logits are finite", forward.check_logits, _RUNS),
-    Check("routing", "forward", "every router uses its experts", forward.check_routing, ("logits",)),
-    Check(
-        "perplexity", "forward", "it predicts text better than a uniform guess", forward.check_perplexity, ("logits",)
-    ),
-    Check("generation", "forward", "it writes text", forward.check_generation, ("logits", "perplexity?")),
-    Check("comparison", "forward", "it is compared with its members", forward.check_comparison, ("perplexity",)),
+    Check(header.check_members, "headers", "all members are registered and active"),
+    Check(value.check_values, "weights", "every weight is finite, and no part is zero", _FILES),
+    Check(value.check_head, "weights", "the head equals the embedding, if tied", ("files", "tied")),
+    Check(forward.check_loads, "forward", "transformers loads it", ("keys", "vocabulary", "values", "head")),
+    Check(forward.check_logits, "forward", "its logits are finite", ("loads",)),
+    Check(forward.check_routing, "forward", "every router uses its experts", _LOGITS),
+    Check(forward.check_perplexity, "forward", "it predicts text better than a uniform guess", _LOGITS),
+    Check(forward.check_generation, "forward", "it writes text", ("logits", "perplexity?")),
+    Check(forward.check_comparison, "forward", "it is compared with its members", ("perplexity",)),
     # Last, as another error says more of what is wrong than that a file was changed.
-    Check("integrity", "weights", "every file is as it was composed", header.check_integrity),
+    Check(header.check_integrity, "weights", "every file is as it was composed"),
 )
 """All checks, in their order. A need that ends with `?` is met by a skipped check too."""
 
@@ -100,23 +87,23 @@ def diagnose(
     device: str | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Examine a model folder.
+    """Examine a model folder (errors as `check_examined`).
 
     Args:
         workspace: the registry, which knows the members of a composition; None without one.
         data: domain → files of text to run it on; default the members' text, else built-in text.
         device: a torch device; None for the GPU if there is one.
-
-    Raises:
-        CheckpointError: there is no such folder.
-        CalibrationError: a file of `data` does not exist.
     """
     path = Path(folder)
     check_examined(folder, data or {})
     files = {domain: [Path(file) for file in listed] for domain, listed in (data or {}).items()}
     exam, unmet = Examination(path, workspace, files, device, progress), dict[str, str]()
     for check in CHECKS:
-        found = [replace(one, check=check.name, cost=check.cost) for one in _found(check, exam, unmet, quick)]
+        found = [
+            # One printable line, whatever the folder's files say.
+            replace(one, message=printable(one.message)[:1000], check=check.name, cost=check.cost)
+            for one in _found(check, exam, unmet, quick)
+        ]
         exam.findings += found
         severities = {one.severity for one in found}
         if "error" in severities:
@@ -130,7 +117,7 @@ def _found(check: Check, exam: Examination, unmet: Mapping[str, str], quick: boo
     if quick and check.cost == "forward":
         return [skipped("--quick runs nothing")]
     for need in check.needs:
-        name = need.rstrip("?!")
+        name = need.removesuffix("?")
         state = unmet.get(name)
         if state == "error":
             return [skipped(f"{name} has an error, which comes first")]
@@ -139,13 +126,13 @@ def _found(check: Check, exam: Examination, unmet: Mapping[str, str], quick: boo
     found = []
     try:
         for finding in check.run(exam):
-            found.append(_bounded(finding))
+            found.append(finding)
     except RegError as failure:
-        found.append(_bounded(error(_without(failure.message, exam), failure.hint)))
+        found.append(error(_without(failure.message, exam), failure.hint))
     except BaseException as failure:  # libraries raise many kinds on what was not made by them
         if not is_foreign(failure):
             raise
-        found.append(_bounded(error(f"the check of {check.name} fails: {first_line(failure)}")))
+        found.append(error(f"the check of {check.name} fails: {first_line(failure)}"))
     return found or [passed(check.passed)]
 
 
@@ -156,11 +143,6 @@ def _without(message: str, exam: Examination) -> str:
     if message.startswith(f"{exam.path} "):
         return f"it {message.removeprefix(f'{exam.path} ')}"
     return message.replace(f"{exam.path}/", "")
-
-
-def _bounded(finding: Finding) -> Finding:
-    """Return a finding whose message is one printable line, whatever the folder's files say."""
-    return replace(finding, message=printable(finding.message)[:1000])
 
 
 def _again(exam: Examination) -> str | None:

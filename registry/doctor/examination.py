@@ -35,20 +35,13 @@ from store.catalog import EvaluationRecord
 ADDED = "is not a file of the composition"
 """End of the line on a file that was put into the folder later, which breaks nothing."""
 
-FLOATS = ("F64", "F32", "F16", "BF16")
-"""dtypes, in the spelling of safetensors, whose values are weights as they are."""
-
+FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes, in the spelling of safetensors, whose values are weights as they are
 WINDOWS, SEQ_LEN = 8, 128
 """Windows of a domain, and tokens in one: enough to tell a broken model, and seconds for a small one."""
 
-CHEAP = 2**29
-"""Parameters of a member up to which it is loaded from the registry."""
-
+CHEAP = 2**29  # parameters of a member up to which it is loaded from the registry
 _SAMPLED_TOKENS = 256
-
-_UNKNOWN = 0.5
-"""Share of unknown tokens from which on a built-in text says nothing about a model."""
-
+_UNKNOWN = 0.5  # share of unknown tokens from which on a built-in text says nothing about a model
 Source = Literal["given", "kept", "sampled", "built-in"]
 
 
@@ -62,11 +55,7 @@ class DomainTexts:
 
 @dataclass
 class Examination:
-    """A model folder, which may come from anywhere.
-
-    Attributes:
-        perplexity: domain → perplexity, once it was computed.
-    """
+    """A model folder, which may come from anywhere; `perplexity` has domains once they were computed."""
 
     path: Path
     workspace: Workspace | None
@@ -253,12 +242,7 @@ BUILT_IN = {
 
 
 def domain_texts(folder: Examination) -> DomainTexts:
-    """Return the text of each domain.
-
-    Raises:
-        CalibrationError: a given file cannot be read, or holds no text.
-        CheckpointError: the tokenizer fails on it.
-    """
+    """Return the text of each domain (errors as `test_windows`)."""
     if folder.data:
         return DomainTexts(test_windows(folder.data, folder.path, folder.settings), "given")
     kept = {name: _kept(member, folder.settings) for name, member in folder.members.items()}
@@ -297,14 +281,12 @@ def _kept(member: Member, settings: TestSettings) -> Calibration | None:
 
 
 def _sampled(folder: Examination, member: Member) -> Calibration:
-    with temporary_folder() as temporary:
-        out = temporary / "dense"
-        write_dense([member], out, silent)
-        model, special = open_model(member.name, out, folder.settings).loaded, Checkpoint(out).special_tokens
+    with dense_model(folder, member.name, [member]) as model:
+        special = Checkpoint(model.folder).special_tokens
     end = [number for number in listed(special["eos_token_id"]) if isinstance(number, int)]
     start = special["bos_token_id"]
     return sample_from_expert(
-        model,
+        model.loaded,
         start=start if isinstance(start, int) else next(iter(end), None),
         end=end,
         tokens=_SAMPLED_TOKENS,
@@ -323,14 +305,14 @@ def _built_in(folder: Examination) -> dict[str, Calibration]:
             files[domain] = [path]
         texts = test_windows(files, folder.path, folder.settings)
     unknown = getattr(folder.tokenizer, "unk_token_id", None)
-    known = {domain: text for domain, text in texts.items() if unknown is None or _share(text, unknown) < _UNKNOWN}
+    known = {
+        domain: text
+        for domain, text in texts.items()
+        if unknown is None or int((text.ids == unknown).sum()) / text.tokens < _UNKNOWN
+    }
     if not known:
         raise CalibrationError(
             "its vocabulary is not that of a natural language, so no built-in text can be read",
             f"give text of its own: reg doctor {folder.quoted} --data DOMAIN=FILE",
         )
     return known
-
-
-def _share(text: Calibration, token: int) -> float:
-    return int((text.ids == token).sum()) / text.tokens

@@ -10,12 +10,7 @@ from registry.workspace import PathLike
 
 
 def check_examined(folder: PathLike, data: Mapping[str, Sequence[PathLike]]) -> None:
-    """Check that a folder to examine, and the files of text to run it on, exist.
-
-    Raises:
-        CheckpointError: there is no such folder.
-        CalibrationError: a file of `data` does not exist.
-    """
+    """Check that a folder to examine, and the files of text to run it on, exist (CheckpointError, CalibrationError)."""
     if not Path(folder).is_dir():
         what = "is on the Hub, not a folder" if is_hub_reference(str(folder)) else "is not a folder"
         raise CheckpointError(f"{folder} {what}", "name a model's folder, such as one that reg compose wrote")

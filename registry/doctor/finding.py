@@ -19,11 +19,8 @@ _ORDER: tuple[Severity, ...] = ("error", "warning", "ok", "skipped")
 class Finding:
     """One thing that a check found.
 
-    Attributes:
-        severity: `error` if the folder is broken, `warning` if it may be, `skipped` if the check was not done.
-        message: a plain sentence without a full stop at its end; of a skipped check, the reason.
-        next: the command to type, or what to do.
-        check: the name of the check.
+    `severity` is `error` if the folder is broken, `warning` if it may be, `skipped` if the check was not done.
+    `message` is a sentence without a full stop, of a skipped check the reason, and `next` what to do or type.
     """
 
     severity: Severity
@@ -33,22 +30,15 @@ class Finding:
     cost: Cost = "headers"
 
 
-error = partial(Finding, "error")
-"""Returns the finding that the folder is broken, given its message and what to do."""
+error = partial(Finding, "error")  # returns the finding that the folder is broken, given its message and what to do
 warning = partial(Finding, "warning")
 passed = partial(Finding, "ok")
-skipped = partial(Finding, "skipped")
-"""Returns the finding that a check was not done, given the reason."""
+skipped = partial(Finding, "skipped")  # returns the finding that a check was not done, given the reason
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that was found in a folder.
-
-    Attributes:
-        perplexity: domain → perplexity, where it was computed.
-        again: the command to type if no finding has one.
-    """
+    """All that was found in a folder; `again` is the command to type if no finding has one."""
 
     folder: Path
     findings: tuple[Finding, ...]

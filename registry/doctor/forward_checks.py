@@ -11,23 +11,16 @@ import torch
 from registry.calibration import Calibration
 from registry.doctor.examination import CHEAP, Examination, dense_model, is_cheap
 from registry.doctor.finding import Finding, error, passed, skipped, warning
-from registry.errors import CheckpointError, RegError, first_line
+from registry.errors import CheckpointError, first_line
 from registry.evaluation.scoring import perplexities_of
 from registry.evaluation.stored import widest
 from registry.io.display import few, printable
 from registry.runtime.loading import quiet_transformers
 
-_ALL = 0.95
-"""Share of all tokens from which on a router has collapsed to one expert."""
-
-_NONE = 0.01
-"""Share of its own domain's tokens below which an expert is idle."""
-
-_HARDLY = 0.5
-"""Ratio to the perplexity of a uniform guess from which on built-in text is not understood at all."""
-
-_WORSE = 1.02
-"""Ratio to the averaged weights' perplexity from which on a mixture is remarked on."""
+_ALL = 0.95  # share of all tokens from which on a router has collapsed to one expert
+_NONE = 0.01  # share of its own domain's tokens below which an expert is idle
+_HARDLY = 0.5  # ratio to the perplexity of a uniform guess from which on built-in text is not understood at all
+_WORSE = 1.02  # ratio to the averaged weights' perplexity from which on a mixture is remarked on
 
 _FROM = {
     "given": "the given text",
@@ -155,8 +148,7 @@ def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
     if ours > average * _WORSE:
         yield warning(
             f"it is worse than the averaged weights of its members: {said}, averaged weights {average:.4g}; "
-            "a mixture should "
-            "be better",
+            "a mixture should be better",
             f"see what routing and trunk each cost: reg evaluate {exam.quoted} {data} --baselines --oracle",
         )
     else:
@@ -197,10 +189,7 @@ def _mean(perplexities: list[float]) -> float:
 def _routers_of(exam: Examination) -> str | None:
     if exam.composed is None:
         return None
-    try:
-        names = ",".join(member.name for member in exam.composed.manifest.members)
-    except RegError:
-        return exam.again
+    names = ",".join(member.name for member in exam.composed.manifest.members)
     return f"see what other routers do: reg preview --experts {names}"
 
 
@@ -216,29 +205,19 @@ def _cause(exam: Examination) -> str:
     return f"; its member {name} alone has {alone:,.4g}, {blame}"
 
 
-_DOMAINS, _PROMPT, _NEW = 8, 16, 24
-"""Most domains, tokens of the prompt, and tokens that are written after it."""
-
-_CHECKED = 64
-"""Tokens on which logits are checked; any other that is not finite shows in the perplexity."""
-
-_REPEATED = 16
-"""Last tokens that are all the same in a loop of one token."""
-
-_UNPRINTABLE = 0.5
-"""Share of characters that cannot be shown from which on a text is no text."""
+_DOMAINS, _PROMPT, _NEW = 8, 16, 24  # most domains, tokens of the prompt, and tokens that are written after it
+_CHECKED = 64  # tokens on which logits are checked; any other that is not finite shows in the perplexity
+_REPEATED = 16  # last tokens that are all the same in a loop of one token
+_UNPRINTABLE = 0.5  # share of characters that cannot be shown from which on a text is no text
 
 
 def check_generation(exam: Examination) -> Iterator[Finding]:
-    """Continue a piece of each domain's text, and look for one token over and over, and for no text at all.
-
-    The piece is the beginning of a window; of text that members wrote it is the end, because experts of one base model
-    begin alike.
-    """
+    """Continue a piece of each domain's text, and look for one token over and over, and for no text at all."""
     windows = dict(list(exam.texts.windows.items())[:_DOMAINS])
     size = min(_PROMPT, *(int(text.lengths[0]) for text in windows.values()))
     prompts = {}
     for domain, text in windows.items():
+        # Text that members wrote begins alike, as experts of one base model do: its end is taken.
         begin = int(text.lengths[0]) - size if exam.texts.source == "sampled" else 0
         prompts[domain] = text.ids[0, begin : begin + size].long()
     rows = _written(exam.model.loaded, torch.stack(list(prompts.values())))

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from registry.checkpoint.adapter import is_adapter
-from registry.checkpoint.model_files import INDEX, TOKENIZER_FILES
+from registry.checkpoint.model_files import TOKENIZER_FILES
 from registry.doctor.examination import FLOATS, Examination, listed
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.doctor.tensor_names import in_words, is_embedding, is_expert, is_head, named, numbers_of, role_of
 from registry.errors import CheckpointError, ConflictError, RegError, first_line, is_foreign
 from registry.io.display import few, printable
 from registry.io.dtypes import NAMES, SAFETENSORS
-from registry.io.model_folder import MARKER
+from registry.io.model_folder import INDEX, MARKER
 from registry.io.torch_blocks import torch_dtype
 from registry.io.untrusted import own_file, read_json
 from registry.names.resolve import find_by_digest
@@ -33,8 +33,7 @@ _QUANTISED = (".qweight", ".qzeros", ".weight_scale", ".weight_scale_inv", ".abs
 _BUFFERS = ("attention.bias", "attn.bias", ".masked_bias", "inv_freq", "position_ids", "num_batches_tracked")
 """Ends of the names of tensors that are no weights."""
 
-_MASKS = "masks"
-"""The masks of a SIMoE, which are bits."""
+_MASKS = "masks"  # the masks of a SIMoE, which are bits
 
 
 def check_files(folder: Examination) -> Iterator[Finding]:
@@ -119,10 +118,6 @@ def check_members(folder: Examination) -> Iterator[Finding]:
             yield error(conflict.message.replace(f"{folder.quoted} holds", "it holds", 1), conflict.hint)
     if unknown:
         yield passed(f"{few(unknown)}: not registered here, so nothing more is known of it")
-    yield from _member_positions(folder)
-
-
-def _member_positions(folder: Examination) -> Iterator[Finding]:
     own = folder.config.get("max_position_embeddings")
     for name, member in folder.members.items():
         longest = member.architecture.max_position_embeddings
@@ -227,10 +222,9 @@ def check_chat_template(folder: Examination) -> Iterator[Finding]:
     """Render a conversation of two messages by the chat template, in the sandbox of transformers."""
     templates = getattr(folder.tokenizer, "chat_template", None)
     if not templates:
-        with_template = [name for name, member in folder.members.items() if _has_template(member)]
-        if with_template:
+        if with_template := next((name for name, member in folder.members.items() if _has_template(member)), None):
             yield warning(
-                f"it has no chat template, though {with_template[0]} has one: chats would be rendered otherwise than "
+                f"it has no chat template, though {with_template} has one: chats would be rendered otherwise than "
                 "the member was trained on",
                 "copy chat_template.jinja or tokenizer_config.json from that member's checkpoint",
             )
@@ -331,8 +325,7 @@ def check_keys(folder: Examination) -> Iterator[Finding]:
     if folder.config.get("auto_map") and not folder.has_our_code:
         yield skipped("it has modelling code of its author, which is never run here")
         return
-    odd = list(_odd_experts(folder))
-    if odd:
+    if odd := list(_odd_experts(folder)):
         yield from odd
         return
     stored = {
@@ -361,9 +354,9 @@ def check_keys(folder: Examination) -> Iterator[Finding]:
             "be dropped",
             "check model_type in config.json, or save the model again without it",
         )
-    for name, has, wanted in sorted((str(key), tuple(a), tuple(b)) for key, a, b in info["mismatched_keys"]):
+    if info["mismatched_keys"]:
+        name, has, wanted = min((str(key), tuple(a), tuple(b)) for key, a, b in info["mismatched_keys"])
         yield error(f"{in_words(name)} ({name}) has shape {has}, config.json asks for {wanted}", _SAVE)
-        break
 
 
 def _first_of(names: list[str]) -> str:
@@ -387,7 +380,6 @@ def _odd_experts(folder: Examination) -> Iterator[Finding]:
         shapes = Counter(folder.tensors[name].shape for name in names.values())
         usual = shapes.most_common(1)[0][0]
         for name in names.values():
-            if folder.tensors[name].shape != usual:
-                shape = folder.tensors[name].shape
+            if (shape := folder.tensors[name].shape) != usual:
                 yield error(f"{in_words(name)} ({name}) has shape {shape}, other experts have {usual}", _SAVE)
                 return

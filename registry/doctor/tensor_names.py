@@ -87,6 +87,5 @@ def in_words(name: str) -> str:
 def named(names: Iterable[str]) -> str:
     """Return tensors in words: the first one with its name, and how many more there are."""
     first, *others = names
-    return f"{in_words(first)} ({first})" + (
-        f" and {len(others)} more tensor{'s' * (len(others) > 1)}" if others else ""
-    )
+    more = f" and {len(others)} more tensor{'s' * (len(others) > 1)}" if others else ""
+    return f"{in_words(first)} ({first}){more}"

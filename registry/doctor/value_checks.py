@@ -27,12 +27,8 @@ from registry.io.dtypes import NAMES
 from registry.io.torch_blocks import torch_dtype
 from store.arrays import rows_per_block
 
-_PEERS = 4
-"""Tensors of one role from which on the size of one is compared with the others'."""
-
-_FAR = 100.0
-"""Ratio of a tensor's size to that of its peers from which on it is remarked on."""
-
+_PEERS = 4  # tensors of one role from which on the size of one is compared with the others'
+_FAR = 100.0  # ratio of a tensor's size to that of its peers from which on it is remarked on
 _DIVERGED = "merge from checkpoints before the training diverged; a merge itself diverges with too large a weight"
 _ZERO = "look for it in the members that were merged, and merge again"
 
@@ -58,9 +54,9 @@ def check_values(folder: Examination) -> Iterator[Finding]:
     """Look for weights that are NaN, infinite, or zero all over, and for tensors far larger than their peers."""
     seen = _read(folder)
     if bad := [name for name, values in seen.items() if values.has_nan]:
-        yield error(f"{_are(bad, 'NaN')}", folder.again or _DIVERGED)
+        yield error(_are(bad, "NaN"), folder.again or _DIVERGED)
     if bad := [name for name, values in seen.items() if values.has_infinity]:
-        yield error(f"{_are(bad, 'infinite')}", folder.again or _DIVERGED)
+        yield error(_are(bad, "infinite"), folder.again or _DIVERGED)
     trained = {name: values for name, values in seen.items() if not is_made_up(name, folder.config)}
     for name, values in trained.items():
         if values.zero_experts:
@@ -68,11 +64,15 @@ def check_values(folder: Examination) -> Iterator[Finding]:
                 f"{in_words(name).removesuffix('s')} {values.zero_experts[0]} ({name}) is zero all over",
                 folder.again or _ZERO,
             )
-    zeros = [name for name, values in trained.items() if not values.largest and len(folder.tensors[name].shape) > 1]
+    zeros = [
+        name
+        for name, values in trained.items()
+        if not values.largest and not values.zero_experts and len(folder.tensors[name].shape) > 1
+    ]
     needed = [name for name in zeros if is_expert(name) or is_router(name) or is_embedding(name) or is_head(name)]
-    if needed := [name for name in needed if not seen[name].zero_experts]:
-        yield error(f"{_are(needed, 'zero all over')}", folder.again or _ZERO)
-    if others := [name for name in zeros if name not in needed and not seen[name].zero_experts]:
+    if needed:
+        yield error(_are(needed, "zero all over"), folder.again or _ZERO)
+    if others := [name for name in zeros if name not in needed]:
         yield warning(f"{_are(others, 'zero all over')}: it adds nothing to the stream")
     yield from _outliers({name: values for name, values in trained.items() if values.largest})
 
@@ -94,9 +94,8 @@ def check_head(folder: Examination) -> Iterator[Finding]:
 
 
 def _are(names: list[str], what: str) -> str:
-    if len(names) == 1:
-        return f"{in_words(names[0])} is {what} ({names[0]})"
-    return f"{in_words(names[0])} is {what} ({names[0]}), and {len(names) - 1} more tensors are"
+    more = f", and {len(names) - 1} more tensors are" if len(names) > 1 else ""
+    return f"{in_words(names[0])} is {what} ({names[0]}){more}"
 
 
 def _outliers(seen: dict[str, _Values]) -> Iterator[Finding]:
@@ -108,9 +107,8 @@ def _outliers(seen: dict[str, _Values]) -> Iterator[Finding]:
     for names in peers.values():
         usual = median(seen[name].size for name in names)
         if len(names) >= _PEERS and usual > 0:
-            odd += [
-                (name, seen[name].size / usual) for name in names if not 1 / _FAR <= seen[name].size / usual <= _FAR
-            ]
+            ratios = ((name, seen[name].size / usual) for name in names)
+            odd += [(name, ratio) for name, ratio in ratios if not 1 / _FAR <= ratio <= _FAR]
     if odd:
         name, ratio = max(odd, key=lambda one: abs(math.log(one[1])))
         yield warning(
@@ -133,13 +131,7 @@ def _read(folder: Examination) -> dict[str, _Values]:
 
 
 def _blocks(stored: Stored) -> Iterator[tuple[int, Any]]:
-    """Yield first row and values of a tensor, some rows at a time.
-
-    They are read, not mapped: pages of a mapped file would count as memory of this process.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
+    """Yield first row and values of a tensor, some rows at a time, read and not mapped: such pages count as memory."""
     if not math.prod(stored.shape):
         return
     shape, dtype = stored.shape or (1,), torch_dtype(NAMES[stored.dtype])

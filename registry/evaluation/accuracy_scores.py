@@ -25,10 +25,9 @@ LISTED = 8
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """One model's accuracies.
+    """One model's accuracies p, domain → task → p in [0, 1], and its scores.
 
     Attributes:
-        accuracy: domain → task → accuracy p, in [0, 1].
         score: domain → 100 · p / p̂, mean over the domain's tasks, p̂ the accuracy of the domain's own expert.
         metric: domain → task → the metric in the files, as `acc,none`.
     """

@@ -28,11 +28,9 @@ from registry.runtime.upcast import compute_dtype, report_dtype, stored_dtype
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """The tokenizer of a model, and the longest window that the model accepts.
+    """The tokenizer of a model, called `label` in messages and `name` in tables.
 
     Attributes:
-        label: the model's name in messages.
-        name: the model's name in tables.
         files: the tokenizer's files and config.json, by name.
         limit: the longest window that the model accepts, or None if it sets no limit.
         composed: member name → content digest, for a composition.
@@ -127,8 +125,7 @@ def make_benchmark(
 
     Raises:
         IncompatibleError: a tokenizer contradicts the first one's.
-        CalibrationError: a file cannot be read, or holds no text or a single token.
-        CheckpointError: the first model has no tokenizer.
+        CalibrationError, CheckpointError: as `test_windows`.
     """
     first = sources[0]
     digest = tokenizer_digest(first.files)

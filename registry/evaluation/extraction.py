@@ -45,10 +45,9 @@ _CHARACTERS_PER_TOKEN = 16
 
 @dataclass(frozen=True)
 class Extraction:
-    """The figures of one model.
+    """The figures of one model, called by its folder.
 
     Attributes:
-        label: the model's folder.
         similarity: of each document, the similarity of its best continuation, from 0 to 1.
         threshold: least similarity of an extracted document.
     """
@@ -220,7 +219,7 @@ def audit_registered(
 def _experts_in(workspace: Workspace, folder: Path) -> set[tuple[str, str]]:
     """Return name and content digest of the active experts whose weights are those of a folder.
 
-    Tensors are read until they differ from those of all experts: of an exported expert all, of another model few.
+    Tensors are read until they differ from those of all experts.
     """
     try:
         checkpoint = Checkpoint(folder, remote_code=True)
@@ -241,14 +240,10 @@ def _calibrated_on(
 ) -> Iterator[VersionRecord]:
     """Yield the active versions whose statistics are of `files`, together or one of them.
 
-    Compared are the experts in the audited folders, and versions whose files had the same names.
-
-    The text of statistics is known by the digest of its windows, so they are drawn again: as many tokens as a version
-    has, in windows of the default size. A version that was registered with other windows is not recognised.
-
-    Args:
-        folder: a model, whose tokenizer is that of the versions.
-        members: content digests.
+    Compared are the experts with the content digests `members`, and versions whose files had the same names. The text
+    of statistics is known by the digest of its windows, so they are drawn again with the tokenizer of the model in
+    `folder`: as many tokens as a version has, in windows of the default size. A version registered with others is not
+    recognised.
     """
     tokenizer = load_tokenizer(folder)
     texts = [Corpus(text, tokenizer) for text in {tuple(files), *((file,) for file in files)}]

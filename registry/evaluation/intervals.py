@@ -19,11 +19,8 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Intervals:
-    """Intervals of a model's scores.
-
-    Attributes:
-        score: domain → (low, high) of its normalised score; only domains of two or more windows.
-        average: (low, high) of the average score; None if a domain is missing.
+    """Intervals, [low, high], of a model's scores: domain → that of its score, only of domains of two or more windows;
+    and that of the average score, None if a domain is missing.
     """
 
     score: dict[str, list[float]]
@@ -34,14 +31,10 @@ def score_intervals(own: Mapping[str, DomainLoss], model: Mapping[str, DomainLos
     """Return the intervals of a model's scores by the paired percentile bootstrap over windows.
 
     Windows are drawn with replacement, domain by domain, and the score 100 · exp(own loss − loss) is computed on each
-    draw: the same windows for the expert and the model, so what makes a window hard for both cancels (Efron 1979;
-    paired as in Koehn 2004, "Statistical Significance Tests for Machine Translation Evaluation"). Draws have a fixed
-    seed: the same losses give the same interval. Windows of one document resemble one another, so an interval is
-    somewhat too narrow if documents are much longer than windows.
-
-    Args:
-        own: domain → loss of the domain's own expert.
-        model: domain → loss of the model, on the same windows.
+    draw: the same windows for the domain's own expert and the model, so what makes a window hard for both cancels
+    (Efron 1979; paired as in Koehn 2004, "Statistical Significance Tests for Machine Translation Evaluation"). Draws
+    have a fixed seed: the same losses give the same interval. Windows of one document resemble one another, so an
+    interval is somewhat too narrow if documents are much longer than windows.
     """
     draws = {domain: _draws(own[domain], model[domain]) for domain in model if domain in own}
     known = {domain: scores for domain, scores in draws.items() if scores is not None}
@@ -57,15 +50,12 @@ def difference_interval(
     """Return the interval of the difference of two models' average scores, by the bootstrap of `score_intervals`.
 
     Both are scored on the same draws of windows: what makes a window hard for both cancels, and the interval is
-    narrower than their own two suggest. If it does not hold 0, one is ahead by more than chance.
-
-    Args:
-        first: losses of the first model, domain by domain. Without an own expert the model itself stands in for it:
-            the sign of the difference is the same.
+    narrower than their own two suggest. If it does not hold 0, one is ahead by more than chance. Without an own expert
+    the first model stands in for it: the sign of the difference is the same.
 
     Returns:
-        Low and high end of the first one's average less the second one's, in points; None if losses are not known,
-        not of the same windows, or of fewer than two.
+        Low and high end of the first one's average less the second one's, in points; None if losses are not known, not
+        of the same windows, or of fewer than two.
     """
     draws: tuple[list[Any], list[Any]] = ([], [])
     for one, other in zip(first, second, strict=True):

@@ -27,12 +27,7 @@ DENSE = ("base", "experts", "average")
 
 @dataclass(frozen=True)
 class Method:
-    """One way of composing.
-
-    Attributes:
-        settings: fields of a recipe, and `train_steps` if the routers are then trained.
-        seeds, oracle: as in `Compared`.
-    """
+    """One way of composing: fields of a recipe, and `train_steps` if the routers are then trained."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: int = 0
@@ -89,11 +84,7 @@ SWEPT = tuple(
 
 @dataclass(frozen=True)
 class Sweep:
-    """A field of a recipe, and the values that it takes in turn.
-
-    Attributes:
-        values: field → its values, of one field; empty for no sweep.
-    """
+    """A field of a recipe (one at most) with the values that it takes in turn, and the recipe."""
 
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     recipe: Recipe = field(default_factory=Recipe)

@@ -78,10 +78,8 @@ def check_perplexities(folders: Sequence[str | PathLike[str]]) -> None:
 
 
 def active_experts_of(folder: Path, wanted: Sequence[int] | Literal["all"]) -> tuple[int, ...]:
-    """Return the numbers of experts per token that a mixture is to be scored with, ascending, each once.
-
-    Args:
-        wanted: the numbers; or `all`, for 1 up to the number of experts.
+    """Return the numbers of experts per token that a mixture is to be scored with, ascending; `all`: 1 up to its
+    experts.
 
     Raises:
         InvalidInputError: a number is below 1 or above the number of experts, or the model is no mixture.

@@ -72,14 +72,11 @@ def store_figures(
     *,
     name: str | None = None,
 ) -> None:
-    """Store figures with the composition of a folder, if it was made here and is unchanged.
+    """Store figures with the composition of a folder, if it was made here and is unchanged; else a remark calls it
+    `name`.
 
-    Args:
-        folder: a model folder; nothing is stored for one that is not a composition of `catalog`.
-        asked: the digest of data and settings; earlier figures with the same digest are replaced. Rows for comparison
-            that only the earlier ones have stay, if the composition and its experts came out the same.
-        progress: receives a remark if a composition's figures are not stored.
-        name: its name in the remark; None for that of the folder.
+    `asked` is the digest of data and settings: earlier figures with the same one are replaced. Rows for comparison
+    that only the earlier ones have stay, if the composition and its experts came out the same.
     """
     try:
         composed = ComposedFolder.read(folder)

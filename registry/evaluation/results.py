@@ -120,13 +120,9 @@ class PairedLoss:
 
 @dataclass(frozen=True)
 class Spread:
-    """Sample standard deviations (n - 1) over the seeds of a method with randomness.
+    """Sample standard deviations (n - 1) over the seeds, 2 or more, of a method with randomness.
 
-    Attributes:
-        seeds: the number of seeds, 2 or more.
-        perplexity: domain → deviation of the perplexity.
-        score: domain → deviation of the normalised score.
-        average: deviation of the average score, or None if a row has no average.
+    They are those of the figures of the same name; `average` is None if a row has no average.
     """
 
     seeds: int

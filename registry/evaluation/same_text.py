@@ -32,12 +32,7 @@ def _with_averages(measured: Measured, others: Sequence[Measured]) -> Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """A domain, on a text that two or more compositions read.
-
-    Attributes:
-        domain: its name.
-        cells: what was found, one for each composition; None for one that did not read this text.
-    """
+    """A domain, on a text that two or more compositions read; None for the cell of one that did not."""
 
     domain: str
     cells: Sequence[Measured | None]
@@ -110,13 +105,10 @@ def shared_rows(found: Sequence[Found]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean scores over the domains of which as many compositions as possible have scores that compare.
+    """Mean scores over the domains (`rows`) of which as many compositions as possible have scores that compare.
 
-    Attributes:
-        rows: the domains.
-        scores: one for each composition; None for one that lacks a domain.
-        oracle: the same with perfect routing.
-        plain: the same of the averaged weights of its experts.
+    `oracle` are the same with perfect routing, `plain` those of the averaged weights of its experts; None for a
+    composition that lacks a domain.
     """
 
     rows: Sequence[Row]
@@ -202,7 +194,7 @@ def may_be_chance(
     """Tell whether the best value may be ahead of another by chance; False if nothing is known of its chance.
 
     Args:
-        values: of compositions, the largest is best; None where there is none.
+        values: of compositions, the largest is best.
         intervals: 95 % interval of each, if known; they count only where their difference is not known.
         ahead: gives the 95 % interval of the difference of two values by their positions, if known.
     """
@@ -221,9 +213,7 @@ def _is_chance(ahead: tuple[float, float] | None, first: Interval, second: Inter
 def uncovered(mean: Mean | None, experts: Sequence[Collection[str]]) -> list[str]:
     """Return the experts that the best composition lacks and others have, if the mean leaves out their domains.
 
-    Args:
-        mean: scores that compare; None if there are none.
-        experts: names of the experts of each composition.
+    `experts` are the names of the experts of each composition.
     """
     winners = best(mean.scores) if mean is not None else set()
     if mean is None or len(winners) != 1 or not experts:
@@ -246,10 +236,9 @@ def readers(domain: str, found: Sequence[Found], rows: Sequence[Row]) -> set[int
 
 
 def apart(found: Sequence[Found], rows: Sequence[Row]) -> list[tuple[int, Measured, tuple[int, Text] | None]]:
-    """Return the latest figures that compare with none.
+    """Return the latest figures that compare with none, each with its composition, and another one with its text.
 
-    Returns:
-        of each the composition, what was found, and the first other composition with text of the domain, and that text.
+    The other one is the first with text of the domain, if there is one.
     """
     lines = []
     for at, one in enumerate(found):

@@ -40,11 +40,7 @@ ROUNDS = 9
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model and its name.
-
-    Attributes:
-        routers: the routers, layer by layer; empty if the model is not a mixture.
-    """
+    """A loaded model and its name, and its routers, layer by layer: none if it is not a mixture."""
 
     name: str
     loaded: Any
@@ -63,7 +59,7 @@ class Model:
 
     @property
     def layers(self) -> int:
-        """L, the number of layers that route: 1 in an ensemble or a SIMoE, 0 in a dense model."""
+        """L, the number of layers that route: 1 where members are weighed as a whole, 0 in a dense model."""
         return 1 if weighs_members(self.loaded) else len(self.routers)
 
     @property
@@ -272,12 +268,9 @@ def loss_of(
     expert: int | None,
     advance: Advance,
 ) -> DomainLoss:
-    """Return the loss of a model on one domain.
+    """Return the loss of a model on one domain; `tally` counts the experts that tokens go to.
 
-    Args:
-        tally: counts the experts that tokens go to.
-        expert: the number of the expert that every token is sent to; None to leave it to the routers.
-        advance: receives the windows scored.
+    With the number of an `expert` every token is sent to it; None leaves it to the routers.
     """
     loaded, nats = model.loaded, list[float]()
     with quiet_transformers(), nullcontext() if expert is None else force_expert(loaded, expert):

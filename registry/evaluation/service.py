@@ -146,9 +146,7 @@ def composer_of(
 ) -> Compose:
     """Return a function that composes `experts` for a trial, without a record in the catalog.
 
-    Args:
-        base: the base model, for methods that need one; by default the only one that is registered.
-        recipe: the recipe that the settings change; by default the default recipe.
+    Settings change the recipe, by default the default one. Methods that need a base model take `base`, or the only one.
     """
 
     def compose(settings: Mapping[str, Any], folder: Path) -> None:

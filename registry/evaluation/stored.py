@@ -15,15 +15,9 @@ FEW_TOKENS = 2000
 
 @dataclass(frozen=True)
 class Text:
-    """The text of a domain, and how it was read: figures on equal ones compare.
+    """The text of a domain (`digest`: of its tokens, and so of the number of windows), and how it was read.
 
-    The number of windows is part of the digest. The batch size and the device change what is computed by no more than
-    rounding.
-
-    Attributes:
-        digest: of its tokens.
-        seq_len: tokens in a window.
-        dtype: the dtype that the models computed in.
+    Figures on equal ones compare: batch size and device change what is computed by no more than rounding.
     """
 
     digest: str
@@ -41,22 +35,19 @@ class Average:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of an evaluation on one domain.
+    """Figures of an evaluation on one domain; None for those that were not measured.
 
     Attributes:
-        domain: its name.
-        text: the text.
         label: name of its file.
         tokens: number of tokens scored.
         own: digest of the domain's own expert, which a score is relative to; None if there is none.
-        perplexity: of the composition.
-        score: of the composition, if the domain has its own expert.
-        accuracy: share of the tokens that are routed to the domain's expert, if that was measured.
-        oracle: score with perfect routing, if that was measured.
-        plain: score of the averaged weights of exactly its experts, if that was measured.
-        interval: low and high end of the score's 95 % interval, if that was recorded.
+        perplexity, score: of the composition.
+        accuracy: share of the tokens that are routed to the domain's expert.
+        oracle: score with perfect routing.
+        plain: score of the averaged weights of exactly its experts.
+        interval: low and high end of the score's 95 % interval.
         averages: of the evaluations that it is part of, or that found the same on the same text.
-        losses: window by window, if they were recorded.
+        losses: window by window.
     """
 
     domain: str
@@ -81,13 +72,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that was scored on the same text as a composition.
-
-    Attributes:
-        name: what it is.
-        perplexity: domain → perplexity.
-        average: its average score, if every domain has one.
-    """
+    """A model that was scored on the same text as a composition: domain → perplexity, and its average score."""
 
     name: str
     perplexity: Mapping[str, float]
@@ -96,16 +81,15 @@ class Model:
 
 @dataclass(frozen=True)
 class Score:
-    """The scores of one evaluation.
+    """The scores of one evaluation; None for those that were not recorded.
 
     Attributes:
-        evaluation: as it is stored.
         rows: domain → what was measured on its text.
         average: average score over the domains; None if none of them has its own expert.
-        interval: the 95 % interval of the average, low and high; None if that was not recorded.
-        oracle: the average with each domain's tokens sent to its own expert, if that was measured.
-        plain: the average of the averaged weights of exactly the composition's experts, if that was measured.
-        active: parameters that take part in one token; None if that was not recorded.
+        interval: the 95 % interval of the average, low and high.
+        oracle: the average with each domain's tokens sent to its own expert.
+        plain: the average of the averaged weights of exactly the composition's experts.
+        active: parameters that take part in one token.
     """
 
     evaluation: EvaluationRecord

@@ -38,12 +38,7 @@ def metadata(
     license_id: str | None,
     evaluation: EvaluationRecord | None,
 ) -> str:
-    """Return lines of YAML for the front matter; empty if there is nothing to add.
-
-    Args:
-        license_id: a license that overrides the members' licenses.
-        evaluation: the widest evaluation of the model.
-    """
+    """Return lines of YAML for the front matter, or nothing; `license_id` overrides the members' licenses."""
     from huggingface_hub import ModelCardData
 
     repositories = list(dict.fromkeys(location.partition("@")[0] for _, location in sources if location))
@@ -68,20 +63,16 @@ def page(
 
 
 def _members(sources: Sequence[Source]) -> str:
-    rows = [
-        f"| {version.name} | {version.ref} | `{version.digest[:12]}` "
-        f"| {'not known' if location is None else _link(location)} |"
-        for version, location in sources
-    ]
-    commands = [
-        f"$ reg add-{version.kind} {version.name} hf://{location}"
-        for version, location in sources
-        if location is not None
-    ]
-    console = "\n```console\n" + "\n".join(commands) + "\n```\n" if commands else ""
+    rows, commands = "", ""
+    for version, location in sources:
+        link = "not known" if location is None else _link(location)
+        rows += f"| {version.name} | {version.ref} | `{version.digest[:12]}` | {link} |\n"
+        if location is not None:
+            commands += f"$ reg add-{version.kind} {version.name} hf://{location}\n"
     return (
         "## Members\n\nVersions are numbered as in the registry that this was pushed from.\n\n"
-        "| expert | version | content digest | on the Hub |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" + console
+        f"| expert | version | content digest | on the Hub |\n|---|---|---|---|\n{rows}"
+        + (f"\n```console\n{commands}```\n" if commands else "")
     )
 
 

@@ -80,11 +80,9 @@ def write_expert(member: Member, folder: Path, *, calibration: bool, progress: P
         )
     write_dense([member], folder, progress)
     statistics_file.save(folder / statistics_file.FILE_NAME, collected)
-    expert_manifest = ExpertManifest(
-        member.name, digest, member.content["license"], tuple(languages_of([member.version]))
-    )
-    (folder / FILE_NAME).write_bytes(json_file(expert_manifest.document()))
-    return expert_manifest
+    manifest = ExpertManifest(member.name, digest, member.content["license"], tuple(languages_of([member.version])))
+    (folder / FILE_NAME).write_bytes(json_file(manifest.document()))
+    return manifest
 
 
 def collected_of(member: Member) -> Collected:
@@ -92,10 +90,9 @@ def collected_of(member: Member) -> Collected:
     sites: dict[str, tuple[Statistics, ...]] = {}
     folds = {name: member.open("statistics", name) for name in member.names("statistics") if "/fold/" in name}
     for site in SITES["all"]:
-        if not member.has_statistics(site):
-            continue
-        count = sum(name.startswith(f"{site}/gram/") for name in member.names("statistics"))
-        sites[site] = tuple(member.statistics(site, layer) for layer in range(count))
+        if member.has_statistics(site):
+            count = sum(name.startswith(f"{site}/gram/") for name in member.names("statistics"))
+            sites[site] = tuple(member.statistics(site, layer) for layer in range(count))
     record = member.version.statistics[0]
     return Collected(
         member.content["weights"],
@@ -110,7 +107,7 @@ def collected_of(member: Member) -> Collected:
     )
 
 
-def card(member: Member, expert_manifest: ExpertManifest, repo_id: str, *, kept: bool) -> bytes:
+def card(member: Member, manifest: ExpertManifest, repo_id: str, *, kept: bool) -> bytes:
     """Return the model card of an expert's repository."""
     from huggingface_hub import ModelCardData
 
@@ -119,13 +116,13 @@ def card(member: Member, expert_manifest: ExpertManifest, repo_id: str, *, kept:
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["expert-registry", "expert", content["family"]],
-        license=None if expert_manifest.license is None else expert_manifest.license.lower(),
-        language=list(expert_manifest.languages) or None,
+        license=None if manifest.license is None else manifest.license.lower(),
+        language=list(manifest.languages) or None,
     )
     return _PAGE.format(
         metadata=metadata.to_yaml(line_break="\n"),
         name=member.name,
-        digest=expert_manifest.digest,
+        digest=manifest.digest,
         family=content["family"],
         parameters=member.version.parameters,
         dtype=content["dtype"],
@@ -134,7 +131,7 @@ def card(member: Member, expert_manifest: ExpertManifest, repo_id: str, *, kept:
         label=record.calibration_label,
         calibration=record.calibration_digest[:12],
         kept="in `statistics.safetensors`" if kept else "not here",
-        license=expert_manifest.license or "not given",
+        license=manifest.license or "not given",
         repo_id=repo_id,
         contents=_SUMS if member.has_statistics(MLP_INPUT) else _COUNTS,
         own=" but the calibration tokens" if kept else "",

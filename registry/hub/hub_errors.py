@@ -21,24 +21,23 @@ def endpoint() -> str:
 
 
 def translate_error(target: Target, error: Exception, state: str) -> RegError:
-    """Return the error for the user; it contains nothing that was sent or received, which may include a token.
-
-    Args:
-        error: an error of huggingface_hub, its HTTP client or hf_xet.
-        state: the current state of the target, for the message.
-    """
+    """Return the error for the user, with the target's state; it has nothing that was sent or received, as a token."""
     from huggingface_hub import errors
 
     chain = _chain(error)
-    if "Invalid metadata in README.md" in str(
-        error
-    ):  # raised by create_commit, after an earlier check accepted the card
+    if "Invalid metadata in README.md" in str(error):  # by create_commit, though a check accepted the card before
         return bad_card(str(error).partition("\n")[2], state)
+    hub, text = endpoint(), " ".join(map(str, chain))
     answered = next((cause for cause in chain if getattr(cause, "response", None) is not None), None)
+    if answered is None and isinstance(error, ValueError) and _QUOTA.search(text):
+        return StorageError(f"{hub} has no room left for {target}: storage quota; {state}", f"make room, then {AGAIN}")
     if answered is None:
-        return _without_answer(target, chain, state)
+        return StorageError(
+            f"the connection to {hub} broke: {reason(error)}; {state}",
+            f"check it, HF_ENDPOINT and HF_TOKEN; then {AGAIN}",
+        )
     status = answered.response.status_code  # type: ignore[attr-defined]
-    page = f"{endpoint()}/{target.repo_id}"
+    page = f"{hub}/{target.repo_id}"
     if isinstance(answered, errors.GatedRepoError):
         return StorageError(
             f"{target} is gated, and this account has no access; {state}",
@@ -48,20 +47,20 @@ def translate_error(target: Target, error: Exception, state: str) -> RegError:
         return NotFoundError(
             f"{target.repo_id} has no revision {target.branch!r}; {state}", f"choose a branch at {page}/tree/main"
         )
-    if status == 402 or status in (413, 507) or (status in (400, 403) and _QUOTA.search(str(answered))):
+    if status in (402, 413, 507) or (status in (400, 403) and _QUOTA.search(str(answered))):
         return StorageError(
-            f"{endpoint()} has no room left for {target} (HTTP {status}: storage quota); {state}",
+            f"{hub} has no room left for {target} (HTTP {status}: storage quota); {state}",
             f"make room, or a larger plan, in the settings of {target.repo_id.partition('/')[0]}; then {AGAIN}",
         )
-    if status == 401 and not isinstance(answered, errors.RepositoryNotFoundError):
-        return StorageError(f"{endpoint()} does not accept the token (HTTP 401); {state}", LOGIN)
-    if status == 403:
-        return StorageError(f"this account may not write to {target} (HTTP 403); {state}", f"{LOGIN} there")
-    if isinstance(answered, errors.RepositoryNotFoundError):
+    if isinstance(answered, errors.RepositoryNotFoundError) and status != 403:
         return NotFoundError(
-            f"{endpoint()} shows no model {target.repo_id!r} to this account; {state}",
+            f"{hub} shows no model {target.repo_id!r} to this account; {state}",
             "check the spelling; if it is a private one: hf auth login",
         )
+    if status == 401:
+        return StorageError(f"{hub} does not accept the token (HTTP 401); {state}", LOGIN)
+    if status == 403:
+        return StorageError(f"this account may not write to {target} (HTTP 403); {state}", f"{LOGIN} there")
     if status == 409:
         return ConflictError(
             f"{target.repo_id} is taken, by a repository that this account is not shown; {state}",
@@ -71,22 +70,9 @@ def translate_error(target: Target, error: Exception, state: str) -> RegError:
         return ConflictError(f"another push changed {target} in the meantime; {state}", "inspect it, then push again")
     if status == 429:
         return StorageError(
-            f"{endpoint()} limits the rate of requests (HTTP 429); {state}", f"wait some minutes, then {AGAIN}"
+            f"{hub} limits the rate of requests (HTTP 429); {state}", f"wait some minutes, then {AGAIN}"
         )
-    return StorageError(f"{endpoint()} fails on {target} (HTTP {status}); {state}", f"wait a minute, then {AGAIN}")
-
-
-def _without_answer(target: Target, chain: list[BaseException], state: str) -> RegError:
-    """Return the error for the user if the Hub did not answer."""
-    text = " ".join(map(str, chain))
-    if isinstance(chain[0], ValueError) and _QUOTA.search(text):
-        return StorageError(
-            f"{endpoint()} has no room left for {target}: storage quota; {state}", f"make room, then {AGAIN}"
-        )
-    return StorageError(
-        f"the connection to {endpoint()} broke: {reason(chain[0])}; {state}",
-        f"check it, HF_ENDPOINT and HF_TOKEN; then {AGAIN}",
-    )
+    return StorageError(f"{hub} fails on {target} (HTTP {status}); {state}", f"wait a minute, then {AGAIN}")
 
 
 def bad_card(answer: str, state: str) -> RegError:

@@ -33,7 +33,7 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
     """Push a composed folder (arguments and errors as in `Registry.push`)."""
     workspace.check_owner()
     target = _target(target)
-    license_id = None if license_id is None else _license(license_id)
+    license_id = _license(license_id)
     composed = ComposedFolder.read(Path(folder))
     digest = composed.digest
     _versions_of(workspace.catalog, composed)  # without the Hub, so first
@@ -59,9 +59,9 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
 
 def check_push(workspace: Workspace, plan: Plan, target: Target | str, license_id: str | None = None) -> None:
     """Check, before composing, that the result can be pushed (arguments and errors as in `Registry.check_push`)."""
-    chosen = None if license_id is None else _license(license_id)
+    license_id = _license(license_id)
     own = licenses_of(plan.members, plan.base).license
-    _check_license(own, chosen, plan.versions, ", ".join(plan.names))
+    _check_license(own, license_id, plan.versions, ", ".join(plan.names))
     check_account(_target(target))
 
 
@@ -79,16 +79,14 @@ def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibra
     workspace.home.work.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=workspace.home.work) as temporary:
         folder = Path(temporary) / "expert"
-        expert_manifest = expert_files.write_expert(
-            member, folder, calibration=calibration, progress=workspace.progress
-        )
-        page = expert_files.card(member, expert_manifest, target.repo_id, kept=calibration_kept)
+        manifest = expert_files.write_expert(member, folder, calibration=calibration, progress=workspace.progress)
+        page = expert_files.card(member, manifest, target.repo_id, kept=calibration_kept)
         commit = Commit(
             expert_files.outgoing(folder, page, workspace.progress),
             FILE_NAME,
-            expert_files.conflict_reason(version.name, expert_manifest.digest),
-            f"Expert {version.name}, {expert_manifest.digest[:12]}",
-            f"Pushed by expert-registry.\n\nexpert {expert_manifest.digest}",
+            expert_files.conflict_reason(version.name, manifest.digest),
+            f"Expert {version.name}, {manifest.digest[:12]}",
+            f"Pushed by expert-registry.\n\nexpert {manifest.digest}",
         )
         return _upload(workspace, target, commit, version.ref)
 
@@ -104,7 +102,9 @@ def _upload(workspace: Workspace, target: Target, commit: Commit, subject: str) 
     return pushed
 
 
-def _license(text: str) -> str:
+def _license(text: str | None) -> str | None:
+    if text is None:
+        return None
     check_spelling(check_license(text))
     return text.lower()
 
@@ -114,10 +114,7 @@ def _target(target: Target | str) -> Target:
 
 
 def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_id: str | None) -> dict[str, Outgoing]:
-    """Return the files to push of a composed folder.
-
-    Args:
-        license_id: a license that overrides the members' licenses.
+    """Return the files to push of a composed folder; `license_id` overrides the members' licenses.
 
     Raises:
         CheckpointError: the folder was not composed by this program, or was changed since.
@@ -130,9 +127,8 @@ def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license
     card = composed.card if CARD in files else b""
     _check_license(license_of(card), license_id, versions, str(folder))
     if len(versions) < len(manifest.versions):
-        remark(
-            workspace.progress, f"not all members of {folder} are registered here, so its card omits their locations"
-        )
+        left_out = f"not all members of {folder} are registered here, so its card omits their locations"
+        remark(workspace.progress, left_out)
     evaluation = widest(workspace.catalog.evaluations(composed.digest), [member.name for member in manifest.members])
     sources = [source_of(workspace.catalog, version) for version in versions]
     outgoing_files = {path: Outgoing(folder / path, sha256) for path, sha256 in _sha256(composed, workspace).items()}
@@ -146,11 +142,7 @@ def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license
 
 
 def _sha256(composed: ComposedFolder, workspace: Workspace) -> dict[str, str]:
-    """Return file → SHA-256, which the Hub wants; a file of weights is read for it, and compared with its tree digest.
-
-    Raises:
-        CheckpointError: a file was changed since it was composed.
-    """
+    """Return file → SHA-256, which the Hub wants; files of weights are read for it (CheckpointError: changed)."""
     sizes = {name: (composed.path / name).stat().st_size for name in composed.files}
     digests = dict(composed.files)
     trees = {name: digest for name, digest in digests.items() if digest.startswith(PREFIX)}
@@ -164,15 +156,7 @@ def _sha256(composed: ComposedFolder, workspace: Workspace) -> dict[str, str]:
 
 
 def _check_license(own: str | None, chosen: str | None, versions: Sequence[VersionRecord], subject: str) -> None:
-    """Check that there is a license to publish under.
-
-    Args:
-        own: the license in the card, which follows from the members' licenses; None without one.
-        subject: the name of the folder or composition in messages.
-
-    Raises:
-        InvalidInputError: there is no license; the message gives the reason.
-    """
+    """Check that `subject` has a license, the card's `own` or a chosen one (InvalidInputError, with the reason)."""
     if own is None and chosen is None:
         combined = roll_up({version.name: (version.content or {}).get("license") for version in versions})
         why = combined.why or "its card has none"
@@ -180,11 +164,7 @@ def _check_license(own: str | None, chosen: str | None, versions: Sequence[Versi
 
 
 def _versions_of(catalog: Catalog, composed: ComposedFolder) -> list[VersionRecord]:
-    """Return those versions of a composed folder that are registered here, a base model last.
-
-    Raises:
-        ConflictError: a version was opted out.
-    """
+    """Return the versions of a composed folder registered here, base model last (ConflictError: one was opted out)."""
     holder, digest = str(composed.path), composed.digest
     versions = (find_by_digest(catalog, one.name, one.digest, holder, digest) for one in composed.manifest.versions)
     return [version for version in versions if version is not None]

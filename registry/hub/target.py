@@ -41,11 +41,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, *, revision: str | None = None, **options: bool) -> "Target":
-        """Parse `ORG/NAME` or `hf://ORG/NAME`, with an optional `@REVISION`; the options are the attributes.
-
-        Raises:
-            InvalidInputError: `text` is malformed, or two revisions are given.
-        """
+        """Parse `ORG/NAME` or `hf://ORG/NAME`, with or without `@REVISION` (InvalidInputError: malformed, or two)."""
         reference = HubReference.parse(text if text.startswith(HUB_PREFIX) else HUB_PREFIX + text)
         if reference.revision is not None and revision not in (None, reference.revision):
             raise InvalidInputError(f"{text} and revision {revision!r} name two revisions", "name one")
@@ -95,10 +91,8 @@ class Commit:
 
     Attributes:
         files: path in the repository → file; all other files in the repository are deleted.
-        marker: the JSON file by which this program recognises its own pushes.
-        conflict_reason: called with the marker in the repository, if it exists.
-        message: the first line of the commit message.
-        description: the rest of the commit message.
+        marker: the JSON file by which this program recognises its own pushes, which `conflict_reason` is called with.
+        message: the first line of the commit message; `description` is the rest.
     """
 
     files: Mapping[str, Outgoing]
@@ -118,8 +112,7 @@ class Pushed:
     """The result of a push.
 
     Attributes:
-        revision: the branch, or the pull request (`refs/pr/3`).
-        url: the page of the repository, branch or pull request.
+        revision: the branch, or the pull request (`refs/pr/3`); `url` is its page.
         added: False if the repository already held exactly these files.
     """
 

@@ -50,19 +50,17 @@ def check_account(target: Target) -> None:
 
 
 def upload(target: Target, commit: Commit, on_start: Callable[[], None], progress: Progress) -> Pushed:
-    """Push the files of `commit` to `target`, and compare what arrived.
+    """Push the files of `commit` to `target`, and compare what arrived; the account was checked.
 
     Args:
         on_start: called after all checks, when the repository exists, just before files are sent.
 
     Raises:
-        InvalidInputError: offline mode is set.
         NotFoundError: the revision does not exist, or the repository for a pull request does not.
         ConflictError: the repository holds something else, or another push changed it.
         DamagedError: the files that arrived differ from those sent.
         StorageError: the Hub or the connection fails.
     """
-    check_account(target)
     remote, files = _Remote(target), commit.files
     with _translated(target, lambda: remote.state), _progress_bars():
         remote.read()
@@ -88,14 +86,7 @@ def upload(target: Target, commit: Commit, on_start: Callable[[], None], progres
 
 
 class _Remote:
-    """A target on the Hub, and its state.
-
-    Attributes:
-        exists: the repository exists.
-        head: the commit that the branch points at; None if the branch does not exist.
-        files: all files of the branch, by path.
-        state: a description of the state, for messages.
-    """
+    """A target on the Hub: the commit of its branch (None: there is no branch), its files, and its state in words."""
 
     def __init__(self, target: Target) -> None:
         from huggingface_hub import HfApi
@@ -223,11 +214,7 @@ class _Remote:
 
 
 def _check_card(card: Outgoing, state: str) -> None:
-    """Let the Hub validate the card's metadata, before anything is created or sent.
-
-    Raises:
-        CheckpointError: the Hub rejects the metadata.
-    """
+    """Let the Hub validate the card's metadata before anything is created or sent (CheckpointError: it rejects it)."""
     from huggingface_hub import ModelCard
 
     text = card.source if isinstance(card.source, bytes) else card.source.read_bytes()

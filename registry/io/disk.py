@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,10 +39,8 @@ def atomic_file(path: Path, partial: str | None = None, *, durable: bool = True)
 def try_lock(descriptor: int, *, required: bool = True) -> bool:
     """Lock an open file or folder without waiting, and tell whether no other process holds it.
 
-    The system releases the lock when the process dies. Without `required`, True also where there are no locks.
-
-    Raises:
-        OSError: the file system has no locks, and one is required.
+    The system releases the lock when the process dies. Where the file system has no locks, the result is True, or
+    an OSError if it is `required`.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,6 +50,14 @@ def try_lock(descriptor: int, *, required: bool = True) -> bool:
         if required:
             raise
     return True
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Tell whether an open file or folder is the one at a path, and not one that was deleted or replaced."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 CHUNK = 2**22  # bytes of one read

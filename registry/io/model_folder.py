@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from registry.errors import CheckpointError, OutputError, StorageError
-from registry.io.disk import try_lock
+from registry.io.disk import is_at, try_lock
 from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.io.untrusted import read_json
@@ -26,6 +26,7 @@ from store.arrays import flush
 
 SHARD_BYTES = 5 * 10**9
 ONE_FILE_BYTES = 10**9
+INDEX = "model.safetensors.index.json"
 MARKER = "composition.json"  # marks a folder as written by this program, which never deletes any other
 
 
@@ -108,7 +109,7 @@ def check_creatable(out: Path) -> None:
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Return False if nothing can be made in a folder; one without a disk behind it, such as /proc, is tried."""
+    """Tell whether something can be made in a folder; one without a disk behind it, such as /proc, is tried."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return False
     if os.statvfs(folder).f_blocks:
@@ -152,8 +153,7 @@ def write_weights(
 ) -> dict[str, str]:
     """Write all tensors as safetensors, in one file or in shards with an index, and return file name → digest.
 
-    The digest of a safetensors file is its tree digest (`tree_digest.py`), which `write` returns, that of the index
-    SHA-256.
+    That is the tree digest (`tree_digest.py`), which `write` returns, and of the index SHA-256.
     """
     shards = layout(folder, streams)
     digests = dict(zip((shard.path.name for shard in shards), write(shards, advance), strict=True))
@@ -169,7 +169,7 @@ def index_file(shards: Sequence[Shard]) -> dict[str, bytes]:
         "metadata": {"total_size": sum(shard.nbytes for shard in shards)},
         "weight_map": dict(sorted(weight_map.items())),
     }
-    return {"model.safetensors.index.json": json_file(index)}
+    return {INDEX: json_file(index)}
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
@@ -228,23 +228,16 @@ def _claimed(hidden: Path, out: Path) -> Iterator[None]:
                 raise OutputError(
                     f"{out} is being written by another process", "repeat when it has ended, or choose another --out"
                 )
-            if _is_at(descriptor, hidden):
+            if is_at(descriptor, hidden):
                 try:
                     yield
                 except BaseException:
-                    if _is_at(descriptor, hidden):
+                    if is_at(descriptor, hidden):
                         _remove(hidden)
                     raise
                 return
         finally:
             os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _swap(hidden: Path, out: Path) -> None:

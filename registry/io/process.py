@@ -22,11 +22,7 @@ def available_memory() -> int:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system; nothing where the C library has no call for it.
-
-    glibc keeps what small and medium blocks leave behind, which after many blocks of different sizes may be as much as
-    is in use.
-    """
+    """Return freed memory, of which glibc may keep as much as is in use, to the system, if there is a call for it."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 

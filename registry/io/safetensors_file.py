@@ -20,7 +20,7 @@ from registry.io.dtypes import SAFETENSORS
 from registry.io.limits import HEADER_BYTES, HEADER_VALUES
 from registry.io.untrusted import parse_json
 from registry.progress import Advance
-from store.arrays import CARRIERS, Block, RawArray
+from store.arrays import CARRIERS, ArrayFiles, Block
 
 _LARGEST = 2**48
 _BITS = {
@@ -53,11 +53,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of a safetensors file whose tensors fill the file exactly.
-
-    Raises:
-        CheckpointError: the file is not of this format, or cannot be read.
-    """
+    """Return the header of a safetensors file (CheckpointError: it is not of this format, or cannot be read)."""
     try:
         if not path.is_file():
             raise ValueError("it is not a regular file")
@@ -66,9 +62,8 @@ def read_header(path: Path) -> Header:
             data = file.read(8)
             return parse_head(data + file.read(head_bytes(data, size) - 8), size)
     except PermissionError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: permission denied", f"make it readable: chmod u+r {path}"
-        ) from error
+        hint = f"make it readable: chmod u+r {path}"
+        raise CheckpointError(f"{path} cannot be read: permission denied", hint) from error
     except (OSError, ValueError) as error:
         raise not_safetensors(path, error) from error
 
@@ -79,11 +74,7 @@ def not_safetensors(path: Path, error: Exception) -> CheckpointError:
 
 
 def head_bytes(start: bytes | bytearray, size: int) -> int:
-    """Return the number of bytes before the tensors of a file of `size` bytes that begins with `start`, 8 bytes.
-
-    Raises:
-        ValueError: the file is too short, or the header too long.
-    """
+    """Return the number of bytes before the tensors of a file, from its first 8 bytes (ValueError: too many)."""
     length = int.from_bytes(start, "little")
     if size < 8 or length > size - 8:
         raise ValueError(f"its header claims {length:,} bytes, the file has {size:,}")
@@ -93,11 +84,7 @@ def head_bytes(start: bytes | bytearray, size: int) -> int:
 
 
 def parse_head(head: bytes, size: int) -> Header:
-    """Return the header of a file of `size` bytes, which its tensors fill; `head` is the bytes before the tensors.
-
-    Raises:
-        ValueError: the header is not of this format.
-    """
+    """Return the header of a file of `size` bytes, of which `head` precedes the tensors (ValueError: it is none)."""
     if not head.startswith(b"{", 8):
         raise ValueError("its header is not a JSON object")
     document, end = parse_json(head[8:], values=HEADER_VALUES), len(head)
@@ -146,7 +133,7 @@ PYTORCH = {"format": "pt"}  # the metadata of a model's file
 class Span:
     """Bytes of a stored array that a tensor contains unchanged, `begin` to `end`; whole rows if zeros follow them."""
 
-    raw: RawArray
+    raw: ArrayFiles
     begin: int
     end: int
     padding: int = 0  # bytes of zeros that follow each row of the array
@@ -155,7 +142,7 @@ class Span:
     @property
     def nbytes(self) -> int:
         """Size in bytes, zeros included."""
-        padding = (self.end - self.begin) // self.raw.row_bytes * self.padding
+        padding = (self.end - self.begin) // self.raw.layout.row_bytes * self.padding
         return self.end - self.begin + padding + self.after
 
 
@@ -197,10 +184,7 @@ def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
 
 
 def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH, align: int = 8) -> bytes:
-    """Return the bytes before the tensors, which are given in the order of the file.
-
-    The header ends in spaces, so that the tensors begin at a multiple of `align` bytes.
-    """
+    """Return the bytes before the tensors, in their order in the file, which begin at a multiple of `align` bytes."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for stream in streams:
@@ -218,11 +202,7 @@ def head(streams: Iterable[Stream], metadata: Mapping[str, str] = PYTORCH, align
 def write_shard(
     path: Path, streams: Sequence[Stream], advance: Advance = lambda amount: None, metadata: Mapping[str, str] = PYTORCH
 ) -> None:
-    """Write one safetensors file of tensors in any order; an interruption leaves it incomplete.
-
-    Raises:
-        StorageError: a tensor has another size than its stream.
-    """
+    """Write one safetensors file of tensors in any order (errors as `check_size`); an interruption leaves a part."""
     streams = in_order(streams)
     with path.open("wb") as file:
         file.write(head(streams, metadata))
@@ -245,13 +225,7 @@ def check_size(stream: Stream, nbytes: int) -> None:
 
 
 def replace_shard(path: Path, streams: Sequence[Stream], metadata: Mapping[str, str]) -> None:
-    """Write one safetensors file to `path` atomically, and flush it to disk.
-
-    The folder is not created: it may have been deleted meanwhile, with all its files.
-
-    Raises:
-        StorageError: the disk is full or refuses; the file at `path` is unchanged.
-    """
+    """Write one safetensors file atomically to a folder that exists, and flush it (StorageError: the disk refuses)."""
     try:
         with atomic_file(path) as fresh:
             write_shard(fresh, streams, metadata=metadata)

@@ -30,7 +30,7 @@ from typing import TypeVar
 from registry.io.safetensors_file import Span, Stream, allocate, check_size, head, in_order, write_at
 from registry.io.tree_digest import combine
 from registry.progress import Advance
-from store.arrays import RawArray, fill, new_hash, unreadable
+from store.arrays import ArrayFiles, fill, new_hash, unreadable
 from store.arrays.zarr_layout import ChunkFile
 from store.errors import StorageError
 
@@ -74,7 +74,6 @@ def write_shards(shards: Sequence[Shard], advance: Advance, *, flush: bool = Tru
     `Stream.job` follow its first.
 
     Args:
-        shards: the files.
         advance: receives bytes of tensors; called by one thread at a time.
         flush: flush the files to disk before this returns.
         workers: rendering threads. With 1 the calling thread renders; with more, each runs torch on one thread.
@@ -131,7 +130,7 @@ class _Writing:
         writers = [self._copy] * min(COPIERS, os.cpu_count() or 1, self._copies.qsize())
         if self._workers > 1:
             writers += [self._render_alone] * min(self._workers, self._jobs.qsize())
-        self._writers = len(writers) + 1
+        self._writers = len(writers) + (self._workers <= 1)
         runs = [*((run, 1) for run in writers), *([(self._flush, 0)] if self._flushes else [])]
         with _torch_threads() if self._workers > 1 else ExitStack():
             threads = [threading.Thread(target=self._run_thread, args=run, daemon=True) for run in runs]
@@ -140,8 +139,7 @@ class _Writing:
                 thread.start()
             try:
                 if self._workers <= 1:
-                    self._guarded(self._render)
-                self._ended(writers=1)
+                    self._run_thread(self._render, writers=1, running=0)
                 self._wait()
             except BaseException as error:  # an interrupt
                 self._fail(error)
@@ -170,11 +168,14 @@ class _Writing:
         for job in jobs.values():
             self._jobs.put(job)
 
-    def _run_thread(self, run: Callable[[], None], writers: int) -> None:
-        self._guarded(run)
-        self._ended(writers, running=1)
-
-    def _ended(self, writers: int, running: int = 0) -> None:
+    def _run_thread(self, run: Callable[[], None], writers: int, running: int = 1) -> None:
+        """Run a part of the work, keep its failure, and count it as ended."""
+        try:
+            run()
+        except _StoppedError:
+            pass
+        except BaseException as error:
+            self._fail(error)
         with self._turn:
             self._writers -= writers
             self._running -= running
@@ -185,14 +186,6 @@ class _Writing:
         with self._turn:
             while self._running:
                 self._turn.wait()
-
-    def _guarded(self, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except _StoppedError:
-            pass
-        except BaseException as error:
-            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         with self._turn:
@@ -229,12 +222,12 @@ class _Writing:
         for tensor, spans in _emptied(self._copies):
             stream = tensor.stream
             # A tensor that is one whole array has its digest. Of any other the bytes are hashed again, as a tensor's.
-            raw, (begin, end) = spans[0].raw, (spans[0].begin, spans[0].end)
-            whole = (begin, end, raw.dtype, raw.shape) == (0, raw.nbytes, stream.dtype, stream.shape)
+            begin, end, layout = spans[0].begin, spans[0].end, spans[0].raw.layout
+            whole = (begin, end, layout.dtype, layout.shape) == (0, layout.nbytes, stream.dtype, stream.shape)
             own = None if whole and len(spans) == 1 else new_hash(stream.dtype, stream.shape)
             nbytes = 0
             for span in spans:
-                state = new_hash(span.raw.dtype, span.raw.shape)
+                state = new_hash(span.raw.layout.dtype, span.raw.layout.shape)
                 if nbytes + span.nbytes <= stream.nbytes:
                     for piece, part in self._copied(span, tensor, nbytes, buffer):
                         state.update(piece)
@@ -262,8 +255,8 @@ class _Writing:
             return
         target, raw, offset = self._files[tensor.file], span.raw, 0  # the offset in the array
         to = tensor.begin + nbytes - span.begin  # the difference between offsets in the target and in the array
-        for number in range(raw.count):
-            end = offset + raw.rows(number) * raw.row_bytes
+        for number in range(raw.layout.count):
+            end = offset + raw.layout.rows(number) * raw.layout.row_bytes
             begin, stop = max(span.begin, offset), min(span.end, end)  # of what is copied
             with _opened(raw, number) as file:
                 shared = begin + self._share(file, begin - offset, target, begin + to, stop - begin)
@@ -277,13 +270,15 @@ class _Writing:
         """Write one span with zeros after each row, and yield as `_copied`: each byte is touched in the cache only."""
         import numpy as np
 
-        raw, width, target = span.raw, span.raw.row_bytes, self._files[tensor.file]
+        raw, layout, target = span.raw, span.raw.layout, self._files[tensor.file]
+        width = layout.row_bytes
         wide = np.zeros((max(1, PIECE // (width + span.padding)), width + span.padding), np.uint8)
         narrow = np.empty((len(wide), width), np.uint8)
         buffer, padded = narrow.reshape(-1).data, wide.reshape(-1).data
         at = tensor.begin + nbytes
-        for number in range(raw.count):
-            row, end = number * raw.height, number * raw.height + raw.rows(number)
+        for number in range(layout.count):
+            row = number * layout.height
+            end = row + layout.rows(number)
             with _opened(raw, number) as file:
                 while row < end:
                     piece = _filled(raw, file, buffer[: (end - row) * width])
@@ -346,7 +341,7 @@ def clone(source: int, begin: int, target: int, at: int, nbytes: int) -> None:
     ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, begin, nbytes, at))
 
 
-def _can_share(raw: RawArray, target: int) -> bool:
+def _can_share(raw: ArrayFiles, target: int) -> bool:
     """Tell whether files of an array and an empty file can share blocks; if so, the first one now does."""
     if sys.platform != "linux":
         return False
@@ -359,7 +354,7 @@ def _can_share(raw: RawArray, target: int) -> bool:
 
 
 @contextmanager
-def _opened(raw: RawArray, number: int) -> Iterator[ChunkFile]:
+def _opened(raw: ArrayFiles, number: int) -> Iterator[ChunkFile]:
     """Open one file of an array."""
     with ExitStack() as stack:
         try:
@@ -371,7 +366,7 @@ def _opened(raw: RawArray, number: int) -> Iterator[ChunkFile]:
         yield file
 
 
-def _filled(raw: RawArray, file: ChunkFile, buffer: memoryview) -> memoryview:
+def _filled(raw: ArrayFiles, file: ChunkFile, buffer: memoryview) -> memoryview:
     """Fill a buffer from a file of an array, and return it."""
     try:
         fill(file, buffer)

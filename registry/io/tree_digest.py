@@ -44,14 +44,11 @@ def tree_digest(path: Path, advance: Advance = lambda amount: None) -> str:
         CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
         OSError: the file cannot be read.
     """
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         number, size, lock = file.fileno(), os.fstat(file.fileno()).st_size, Lock()
         try:
-            start = bytearray(min(8, size))
-            _fill(number, 0, memoryview(start))
-            rest = bytearray(head_bytes(start, size) - 8)
-            _fill(number, 8, memoryview(rest))
-            head = bytes(start + rest)
+            start = file.read(8)
+            head = start + file.read(head_bytes(start, size) - 8)
             header = parse_head(head, size)
             advance(len(head))
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from registry.errors import CheckpointError
 from registry.io.limits import JSON_BYTES, JSON_DEPTH, JSON_DIGITS, JSON_KEYS, JSON_VALUES
-from store.digest import canonical_json
+from store.digest import canonical_json, is_digest
 
 GENUINE = "name a genuine checkpoint"  # the hint of errors about files that no common program writes
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _LABEL = 10_000
 _AGAIN = "copy the file again from where it was written"
 _SNAPSHOT = re.compile(r"models--[^/]+/snapshots/[0-9a-f]{40}")
@@ -43,11 +42,7 @@ def parse_json(data: bytes, *, values: int = JSON_VALUES) -> Any:
 
 
 def json_object(data: bytes, where: str, *, values: int = JSON_VALUES) -> dict[str, Any]:
-    """Return the JSON object in `data`.
-
-    Raises:
-        CheckpointError: the data is not a JSON object, or `parse_json` refuses it; the message names `where`.
-    """
+    """Return the JSON object in `data` (CheckpointError: it is none, or `parse_json` refuses it; it names `where`)."""
     try:
         document = parse_json(data, values=values)
     except ValueError as error:
@@ -164,11 +159,6 @@ def _is_number(value: Any) -> bool:
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
-
-
-def is_digest(value: object) -> bool:
-    """Tell whether `value` is a SHA-256 in lower-case hexadecimal digits."""
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 TEXT = Kind("a text", lambda value: isinstance(value, str))

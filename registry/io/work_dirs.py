@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 from registry.errors import StorageError
-from registry.io.disk import try_lock
+from registry.io.disk import is_at, try_lock
 from store.permissions import SPACE, writing
 
 _HELD, _GONE = "held", ".gone"
@@ -32,18 +32,9 @@ class WorkDir:
 
 @contextmanager
 def temporary(above: Path, holds: Collection[str] = (), *, prefix: str = "") -> Iterator[Path]:
-    """Yield a new locked folder below `above`, whose name begins with `prefix`; it is deleted when the context ends.
-
-    Raises:
-        OSError: `above` cannot be written.
-    """
+    """Yield a new locked folder below `above`, whose name begins with `prefix`; it is deleted when the context ends."""
     above.mkdir(parents=True, exist_ok=True)
-    descriptor = None
-    while descriptor is None:  # garbage collection may delete it before it is locked
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
-        descriptor = _hold(folder, holds)
-        if descriptor is None:
-            shutil.rmtree(folder, ignore_errors=True)
+    folder, descriptor = _new(above, holds, prefix)
     try:
         yield folder
     finally:
@@ -78,16 +69,7 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
         yield None
         return
     with _resumed(above, key, holds) as folder:
-        if folder is None:
-            yield None
-            return
-        file = folder / "state.safetensors"
-        try:
-            yield file
-            file.unlink(missing_ok=True)
-        finally:
-            if not file.exists():
-                shutil.rmtree(folder, ignore_errors=True)
+        yield None if folder is None else folder / "state.safetensors"
 
 
 @contextmanager
@@ -101,50 +83,39 @@ def resumable_folder(above: Path | None, key: str, holds: Collection[str]) -> It
     Raises:
         StorageError: the folder cannot be written, or the disk refused a file in it.
     """
-    if above is None:
-        with temporary_folder() as folder:
+    with temporary_folder() if above is None else _resumed(above, key, holds, or_new=True) as folder:
+        assert folder is not None
+        with writing(folder):
             yield folder
-        return
-    with _resumed(above, key, holds, or_new=True) as held:
-        assert held is not None
-        is_complete = False
-        try:
-            with writing(held):
-                yield held
-            is_complete = True
-        finally:
-            if is_complete or not any(path.name != _HELD for path in held.glob("*")):
-                shutil.rmtree(held, ignore_errors=True)
 
 
 @contextmanager
 def _resumed(above: Path, key: str, holds: Collection[str], *, or_new: bool = False) -> Iterator[Path | None]:
-    """Create and lock a pass's folder; if another process has locked it, yield None, or with `or_new` a new folder."""
+    """Lock a pass's folder, which errors leave; if another process has it, yield None, or with `or_new` a new one."""
     folder = above / key
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _hold(folder, holds)
-        while descriptor is None and or_new:
-            folder = Path(tempfile.mkdtemp(prefix="pass-", dir=above))
-            descriptor = _hold(folder, holds)
+        if descriptor is None and or_new:
+            folder, descriptor = _new(above, holds, "pass-")
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}", "free some space on that disk") from error
     if descriptor is None:
         yield None
         return
+    is_complete = False
     try:
         yield folder
+        is_complete = True
     finally:
+        if is_complete or not any(path.name != _HELD for path in folder.glob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 
 @contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary folder below `parent`, default the system's temporary folder; it is deleted afterwards.
-
-    Raises:
-        StorageError: the folder cannot be created, or the disk refused a file in it.
-    """
+    """Yield a new folder below `parent`, default the system's own; it is deleted afterwards (errors as `writing`)."""
     try:
         above = parent or Path(gettempdir())
     except FileNotFoundError as error:
@@ -172,11 +143,7 @@ def work_dirs_in(above: Path) -> list[WorkDir]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder even if it is locked; it is renamed first, so that nothing more is written into it.
-
-    Raises:
-        StorageError: the path cannot be deleted.
-    """
+    """Delete a file, or a folder even if it is locked; it is renamed first, so that nothing more is written into it."""
     gone = path.with_name(f".{path.name}{_GONE}")
     try:
         if gone.exists():  # left by an interruption
@@ -193,6 +160,15 @@ def remove(path: Path) -> None:
         raise StorageError(f"{path} cannot be deleted: {why}", "delete it, then repeat the command") from error
 
 
+def _new(above: Path, holds: Collection[str], prefix: str) -> tuple[Path, int]:
+    """Make and lock a new folder, and return it with the descriptor to close."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
+        if (descriptor := _hold(folder, holds)) is not None:
+            return folder, descriptor
+        shutil.rmtree(folder, ignore_errors=True)  # garbage collection deleted it before it was locked
+
+
 def _hold(folder: Path, holds: Collection[str]) -> int | None:
     """Lock a folder and return the descriptor to close, or None if another process has locked or deleted it."""
     file = folder / _HELD
@@ -201,14 +177,12 @@ def _hold(folder: Path, holds: Collection[str]) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        if not try_lock(descriptor) or os.fstat(descriptor).st_ino != file.stat().st_ino:
+        if not try_lock(descriptor) or not is_at(descriptor, file):
             os.close(descriptor)
             return None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, "".join(f"{digest}\n" for digest in sorted(holds)).encode())
-    except OSError as error:
+    except OSError:
         os.close(descriptor)
-        if isinstance(error, FileNotFoundError):
-            return None
         raise
     return descriptor

@@ -2,7 +2,6 @@
 
 import os
 
-from registry.errors import NotFoundError
 from registry.home import Home
 from registry.workspace import PathLike
 from store.catalog import copying, schema
@@ -14,11 +13,7 @@ from store.ownership import check_unowned
 def revisions(
     home: PathLike | None = None, database: str | None = None, arrays: PathLike | None = None
 ) -> tuple[str | None, str]:
-    """Return the catalog's revision (None if it does not exist) and the revision this program works with.
-
-    Raises:
-        NotFoundError: the folder `home` holds no registry.
-    """
+    """Return the catalog's revision, None without one, and this program's (NotFoundError: `home` holds no registry)."""
     location = Home.locate(home, database, arrays)
     location.check(create=False)
     engine = make_engine(location.database)
@@ -51,31 +46,10 @@ def upgrade(
 
 
 def copy(source: str, target: str, home: str | os.PathLike[str] | None = None) -> copying.Copied:
-    """Copy a catalog to another database, in one transaction there, while nobody else may write to it.
-
-    Args:
-        source: the SQLAlchemy URL of the catalog.
-        target: the SQLAlchemy URL of an empty database.
-        home: the home of the registry, whose lock is held; not needed of a SQLite catalog in its home.
-
-    Raises:
-        NotFoundError: `source` holds no catalog.
-        SchemaError: the catalog is older or newer than this program.
-        ConflictError: `target` is `source` or holds rows, or another process writes for too long.
-        DamagedError: the catalog in `source` is not intact.
-        InvalidInputError: a URL is not one of a database.
-        StorageError: a database does not answer, or refuses.
-    """
-    engine, made = make_engine(source), make_engine(target)
-    made.dispose()  # it was a URL
-    try:
-        if not schema.check(engine):
-            raise NotFoundError(f"there is no catalog in {place_of(engine)}", "reg config (it shows the catalog's URL)")
-        file, location = file_of(engine), Home.locate(home, source)
-        lock = location.lock
-        if file is not None and (home is None or not location.path.is_dir()):
-            lock = Home.locate(file.parent, source).lock
-        with locks_of(engine, lock).hold("copying the catalog"):
-            return copying.copy(source, target)
-    finally:
-        engine.dispose()
+    """Copy a catalog to another database under the lock of its registry (errors as `copying.copy`)."""
+    engine, location = make_engine(source), Home.locate(home, source)
+    engine.dispose()
+    file = file_of(engine)
+    if file is not None and (home is None or not location.path.is_dir()):
+        location = Home.locate(file.parent, source)
+    return copying.copy(source, target, location.lock)

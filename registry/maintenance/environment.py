@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 
+from registry.errors import InvalidInputError
 from registry.home import ARRAYS_VARIABLE, DATABASE_VARIABLE, HOME_VARIABLE, Home
 from registry.hub.hub_errors import endpoint
 from registry.runtime.loading import device_name
@@ -23,12 +24,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
-
-    Attributes:
-        value: the value for display; never a secret.
-        source: `option --NAME`, `environment variable NAME`, `file PATH` or `default`.
-    """
+    """One setting: its value for display, never a secret, and the option, variable or file that it comes from."""
 
     name: str
     value: str
@@ -103,8 +99,8 @@ def _copies(home: Home) -> list[Setting]:
         return []
     try:
         limit = f"{cache_bytes():,} bytes"
-    except ValueError as error:
-        limit = str(error)
+    except InvalidInputError as error:
+        limit = error.message
     return [Setting("chunk cache", f"{home.chunks}, at most {limit}", _source(BYTES_VARIABLE))]
 
 

@@ -11,7 +11,7 @@ from registry.home import Home
 from registry.io.work_dirs import WorkDir, remove, work_dirs_in
 from registry.registration.summary_store import strays_in
 from registry.workspace import Workspace
-from store.catalog import Catalog, EventRecord, VersionRecord
+from store.catalog import Catalog, VersionRecord
 from store.lock import exclusive
 from store.ownership import check_owner, claim
 
@@ -21,11 +21,7 @@ STALE_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Piece:
-    """A file or folder of garbage, or an array.
-
-    Attributes:
-        name: the path; of an array its digest.
-    """
+    """A file or folder of garbage by its path, or an array by its digest."""
 
     name: str
     nbytes: int
@@ -36,8 +32,7 @@ class Garbage:
     """Files that neither a version nor a running command needs, and their sizes on disk in bytes.
 
     Attributes:
-        digests: arrays, on disk or in the catalog.
-        nbytes: their size.
+        digests: arrays, on disk or in the catalog; `nbytes` is their size.
         passes: interrupted forward passes and trainings of routers.
         merged: adapters merged into their base models by interrupted registrations.
         work: temporary models of interrupted compositions.
@@ -59,22 +54,14 @@ class Garbage:
 
 
 def delete_cache(home: Home) -> None:
-    """Delete the statistics that compositions recollected, and the records of where they are.
-
-    Raises:
-        StorageError: a file cannot be deleted.
-    """
+    """Delete the statistics that compositions recollected, and the records of where they are (errors as `remove`)."""
     with exclusive(home.cache_lock, "emptying the cache of statistics"):
         remove(home.cache)
         remove(home.folders)
 
 
 def delete_summaries(home: Home, catalog: Catalog) -> None:
-    """Delete all summaries except those of active versions, and incomplete ones that a crash left.
-
-    Raises:
-        StorageError: a file cannot be deleted.
-    """
+    """Delete summaries but those of active versions, and incomplete ones that a crash left (errors as `remove`)."""
     with exclusive(home.cache_lock, "deleting summaries"):
         for path in _strays(home, catalog):
             remove(path)
@@ -85,13 +72,7 @@ def delete_work_of(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[
 
     Interrupted passes over other weights stay, so that they can resume. A running pass over these weights is no longer
     saved. A model that another process uses stays until that process ends: the process deletes it, or, after a crash,
-    the next purge or `reg gc` does.
-
-    Returns:
-        The deleted paths, and one line for each path that could not be deleted.
-
-    Raises:
-        StorageError: a file cannot be deleted.
+    the next purge or `reg gc` does. The deleted paths are returned, and a line for each that stays (errors: `remove`).
     """
     digests = {version.digest for version in versions}
     digests |= {str(version.content["weights"]) for version in versions if version.content is not None}
@@ -145,12 +126,9 @@ def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
 
 
 def delete_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run: bool) -> Garbage:
-    """Delete leftovers of interrupted commands, the cache, and summaries of inactive versions.
+    """Delete leftovers of interrupted commands, the cache, and summaries of inactive versions; add them to `garbage`.
 
     Files of running processes stay. With `dry_run` nothing is deleted.
-
-    Returns:
-        `garbage`, with the leftovers added.
     """
     passes, merged, work = (
         [work_dir.path for work_dir in work_dirs_in(folder) if _is_abandoned(work_dir)]
@@ -184,14 +162,11 @@ def _strays(home: Home, catalog: Catalog) -> list[Path]:
 
 
 def _is_abandoned(work_dir: WorkDir) -> bool:
-    if work_dir.is_held is None:
-        is_pass = work_dir.path.suffix == ".safetensors"  # the saved pass of an early version of this program
-        return is_pass or _is_stale(work_dir.path)
-    return not work_dir.is_held
-
-
-def _is_stale(path: Path) -> bool:
-    """Return True if the file or folder `path` has not changed for `STALE_SECONDS`."""
+    path = work_dir.path
+    if work_dir.is_held is not None:
+        return not work_dir.is_held
+    if path.suffix == ".safetensors":  # the saved pass of an early version of this program
+        return True
     try:
         return max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < time.time() - STALE_SECONDS
     except FileNotFoundError:  # its command has just ended
@@ -233,7 +208,10 @@ def follow_opt_outs(workspace: Workspace) -> None:
             delete_summaries(home, catalog)
         if purges := [event for event in opt_outs if event.action == "purge"]:
             _delete_passes(workspace)
-            _delete_chunks(workspace, purges)
+            needed = catalog.referenced()
+            # A command that is running would otherwise make copies of deleted arrays again.
+            workspace.arrays.drop_copies_of({digest for one in purges for digest in one.details["deleted"]} - needed)
+            workspace.arrays.keep_copies_of(needed)
         if opt_outs or newest[0] >= last[0] + EVENTS:
             home.log_seen.write_text(f"{newest[0]} {newest[1]}\n")
 
@@ -252,13 +230,6 @@ def _delete_passes(workspace: Workspace) -> None:
     for work_dir in work_dirs_in(home.partial):
         if not work_dir.is_held and not work_dir.holds <= known:
             remove(work_dir.path)
-
-
-def _delete_chunks(workspace: Workspace, purges: list[EventRecord]) -> None:
-    """Delete copies of deleted arrays, which a command that is running would otherwise make again."""
-    needed = workspace.catalog.referenced()
-    workspace.arrays.drop_copies_of({digest for event in purges for digest in event.details["deleted"]} - needed)
-    workspace.arrays.keep_copies_of(needed)
 
 
 def _seen(path: Path) -> tuple[int, str]:

@@ -22,11 +22,9 @@ class Verification:
     """The result of a verification.
 
     Attributes:
-        nbytes: their uncompressed size.
         problems: one line per problem; empty if all stored content is intact.
         orphans: number of arrays on disk that nothing uses: left by a crash, harmless, deleted by `reg gc`.
-        events: number of intact lines of the log.
-        head: the digest of the last of them; a copy kept elsewhere reveals whether lines are missing at the end.
+        head: the digest of the last of the intact lines of the log; a copy kept elsewhere reveals missing lines.
     """
 
     versions: int
@@ -39,11 +37,7 @@ class Verification:
 
 
 def verify(workspace: Workspace) -> Verification:
-    """Read all registered content and compare it with its digests.
-
-    Raises:
-        ConflictError: the arrays belong to another catalog.
-    """
+    """Read all registered content and compare it with its digests (ConflictError: the arrays are another catalog's)."""
     workspace.check_owner()
     catalog, store, progress = workspace.catalog, workspace.arrays, workspace.progress
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Parts of the config.json of folders that hold whole members, each of its own class."""
+"""Keys of config.json in folders that hold whole members, each of its own class."""
 
 import json
 from typing import Any

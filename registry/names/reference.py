@@ -15,11 +15,7 @@ _LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 
 def check_name(name: str, noun: str = "name") -> str:
-    """Return `name` if it is `[a-z0-9][a-z0-9._-]*` of at most `NAME_LIMIT` characters; errors call it a `noun`.
-
-    Raises:
-        InvalidInputError: the name is of another form.
-    """
+    """Return `name` if it is a name (InvalidInputError, which calls it a `noun`, if not)."""
     if len(name) <= NAME_LIMIT and _NAME.fullmatch(name):
         return name
     raise InvalidInputError(
@@ -60,11 +56,7 @@ def check_license(license_id: str) -> str:
 
 
 def require_list(values: Sequence[_T] | os.PathLike[str], noun: str) -> Sequence[_T]:
-    """Return `values` if they are a list, and not one text or path, whose characters would become its items.
-
-    Raises:
-        InvalidInputError: `values` is one text or path.
-    """
+    """Return `values` if they are a list (InvalidInputError: one text or path, whose characters would be items)."""
     if isinstance(values, str | bytes | os.PathLike):
         raise InvalidInputError(
             f"{noun} must be a list, got the one {type(values).__name__} {str(values)!r}",

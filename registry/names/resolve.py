@@ -19,14 +19,10 @@ ALL_STATES: tuple[State, ...] = ("active", "withdrawn", "purged")
 
 
 def versions_of(catalog: Catalog, name: str, kind: Kind | None = None) -> list[VersionRecord]:
-    """Return every version ever registered under `name`, by number; `kind` is the kind that is asked for, for messages.
-
-    Raises:
-        NotFoundError: no version has that name; the message suggests the closest one.
-    """
+    """Return every version ever registered under `name`, by number (NotFoundError, in words for `kind`: none)."""
     if versions := catalog.versions(name):
         return versions
-    raise unknown_name(catalog, name, kind)
+    raise _unknown_name(catalog, name, kind)
 
 
 def resolve(
@@ -42,7 +38,7 @@ def resolve(
     try:
         reference = Reference.parse(ref)
     except InvalidInputError as error:
-        raise unreadable_reference(catalog, ref, kind, error) from error
+        raise _unreadable(catalog, ref, kind, error) from error
     versions = versions_of(catalog, reference.name, kind)
     if kind is not None and versions[0].kind != kind:
         problem = f"{reference.name} is {KIND_WORDS[versions[0].kind]}, not {KIND_WORDS[kind]}"
@@ -88,11 +84,7 @@ def by_digest(catalog: Catalog, name: str, digest: str, holder: str, composition
 def find_by_digest(
     catalog: Catalog, name: str, digest: str, holder: str, composition: str | None = None
 ) -> VersionRecord | None:
-    """Return the active version of `name` with a content digest, None if it was never registered here.
-
-    Raises:
-        ConflictError: the version was opted out.
-    """
+    """Return the active version of `name` with a content digest; None if there was none (errors as `by_digest`)."""
     version = version_of_content(catalog, name, digest, composition)
     if version is not None and version.state != "active":
         raise ConflictError(
@@ -120,12 +112,7 @@ def version_of_content(
 
 
 def check_name_is_free(catalog: Catalog, name: str, kind: Kind) -> None:
-    """Check that `name` can be registered as `kind`.
-
-    Raises:
-        InvalidInputError: `name` is not valid.
-        ConflictError: `name` is registered as the other kind.
-    """
+    """Check that `name` can be registered as `kind` (InvalidInputError: no name; ConflictError: the other kind)."""
     versions = catalog.versions(check_name(name))
     if versions and versions[0].kind != kind:
         raise ConflictError(
@@ -145,8 +132,7 @@ def composition_of(catalog: Catalog, text: str) -> CompositionRecord | None:
     """Return the composition whose digest begins with `text`; None if `text` is a registered name, or not a digest.
 
     Raises:
-        NotFoundError: no composition has such a digest.
-        InvalidInputError: several compositions have such a digest.
+        NotFoundError, InvalidInputError: no composition has such a digest, or several have.
     """
     if not _DIGEST.fullmatch(text) or text in catalog.names():
         return None
@@ -161,12 +147,7 @@ def composition_of(catalog: Catalog, text: str) -> CompositionRecord | None:
 
 
 def logged_as(catalog: Catalog, text: str) -> str:
-    """Return the log's subject for a name, a version, an alias, or the beginning of a composition's digest.
-
-    Raises:
-        NotFoundError: nothing matches.
-        InvalidInputError: `text` is not a reference, or several compositions match.
-    """
+    """Return the log's subject for a name, a version, an alias, or a composition's digest (errors as `resolve`)."""
     if (composition := composition_of(catalog, text)) is not None:
         return composition.digest
     reference = Reference.parse(text)
@@ -183,11 +164,7 @@ def check_has_alias(catalog: Catalog, name: str, alias: str) -> None:
 
 
 def base_model(catalog: Catalog, ref: str | None) -> VersionRecord:
-    """Return the base model `ref`, or the only one that is registered.
-
-    Raises:
-        IncompatibleError: without a `ref`, no base model is registered, or several are.
-    """
+    """Return the base model `ref`, or the only one that is registered (IncompatibleError: none is, or several)."""
     if ref is not None:
         return resolve(catalog, ref, kind="base")
     names = sorted({version.name for version in catalog.versions(kind="base", states=["active"])})
@@ -203,7 +180,7 @@ def _no_alias(name: str, alias: str, versions: Sequence[VersionRecord]) -> str:
     return f"{name} has no alias {alias!r}; it has {', '.join(aliases) or 'none'}{suggest(alias, aliases)}"
 
 
-def unknown_name(catalog: Catalog, name: str, kind: Kind | None) -> NotFoundError:
+def _unknown_name(catalog: Catalog, name: str, kind: Kind | None) -> NotFoundError:
     """Return the error for a name under which nothing was ever registered, where a version of `kind` was asked for."""
     if kind == "base":
         names = {version.name for version in catalog.versions(kind=kind)}
@@ -237,7 +214,7 @@ def unknown_name(catalog: Catalog, name: str, kind: Kind | None) -> NotFoundErro
     return NotFoundError(f"there is no expert {name!r}{suggest(name, known)}", "reg list")
 
 
-def unreadable_reference(catalog: Catalog, text: str, kind: Kind | None, error: InvalidInputError) -> InvalidInputError:
+def _unreadable(catalog: Catalog, text: str, kind: Kind | None, error: InvalidInputError) -> InvalidInputError:
     """Return the error for a text that cannot be a reference, such as a path; `error` says what is wrong with it."""
     if kind == "base":
         return InvalidInputError(

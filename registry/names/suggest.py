@@ -9,19 +9,16 @@ from pathlib import Path
 _NEIGHBOURS = 10_000  # most entries of a folder among which a misspelt name is looked for
 
 
-def suggest(word: str, words: Iterable[str], likeness: float = 0.6, *, most: int = 1) -> str:
-    """Return `; did you mean 'math'?` with the closest of `words`, `most` of them at most; nothing without any.
-
-    The least likeness is from 0 to 1.
-    """
-    return did_you_mean(closest(word, words, likeness, most=most))
+def suggest(word: str, words: Iterable[str], *, most: int = 1) -> str:
+    """Return `; did you mean 'math'?` with the closest of `words`, `most` of them at most; nothing without any."""
+    return did_you_mean(closest(word, words, most=most))
 
 
-def closest(word: str, words: Iterable[str], likeness: float = 0.6, *, most: int = 1) -> list[str]:
+def closest(word: str, words: Iterable[str], *, most: int = 1) -> list[str]:
     """Return the closest of `words`, the closest first (arguments as in `suggest`)."""
     import difflib  # only when a word was misspelt
 
-    return difflib.get_close_matches(word, [str(known) for known in words], n=most, cutoff=likeness)
+    return difflib.get_close_matches(word, [str(known) for known in words], n=most)
 
 
 def did_you_mean(words: Sequence[str]) -> str:

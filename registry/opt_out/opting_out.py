@@ -1,7 +1,7 @@
 """Opting versions out, the consequences of it, and the compositions that it concerns."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +11,11 @@ from registry.errors import RegError
 from registry.member import load_member
 from registry.names.resolve import by_digest, composition_of, version_of_content, versions_matching
 from registry.opt_out.receipt import make_receipt, plan_remaining, receipt_file
-from registry.opt_out.withdraw import Heirs, OptOut, pushable, trained_together, withdraw
+from registry.opt_out.withdraw import Heirs, OptOut, concerned, own_arrays, withdraw
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, VersionRecord
 
-MOST_HEIRS = 8
-"""Compositions whose heirs are predicted, the latest first: each takes a plan, and the picture repeats itself."""
+MOST_HEIRS = 8  # compositions of a version for which shares are predicted, the latest first: each takes a plan
 
 
 def opt_out(
@@ -26,9 +25,8 @@ def opt_out(
     versions = versions_matching(workspace.catalog, ref)
     if dry_run:
         return consequences(workspace, versions, purge=purge)
-    with ExitStack() as stack:
-        write = None if receipt is None else stack.enter_context(receipt_file(Path(receipt), ref))
-        stack.enter_context(workspace.catalog.lock(f"opting {ref} out"))
+    reserved = nullcontext() if receipt is None else receipt_file(Path(receipt), ref)
+    with reserved as write, workspace.catalog.lock(f"opting {ref} out"):
         result = withdraw(workspace, versions, purge=purge)
         if write is not None:
             write(make_receipt(workspace, result))
@@ -38,24 +36,13 @@ def opt_out(
 def consequences(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
     """Return what `withdraw` would do and leave."""
     catalog, store = workspace.catalog, workspace.arrays
-    compositions = tuple(catalog.compositions(versions))
-    refs = {version.ref for version in versions}
-    withdrew = tuple(version.ref for version in versions if version.state == "active")
-    did = OptOut(
-        versions=tuple(versions),
-        withdrew=withdrew,
-        deleted=tuple(version.ref for version in versions if version.state != "purged") if purge else (),
-        compositions=compositions,
-        purged=purge,
-        pushes=tuple(catalog.pushes(pushable(versions, compositions))),
-        trained_together=trained_together(versions, workspace.versions),
-        heirs=_heirs(workspace, versions, compositions),
-    )
+    did = concerned(workspace, versions, purge=purge)
+    did = replace(did, heirs=_heirs(workspace, versions, did.compositions))
     if not purge:
         return did
-    trained = {f"composition {composition.digest}" for composition in compositions}
-    own = {link.digest for version in versions for link in catalog.arrays_of(version)} | catalog.trained_with(versions)
-    shared = {digest for digest in own if not refs | trained >= set(catalog.users_of(digest))}
+    users = {version.ref for version in versions} | {f"composition {one.digest}" for one in did.compositions}
+    own = own_arrays(catalog, versions)
+    shared = {digest for digest in own if not users >= set(catalog.users_of(digest))}
     deleted = sorted(own - shared)
     return replace(
         did,
@@ -82,23 +69,19 @@ def _heirs(
             try:
                 if shares := _shares(workspace, version, composition):
                     found.append(Heirs(composition.digest, version.ref, shares))
-            except RegError:  # it cannot be composed without the version, so nobody inherits
+            except RegError:  # it cannot be composed without the version, so nobody gets its tokens
                 continue
     return tuple(found)
 
 
 def _shares(workspace: Workspace, version: VersionRecord, composition: CompositionRecord) -> dict[str, float]:
-    """Return name → share of the version's text, of the members that remain.
-
-    Raises:
-        RegError: the rest cannot be composed, or has no counts of tokens.
-    """
+    """Return name → share of the version's text, of the members that remain (RegError: they cannot be composed)."""
     label = f"composition {composition.digest[:12]}"
     manifest = replace(CompositionManifest.from_document(composition.document, label), parent=None)
     rest = [member for member in manifest.members if member.name != version.name]
     if len(rest) < 2:
         for member in rest:
-            by_digest(workspace.catalog, member.name, member.digest, label)  # an opted-out one inherits nothing
+            by_digest(workspace.catalog, member.name, member.digest, label)  # an opted-out one gets nothing
         return {member.name: 1.0 for member in rest}
     plan = plan_remaining(workspace, manifest, rest)
     return plan.output.shares_of(plan, load_member(workspace, version))

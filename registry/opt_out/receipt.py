@@ -4,7 +4,6 @@ A receipt contains the digest of the last event of the log, which covers all eve
 """
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from registry.composition.compose import plan_composition
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.plan import Plan
 from registry.errors import CheckpointError, InvalidInputError, OutputError, RegError, StorageError
-from registry.io.disk import atomic_file, try_lock
+from registry.io.disk import atomic_file, is_at, try_lock
 from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe, read_json
 from registry.names.reference import Reference
 from registry.names.resolve import by_digest
@@ -43,7 +42,7 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Recomposed:
-    """The composition of the remaining members by the same recipe: its digest and members."""
+    """The composition of the remaining members by the same recipe."""
 
     digest: str
     members: tuple[VersionRef, ...]
@@ -51,11 +50,9 @@ class Recomposed:
 
 @dataclass(frozen=True)
 class Affected:
-    """A composition that a withdrawn version was in.
+    """A composition that a withdrawn version was in, and the folders that contain the version until they are deleted.
 
-    Attributes:
-        folders: the folders that it was written to, which contain the version until they are deleted.
-        recomposed: the composition without the version; None if no member remains or it cannot be composed.
+    `recomposed` is the composition without it; None if no member remains or it cannot be composed.
     """
 
     digest: str
@@ -124,12 +121,7 @@ class Receipt:
 
     @classmethod
     def from_document(cls, document: object, label: str) -> "Receipt":
-        """Parse a receipt from an untrusted document.
-
-        Raises:
-            CheckpointError: the document is not a receipt.
-            InvalidInputError: a reference in it is malformed.
-        """
+        """Parse an untrusted document (CheckpointError: it is no receipt; InvalidInputError: a bad reference)."""
         kinds = {"format": WHOLE, "registry": TEXT, "versions": LIST, "compositions": LIST, "deleted": OBJECT}
         values = fields(document, kinds | {"shared": LIST, "not_erased": OBJECT, "head": DIGEST}, label)
         if values["format"] != FORMAT:
@@ -219,13 +211,7 @@ def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members:
 
 
 def read_receipt(path: Path) -> Receipt:
-    """Return the receipt in a file.
-
-    Raises:
-        NotFoundError: the file does not exist.
-        CheckpointError: the file is not a receipt.
-        InvalidInputError: a reference in it is malformed.
-    """
+    """Return the receipt in a file (errors as `check_receipt` and `Receipt.from_document`)."""
     check_receipt(path)
     return Receipt.from_document(read_json(path), str(path))
 
@@ -242,7 +228,7 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
     check_new_receipt(path)
     fresh = path.with_name(f".{path.name}.partial")
     try:
-        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o666)
+        reserved = fresh.open("ab")
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}", "choose another --receipt") from error
 
@@ -256,30 +242,21 @@ def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
                 f"free some space, then write it again: reg opt-out {ref} --receipt FILE",
             ) from error
 
-    try:
+    with reserved:
         try:
-            is_held = try_lock(descriptor) and _is_at(descriptor, fresh)  # another may have just ended and deleted it
+            # Another command may have just ended and deleted it.
+            is_held = try_lock(reserved.fileno()) and is_at(reserved.fileno(), fresh)
         except OSError as error:
             raise StorageError(f"{path} cannot be locked: {error.strerror}", "choose another --receipt") from error
         if not is_held:
             raise OutputError(
                 f"another command is writing {path}, and receipts are never overwritten", "choose another --receipt"
             )
-        if path.exists():
-            raise OutputError(f"{path} exists, and receipts are never overwritten", "choose another --receipt")
+        check_new_receipt(path)
         try:
             yield write
         finally:
             fresh.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.fstat(descriptor).st_ino == path.stat().st_ino
-    except FileNotFoundError:
-        return False
 
 
 def remaining(versions: Iterable[VersionRecord], manifest: CompositionManifest) -> list[VersionRef]:

@@ -27,13 +27,7 @@ _SINCE = (
 
 @dataclass
 class ReceiptCheck:
-    """The result of verifying a receipt.
-
-    Attributes:
-        problems: one line for each contradiction to the receipt; empty if it holds.
-        remedies: one line for each remedy of the problems.
-        notes: later changes that do not contradict the receipt.
-    """
+    """The result of verifying a receipt: a line for each contradiction, for each remedy, and for each later change."""
 
     receipt: Receipt
     problems: list[str] = field(default_factory=list)
@@ -48,11 +42,7 @@ class ReceiptCheck:
 
 
 def verify_receipt(workspace: Workspace, file: PathLike, folders: Sequence[PathLike] = ()) -> ReceiptCheck:
-    """Compare a receipt with the registry and with composed folders (arguments as in `Registry.verify_receipt`).
-
-    Raises:
-        ConflictError: the receipt belongs to another registry.
-    """
+    """Compare a receipt with registry and folders (as `Registry.verify_receipt`; ConflictError: another registry's)."""
     receipt = read_receipt(Path(file))
     paths = [Path(folder) for folder in require_list(folders, "folders")]
     workspace.check_owner()

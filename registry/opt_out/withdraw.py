@@ -1,7 +1,7 @@
 """Withdrawal and purge of versions, without torch."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from registry.checkpoint.joint_training import parts_in
@@ -9,17 +9,13 @@ from registry.errors import NotFoundError, OutputError
 from registry.io.work_dirs import remove
 from registry.maintenance.garbage import delete_cache, delete_summaries, delete_unreferenced, delete_work_of
 from registry.workspace import Workspace
-from store.catalog import CompositionRecord, PushRecord, VersionRecord
+from store.catalog import Catalog, CompositionRecord, PushRecord, VersionRecord
 from store.ownership import claim
 
 
 @dataclass(frozen=True)
 class Heirs:
-    """The members of a mixture that would get the tokens of one that leaves.
-
-    Attributes:
-        shares: name → share of its text, predicted from counts of tokens.
-    """
+    """The members of a mixture that would get the tokens of one that leaves: name → share, predicted from counts."""
 
     composition: str
     ref: str
@@ -31,21 +27,18 @@ class OptOut:
     """The result of opting out, or what it would be.
 
     Attributes:
-        versions: the current records of the versions.
-        withdrew: those of them that were active before.
+        withdrew: those of the versions that were active before.
         deleted: those of them that were not purged before.
         compositions: compositions ever made from any of them; their folders still hold the weights.
         pushes: pushes to the Hub of the versions, and of compositions made from them.
-        deleted_digests: deleted arrays, including leftovers of earlier crashes.
-        deleted_bytes: their size on disk.
+        deleted_digests: deleted arrays, including leftovers of earlier crashes; `deleted_bytes` is their size on disk.
         shared_digests: arrays that stay because another version uses them.
-        cleared: paths of other deleted files: leftovers of interrupted commands, and copies of the catalog that
-            upgrades made.
+        cleared: paths of leftovers of interrupted commands, and of copies of the catalog, that were deleted.
         remains: one line for each file that another process uses and that could not be deleted yet.
         trained_together: active versions whose weights were trained together with any of them.
+        heirs: who would get its tokens; of an opt-out that was only asked about.
         old_versions: one line if a bucket keeps old versions of what was deleted.
         beyond: where the catalog's deleted rows may be that the registry cannot reach; None if nowhere.
-        heirs: who would get its tokens; of an opt-out that was only asked about.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -78,9 +71,8 @@ class OptOut:
 def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
     """Withdraw `versions` from all later compositions; with `purge`, delete the arrays that only they use.
 
-    Tensors that were trained in compositions made from them are among these arrays.
-
-    If it is interrupted, repeating it completes it. The caller holds the registry's lock.
+    Tensors that were trained in compositions made from them are among these arrays. If it is interrupted, repeating it
+    completes it. The caller holds the registry's lock.
 
     Raises:
         ConflictError: the arrays belong to another catalog.
@@ -89,19 +81,14 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
     home, catalog, store = workspace.home, workspace.catalog, workspace.arrays
     claim(catalog, store)
     before = catalog.reread(versions)
-    together = trained_together(before, workspace.versions)  # a purge deletes what tells
-    withdrew = tuple(version.ref for version in before if version.state == "active")
     catalog.withdraw(versions)
     # After the withdrawal no command adds files or compositions of these versions.
     delete_cache(home)
     delete_summaries(home, catalog)
-    compositions = tuple(catalog.compositions(versions))
-    pushes = tuple(catalog.pushes(pushable(versions, compositions)))
+    did = concerned(workspace, before, purge=purge)  # a purge deletes what tells which were trained together
     if not purge:
-        now = tuple(catalog.reread(versions))
-        return OptOut(now, withdrew, (), compositions, False, pushes, trained_together=together)
-    deleted = tuple(version.ref for version in before if version.state != "purged")
-    own = {link.digest for version in versions for link in catalog.arrays_of(version)} | catalog.trained_with(versions)
+        return replace(did, versions=tuple(catalog.reread(versions)))
+    own = own_arrays(catalog, versions)
     cleared, remains = delete_work_of(home, before)  # before the purge, which deletes the digests of the weights
     catalog.purge(versions, {digest: store.disk_bytes(digest) for digest in own})
     shared = tuple(sorted(own & catalog.referenced()))
@@ -112,23 +99,36 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
     if obstacle := catalog.erase():
         remains.append(obstacle)
     remains += [f"{path} is of an earlier catalog of this home, and yours to delete" for path in home.former_catalogs]
-    now = tuple(catalog.reread(versions))
-    return OptOut(
-        now,
-        withdrew,
-        deleted,
-        compositions,
-        True,
-        pushes,
-        garbage.digests,
-        garbage.nbytes,
-        shared,
-        tuple(map(str, cleared)),
-        tuple(remains),
-        together,
+    return replace(
+        did,
+        versions=tuple(catalog.reread(versions)),
+        deleted_digests=garbage.digests,
+        deleted_bytes=garbage.nbytes,
+        shared_digests=shared,
+        cleared=tuple(map(str, cleared)),
+        remains=tuple(remains),
         old_versions=tuple(filter(None, [store.past_deletion()])),
         beyond=catalog.beyond,
     )
+
+
+def concerned(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: bool) -> OptOut:
+    """Return what opting `versions`, as they were before, out concerns; nothing is deleted."""
+    compositions = tuple(workspace.catalog.compositions(versions))
+    return OptOut(
+        versions=tuple(versions),
+        withdrew=tuple(version.ref for version in versions if version.state == "active"),
+        deleted=tuple(version.ref for version in versions if version.state != "purged") if purge else (),
+        compositions=compositions,
+        purged=purge,
+        pushes=tuple(workspace.catalog.pushes(pushable(versions, compositions))),
+        trained_together=trained_together(versions, workspace.versions),
+    )
+
+
+def own_arrays(catalog: Catalog, versions: Sequence[VersionRecord]) -> set[str]:
+    """Return the digests of the arrays of versions, and of those trained in compositions with them."""
+    return {link.digest for version in versions for link in catalog.arrays_of(version)} | catalog.trained_with(versions)
 
 
 def pushable(versions: Iterable[VersionRecord], compositions: Iterable[CompositionRecord]) -> set[str]:
@@ -139,11 +139,7 @@ def pushable(versions: Iterable[VersionRecord], compositions: Iterable[Compositi
 def trained_together(
     versions: Sequence[VersionRecord], active: Callable[[], Iterable[VersionRecord]]
 ) -> tuple[str, ...]:
-    """Return the other active versions of the joint trainings that some versions are part of.
-
-    Args:
-        active: returns all active versions; not called where no version is part of one.
-    """
+    """Return the others, among all that `active` returns, of the joint trainings that some versions are part of."""
     shared = {digest for version in versions if (digest := _shared_of(version)) is not None}
     if not shared:
         return ()
@@ -157,21 +153,13 @@ def _shared_of(version: VersionRecord) -> str | None:
 
 
 def check_receipt(path: Path) -> None:
-    """Check that there is a file to read a receipt from.
-
-    Raises:
-        NotFoundError: there is none.
-    """
+    """Check that there is a file to read a receipt from (NotFoundError: there is none)."""
     if not path.is_file():
         raise NotFoundError(f"{path} is not a file", "name the file that reg opt-out --receipt wrote")
 
 
 def check_new_receipt(path: Path) -> None:
-    """Check that a receipt can be written to a new file.
-
-    Raises:
-        OutputError: the file exists, or its folder does not.
-    """
+    """Check that a receipt can be written to a new file (OutputError: it exists, or its folder does not)."""
     path = path.absolute()
     if path.exists() or path.is_symlink():
         raise OutputError(f"{path} exists, and receipts are never overwritten", "choose another --receipt")

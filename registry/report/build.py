@@ -20,7 +20,6 @@ from registry.evaluation.service import evaluate_registered
 from registry.evaluation.stored import widest
 from registry.evaluation.table import Wanted
 from registry.member import load_member
-from registry.methods.simoe.model import mask_overlaps
 from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import INDISTINCT
 from registry.registration.lineage import LineageIndex
@@ -239,15 +238,15 @@ class Gathering:
     def masks(
         self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
     ) -> tuple[tuple[tuple[str, str, float], ...], tuple[MaskJoin, ...]]:
-        """Return the overlaps of the masks of a SIMoE's members, and their joins; none if one is unknown here."""
+        """Return the overlaps of the members' masks, and their joins; none without masks, or if one is unknown here."""
         overlap: tuple[tuple[str, str, float], ...] = ()
-        joins: tuple[MaskJoin, ...] = ()
         if len(versions) == len(manifest.members):
             with self._noted("the overlap of masks is not available"):
-                overlap = mask_overlaps([load_member(self._workspace, version) for version in versions.values()])
+                members = [load_member(self._workspace, version) for version in versions.values()]
+                overlap = manifest.recipe.output.mask_overlaps(members)
             with self._noted("the tree of masks is not available"):
-                joins = mask_joins([member.name for member in manifest.members], overlap)
-        return overlap, joins
+                return overlap, mask_joins([member.name for member in manifest.members], overlap)
+        return overlap, ()
 
     def lineage(
         self,

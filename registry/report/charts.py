@@ -11,16 +11,20 @@ from registry.report.theme import (
     CONFIG,
     OWN_COLOUR,
     Spec,
+    chart,
     colours_of,
     expert_colour,
+    layer,
     linear_axis,
     names_axis,
+    quantity,
     ticks,
     tips,
 )
 
 CELL = 26  # height of a row of a heat map, in pixels
 SCORE_ROW = 38  # height of a domain's row among the scores, in pixels
+CURVES = 260  # height of curves, in pixels
 MEAN = "all domains"  # the row of the averages among the scores
 MOST_LABELLED = 14  # columns up to which every cell of a heat map shows its value, and every layer its number
 NUMBERED = 5  # of more layers, those divisible by it show their numbers: 26 of 128, which do not touch one another
@@ -79,31 +83,25 @@ def _cells(
     y: Spec,
     colour: Spec,
     tooltip: Sequence[Spec],
-    labelled: bool,
-    form: str,
+    height: int,
+    *,
+    labels: str,
     least: float = 0.0,
 ) -> Spec:
-    """Return a heat map; opacity grows with the share, and cells below `least` have no label.
+    """Return a heat map, whose opacity grows with the share; cells of `least` and more have labels of this format.
 
-    It skips the middle, where neither light nor dark text could be read.
+    Opacity skips the middle, where neither light nor dark text could be read.
     """
     scale = {"domain": [0, 0.5, 0.5001, 1], "range": [0.06, 0.36, 0.82, 1]}
-    strength = {"field": "share", "type": "quantitative", "scale": scale, "legend": None}
-    cells = {
-        "mark": {"type": "rect", "cornerRadius": 3, "stroke": "var(--surface)", "strokeWidth": 2},
-        "encoding": {"x": x, "y": y, "color": colour, "opacity": strength, "tooltip": list(tooltip)},
-    }
-    text = {
-        "transform": [{"filter": f"datum.share >= {least}"}],
-        "mark": {"type": "text", "fontSize": 11, "tooltip": None},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "text": {"field": "share", "type": "quantitative", "format": form},
-            "color": {"condition": {"test": "datum.share > 0.5", "value": "var(--on-heat)"}, "value": "var(--text)"},
-        },
-    }
-    return {"data": {"values": list(rows)}, "layer": [cells, text] if labelled else [cells]}
+    shown = {"x": x, "y": y, "color": colour, "opacity": quantity("share", scale=scale, legend=None)}
+    layers = [
+        layer("rect", {**shown, "tooltip": tooltip}, cornerRadius=3, stroke="var(--surface)", strokeWidth=2),
+    ]
+    if labels:
+        ink = {"condition": {"test": "datum.share > 0.5", "value": "var(--on-heat)"}, "value": "var(--text)"}
+        text = {"x": x, "y": y, "text": quantity("share", format=labels), "color": ink}
+        layers.append(layer("text", text, where=f"datum.share >= {least}", fontSize=11, tooltip=None))
+    return chart(rows, layers, height)
 
 
 def _routing(figures: ReportData, routing: RoutingData, domain: str) -> Spec:
@@ -120,7 +118,8 @@ def _routing(figures: ReportData, routing: RoutingData, domain: str) -> Spec:
     y = names_axis("expert", experts)
     colour = colours_of("expert", experts, figures.colours, None)
     tooltip = tips(("layer", "layer"), ("expert", "expert"), ("share", f"of {domain}", ".1%"))
-    return {**_cells(rows, x, y, colour, tooltip, labelled, ".0%", 0.005), "height": CELL * len(experts)}
+    labels = ".0%" if labelled else ""
+    return _cells(rows, x, y, colour, tooltip, CELL * len(experts), labels=labels, least=0.005)
 
 
 def _confusion(figures: ReportData, routing: RoutingData) -> Spec:
@@ -134,8 +133,8 @@ def _confusion(figures: ReportData, routing: RoutingData) -> Spec:
     y = names_axis("domain", routing.shares, "text of")
     colour = colours_of("expert", experts, figures.colours, None)
     tooltip = tips(("domain", "text of"), ("expert", "goes to"), ("share", "share", ".1%"))
-    spec = _cells(rows, x, y, colour, tooltip, len(experts) <= MOST_LABELLED, ".1%")
-    return {**spec, "height": (CELL + 8) * len(routing.shares)}
+    labels = ".1%" if len(experts) <= MOST_LABELLED else ""
+    return _cells(rows, x, y, colour, tooltip, (CELL + 8) * len(routing.shares), labels=labels)
 
 
 def _overlap(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]) -> Spec:
@@ -146,37 +145,29 @@ def _overlap(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]) 
     ]
     x, y = names_axis("a", experts, orient="top", labelAngle=-35), names_axis("b", experts)
     tooltip = tips(("a", "expert"), ("b", "and"), ("share", "overlap", ".1%"))
-    spec = _cells(rows, x, y, {"value": "var(--heat)"}, tooltip, len(experts) <= MOST_LABELLED, ".0%")
-    return {**spec, "height": (CELL + 8) * len(experts)}
+    labels = ".0%" if len(experts) <= MOST_LABELLED else ""
+    return _cells(rows, x, y, {"value": "var(--heat)"}, tooltip, (CELL + 8) * len(experts), labels=labels)
 
 
 def _load(figures: ReportData, routing: RoutingData) -> Spec:
     experts = list(routing.load)
     rows: list[dict[str, Any]] = [
-        {"expert": expert, "share": sum(layers) / len(layers), "least": min(layers), "most": max(layers)}
-        for expert, layers in routing.load.items()
-        if layers
+        {"expert": expert, "share": share, "least": min(routing.load[expert]), "most": max(routing.load[expert])}
+        for expert, share in routing.overall_load.items()
     ]
+    of_layers = ("share", "mean over layers"), ("least", "lowest in a layer"), ("most", "highest in a layer")
     bars = {
-        "mark": {"type": "bar", "cornerRadiusEnd": 3, "height": {"band": 0.62}},
-        "encoding": {
-            "y": names_axis("expert", experts),
-            "x": linear_axis("share", "share of all tokens", ticks(0, max(row["share"] for row in rows)), share=True),
-            "color": colours_of("expert", experts, figures.colours, None),
-            "tooltip": tips(
-                ("expert", "expert"),
-                ("share", "mean over layers", ".1%"),
-                ("least", "lowest in a layer", ".1%"),
-                ("most", "highest in a layer", ".1%"),
-            ),
-        },
+        "y": names_axis("expert", experts),
+        "x": linear_axis("share", "share of all tokens", ticks(0, max(row["share"] for row in rows)), share=True),
+        "color": colours_of("expert", experts, figures.colours, None),
+        "tooltip": tips(("expert", "expert"), *((field, title, ".1%") for field, title in of_layers)),
     }
-    even = {
-        "data": {"values": [{"even": 1 / len(rows)}]},
-        "mark": {"type": "rule", "strokeDash": [4, 4], "stroke": "var(--text)"},
-        "encoding": {"x": {"field": "even", "type": "quantitative"}, "tooltip": tips(("even", "an even share", ".1%"))},
-    }
-    return {"data": {"values": rows}, "layer": [bars, even], "height": (CELL + 6) * len(rows)}
+    even = {"x": quantity("even"), "tooltip": tips(("even", "an even share", ".1%"))}
+    layers = [
+        layer("bar", bars, cornerRadiusEnd=3, height={"band": 0.62}),
+        layer("rule", even, values=[{"even": 1 / len(rows)}], strokeDash=[4, 4], stroke="var(--text)"),
+    ]
+    return chart(rows, layers, (CELL + 6) * len(rows))
 
 
 def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
@@ -202,41 +193,36 @@ def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
     tooltip = tips(("domain", "domain"), *((kind, name, ".1f") for kind, name in names.items() if kind in drawn))
     tooltip += tips(("interval", "95 % interval")) if any("interval" in row for row in rows) else []
 
-    def at(kind: str, mark: Spec) -> Spec:
-        return {
-            "transform": [{"filter": f"isValid(datum.{kind})"}],
-            "mark": mark,
-            "encoding": {"x": {**x, "field": kind}, "y": y, "tooltip": tooltip},
-        }
+    def at(field: str, **more: Spec) -> Spec:
+        return {"x": {**x, "field": field}, "y": y, "tooltip": tooltip, **more}
 
-    hundred = {
-        "data": {"values": [{"own": 100}]},
-        "mark": {"type": "rule", "stroke": "var(--text)", "strokeWidth": 1, "strokeDash": [2, 3]},
-        "encoding": {"x": x},
-    }
-    span = {
-        "mark": {"type": "rule", "stroke": "var(--edge)", "strokeWidth": 2, "strokeCap": "round"},
-        "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y},
-    }
-    whisker = at("own", {"type": "rule", "strokeWidth": 7, "strokeCap": "butt", "opacity": 0.4})
-    whisker["transform"] = [{"filter": "isValid(datum.interval)"}]
-    whisker["encoding"] |= {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "color": OWN_COLOUR}
-    shape = {"filled": False, "fill": "var(--surface)", "stroke": "var(--soft)", "strokeWidth": 2, "opacity": 1}
-    dots = at("own", {"type": "circle", "size": 190, "opacity": 1, "stroke": "var(--surface)", "strokeWidth": 2})
-    dots["encoding"]["color"] = OWN_COLOUR
-    label = at("own", {"type": "text", "dy": -15, "fontSize": 11, "fontWeight": 600, "color": "var(--text)"})
-    label["encoding"]["text"] = {"field": "own", "type": "quantitative", "format": ".1f"}
+    def reference(kind: str, shape: str, size: int) -> Spec:
+        look: Spec = {
+            "filled": False,
+            "fill": "var(--surface)",
+            "stroke": "var(--soft)",
+            "strokeWidth": 2,
+            "opacity": 1,
+        }
+        return layer("point", at(kind), where=f"isValid(datum.{kind})", shape=shape, size=size, **look)
+
+    has_score = "isValid(datum.own)"
+    span = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}
+    whisker = at("from", x2={"field": "to"}, color=OWN_COLOUR)
+    dot = at("own", color=OWN_COLOUR)
+    label = at("own", text=quantity("own", format=".1f"))
+    hundred: Spec = {"stroke": "var(--text)", "strokeWidth": 1, "strokeDash": [2, 3]}
     layers = [
-        hundred,
-        span,
-        whisker,
-        at("base", {"type": "point", "shape": "square", "size": 60, **shape}),
-        at("average", {"type": "point", "shape": "circle", "size": 70, **shape}),
-        dots,
-        at("oracle", {"type": "point", "shape": "diamond", "size": 50, **shape}),  # often in a dot: above it
-        label,
+        layer("rule", {"x": x}, values=[{"own": 100}], **hundred),
+        layer("rule", span, stroke="var(--edge)", strokeWidth=2, strokeCap="round"),
+        layer("rule", whisker, where="isValid(datum.interval)", strokeWidth=7, strokeCap="butt", opacity=0.4),
+        reference("base", "square", 60),
+        reference("average", "circle", 70),
+        layer("circle", dot, where=has_score, size=190, opacity=1, stroke="var(--surface)", strokeWidth=2),
+        reference("oracle", "diamond", 50),  # often in a dot: above it
+        layer("text", label, where=has_score, dy=-15, fontSize=11, fontWeight=600, color="var(--text)"),
     ]
-    return {"data": {"values": rows}, "layer": layers, "height": SCORE_ROW * len(domains)}
+    return chart(rows, layers, SCORE_ROW * len(domains))
 
 
 def _active_experts(figures: ReportData) -> Spec:
@@ -261,12 +247,8 @@ def _active_experts(figures: ReportData) -> Spec:
     ]
     drawn = [float(row["value"]) for row in (*points, *means, *references)] + ([100.0] if scored else [])
     counts = [row.experts_per_token for row in rows]
-    x = {
-        "field": "count",
-        "type": "quantitative",
-        "scale": {"nice": False, "zero": False, "padding": 12},
-        "axis": {"title": "experts per token", "values": counts, "format": "d", "grid": False},
-    }
+    axis = {"title": "experts per token", "values": counts, "format": "d", "grid": False}
+    x = quantity("count", scale={"nice": False, "zero": False, "padding": 12}, axis=axis)
     y = linear_axis("value", title, ticks(min(drawn), max(drawn)))
     colour = colours_of("domain", dict.fromkeys(point["domain"] for point in points), figures.colours, _LEGEND)
     number, parameters, figure = tips(
@@ -274,37 +256,21 @@ def _active_experts(figures: ReportData) -> Spec:
     )
     of_mean = [number, parameters, {**figure, "title": "average score"}]
     of_domain = [*tips(("domain", "domain")), number, parameters, figure]
+    by_count, of_domains = {"x": x, "y": y}, {"x": x, "y": y, "color": colour}
     layers = [
-        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour}},
-        {
-            "mark": {"type": "circle", "size": 60, "opacity": 1},
-            "encoding": {"x": x, "y": y, "color": colour, "tooltip": of_domain},
-        },
-        {
-            "data": {"values": means},
-            "mark": {"type": "line", "stroke": "var(--text)", "strokeWidth": 2, "strokeDash": [4, 4]},
-            "encoding": {"x": x, "y": y},
-        },
-        {
-            "data": {"values": means},
-            "mark": {"type": "circle", "size": 60, "color": "var(--text)", "opacity": 1},
-            "encoding": {"x": x, "y": y, "tooltip": of_mean},
-        },
+        layer("line", of_domains, strokeWidth=2),
+        layer("circle", {**of_domains, "tooltip": of_domain}, size=60, opacity=1),
+        layer("line", by_count, values=means, stroke="var(--text)", strokeWidth=2, strokeDash=[4, 4]),
+        layer("circle", {**by_count, "tooltip": of_mean}, values=means, size=60, color="var(--text)", opacity=1),
     ]
     if references:
+        line = {"y": y, "tooltip": [{"field": "name"}, {"field": "value", "format": ".2f"}]}
+        name = {"x": {"value": 4}, "y": y, "text": {"field": "name"}}
         layers += [
-            {
-                "data": {"values": references},
-                "mark": {"type": "rule", "stroke": "var(--soft)", "strokeWidth": 1, "strokeDash": [1, 3]},
-                "encoding": {"y": y, "tooltip": [{"field": "name"}, {"field": "value", "format": ".2f"}]},
-            },
-            {
-                "data": {"values": references},
-                "mark": {"type": "text", "align": "left", "dy": -6, "fontSize": 11, "color": "var(--soft)"},
-                "encoding": {"x": {"value": 4}, "y": y, "text": {"field": "name"}},
-            },
+            layer("rule", line, values=references, stroke="var(--soft)", strokeWidth=1, strokeDash=[1, 3]),
+            layer("text", name, values=references, align="left", dy=-6, fontSize=11, color="var(--soft)"),
         ]
-    return {"data": {"values": points}, "layer": layers, "height": 260}
+    return chart(points, layers, CURVES)
 
 
 def _losses(trainings: Sequence[Training], colours: Mapping[str, int], what: str = "expert") -> Spec:
@@ -326,13 +292,10 @@ def _losses(trainings: Sequence[Training], colours: Mapping[str, int], what: str
     encoding = {"x": x, "y": y, "color": colours_of("expert", [one.name for one in trainings], colours, _LEGEND)}
     name, loss = ("expert", what), ("loss", "loss", ".4f")
     of_point, of_end = tips(name, ("step", "step", ",.0f"), loss), tips(name, ("when", "held-out text, training"), loss)
+    held_out: Spec = {"shape": "diamond", "filled": True, "size": 110, "opacity": 1}
     layers = [
-        {"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": encoding},
-        {"mark": {"type": "circle", "size": 16, "opacity": 0.6}, "encoding": {**encoding, "tooltip": of_point}},
-        {
-            "data": {"values": ends},
-            "mark": {"type": "point", "shape": "diamond", "filled": True, "size": 110, "opacity": 1},
-            "encoding": {**encoding, "tooltip": of_end},
-        },
+        layer("line", encoding, strokeWidth=1.5),
+        layer("circle", {**encoding, "tooltip": of_point}, size=16, opacity=0.6),
+        layer("point", {**encoding, "tooltip": of_end}, values=ends, **held_out),
     ]
-    return {"data": {"values": points}, "layer": layers, "height": 260}
+    return chart(points, layers, CURVES)

@@ -5,18 +5,18 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from registry.composition.found import OUTPUTS
+from registry.composition.method import Output
 from registry.evaluation.stored import FEW_TOKENS
-from registry.runtime.sequence_hosts import sequence_host
 
 
 @dataclass(frozen=True)
 class MemberFigures:
-    """One expert of the composition.
+    """One expert of the composition; what is not known here is None.
 
     Attributes:
-        ref: the version in this registry; None if it is not registered here, or was opted out.
-        digest: its content digest.
-        tokens: calibration tokens; None if it is not registered here.
+        ref: the version in this registry.
+        tokens: calibration tokens.
         drowned: the reason why it is predicted to lose its own text to others, if it is.
         opted_out: the version that was opted out since, if it was.
     """
@@ -49,12 +49,10 @@ class Warned:
 
 @dataclass(frozen=True)
 class RoutingData:
-    """The first choices of the routers for the tokens of each domain.
+    """First choices of the routers for the tokens of each domain: counted on test text (`measured`), or predicted.
 
     Attributes:
-        measured: True if counted on test text, False if predicted from statistics.
-        layers: layer numbers.
-        shares: domain → expert → for each of these layers the expert's share of the domain's tokens, in [0, 1].
+        shares: domain → expert → for each of `layers` the expert's share of the domain's tokens, in [0, 1].
         load: expert → for each layer the expert's share of all tokens.
         weights: as `shares`, the expert's mean routing weight; empty if predicted, or measured by an early version.
     """
@@ -68,6 +66,11 @@ class RoutingData:
     def mean(self, domain: str, expert: str) -> float:
         """Return an expert's mean share of a domain over layers."""
         return fmean(self.shares[domain][expert])
+
+    @property
+    def overall_load(self) -> dict[str, float]:
+        """Expert → its share of all tokens, mean over layers."""
+        return {expert: sum(layers) / len(layers) for expert, layers in self.load.items() if layers}
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -88,16 +91,9 @@ class RoutingData:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """Normalised scores of one model: 100 is each domain's own expert.
+    """Normalised scores of one model, as in `evaluation.Row`: 100 is each domain's own expert.
 
-    Attributes:
-        kind: composition, oracle, average, base or expert.
-        score: domain → score.
-        perplexity: domain → perplexity.
-        average: mean score, if all domains have one.
-        interval: domain → low and high end of the score's 95 % interval, where it was recorded.
-        average_interval: the same of the average.
-        ahead_of_average: the same of its average less that of averaged weights.
+    `kind` is composition, oracle, average, base or expert.
     """
 
     name: str
@@ -152,14 +148,11 @@ class ActiveExperts:
 
 @dataclass(frozen=True)
 class Training:
-    """The training of an expert by `reg train-expert`, or of the composition by `reg train`.
+    """The training of an expert by `reg train-expert`, or of the composition by `reg train`; losses in nats per token.
 
     Attributes:
         name: the expert, or what of the composition was trained.
-        steps: number of steps.
-        tokens: training tokens.
-        before: loss on held-out text before the first step, in nats per token; as all losses.
-        after: the same after the last step.
+        before, after: loss on held-out text before the first step, and after the last one.
         at: steps, counted from 1: the middle of those that each number of `loss` is the mean of.
         loss: losses on the training text, at most 200.
     """
@@ -178,17 +171,12 @@ POINTS = 200  # most points of a loss curve in a report
 
 @dataclass(frozen=True)
 class Audit:
-    """A stored audit of extraction.
+    """A stored audit of extraction: shares and similarities from 0 to 1, of `documents` that were tried.
 
     Attributes:
         text: the label of the text.
-        documents: documents that were tried.
-        extracted: documents that the composition continued nearly word for word.
-        rate: their share, from 0 to 1.
-        similarity: mean similarity of the best continuations, from 0 to 1.
-        most: the largest of them.
-        prefix: tokens that the composition was given.
-        continued: tokens that it continued by.
+        similarity, most: mean and largest similarity of the best continuations.
+        prefix, continued: tokens that the composition was given, and that it continued by.
         at: the time of the audit, ISO 8601.
     """
 
@@ -205,7 +193,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class MaskJoin:
-    """Two groups of experts of a SIMoE that join, and the mean overlap of a mask of one with a mask of the other."""
+    """Two groups of experts that join, and the mean overlap of a mask of one with a mask of the other."""
 
     first: tuple[str, ...]
     second: tuple[str, ...]
@@ -232,21 +220,16 @@ class ReportData:
         host: the composition's `model_type`.
         made: the time when it was first composed here, ISO 8601.
         recipe: setting → text.
-        members: the members in the order of the experts.
-        parameters: total number of weights.
-        active_parameters: number of weights used for one token.
-        top_k: experts per token.
+        parameters, active_parameters: number of weights in all, and of those used for one token.
         overlap: (expert, expert, share of tokens that a linear router cannot tell apart).
         scores: scores of models, the composition first.
         active_experts: figures by experts per token, ascending, of the latest evaluation that has them.
-        trainings: trainings of the members that were trained here.
-        audits: stored audits of extraction, the latest first.
-        lineage: sources of the composition, and compositions trained from it.
+        audits: the latest first.
         training: the composition's own training; None of one that was not trained, or whose routers alone were.
         from_base: the number of members, where they are copies of a base model, which have no domain.
-        mask_overlap: (expert, expert, overlap of their masks, from 0 to 1), of a SIMoE.
+        mask_overlap: (expert, expert, overlap of the masks that they were trained with, from 0 to 1).
         mask_joins: the joins of these experts by average linkage, the most alike first; the last one has all.
-        to: the output of its recipe: moe, dense, ensemble, hetero or simoe.
+        to: the output of its recipe, a value of `--to`.
         folder: a folder that it is in, for commands; None if none is known.
         indistinct: the share of an overlap from which on routing hardly separates two experts.
         colours: expert → number of its colour on every page (`expert_colours`).
@@ -282,9 +265,14 @@ class ReportData:
     colours: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def weighs_members(self) -> bool:
-        """True if its members are weighed alike in all layers: their weights count as the routing of one layer."""
-        return sequence_host(self.host) is not None
+    def output(self) -> Output:
+        """The method that makes it."""
+        return OUTPUTS.get(self.to, OUTPUTS.default)
+
+    @property
+    def has_domains(self) -> bool:
+        """True if its members stand for domains; copies of a base model do not."""
+        return self.from_base is None and self.output.has_domains
 
     @property
     def experts(self) -> tuple[str, ...]:
@@ -293,8 +281,8 @@ class ReportData:
 
     @property
     def kind(self) -> str:
-        """Its name in sentences: mixture, merged model, ensemble or SIMoE."""
-        return {"moe": "mixture", "dense": "merged model", "simoe": "SIMoE", "hetero": "mixture"}.get(self.to, self.to)
+        """Its name in sentences: `mixture`, `merged model`."""
+        return self.output.noun or self.output.kind
 
     def row(self, kind: str) -> ScoreRow | None:
         """Return the row of the composition, the oracle, or the averaged weights of exactly its members."""

@@ -39,8 +39,7 @@ def write_page(out: Path, text: str, *, replace: bool) -> None:
     """Write a page.
 
     Raises:
-        OutputError: as in `check_page`.
-        StorageError: the page cannot be written.
+        OutputError, StorageError: as in `check_page`; or the page cannot be written.
     """
     check_page(out, replace=replace)
     try:

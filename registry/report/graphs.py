@@ -1,10 +1,10 @@
-"""Graph of a composition's lineage, and tree of the masks of a SIMoE's experts, as Vega-Lite specifications."""
+"""Graph of a composition's lineage, and tree of its experts' masks, as Vega-Lite specifications."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from registry.errors import RegError
 from registry.report.data import MaskJoin, ReportData
-from registry.report.theme import OWN_COLOUR, Spec, expert_colour, tips
+from registry.report.theme import OWN_COLOUR, Spec, chart, expert_colour, layer, quantity, tips
 
 ROW = 34  # height of an expert's row in the tree, in pixels
 
@@ -35,38 +35,27 @@ def lineage_graph(figures: ReportData) -> Spec:
         if source in rows
     ]
     wide = {"domain": [-0.45, len(columns) - 1 + 0.45], "nice": False}
-    x: Spec = {"field": "x", "type": "quantitative", "axis": None, "scale": wide}
-    y: Spec = {"field": "y", "type": "quantitative", "axis": None, "scale": {"domain": [0, most], "nice": False}}
+    x = quantity("x", axis=None, scale=wide)
+    y = quantity("y", axis=None, scale={"domain": [0, most], "nice": False})
     tooltip = tips(("label", "name"), ("kind", "kind"), ("told", "details"))
-    lines = {
-        "data": {"values": edges},
-        "mark": {"type": "rule", "stroke": "var(--soft)", "strokeWidth": 1.5, "opacity": 0.55},
-        "encoding": {"x": x, "y": y, "x2": {"field": "x2"}, "y2": {"field": "y2"}},
-    }
-    dots = {
-        "mark": {"type": "circle", "size": 260, "opacity": 1, "stroke": "var(--surface)", "strokeWidth": 3},
-        "encoding": {"x": x, "y": y, "color": OWN_COLOUR, "tooltip": tooltip},
-    }
+    line = {"x": x, "y": y, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
+    dot = {"x": x, "y": y, "color": OWN_COLOUR, "tooltip": tooltip}
     widest = f"min(130, width / {len(columns)})"  # so that names side by side do not touch on a phone
-    text: Spec = {"type": "text", "dy": 21, "fontSize": 12, "limit": {"expr": widest}}
-    under = {
-        "mark": {**text, "color": "var(--surface)", "stroke": "var(--surface)", "strokeWidth": 5},
-        "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-    }
-    labels = {
-        "mark": {**text, "color": "var(--text)"},
-        "encoding": {"x": x, "y": y, "text": {"field": "label"}, "tooltip": tooltip},
-    }
-    layers = [lines, under, dots, labels]
-    return {"data": {"values": list(rows.values())}, "layer": layers, "height": max(120, 62 * most)}
+    text: Spec = {"dy": 21, "fontSize": 12, "limit": {"expr": widest}}
+    name = {"x": x, "y": y, "text": {"field": "label"}}
+    layers = [
+        layer("rule", line, values=edges, stroke="var(--soft)", strokeWidth=1.5, opacity=0.55),
+        layer("text", name, **text, color="var(--surface)", stroke="var(--surface)", strokeWidth=5),
+        layer("circle", dot, size=260, opacity=1, stroke="var(--surface)", strokeWidth=3),
+        layer("text", {**name, "tooltip": tooltip}, **text, color="var(--text)"),
+    ]
+    return chart(rows.values(), layers, max(120, 62 * most))
 
 
 def mask_joins(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]) -> tuple[MaskJoin, ...]:
     """Return the joins of average linkage over 1 - overlap (Sokal and Michener 1958), the most alike first.
 
-    Args:
-        experts: the names.
-        overlap: (expert, expert, overlap from 0 to 1) of every two of them, in the order of `combinations`.
+    `overlap` is (expert, expert, overlap from 0 to 1) of every two experts, in the order of `combinations`.
 
     Raises:
         RegError: scipy is not installed.
@@ -93,26 +82,22 @@ def mask_tree(colours: Mapping[str, int], joins: Sequence[MaskJoin]) -> Spec:
     leaves = [
         {"expert": name, "overlap": 1, "row": row, "colour": expert_colour(name, colours)} for name, row in rows.items()
     ]
-    x = {
-        "field": "overlap",
-        "type": "quantitative",
-        "scale": {"domain": [0, 1], "reverse": True, "nice": False},
-        "axis": {"title": "mean overlap of their masks", "format": ".0%", "tickCount": 5, "grid": False},
-    }
+    axis = {"title": "mean overlap of their masks", "format": ".0%", "tickCount": 5, "grid": False}
+    x = quantity("overlap", scale={"domain": [0, 1], "reverse": True, "nice": False}, axis=axis)
     high = {"domain": [-0.7, len(order) - 0.5], "reverse": True, "nice": False}
-    y = {"field": "row", "type": "quantitative", "axis": None, "scale": high}
+    y = quantity("row", axis=None, scale=high)
     tooltip = tips(("first", "experts"), ("second", "join"), ("overlap", "mean overlap", ".1%"))
-    lines = {
-        "data": {"values": list(_lines(joins, rows))},
-        "mark": {"type": "rule", "stroke": "var(--accent)", "strokeWidth": 2, "strokeCap": "round"},
-        "encoding": {"x": x, "y": y, "x2": {"field": "end"}, "y2": {"field": "last"}, "tooltip": tooltip},
-    }
-    dots = {"mark": {"type": "circle", "size": 70, "opacity": 1}, "encoding": {"x": x, "y": y, "color": OWN_COLOUR}}
-    text = {"type": "text", "align": "left", "dx": 6, "dy": -8, "fontSize": 12}
-    edge = {"color": "var(--surface)", "stroke": "var(--surface)", "strokeWidth": 4}  # so that no line crosses a name
-    marks = ({**text, **edge}, {**text, "color": "var(--text)"})
-    names = [{"mark": mark, "encoding": {"x": x, "y": y, "text": {"field": "expert"}}} for mark in marks]
-    return {"data": {"values": leaves}, "layer": [lines, *names, dots], "height": ROW * len(order)}
+    line = {"x": x, "y": y, "x2": {"field": "end"}, "y2": {"field": "last"}, "tooltip": tooltip}
+    name = {"x": x, "y": y, "text": {"field": "expert"}}
+    text: Spec = {"align": "left", "dx": 6, "dy": -8, "fontSize": 12}
+    edge: Spec = {"color": "var(--surface)", "stroke": "var(--surface)", "strokeWidth": 4}  # no line crosses a name
+    layers = [
+        layer("rule", line, values=_lines(joins, rows), stroke="var(--accent)", strokeWidth=2, strokeCap="round"),
+        layer("text", name, **text, **edge),
+        layer("text", name, **text, color="var(--text)"),
+        layer("circle", {"x": x, "y": y, "color": OWN_COLOUR}, size=70, opacity=1),
+    ]
+    return chart(leaves, layers, ROW * len(order))
 
 
 def _lines(joins: Sequence[MaskJoin], rows: dict[str, float]) -> Iterator[Spec]:

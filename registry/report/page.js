@@ -35,7 +35,7 @@
   }
 
   const root = document.documentElement;
-  const button = document.getElementById("theme"); // none among local pages: a sandbox cannot keep the choice
+  const button = document.querySelector("[data-theme-switch]"); // none among local pages: a sandbox cannot keep the choice
   if (!button) return;
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from registry.design import colour_class, stylesheet
+from registry.design import REPORT_EXTRA, colour_class, environment, stylesheet
 from registry.errors import RegError
 from registry.evaluation.stored import score_text
 from registry.methods.moe.preview import OVERLAP_OF_TOKEN_COUNTS
@@ -20,7 +20,6 @@ from registry.report.score_words import INTERVAL_MEANS, OVER_100, interval_text,
 
 _FOLDER = Path(__file__).parent
 _SHARE = re.compile(r"(\b[0-9]+(?:\.[0-9]+)?) %")
-_EXTRA = "run: pip install 'expert-registry[report]'"
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,7 @@ class Frame:
     """The surroundings of a report among the local pages; a file has none.
 
     Attributes:
-        links: name and address of each page in the navigation.
-        active: address of the page in the navigation that the report belongs to.
+        links: name and address of each page in the navigation; `active` is that of the page that the report belongs to.
         back: name and address of the page that the report belongs to.
         theme: light or dark, where the reader chose one; None for the system's.
         program: the beginning of commands: `reg`, or `reg --home DIR`.
@@ -86,21 +84,6 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
     return text
 
 
-def environment(folder: Path) -> Any:
-    """Return the Jinja2 environment of the templates in a folder, which escapes all values (errors as in `page`)."""
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise RegError("reports need Jinja2, which is not installed", _EXTRA) from error
-    return Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
 @cache
 def library() -> str:
     """Return the JavaScript of Vega, Vega-Lite and Vega-Embed, which sets `vegaEmbed`.
@@ -111,7 +94,7 @@ def library() -> str:
     try:
         import vl_convert
     except ImportError as error:
-        raise RegError("charts need vl-convert-python, which is not installed", _EXTRA) from error
+        raise RegError("charts need vl-convert-python, which is not installed", REPORT_EXTRA) from error
     text: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return text.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 

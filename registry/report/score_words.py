@@ -84,21 +84,16 @@ def evaluation_text(document: Mapping[str, Any]) -> str:
 
 
 def chance(ahead: Interval, first: Interval, second: Interval, name: str, other: str, of: str = "") -> str:
-    """Return whether one score is ahead of another by more than chance: a sentence.
+    """Return whether one score is ahead of another by more than chance: a sentence; empty if that is not known.
 
     Two intervals that do not overlap differ by more than chance; two that do may still differ, because they are of
     the same windows: the interval of their difference decides where it is known.
 
     Args:
         ahead: 95 % interval of the first score less the second, on the same windows, in points.
-        first: 95 % interval of the first; it and the other count only without `ahead`.
-        second: that of the second.
-        name: what the first is called.
-        other: what the second is called.
+        first, second: 95 % interval of each; they count only without `ahead`.
+        name, other: what they are called.
         of: whose the two intervals are, in words that begin with a space.
-
-    Returns:
-        The sentence; empty if neither the difference nor both intervals are known.
     """
     if ahead is not None:
         is_behind = ahead[1] < 0
@@ -133,7 +128,6 @@ def which_is_better(
     """Return which composition is better on the same text, and what that does not cover.
 
     Args:
-        names: of the compositions.
         found: what the evaluations of each found.
         rows: domains of which several read the same text.
         mean: scores that compare; None if there are none.

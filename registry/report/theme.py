@@ -51,6 +51,27 @@ def colours_of(field: str, names: Iterable[str], colours: Mapping[str, int], leg
     return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
 
 
+def chart(values: Iterable[Mapping[str, Any]], layers: Sequence[Spec], height: float) -> Spec:
+    """Return a chart: rows, the layers that show them, and its height in pixels."""
+    return {"data": {"values": list(values)}, "layer": list(layers), "height": height}
+
+
+def layer(
+    kind: str, encoding: Spec, *, values: Iterable[Mapping[str, Any]] | None = None, where: str = "", **look: object
+) -> Spec:
+    """Return a layer: a kind of mark with its look, of the chart's rows, of those `where` something holds, or of its
+    own (`values`)."""
+    spec: Spec = {} if values is None else {"data": {"values": list(values)}}
+    if where:
+        spec["transform"] = [{"filter": where}]
+    return {**spec, "mark": {"type": kind, **look}, "encoding": encoding}
+
+
+def quantity(field: str, **more: object) -> Spec:
+    """Return the encoding of a field of numbers."""
+    return {"field": field, "type": "quantitative", **more}
+
+
 def names_axis(field: str, names: Iterable[str], title: str | None = None, **axis: object) -> Spec:
     """Return the encoding of an axis of names in their order, without ticks."""
     look = {"title": title, **axis, "ticks": False, "domain": False}
@@ -65,10 +86,7 @@ def tips(*rows: tuple[str, ...]) -> list[Spec]:
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     """Return three to seven round numbers in equal steps, from `low` or less to `high` or more.
 
-    Args:
-        low: the smallest value of an axis.
-        high: the largest one.
-        whole: steps are whole numbers; there may then be two.
+    If steps are to be `whole` numbers, there may be two.
     """
     if high == low:
         margin = abs(high) / 20 or 0.5
@@ -83,12 +101,9 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
 
 def linear_axis(field: str, title: str, values: Sequence[float], *, share: bool = False, **axis: object) -> Spec:
     """Return a quantitative encoding that spans exactly these ticks; with `share`, labelled as percentages."""
-    return {
-        "field": field,
-        "type": "quantitative",
-        "scale": {"domain": [values[0], values[-1]], "nice": False, "zero": False},
-        "axis": {"title": title, "values": list(values), "format": _label_format(values, share), **axis},
-    }
+    scale = {"domain": [values[0], values[-1]], "nice": False, "zero": False}
+    look = {"title": title, "values": list(values), "format": _label_format(values, share), **axis}
+    return quantity(field, scale=scale, axis=look)
 
 
 def _label_format(values: Sequence[float], share: bool) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from registry.composition.found import OUTPUTS
+from registry.composition.method import Output
 from registry.evaluation.stored import score_text
-from registry.methods.ensemble.output import POSTERIOR
 from registry.report.data import MemberFigures, ReportData, RoutingData, ScoreRow, Verdict, Warned
 from registry.report.score_words import (
     FEW_MEANS,
@@ -21,7 +22,7 @@ from registry.report.score_words import (
 
 PLACE = "DIR"  # what commands name where a folder is to be chosen, or none is known
 
-_DEFAULTS = {"to": "moe", "trunk": "regmean", "router": "context"}
+_DEFAULTS = {"to": OUTPUTS.default.name, "trunk": "regmean", "router": "context"}
 
 CONTEXT = "context"  # the router that reads the text so far, which separates domains best
 DROWNED = 0.5  # an expert that gets less than this share of its own domain's tokens loses its text to the others
@@ -30,8 +31,6 @@ UNEVEN = 0.25
 """How far an expert's share of all tokens may exceed the share of its domain's text; a quarter of all tokens."""
 
 COST = 3.0  # points between perfect routing and the composition from which on routing is worth mending
-
-_ROUTED = ("moe", "hetero", "ensemble")
 
 _Pairs = set[frozenset[str]]
 
@@ -110,7 +109,7 @@ def advice(figures: ReportData) -> tuple[Warned, ...]:
     """Return what is wrong with the composition, the gravest first; what one command mends is one warning."""
     warned: _Pairs = set()
     found: list[Warned] = [*_opted_out(figures), *_sample(figures), *_worse_than_average(figures)]
-    if figures.to in _ROUTED and has_domains(figures):
+    if figures.output.is_routed and figures.has_domains:
         found += [*_drowned(figures, warned), *_confused(figures, warned), *_overlapping(figures, warned)]
     found += [*_uneven(figures, bool(warned)), *_costly_routing(figures, bool(warned))]
     texts: dict[tuple[str, str | None], list[str]] = {}
@@ -150,7 +149,7 @@ def _sample(figures: ReportData) -> Iterator[Warned]:
         )
         wrong.append(f"{text}; {FEW_MEANS}.")
         mend = "Evaluate on more text."
-    if has_domains(figures) and 0 < len(missing) < len(figures.experts):
+    if figures.has_domains and 0 < len(missing) < len(figures.experts):
         text = f"One of {len(figures.experts)} members is not evaluated on its own domain: "
         if len(missing) > 1:
             text = f"{len(missing)} of {len(figures.experts)} members are not evaluated on their own domains: "
@@ -162,16 +161,18 @@ def _sample(figures: ReportData) -> Iterator[Warned]:
 
 def _worse_than_average(figures: ReportData) -> Iterator[Warned]:
     own, average = figures.score_of("composition"), figures.score_of("average")
-    if found := worse_than_average(own, average, figures.to, figures.experts):
+    if found := worse_than_average(own, average, figures.output, figures.experts):
         yield found
 
 
-def worse_than_average(own: float | None, average: float | None, to: str, experts: Sequence[str]) -> Warned | None:
+def worse_than_average(
+    own: float | None, average: float | None, output: Output, experts: Sequence[str]
+) -> Warned | None:
     """Return the warning of a composition whose experts' averaged weights are better; None if it is not, or not known.
 
     `own` and `average` are average scores, of the composition and of the averaged weights of exactly its experts.
     """
-    if own is None or average is None or own >= average or to == "dense":
+    if own is None or average is None or own >= average or not output.is_routed:
         return None
     text = f"Averaged weights are better: {percent(average)} against {percent(own)}."
     simple = recipe_command({}, experts, "--to", "dense", "--trunk", "mean")
@@ -232,9 +233,10 @@ def _overlapping(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
 def _uneven(figures: ReportData, warned: bool) -> Iterator[Warned]:
     """Yield the expert that gets far more tokens than there is text of its domain, and those that get hardly any."""
     routing = figures.routing
-    if routing is None or len(routing.load) < 2 or warned or figures.to not in _ROUTED:
+    is_routed = figures.output.is_routed and figures.output.has_domains
+    if routing is None or len(routing.load) < 2 or warned or not is_routed:
         return
-    load = {expert: sum(layers) / len(layers) for expert, layers in routing.load.items() if layers}
+    load = routing.overall_load
     expected = _expected(figures, load)
     for expert in expected:
         if (share := load[expert]) - expected[expert] >= UNEVEN:
@@ -249,20 +251,17 @@ def _uneven(figures: ReportData, warned: bool) -> Iterator[Warned]:
 
 def _costly_routing(figures: ReportData, warned: bool) -> Iterator[Warned]:
     own, oracle = figures.score_of("composition"), figures.score_of("oracle")
-    if own is None or oracle is None or oracle - own < COST or warned or figures.recipe.get("router") == CONTEXT:
+    found = figures.output.separating(figures.recipe, None, len(figures.members))
+    if own is None or oracle is None or oracle - own < COST or warned or found is None:
         return
     text = f"Routing costs {oracle - own:.1f} points: perfect routing would reach {percent(oracle)}."
-    yield Warned(text, "Route by the text so far.", compose_command(figures, "--router", CONTEXT))
+    yield Warned(text, found[0], compose_command(figures, *found[1]))
 
 
 def _separation(figures: ReportData, first: str, second: str) -> tuple[str, str | None]:
     """Return what helps where routing does not separate two members, and its command."""
-    if figures.to == "ensemble" and figures.recipe.get("routing") != POSTERIOR:
-        return "Weigh members by the text so far.", compose_command(figures, "--routing", POSTERIOR)
-    if figures.to == "moe" and figures.recipe.get("router") not in (CONTEXT, None):
-        return "Route by the text so far.", compose_command(figures, "--router", CONTEXT)
-    if figures.to == "moe" and figures.top_k == 1 and len(figures.members) > 2:
-        return "Let two experts work on each token.", compose_command(figures, "--top-k", "2")
+    if found := figures.output.separating(figures.recipe, figures.top_k, len(figures.members)):
+        return found[0], compose_command(figures, *found[1])
     left = [name for name in figures.experts if name != (second if first == second else first)]
     if len(left) < 2:
         return "Compose them only if both are needed.", None
@@ -297,17 +296,12 @@ def _others(figures: ReportData, gone: list[MemberFigures]) -> list[str]:
 def evaluation_command(figures: ReportData) -> str:
     """Return the command that evaluates the composition on text of all its domains."""
     evaluated = list(figures.evaluated.tokens) if figures.evaluated else []
-    own = has_domains(figures) and (not evaluated or not set(evaluated).isdisjoint(figures.experts))
+    own = figures.has_domains and (not evaluated or not set(evaluated).isdisjoint(figures.experts))
     domains = figures.experts if own else evaluated or ("DOMAIN",)
-    baselines = ["--baselines"] if has_domains(figures) else []
-    oracle = ["--oracle"] if figures.to == "moe" and has_domains(figures) else []
+    baselines = ["--baselines"] if figures.has_domains else []
+    oracle = ["--oracle"] if figures.output.has_oracle and figures.has_domains else []
     data = [word for domain in domains for word in ("--data", f"{domain}=FILE")]
     return command("evaluate", figures.folder or PLACE, *data, *baselines, *oracle)
-
-
-def has_domains(figures: ReportData) -> bool:
-    """Tell whether its members stand for domains, unlike copies of a base model and experts of a SIMoE."""
-    return figures.from_base is None and figures.to != "simoe"
 
 
 def compose_command(figures: ReportData, *options: str, experts: Sequence[str] = ()) -> str:

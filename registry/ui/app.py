@@ -58,13 +58,11 @@ def make_app(
     access: WriteAccess | None = None,
     jobs: Jobs | None = None,
 ) -> Starlette:
-    """Return the application for `registry`.
+    """Return the application for `registry`, which the pages only read.
 
     Args:
-        registry: the registry, which the pages only read.
         command: the beginning of the commands that pages show, such as `reg --home DIR`.
-        access: with `jobs`, the browsers that may start work; without, the pages are read-only.
-        jobs: runs the work.
+        access: with `jobs`, which runs the work, the browsers that may start it; without, the pages are read-only.
     """
     site = Site(registry, command, access, jobs)
     routes = [Route(path, site.page(make)) for path, make in PAGES.items()]
@@ -87,10 +85,7 @@ def make_app(
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens on this machine's loopback address.
-
-    Args:
-        port: the port; 0 for any free one.
+    """Return a socket that listens on this machine's loopback address; port 0 is any free one.
 
     Raises:
         StorageError: the port is taken, or may not be used.

@@ -31,8 +31,7 @@ class Size:
     """The size of a composition; None where neither an evaluation nor a plan tells it.
 
     Attributes:
-        parameters: all of them.
-        active: those that take part in one token.
+        parameters, active: all of them, and those that take part in one token.
         nbytes: what is written.
         routing: parameters that context routing adds, for reading the text so far and for maps of the head.
     """
@@ -75,17 +74,15 @@ def _planned(site: Site, record: CompositionRecord) -> Size:
 
 @dataclass(frozen=True)
 class Column:
-    """A composition beside others.
+    """A composition among others.
 
     Attributes:
-        described: what it is.
         name: its title, with its digest where another has the same.
         made: how it was made, each step as a few words.
         changes: differences from the first composition, each as a few words.
         gone: its opted-out members.
         folder: a folder of it that may be there; empty if there is none.
-        score: of its widest evaluation; None if there is none.
-        windows: windows per domain of that evaluation; 0 if there is none.
+        score, windows: of its widest evaluation, and its windows per domain; None and 0 if there is none.
         others: the address without it.
     """
 
@@ -159,12 +156,7 @@ def side_by_side(site: Site, request: Request) -> Response:
 
 
 def _requested(site: Site, asked: Sequence[str]) -> tuple[list[CompositionRecord], list[str]]:
-    """Return the compositions that digests name, and the digests that name none.
-
-    Raises:
-        InvalidInputError: none is asked for.
-        NotFoundError: none of them is known.
-    """
+    """Return the compositions that digests name, and the digests that name none; there must be one at least."""
     if not asked:
         raise InvalidInputError("no composition is chosen", f"tick two to {MOST} in the list of compositions")
     found: dict[str, CompositionRecord] = {}
@@ -241,9 +233,9 @@ def _newest(columns: Sequence[Column]) -> Column | None:
 def _lacking(columns: Sequence[Column], mean: Mean | None, read: Sequence[set[int]], *, small: bool) -> list[Column]:
     """Return the columns to evaluate again, so that all are scored on the same text.
 
-    These are all where few tokens were scored. Else they are those that lack a mean score, and those that are not
-    among the readers of a domain that the mean leaves out (`read`: for each such domain, who read its text). Without a
-    mean, they are all but the one that was evaluated last.
+    These are all where few tokens were scored. Else they are those that lack a mean score, and those that did not read
+    the text of a domain that the mean leaves out (`read`: for each such domain, who did). Without a mean, they are all
+    but the one that was evaluated last.
     """
     if small:
         lacking = list(columns)

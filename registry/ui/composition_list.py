@@ -28,8 +28,7 @@ class Wanted:
     """The search, filters and order of an address.
 
     Attributes:
-        search: words that must all be in what pages say of a composition: its name, kind, making, difference from an
-            earlier one, folders and members; or the beginning of its digest.
+        search: words that must all be in what pages say of a composition, or the beginning of its digest.
         of: a member, as a name or a version, or the beginning of a digest.
         domain: a domain that a score is wanted of.
         gone: only those that contain an opted-out version.

@@ -11,6 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from registry.composition.recipe.fields import output_of
 from registry.destination.address import may_exist
 from registry.errors import NotFoundError, RegError
 from registry.evaluation.stored import Score, scores_of, shown_score, widest_first
@@ -70,7 +71,7 @@ def composition_page(
     registry, catalog = site.registry, site.registry.catalog
     versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
-    parent = record.document.get("parent")
+    parent, made = record.document.get("parent"), output_of(record.document["recipe"])
     choices = Choices.of_document(record.document)
     related = catalog.compositions(versions[:1])
     everything = registry.compositions()
@@ -81,7 +82,7 @@ def composition_page(
     scores = widest_first(scores_of(evaluations, record), record)
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
-    better = worse_than_average(shown.average, shown.plain, output(record.document), names) if shown else None
+    better = worse_than_average(shown.average, shown.plain, made, names) if shown else None
     others = compared(refused.form if refused else request.query_params)
     evaluation = None
     if site.may_write(request) and not gone:
@@ -177,7 +178,7 @@ def _evaluation(
         "windows": form.get("windows", MORE_WINDOWS if scores and scores[0].is_small else WINDOWS),
         "usual": (WINDOWS, TOKENS),
         "place": Path.cwd(),
-        "oracle": output(record.document) == "moe",
+        "oracle": output_of(record.document["recipe"]).has_oracle,
         "ticked": [name for name in ("baselines", "oracle") if "folder" not in form or form.get(name) == "1"],
         "error": None,
     }

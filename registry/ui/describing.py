@@ -28,16 +28,13 @@ UNSTATED = ("to", "weights", TRUNK_OPTIONS, "computed", "fit", "bias", "coeffici
 
 @dataclass(frozen=True)
 class Described:
-    """A composition for a list.
+    """A composition for a list, described in words.
 
     Attributes:
-        record: the composition.
-        title: its name: that of its latest folder, else its members.
         experts: the references of its experts; none of copies.
         base: the reference of its base model, if that is no expert of it.
         copies: number of its experts, where they are copies of its base model.
-        kind: what it is, in a few words.
-        difference: how it differs from an earlier one, if it resembles one.
+        difference: from an earlier one, if it resembles one.
         score: its scores, as a rule those of its widest evaluation.
     """
 
@@ -53,13 +50,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Difference:
-    """The differences of a composition from an earlier one.
-
-    Attributes:
-        other: the earlier one.
-        title: its name.
-        words: what differs, each as a few words: `router random instead of context`.
-    """
+    """The differences from an earlier composition, each as a few words: `router random instead of context`."""
 
     other: CompositionRecord
     title: str
@@ -152,7 +143,6 @@ def difference(
     Of equally similar ones it is the latest.
 
     Args:
-        record: the composition.
         earlier: the compositions made before it, oldest first.
         known: digest → what `stated` returned, kept from call to call where many are described.
     """
@@ -174,13 +164,7 @@ def changes(record: CompositionRecord, other: CompositionRecord) -> list[str]:
 
 
 def describe(record: CompositionRecord, earlier: Sequence[CompositionRecord], score: Score | None) -> Described:
-    """Return a composition for a list.
-
-    Args:
-        record: the composition.
-        earlier: the compositions made before it, oldest first.
-        score: its scores.
-    """
+    """Return a composition for a list; `earlier` are the compositions made before it, oldest first."""
     experts, base = expert_names(record)
     copies = record.document.get("from_base")
     return Described(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from starlette.datastructures import QueryParams
 
+from registry.composition.recipe.fields import output_of
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
 from registry.report.score_words import counted
@@ -42,10 +43,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class FormRow:
-    """A domain of the form.
+    """A domain of the form; empty where it is to be typed.
 
     Attributes:
-        domain: its name; empty where it is to be typed.
         file: the file of its text, as it was typed; at first the one that its latest evaluation scored, if known.
         known: files that earlier jobs scored, the latest first.
         label: the name of the file of the latest evaluation of the domain; empty if there is none.
@@ -63,7 +63,6 @@ def form_rows(
     """Return the rows of the form, the last one for another domain.
 
     Args:
-        domains: the domains that it offers.
         form: what was typed; empty at first, where files that are known are filled in.
         jobs: the words of jobs after `reg`, the latest first.
         labels: domain → name of the file of its latest evaluation.
@@ -128,8 +127,8 @@ def _data(words: Sequence[str]) -> list[tuple[str, str]]:
 def domains_of(record: CompositionRecord, evaluated: Sequence[str]) -> list[str]:
     """Return the domains that the form offers: those of the members, and others that were evaluated before."""
     document = record.document
-    copies = "from_base" in document or document["recipe"].get("to") == "simoe"
-    members = [] if copies else [str(one["name"]) for one in document["members"]]
+    has_domains = "from_base" not in document and output_of(document["recipe"]).has_domains
+    members = [str(one["name"]) for one in document["members"]] if has_domains else []
     return list(dict.fromkeys([*members, *evaluated]))[:MOST_DOMAINS]
 
 
@@ -141,10 +140,8 @@ def folders_of(record: CompositionRecord) -> list[str]:
 def evaluating(record: CompositionRecord, form: QueryParams) -> list[str]:
     """Return the words of the command after `reg` that evaluates a composition as a form asks for.
 
-    Args:
-        record: the composition.
-        form: `folder`, pairs of `domain` and `file`, of which those without a file are left out, `windows`, and
-            `baselines` and `oracle`, each 1 or absent.
+    The form has `folder`, pairs of `domain` and `file`, of which those without a file are left out, `windows`, and
+    `baselines` and `oracle`, each 1 or absent.
 
     Raises:
         InvalidInputError: the folder is not one of the composition's, a file is not there, no file or two files of one

@@ -53,19 +53,10 @@ class RefusedError(RegError):
 
 
 class WriteAccess:
-    """The secret of one start of a server that may start work.
-
-    Attributes:
-        token: the secret, random.
-        form_token: the value that forms hold.
-    """
+    """The secret (`token`) of one start of a server that may start work, and the value that its forms hold."""
 
     def __init__(self, home: str) -> None:
-        """Draw a secret.
-
-        Args:
-            home: the registry; cookies of servers on other ports have the same host, so their names must differ.
-        """
+        """Draw a secret; servers on other ports have the same host, so cookies have the name of their registry."""
         self.token = secrets.token_urlsafe(32)
         self.form_token = hmac.new(self.token.encode(), b"form", hashlib.sha256).hexdigest()
         self.cookie = f"reg-{hashlib.sha256(home.encode()).hexdigest()[:12]}"

@@ -57,11 +57,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a command, known before it runs.
+    """A part of a command, known before it runs: a regular expression that matches the labels of its steps, and its
+    words.
 
-    Attributes:
-        pattern: matches the labels of its steps, as a regular expression; as a rule the label itself.
-        sure: it is one step, and takes place; else the command decides.
+    One that is `sure` is one step, and takes place; of others the command decides.
     """
 
     pattern: str
@@ -75,17 +74,14 @@ class Job:
 
     Attributes:
         id: random digits, in its address.
-        title: what it does.
         words: the command's words after `reg`.
         back: the address of the form that started it.
         out: the folder that it writes; empty if it writes none.
         comparison: the address of the comparison that it was asked for on; empty if it was another page.
         phases: what its command does, in its order.
         state: waiting, running, cancelling, done, failed or cancelled.
-        created: when it was asked for.
         steps: its steps, the current one last.
-        lines: its remarks.
-        left_out: number of earlier remarks that were dropped.
+        lines, left_out: its remarks, and the number of earlier ones that were dropped.
         result: the command's JSON document.
         error: message and hint, if it failed.
     """
@@ -153,9 +149,8 @@ class Jobs:
     def __init__(self, program: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Create an empty queue.
 
-        Args:
-            program: the words before a command's own: the interpreter, its module, and the registry's options.
-            environment: variables of the commands beside those of this process.
+        `program` are the words before a command's own, `environment` variables of the commands besides those of this
+        process.
         """
         self._program = tuple(program)
         self._environment = {**os.environ, **(environment or {}), "REG_PROGRESS": "lines"}

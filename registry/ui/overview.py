@@ -37,10 +37,9 @@ Affected = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the registry's health.
+    """One line of the registry's health; a `good` one asks for nothing.
 
     Attributes:
-        good: nothing needs to be done.
         command: the words of the command that mends it or checks more.
         folders: folders that it concerns, as many as are named; `more` is the number of the others.
     """
@@ -66,11 +65,9 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Handled:
-    """The tokens that a version gets in a composition, as an evaluation measured it.
+    """The tokens that a version gets in a composition, as an evaluation (`score`) measured it.
 
-    Attributes:
-        score: the scores of the evaluation, with its sample.
-        shares: the domains of which it gets the largest shares, from 0 to 1, largest first.
+    `shares` are the domains of which it gets the largest shares, from 0 to 1, largest first.
     """
 
     record: CompositionRecord
@@ -139,11 +136,11 @@ def _groups(versions: Sequence[VersionRecord]) -> list[list[VersionRecord]]:
 
 
 def _made(registry: Registry) -> dict[str, Any]:
-    """Return a summary of the registry's compositions.
+    """Return a summary of the registry's compositions: their number, the latest ones, and rankings of the latest
+    `RECENT`.
 
-    Returns:
-        `number` of all, the latest ones (`lately`), `rankings` of the latest `RECENT`, those over most domains first;
-        version → what it gets in the best evaluation with it (`handled`), and in how many compositions it is (`uses`).
+    Also version → what it gets in the best evaluation with it (`handled`), and in how many compositions it is
+    (`uses`).
     """
     records = registry.compositions()
     uses = Counter(ref for record in records for ref in record.members)
@@ -164,10 +161,8 @@ def _made(registry: Registry) -> dict[str, Any]:
 def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[Ranking]:
     """Return the best scores by text: averages on other text do not compare.
 
-    Of several texts of the same domains it is that of most compositions, then of most tokens.
-
-    Args:
-        scored: the scores of each evaluation with its composition, of one composition the latest first.
+    Of several texts of the same domains it is that of most compositions, then of most tokens. Of one composition the
+    latest of the `scored` evaluations comes first.
     """
     by_domains: dict[tuple[str, ...], dict[Hashable, dict[str, tuple[float, Described]]]] = {}
     tokens: dict[Hashable, int] = {}

@@ -17,12 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from registry.design import NEUTRAL, colour_class, expert_colours
+from registry.design import NEUTRAL, colour_class, environment, expert_colours
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, RegError, first_line
 from registry.methods.moe.preview import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.registry import Registry
-from registry.report.page import environment
 from registry.report.score_words import FEW_MEANS, INTERVAL_MEANS, OVER_100, evaluation_text, unbroken
 from registry.ui.describing import title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
@@ -52,11 +51,8 @@ class PageCache:
     """
 
     def __init__(self, state: Callable[[], str], size: int = 64) -> None:
-        """Create an empty cache.
-
-        Args:
-            state: returns a text that differs after every change of the registry.
-            size: maximum number of values; the least recently used are deleted first.
+        """Create an empty cache of `size` values; `state` returns a text that differs after every change of the
+        registry.
         """
         self._state, self._size = state, size
         self._values: OrderedDict[Hashable, object] = OrderedDict()
@@ -94,7 +90,6 @@ class Site:
     """The pages of one registry.
 
     Args:
-        registry: the registry, which is only read.
         command: the beginning of the commands that pages show: `reg`, or `reg --home DIR`.
         access: who may start work; None if nobody may.
         jobs: the work that was started; None if none can be.

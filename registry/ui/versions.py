@@ -173,13 +173,11 @@ def opting_out(site: Site, request: Request) -> Response:
 
 @dataclass(frozen=True)
 class OwnScore:
-    """The perplexity of an expert on a text of its domain, as evaluations of compositions measured it.
+    """The perplexity of an expert on a text (`label`) of its domain, as evaluations of compositions measured it.
 
     Attributes:
         record: the composition that was best on the text.
-        label: the text.
-        perplexity: the expert's own.
-        composed: that of the composition.
+        composed: the perplexity of that composition.
         bases: base model → its perplexity on the same text, where that was scored.
     """
 

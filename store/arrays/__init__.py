@@ -1,29 +1,17 @@
 """Arrays stored under the digest of their content, in a folder or in an object store."""
 
-from store.arrays.array_store import ArrayStore
-from store.arrays.chunk_files import flush
-from store.arrays.content_digest import Block, check_digest, new_hash, unreadable
-from store.arrays.folder_arrays import FolderArrays
-from store.arrays.place import open_arrays
-from store.arrays.raw_chunks import RawArray, blocks_of_rows, fill
-from store.arrays.source import ArraySource, digest_of, rows_per_block
-from store.arrays.zarr_layout import CARRIERS, CHUNK_ELEMENTS
-
-__all__ = [
-    "CARRIERS",
-    "CHUNK_ELEMENTS",
-    "ArraySource",
-    "ArrayStore",
-    "Block",
-    "FolderArrays",
-    "RawArray",
-    "blocks_of_rows",
-    "check_digest",
-    "digest_of",
-    "fill",
-    "flush",
-    "new_hash",
-    "open_arrays",
-    "rows_per_block",
-    "unreadable",
-]
+from store.arrays.array_store import ArrayStore as ArrayStore
+from store.arrays.chunk_files import ArrayFiles as ArrayFiles
+from store.arrays.chunk_files import blocks_of_rows as blocks_of_rows
+from store.arrays.chunk_files import fill as fill
+from store.arrays.chunk_files import flush as flush
+from store.arrays.content_digest import Block as Block
+from store.arrays.content_digest import new_hash as new_hash
+from store.arrays.content_digest import unreadable as unreadable
+from store.arrays.folder_arrays import FolderArrays as FolderArrays
+from store.arrays.object_arrays import open_arrays as open_arrays
+from store.arrays.source import ArraySource as ArraySource
+from store.arrays.source import digest_of as digest_of
+from store.arrays.source import rows_per_block as rows_per_block
+from store.arrays.zarr_layout import CARRIERS as CARRIERS
+from store.arrays.zarr_layout import CHUNK_ELEMENTS as CHUNK_ELEMENTS

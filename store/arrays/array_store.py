@@ -10,15 +10,16 @@ catalog row refers to; the next `put` of the same content completes it, and `reg
 
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from store.arrays.chunk_files import ArrayFiles, decoded_chunks
+from store.arrays.chunk_files import ArrayFiles, decoded_chunks, raw_blocks
 from store.arrays.content_digest import Block, checked, damaged
-from store.arrays.raw_chunks import raw_blocks, raw_form
 from store.arrays.source import ArraySource, digest_of, rows_per_block
 from store.arrays.zarr_layout import CARRIERS, ROW_ELEMENTS
+from store.digest import is_digest
 from store.errors import DamagedError, InvalidInputError, NotFoundError, RegError, StorageError
 from store.permissions import SPACE
 
@@ -26,13 +27,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-OWNER_FILE = "registry"
-"""The file beside the arrays that holds the id of their catalog."""
-
-OWNER_BYTES = 100
-"""The largest such file that is read."""
-
-_DIGEST = re.compile("[0-9a-f]{64}")
+OWNER_FILE = "registry"  # the file beside the arrays that holds the id of their catalog
+OWNER_BYTES = 100  # the largest such file that is read
+_COPIED = sys.byteorder == "little"  # chunks are in this machine's byte order, so uncompressed ones can be copied
 _OWNER = re.compile(rb"[0-9a-f]{32}\n")
 
 
@@ -41,35 +38,33 @@ class ArrayStore(ABC):
 
     Safe for concurrent readers. Writers and deleters exclude one another through the registry's lock (`store.lock`),
     except that several may write where `concurrent_writers` says so.
+
+    Attributes:
+        place: the path or URL of the store.
+        concurrent_writers: several processes may write the same array at once.
+        writers: arrays that one process writes at once.
+        damage_hint: the advice where bytes read back differ from those written.
     """
 
+    place: str
     concurrent_writers = False
-    """Several processes may write the same array at once."""
-
     writers = 4
-    """Arrays that one process writes at once."""
+    damage_hint = "check that disk, then repeat the command"
 
-    @property
-    @abstractmethod
-    def place(self) -> str:
-        """The path or URL of the store."""
-
-    @property
-    def damage_hint(self) -> str:
-        """The advice where bytes read back differ from those written."""
-        return "check that disk, then repeat the command"
-
-    @abstractmethod
     def owner(self) -> str | None:
         """Return the id of the catalog that these arrays belong to; None if it is absent or incomplete."""
+        data = self._owner_data()
+        return None if data is None or not _OWNER.fullmatch(data) else data.decode().strip()
 
-    @abstractmethod
     def owner_problem(self) -> str | None:
         """Return one line if the id of the catalog is there and unreadable; None otherwise."""
+        if self._owner_data() is None or self.owner() is not None:
+            return None
+        return f"{self.place}/{OWNER_FILE} is damaged; the next registration writes it again"
 
     @abstractmethod
     def set_owner(self, owner: str) -> None:
-        """Write the id of the catalog that these arrays belong to, atomically."""
+        """Write the id of the catalog that these arrays belong to, atomically (ConflictError: another has done so)."""
 
     def put(self, source: ArraySource, *, compress: bool = False, digest: str | None = None) -> str:
         """Store `source` unless an intact copy exists, and return its digest.
@@ -77,7 +72,6 @@ class ArrayStore(ABC):
         On return the bytes are in lasting storage, and were read back from there and compared with the digest.
 
         Args:
-            source: the array to store.
             compress: compress with zstd, as for statistics; weights stay raw so that composing copies bytes.
             digest: the digest of `source`, if the caller has computed it already.
 
@@ -117,7 +111,6 @@ class ArrayStore(ABC):
         """Return `digest` as a source; every full pass over it ends with a check of the digest.
 
         Args:
-            digest: the array.
             cached: copies of its files may be read in their place, where the store keeps copies.
 
         Raises:
@@ -130,18 +123,15 @@ class ArrayStore(ABC):
         layout = files.layout
         dtype, shape = layout.dtype, layout.shape
         rows = rows_per_block(shape)
-        raw = raw_form(files, digest) if layout.height == rows else None
+        is_raw = _COPIED and not layout.compressed and layout.height == rows
 
         def blocks() -> Iterator[Block]:
-            if raw is not None:
-                read = raw_blocks(raw, raw.height)
-            elif layout.height == rows:
-                read = decoded_chunks(files)
-            else:  # written when chunks had another size
-                read = _regrouped(decoded_chunks(files), rows)
+            read = raw_blocks(files, rows) if is_raw else decoded_chunks(files)
+            if layout.height != rows:  # written when chunks had another size
+                read = _regrouped(read, rows)
             return checked(digest, dtype, shape, read, files.drop)
 
-        return ArraySource(dtype, shape, blocks, raw)
+        return ArraySource(dtype, shape, blocks, files if is_raw else None)
 
     def is_compressed(self, digest: str) -> bool:
         """Return True if the chunks of `digest` are compressed (errors as `open`)."""
@@ -157,11 +147,7 @@ class ArrayStore(ABC):
     def sample(self, digest: str, rows: "npt.NDArray[np.int64]") -> Block:
         """Return some rows of an uncompressed array, in its carrier dtype, without checking them against the digest.
 
-        Only these rows are read, so that sampling many large arrays is cheap.
-
-        Args:
-            digest: the array.
-            rows: row numbers in ascending order.
+        Only these rows, given in ascending order, are read, so that sampling many large arrays is cheap.
 
         Raises:
             DamagedError: the array is missing or damaged.
@@ -221,7 +207,7 @@ class ArrayStore(ABC):
         return
 
     def drop_copies_of(self, digests: Collection[str]) -> None:
-        """Delete copies of files of arrays that were deleted, and make none again, where the store keeps copies."""
+        """Delete copies of files of arrays that were deleted, and make none until they are stored again."""
         return
 
     def past_deletion(self) -> str | None:
@@ -229,40 +215,27 @@ class ArrayStore(ABC):
         return None
 
     @abstractmethod
+    def _owner_data(self) -> bytes | None:
+        """Return the content of `OWNER_FILE`; None if it is absent, nothing if it is not a file of its size."""
+
+    @abstractmethod
     def _files(self, digest: str, *, cached: bool) -> ArrayFiles:
         """Return the files of an array (errors as `open`)."""
 
     @abstractmethod
     def _write(self, source: ArraySource, digest: str, compress: bool) -> None:
-        """Write an array that is absent, incomplete or damaged.
-
-        Raises:
-            OSError: the storage refuses, or the source cannot be read.
-        """
+        """Write an array that is absent, incomplete or damaged (OSError: storage refuses, or a read fails)."""
 
     def _abandon(self, digest: str) -> None:
         """Delete what a write that failed has left, where nobody else can use it."""
         return
 
 
-def check_is_digest(digest: str) -> None:
-    """Check that a text is a digest, before a path is built from it.
-
-    Raises:
-        DamagedError: it is not.
-    """
+def key_of(digest: str) -> str:
+    """Return the folder of an array below a place, with which keys begin (DamagedError: it is not a digest)."""
     if not is_digest(digest):
         raise DamagedError(f"{digest[:80]!r} is not the digest of an array", "reg verify")
-
-
-def is_digest(text: str) -> bool:
-    """Tell whether a text is the digest of an array."""
-    return _DIGEST.fullmatch(text) is not None
-
-
-def parse_owner(data: bytes) -> str | None:
-    """Return the id of a catalog from the content of its file; None if it is incomplete."""
-    return data.decode().strip() if _OWNER.fullmatch(data) else None
+    return f"{digest[:2]}/{digest}"
 
 
 def _regrouped(blocks: Iterator[Block], rows: int) -> Iterator[Block]:

@@ -20,25 +20,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-DEFAULT_BYTES = 10 * 2**30
-"""Bytes that are kept unless something else is asked for."""
+from store.errors import InvalidInputError
 
-BYTES_VARIABLE = "REG_CACHE_BYTES"
-"""Environment variable of the bytes that are kept; 0 keeps nothing."""
-
-_KEPT = 0.9
-"""Share of the limit to which files are deleted, so that not every new file has others deleted."""
-
+DEFAULT_BYTES = 10 * 2**30  # bytes that are kept unless something else is asked for
+BYTES_VARIABLE = "REG_CACHE_BYTES"  # environment variable of the bytes that are kept; 0 keeps nothing
+_KEPT = 0.9  # share of the limit to which files are deleted, so that not every new file has others deleted
 _FIGURE, _LOCK, _NEW, _GONE = "bytes", "lock", "new-", "gone"
 
 
 class ChunkCache:
-    """The copies below one folder.
-
-    Args:
-        folder: the folder; it is made when the first file is kept.
-        limit: bytes that are kept, at most.
-    """
+    """The copies below one folder, which is made when the first file is kept; at most `limit` bytes are kept."""
 
     def __init__(self, folder: Path, limit: int = DEFAULT_BYTES) -> None:
         self.folder, self.limit = folder, limit
@@ -105,19 +96,11 @@ class ChunkCache:
         """Return the digests of arrays of which there are copies."""
         return sorted(name for begin in _names(self.folder) if len(begin) == 2 for name in _names(self.folder / begin))
 
-    def nbytes(self) -> int:
-        """Return the bytes of all copies."""
-        return sum(size for _, size, _ in self._files())
-
     def _mark(self, digest: str) -> Path:
         return self.folder / _GONE / digest
 
     def _reserve(self, size: int) -> None:
-        """Count a file that is about to be written; delete others if there is no space for it. The lock is held.
-
-        Raises:
-            OSError: the figure cannot be written.
-        """
+        """Count a file that is about to be written; delete others if there is no space for it. The lock is held."""
         held = self._figure() + size
         if held > self.limit:
             held = self._delete_down_to(max(0, int(self.limit * _KEPT) - size)) + size
@@ -170,14 +153,12 @@ def _names(folder: Path) -> list[str]:
 
 
 def cache_bytes() -> int:
-    """Return the bytes that the environment says to keep, or the default.
-
-    Raises:
-        ValueError: the variable is not a number of bytes.
-    """
+    """Return the bytes that the environment says to keep, or the default (InvalidInputError: it is no number)."""
     text = os.environ.get(BYTES_VARIABLE)
     if not text:
         return DEFAULT_BYTES
     if not text.isdecimal():
-        raise ValueError(f"{BYTES_VARIABLE} is {text[:40]!r}, and not a number of bytes")
+        raise InvalidInputError(
+            f"{BYTES_VARIABLE} is {text[:40]!r}, and not a number of bytes", "set it to a number of bytes, or unset it"
+        )
     return int(text)

@@ -1,37 +1,32 @@
 """The files of an array: `zarr.json` and its chunks, byte for byte as zarr writes and reads them.
 
-Whoever reads an array opens its chunks one by one through `ArrayFiles`, wherever they are.
+Whoever reads an array opens its chunks one by one through `ArrayFiles`, wherever they are. Uncompressed chunks, as
+weights have, are the bytes of whole rows, and can be copied at the speed of the disk.
 """
 
 import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from store.arrays.content_digest import Block, check_digest, checked
 from store.arrays.zarr_layout import CARRIERS, DESCRIPTION, ChunkFile, Layout, check_chunk, regular_size
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    import hashlib
 
-    Block = npt.NDArray[np.generic]
-
-ZSTD_LEVEL = 0
-"""The level of zstd that is its default."""
+ZSTD_LEVEL = 0  # the level of zstd that is its default
 
 
 class ArrayFiles(ABC):
-    """The files of one array, wherever they are.
+    """The files of one array, wherever they are; their bytes are not compared with `digest` here."""
 
-    Attributes:
-        layout: dtype, shape and chunks of the array.
-    """
-
-    layout: Layout
+    def __init__(self, digest: str, layout: Layout) -> None:
+        self.digest, self.layout = digest, layout
 
     @abstractmethod
     def open(self, number: int) -> ChunkFile:
@@ -44,7 +39,7 @@ class ArrayFiles(ABC):
         """
 
     def open_all(self) -> Iterator[ChunkFile]:
-        """Open the chunks in turn; each is closed before the next (errors as `open`)."""
+        """Open the chunks in turn; each is closed before the next (errors as `opened`)."""
         for number in range(self.layout.count):
             with self.opened(number) as file:
                 yield file
@@ -55,29 +50,31 @@ class ArrayFiles(ABC):
 
     @contextmanager
     def opened(self, number: int) -> Iterator[ChunkFile]:
-        """Open one chunk at its first byte.
-
-        Raises:
-            OSError: the chunk is absent, not a regular file, or of the wrong length.
-        """
-        with ExitStack() as stack:
-            try:
-                file = self.open(number)
-            except ValueError as error:
-                raise OSError(str(error)) from error
-            stack.callback(file.close)
+        """Open one chunk at its first byte (OSError: it is absent, not a regular file, or of the wrong length)."""
+        try:
+            file = self.open(number)
+        except ValueError as error:
+            raise OSError(str(error)) from error
+        with file:
             yield file
+
+    def check(self, state: "hashlib._Hash") -> None:
+        """Check that a hash of all bytes, begun with `new_hash`, matches the digest (DamagedError: it does not)."""
+        if state.hexdigest() != self.digest:
+            self.drop()
+        check_digest(self.digest, state)
 
 
 class FolderFiles(ArrayFiles):
     """The files of an array in its folder."""
 
-    def __init__(self, folder: Path, layout: Layout) -> None:
-        self.folder, self.layout = folder, layout
+    def __init__(self, digest: str, layout: Layout, folder: Path) -> None:
+        super().__init__(digest, layout)
+        self.folder = folder
 
     def open(self, number: int) -> ChunkFile:
         """Open one chunk (as `ArrayFiles.open`)."""
-        return open_chunk(self.layout.chunk(self.folder, number), self.layout, number)
+        return open_chunk(self.folder / self.layout.chunk_name(number), self.layout, number)
 
 
 def open_chunk(path: Path, layout: Layout, number: int) -> FileIO:
@@ -92,21 +89,17 @@ def open_chunk(path: Path, layout: Layout, number: int) -> FileIO:
     return file
 
 
-def encoded_files(layout: Layout, blocks: "Iterator[Block]") -> "Iterator[tuple[str, list[bytes | memoryview]]]":
-    """Yield the name and the bytes, in parts, of each chunk of an array.
-
-    Args:
-        layout: the layout of the array.
-        blocks: the rows of each chunk in turn, in little-endian order.
-    """
+def encoded_files(layout: Layout, blocks: Iterator[Block]) -> Iterator[tuple[str, list[bytes | memoryview]]]:
+    """Yield name and bytes, in parts, of each chunk of an array; `blocks` are its rows in little-endian order."""
     for number, block in enumerate(blocks):
         padding = bytes((layout.height - len(block)) * layout.row_bytes)
         data = block.data.cast("B")
-        name = layout.chunk_name(number)
+        parts: list[bytes | memoryview] = [data, padding] if padding else [data]
         if layout.compressed:
-            yield name, [encoded(bytes(data) + padding if padding else data)]
-        else:
-            yield name, [data, padding] if padding else [data]
+            from numcodecs.zstd import Zstd
+
+            parts = [bytes(Zstd(level=ZSTD_LEVEL, checksum=False).encode(b"".join(parts)))]
+        yield layout.chunk_name(number), parts
 
 
 def encoded_layout(layout: Layout) -> bytes:
@@ -114,59 +107,60 @@ def encoded_layout(layout: Layout) -> bytes:
     return json.dumps(layout.document(), indent=2).encode()
 
 
-def write_array(folder: Path, layout: Layout, blocks: "Iterator[Block]") -> None:
-    """Write an array to an empty folder, and flush its files and the folder to disk.
-
-    Files are flushed one by one, so that several threads can write several arrays at once.
-
-    Args:
-        folder: the folder.
-        layout: the layout of the array.
-        blocks: the rows of each chunk in turn, in little-endian order.
-
-    Raises:
-        OSError: the disk is full or refuses.
-    """
+def write_array(folder: Path, layout: Layout, blocks: Iterator[Block]) -> None:
+    """Write an array to an empty folder, each file flushed in turn, then the folder (OSError: the disk refuses)."""
     _write(folder / DESCRIPTION, encoded_layout(layout))
     for name, parts in encoded_files(layout, blocks):
         _write(folder / name, *parts)
     flush(folder)
 
 
-def decoded_chunks(files: ArrayFiles) -> "Iterator[Block]":
-    """Yield the rows of each chunk of an array, compressed or not, in its carrier dtype.
+def decoded(layout: Layout, data: bytes) -> Block:
+    """Return the rows of a chunk, its padding too, in little-endian order (ValueError, RuntimeError: it is damaged)."""
+    import numpy as np
 
-    Raises:
-        OSError: a chunk is absent.
-        ValueError, RuntimeError: a chunk is damaged.
-        StorageError: a chunk cannot be fetched.
-    """
+    block = np.empty((layout.height, *layout.shape[1:]), np.dtype(CARRIERS[layout.dtype][0]).newbyteorder("<"))
+    if layout.compressed:
+        from numcodecs.zstd import Zstd
+
+        Zstd(level=ZSTD_LEVEL, checksum=False).decode(data, out=block)
+    else:
+        block[:] = np.frombuffer(data, block.dtype).reshape(block.shape)
+    return block
+
+
+def decoded_chunks(files: ArrayFiles) -> Iterator[Block]:
+    """Yield the rows of each chunk, compressed or not, in its carrier dtype (errors as `opened` and `decoded`)."""
+    layout = files.layout
+    for number, file in enumerate(files.open_all()):  # which checks the size that a chunk declares
+        block = decoded(layout, file.read() or b"")
+        yield block[: layout.rows(number)].astype(CARRIERS[layout.dtype][0], copy=False)
+
+
+def raw_blocks(files: ArrayFiles, rows: int) -> Iterator[Block]:
+    """Yield an uncompressed array in its carrier dtype, `rows` of a file at a time (errors as `opened` and `fill`)."""
     import numpy as np
 
     layout = files.layout
-    carrier = np.dtype(CARRIERS[layout.dtype][0]).newbyteorder("<")
-    for number, file in enumerate(files.open_all()):  # which checks the size that a chunk declares
-        data = file.read() or b""
-        block = np.empty((layout.height, *layout.shape[1:]), carrier)
-        if layout.compressed:
-            decode(data, block)
-        else:
-            block[:] = np.frombuffer(data, carrier).reshape(block.shape)
-        yield block[: layout.shape[0] - number * layout.height].astype(CARRIERS[layout.dtype][0], copy=False)
+    for number, file in enumerate(files.open_all()):
+        for start in range(0, height := layout.rows(number), rows):
+            block = np.empty((min(rows, height - start), *layout.shape[1:]), CARRIERS[layout.dtype][0])
+            fill(file, block.data.cast("B"))
+            yield block
 
 
-def encoded(data: "bytes | memoryview") -> bytes:
-    """Return bytes as a zstd frame."""
-    from numcodecs.zstd import Zstd
+def blocks_of_rows(files: ArrayFiles, rows: int) -> Iterator[Block]:
+    """Yield blocks as `raw_blocks`, and check them after the last (errors as `checked`)."""
+    layout = files.layout
+    return checked(files.digest, layout.dtype, layout.shape, raw_blocks(files, rows), files.drop)
 
-    return bytes(Zstd(level=ZSTD_LEVEL, checksum=False).encode(data))
 
-
-def decode(data: bytes, into: "Block") -> None:
-    """Decompress a zstd frame into an array of its size (ValueError or RuntimeError: the frame is damaged)."""
-    from numcodecs.zstd import Zstd
-
-    Zstd(level=ZSTD_LEVEL, checksum=False).decode(data, out=into)
+def fill(file: ChunkFile, into: memoryview) -> None:
+    """Fill a buffer with the next bytes of a file (OSError: the file ends early, or cannot be read)."""
+    while into:
+        if not (count := file.readinto(into)):
+            raise OSError("a file of it ends early")
+        into = into[count:]
 
 
 def flush(path: Path) -> None:
@@ -178,10 +172,8 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write(file: Path, *parts: "bytes | memoryview") -> None:
-    with file.open("xb", buffering=0) as stream:
-        for part in parts:
-            rest = memoryview(part)
-            while len(rest):
-                rest = rest[stream.write(rest) :]
+def _write(file: Path, *parts: bytes | memoryview) -> None:
+    with file.open("xb") as stream:
+        stream.writelines(parts)
+        stream.flush()
         os.fsync(stream.fileno())

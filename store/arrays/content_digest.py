@@ -29,11 +29,7 @@ def little_endian(block: Block) -> Block:
 
 
 def check_digest(digest: str, state: "hashlib._Hash") -> None:
-    """Check that a hash, begun with `new_hash`, matches the digest of an array.
-
-    Raises:
-        DamagedError: it does not match.
-    """
+    """Check that a hash, begun with `new_hash`, matches the digest of an array (DamagedError: it does not)."""
     if state.hexdigest() != digest:
         raise damaged(digest, f"its content has digest {state.hexdigest()[:12]}")
 
@@ -41,14 +37,9 @@ def check_digest(digest: str, state: "hashlib._Hash") -> None:
 def checked(
     digest: str, dtype: str, shape: tuple[int, ...], blocks: Iterator[Block], drop: Callable[[], None]
 ) -> Iterator[Block]:
-    """Yield blocks, and check them against the digest after the last one.
+    """Yield the blocks of an array, and check them against its digest after the last one.
 
-    Args:
-        digest: the digest that they must have.
-        dtype: the true dtype.
-        shape: the shape of all blocks together.
-        blocks: the blocks.
-        drop: called before an error of the content is raised.
+    `drop` is called before an error of the content is raised.
 
     Raises:
         DamagedError: the blocks cannot be decoded, or have another digest.

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from store.arrays.chunk_files import ArrayFiles
 from store.arrays.content_digest import Block, little_endian, new_hash
-from store.arrays.raw_chunks import RawArray
 from store.arrays.zarr_layout import CARRIERS, CHUNK_ELEMENTS
 
 
@@ -22,13 +22,13 @@ class ArraySource:
         dtype: true dtype, a key of `CARRIERS`.
         shape: at least one axis, every axis ≥ 1.
         blocks: starts a new pass; yields `rows_per_block(shape)` rows at a time, in the carrier dtype.
-        raw: the same bytes as uncompressed files, if they are stored that way; reading them does not verify the digest.
+        raw: its files, if they hold the same bytes uncompressed; reading them does not verify the digest.
     """
 
     dtype: str
     shape: tuple[int, ...]
     blocks: Callable[[], Iterator[Block]]
-    raw: RawArray | None = None
+    raw: ArrayFiles | None = None
 
     @property
     def nbytes(self) -> int:

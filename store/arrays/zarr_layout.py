@@ -16,20 +16,11 @@ from typing import Any
 
 from store.digest import canonical_json
 
-ChunkFile = FileIO | BytesIO
-"""An open chunk, at its first byte: a file, or the bytes of one that came from elsewhere."""
-
-DESCRIPTION = "zarr.json"
-"""The file that describes an array."""
-
-DESCRIPTION_BYTES = 2**16
-"""The largest zarr.json that is read."""
-
-CHUNK_ELEMENTS = 2**22
-"""Maximum number of elements per chunk: 8 MiB of bfloat16. Few large chunks, yet bounded memory."""
-
-ROW_ELEMENTS = 2**24
-"""Maximum number of elements per row (one index of the first axis); a chunk holds at least one row."""
+ChunkFile = FileIO | BytesIO  # an open chunk, at its first byte: a file, or the bytes of one that came from elsewhere
+DESCRIPTION = "zarr.json"  # the file that describes an array
+DESCRIPTION_BYTES = 2**16  # the largest zarr.json that is read
+CHUNK_ELEMENTS = 2**22  # maximum number of elements per chunk: 8 MiB of bfloat16. Few large chunks, yet bounded memory
+ROW_ELEMENTS = 2**24  # maximum number of elements per row (one index of the first axis); a chunk holds at least one row
 
 CARRIERS = {
     "bfloat16": ("uint16", 2),
@@ -44,8 +35,7 @@ CARRIERS = {
 """True dtype → (the dtype zarr stores, bytes per element). zarr has no bfloat16: its bits are stored as uint16."""
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_HEAD_BYTES = 18
-"""Maximum length of the header of a zstd frame (RFC 8878, 3.1.1)."""
+_HEAD_BYTES = 18  # maximum length of the header of a zstd frame (RFC 8878, 3.1.1)
 
 
 @dataclass(frozen=True)
@@ -70,6 +60,11 @@ class Layout:
         return math.prod(self.shape[1:]) * CARRIERS[self.dtype][1]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the array, uncompressed."""
+        return self.shape[0] * self.row_bytes
+
+    @property
     def count(self) -> int:
         """Number of chunks."""
         return -(-self.shape[0] // self.height)
@@ -83,9 +78,9 @@ class Layout:
         """Return the name of the file of one chunk."""
         return ".".join(["c", str(number), *["0"] * (len(self.shape) - 1)])
 
-    def chunk(self, folder: Path, number: int) -> Path:
-        """Return the file of one chunk."""
-        return folder / self.chunk_name(number)
+    def rows(self, number: int) -> int:
+        """Return the number of rows of the array in one chunk."""
+        return min(self.height, self.shape[0] - number * self.height)
 
     def document(self) -> dict[str, Any]:
         """Return the content of zarr.json."""
@@ -110,12 +105,7 @@ class Layout:
 
 
 def read_layout(folder: Path) -> Layout:
-    """Return the layout that an array's zarr.json describes.
-
-    Raises:
-        ValueError: zarr.json is not one that this program writes.
-        OSError: zarr.json cannot be read.
-    """
+    """Return the layout that an array's zarr.json describes (errors as `parse_layout` and `regular_size`)."""
     file = folder / DESCRIPTION
     if stat.S_ISLNK(folder.lstat().st_mode):
         raise ValueError("its folder is a symbolic link")
@@ -125,11 +115,7 @@ def read_layout(folder: Path) -> Layout:
 
 
 def parse_layout(data: bytes) -> Layout:
-    """Return the layout that the content of a zarr.json describes.
-
-    Raises:
-        ValueError: it is not one that this program writes.
-    """
+    """Return the layout that the content of a zarr.json describes (ValueError: this program writes no such one)."""
     if len(data) > DESCRIPTION_BYTES:
         raise ValueError(f"zarr.json has more than {DESCRIPTION_BYTES:,} bytes")
     try:
@@ -171,12 +157,7 @@ def check_chunk(layout: Layout, number: int, file: ChunkFile) -> None:
 
 
 def regular_size(file: Path) -> int:
-    """Return the size of a regular file, which is neither a link nor a device.
-
-    Raises:
-        ValueError: it is not a regular file.
-        OSError: it is absent.
-    """
+    """Return the size of a regular file (ValueError: it is a link or a device; OSError: it is absent)."""
     status = os.lstat(file)
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{file.name} is not a regular file")

@@ -11,8 +11,7 @@ from store.catalog.transactions import Transactions, log, read_document
 from store.digest import canonical_json
 from store.errors import DamagedError
 
-TRAINED: Role = "trained"
-"""Role of the arrays of a composition: the tensors that its training changed."""
+TRAINED: Role = "trained"  # role of the arrays of a composition: the tensors that its training changed
 
 
 class ArrayLinks(Transactions):
@@ -30,10 +29,7 @@ class ArrayLinks(Transactions):
             return [_link(role, name, row) for role, name, row in session.execute(query)]
 
     def trained_arrays(self, composition: str) -> list[ArrayLink]:
-        """Return the arrays of the composition with a digest, sorted by name; empty if it was not trained.
-
-        They are gone once a member is purged.
-        """
+        """Return the arrays of a trained composition, sorted by name; empty of others, and once a member is purged."""
         query = (
             select(CompositionArray.name, Array)
             .join(Array, Array.digest == CompositionArray.digest)
@@ -107,20 +103,20 @@ def add_arrays(session: Session, links: Iterable[ArrayLink]) -> None:
 
 def trained_arrays(session: Session, versions: Sequence[VersionRecord]) -> set[str]:
     """Return the digests of the arrays of trained compositions that were made from any of `versions`."""
-    query = select(CompositionArray.digest).where(CompositionArray.composition_digest.in_(_made_from(versions)))
+    query = select(CompositionArray.digest).where(CompositionArray.composition_digest.in_(made_from(versions)))
     return set(session.scalars(query))
 
 
 def delete_trained_arrays(session: Session, versions: Sequence[VersionRecord]) -> list[str]:
     """Delete the links of trained compositions that were made from any of `versions`; return their digests."""
-    affected = CompositionArray.composition_digest.in_(_made_from(versions))
+    affected = CompositionArray.composition_digest.in_(made_from(versions))
     query = select(CompositionArray.composition_digest).where(affected).distinct()
     tainted = sorted(session.scalars(query))
     session.execute(delete(CompositionArray).where(CompositionArray.composition_digest.in_(tainted)))
     return tainted
 
 
-def _made_from(versions: Sequence[VersionRecord]) -> Select[str]:
+def made_from(versions: Sequence[VersionRecord]) -> Select[str]:
     """Return the query for the digests of compositions that were made from any of `versions`."""
     return select(CompositionMember.composition_digest).where(
         CompositionMember.version_id.in_([version.id for version in versions])
@@ -128,11 +124,7 @@ def _made_from(versions: Sequence[VersionRecord]) -> Select[str]:
 
 
 def _link(role: Role, name: str, row: Array) -> ArrayLink:
-    return ArrayLink(role, name, row.digest, row.dtype, _shape(row), row.nbytes)
-
-
-def _shape(row: Array) -> tuple[int, ...]:
     shape = read_document(row.shape, f"the shape of array {row.digest[:12]}")
     if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
         raise DamagedError(f"the catalog's shape of array {row.digest[:12]} is invalid", "reg verify")
-    return tuple(shape)
+    return ArrayLink(role, name, row.digest, row.dtype, tuple(shape), row.nbytes)

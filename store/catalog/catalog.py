@@ -16,8 +16,8 @@ from store.catalog.engine import make_engine, place_of
 from store.catalog.events import Events
 from store.catalog.files import Files
 from store.catalog.locks import locks_of
-from store.catalog.records import KIND_WORDS, Kind, NewVersion, State, StatisticsRecord, VersionRecord
-from store.catalog.search import Searching, conditions
+from store.catalog.records import KIND_WORDS, Kind, NewVersion, State, StatisticsRecord, TagCount, VersionRecord
+from store.catalog.search import conditions
 from store.catalog.tables import Alias, Expert, Identity, Statistics, Tag, Version, VersionArray, bytewise
 from store.catalog.transactions import log, now, read_document, repeating
 from store.digest import canonical_json
@@ -26,7 +26,7 @@ from store.object_store import is_url
 
 
 @repeating
-class Catalog(Compositions, ArrayLinks, Events, Searching, Files, seals.Checks):
+class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
     """Names, versions, aliases, tags, statistics, compositions and the event log of one registry.
 
     Rows are added, and their state changes; no version or event is ever deleted. Each writing method writes its own
@@ -81,27 +81,18 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Files, seals.Checks):
                 schema.upgrade(self._database)
 
     def lock(self, action: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the registry's lock: alone, or `shared` with other writers where arrays may be stored at once.
+        """Hold the registry's lock; `action` is what is done under it, for the error of others that wait.
 
-        Args:
-            action: what is done under it, for the error of others that wait.
-            shared: others that share it may hold it at the same time, where the database allows that.
+        If it is `shared`, others that share it may hold it at the same time, where the database allows that.
 
         Raises:
-            ConflictError: another process has held it for too long.
+            ConflictError: another process has held it for more than `store.lock.WAIT_SECONDS`.
             StorageError: the lock cannot be reached.
         """
         return self._locks.hold(action, shared=shared)
 
     def output_lock(self, place: str) -> AbstractContextManager[None]:
-        """Hold the lock of a place that a composition is written to, if it is in storage that machines share.
-
-        Args:
-            place: an absolute path, which is taken for one of this machine alone, or a URL.
-
-        Raises:
-            ConflictError: another process has held it for more than `store.lock.WAIT_SECONDS`.
-        """
+        """Hold the lock of a place that a composition is written to, if it is a URL: machines share it (as `lock`)."""
         return self._locks.hold_output(place) if is_url(place) else nullcontext()
 
     @property
@@ -139,14 +130,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Files, seals.Checks):
         limit: int | None = None,
         offset: int = 0,
     ) -> list[VersionRecord]:
-        """Return the versions that match every given filter, sorted by name and number.
-
-        Args:
-            name: the expert's name.
-            states: any of these states.
-            tags: all of these tags.
-            search: words, as in `search.conditions`.
-        """
+        """Return the versions that match every given filter (see `search.conditions`), sorted by name and number."""
         query = select(Version).join(Version.expert).where(*conditions(name, kind, states, tags, search))
         query = query.order_by(bytewise(Expert.name), Version.number).limit(limit).offset(offset or None)
         with self._reading() as session:
@@ -165,6 +149,15 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Files, seals.Checks):
         with self._reading() as session:
             return session.scalars(query.where(*conditions(None, kind, states, tags, search))).one()
 
+    def tag_counts(self, limit: int) -> list[TagCount]:
+        """Return the tags of active versions, most frequent first, at most `limit`."""
+        count = func.count().label("versions")
+        query = select(Tag.key, Tag.value, count).join(Version, Version.id == Tag.version_id)
+        query = query.where(Version.state == "active").group_by(Tag.key, Tag.value)
+        with self._reading() as session:
+            rows = session.execute(query.order_by(count.desc(), bytewise(Tag.key), bytewise(Tag.value)).limit(limit))
+            return [TagCount(*row) for row in rows]
+
     def alias_target(self, name: str, alias: str) -> int | None:
         """Return the version number that `name@alias` points at, or None."""
         query = (
@@ -179,11 +172,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Files, seals.Checks):
     def add_version(self, new: NewVersion) -> tuple[VersionRecord, bool]:
         """Register a version under the next number of its name, unless an active version has the same content.
 
-        Returns:
-            The version, and True if it was added.
-
-        Raises:
-            ConflictError: the name belongs to the other kind.
+        It is returned, with True if it was added (ConflictError: the name belongs to the other kind).
         """
         with self._writing() as session:
             seals.check_name(session, new.name)
@@ -229,11 +218,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Files, seals.Checks):
             return _version(version), True
 
     def set_tags(self, version: VersionRecord, tags: dict[str, str]) -> None:
-        """Set tags of an active `version`; its other tags stay.
-
-        Raises:
-            ConflictError: the version was withdrawn in the meantime.
-        """
+        """Set tags of an active `version`; its other tags stay (ConflictError: it was withdrawn in the meantime)."""
         with self._writing() as session:
             seals.check_name(session, version.name)
             row = self._active(session, version)
@@ -242,22 +227,14 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Files, seals.Checks):
             log(session, "tag", version.ref, rows=seals.seals_of(session, versions={version.ref: row.id}))
 
     def set_alias(self, version: VersionRecord, alias: str) -> str | None:
-        """Point `alias` at an active `version` and return the version it pointed at before (`math@1`), if any.
-
-        Raises:
-            ConflictError: the version was withdrawn in the meantime.
-        """
+        """Point `alias` at an active `version`; return the one it pointed at before, if any (errors as `set_tags`)."""
         with self._writing() as session:
             seals.check_name(session, version.name)
             row = self._active(session, version)
-            existing = session.get(Alias, (row.expert_id, alias))
-            before = None
-            if existing is None:
-                session.add(Alias(expert_id=row.expert_id, name=alias, version_id=row.id))
-            else:
-                number = session.scalar(select(Version.number).where(Version.id == existing.version_id))
-                before = f"{version.name}@{number}"
-                existing.version_id = row.id
+            existing, before = session.get(Alias, (row.expert_id, alias)), None
+            if existing is not None:
+                before = f"{version.name}@{session.get_one(Version, existing.version_id).number}"
+            session.merge(Alias(expert_id=row.expert_id, name=alias, version_id=row.id))
             rows = seals.seals_of(session, names={version.name: row.expert_id})
             log(session, "alias", version.ref, alias=alias, before=before, rows=rows)
             return before
@@ -265,13 +242,11 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Files, seals.Checks):
     def delete_alias(self, name: str, alias: str) -> None:
         """Delete `name@alias`, if it exists."""
         with self._writing() as session:
-            row = session.scalar(
-                select(Alias).join(Expert, Expert.id == Alias.expert_id).where(Expert.name == name, Alias.name == alias)
-            )
+            query = select(Alias).join(Expert, Expert.id == Alias.expert_id)
+            row = session.scalar(query.where(Expert.name == name, Alias.name == alias))
             if row is not None:
-                expert = row.expert_id
                 session.delete(row)
-                rows = seals.seals_of(session, names={name: expert})
+                rows = seals.seals_of(session, names={name: row.expert_id})
                 log(session, "alias", name, alias=alias, deleted=True, rows=rows)
 
     # -- opting out --------------------------------------------------------------------------------------------------
@@ -282,11 +257,7 @@ class Catalog(Compositions, ArrayLinks, Events, Searching, Files, seals.Checks):
             return [_version(session.get_one(Version, version.id)) for version in versions]
 
     def check_active(self, versions: Sequence[VersionRecord]) -> None:
-        """Check that every version is still active.
-
-        Raises:
-            ConflictError: a version was opted out in the meantime.
-        """
+        """Check that every version is still active (ConflictError: one was opted out in the meantime)."""
         with self._reading() as session:
             for version in versions:
                 self._active(session, version)

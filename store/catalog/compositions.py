@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from store.catalog.array_links import add_arrays
+from store.catalog.array_links import add_arrays, made_from
 from store.catalog.integrity import composition_seal, evaluation_group, evaluation_seal
 from store.catalog.records import ArrayLink, CompositionRecord, EvaluationRecord, PushRecord, VersionRecord
 from store.catalog.tables import (
@@ -63,10 +63,7 @@ class Compositions(Transactions):
         """Return compositions, oldest first; all of them, or those made from any version in `containing`."""
         query = select(Composition).order_by(bytewise(Composition.created_at), bytewise(Composition.digest))
         if containing is not None:
-            made_from = select(CompositionMember.composition_digest).where(
-                CompositionMember.version_id.in_([version.id for version in containing])
-            )
-            query = query.where(Composition.digest.in_(made_from))
+            query = query.where(Composition.digest.in_(made_from(containing)))
         links = (
             select(CompositionMember.composition_digest, Expert.name, Version.number)
             .join(Version, Version.id == CompositionMember.version_id)
@@ -102,16 +99,14 @@ class Compositions(Transactions):
             log(session, "push", subject, **vars(push))
 
     def pushes(self, subjects: Collection[str]) -> list[PushRecord]:
-        """Return the pushes of compositions (digests) and versions (`math@1`), oldest first, without duplicates.
-
-        A push whose end was not recorded has no commit.
-        """
+        """Return the pushes of compositions (digests) and versions (`math@1`), each once; with a commit if it ended."""
         query = select(Event.subject, Event.details).where(Event.action == "push").order_by(Event.id)
         commits_at: dict[tuple[str, str, str], dict[str | None, None]] = {}
         with self._reading() as session:
             for subject, details in session.execute(query):
                 if subject in subjects:
-                    push = _push(read_document(details, f"a push of {subject}"))
+                    document = read_document(details, f"a push of {subject}")
+                    push = PushRecord(**{key: value for key, value in document.items() if key != "actor"})
                     commits_at.setdefault((push.repo, push.revision, push.endpoint), {})[push.commit] = None
         return [
             PushRecord(*target, commit)
@@ -131,11 +126,10 @@ class Compositions(Transactions):
             return None if row is None else dict(read_document(row.document, f"composition {digest}"))
 
     def record_evaluation(self, composition: str, asked: str, document: dict[str, Any]) -> None:
-        """Store an evaluation of a composition that was made here.
+        """Store an evaluation of a composition that was made here; an earlier one of the same `asked` is replaced.
 
-        Args:
-            asked: the digest of data and settings; an earlier evaluation with the same digest is replaced.
-            document: data, settings, and scores or, under `extraction`, the figures of an audit.
+        `asked` is the digest of data and settings. The document has data, settings, and scores or, under `extraction`,
+        the figures of an audit.
         """
         with self._writing() as session:
             session.merge(
@@ -154,8 +148,7 @@ class Compositions(Transactions):
         A version of the same content that stays keeps the evaluations that compare with it.
         """
         ids = [version.id for version in versions]
-        made_from = select(CompositionMember.composition_digest).where(CompositionMember.version_id.in_(ids))
-        affected = set(session.scalars(made_from))
+        affected = set(session.scalars(made_from(versions)))
         digests = {version.digest for version in versions}
         alike = select(Version.digest).where(Version.digest.in_(digests), Version.id.not_in(ids))
         digests -= set(session.scalars(alike.where(Version.state != "purged")))
@@ -190,7 +183,3 @@ class Compositions(Transactions):
                 )
                 for row in session.scalars(query)
             ]
-
-
-def _push(details: dict[str, Any]) -> PushRecord:
-    return PushRecord(**{key: value for key, value in details.items() if key != "actor"})

@@ -1,6 +1,7 @@
 """A whole catalog copied to another database: every row, the same registry, one transaction on the target."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlalchemy import Connection, Select, Table, delete, func, insert, select, text
 from sqlalchemy.orm import Session
@@ -9,6 +10,7 @@ from store.catalog import integrity as seals
 from store.catalog import schema
 from store.catalog.engine import make_engine, place_of, snapshot, translated
 from store.catalog.events import chain_of
+from store.catalog.locks import locks_of
 from store.catalog.tables import Base, Event, Identity
 from store.errors import ConflictError, DamagedError, NotFoundError
 
@@ -17,13 +19,7 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Copied:
-    """A catalog that was copied.
-
-    Attributes:
-        source: the URL it was copied from, with any password hidden.
-        target: the URL it was copied to, with any password hidden.
-        id: the registry's id, the same in both.
-    """
+    """A catalog that was copied: the URLs have no password, and `id` is the registry's, the same in both."""
 
     source: str
     target: str
@@ -33,17 +29,19 @@ class Copied:
     head: str
 
 
-def copy(source: str, target: str) -> Copied:
+def copy(source: str, target: str, lock: Path) -> Copied:
     """Copy the catalog in the database `source` to `target`, which holds none or an empty one.
 
     The rows, their digests and the log's chain are compared before the copy is committed: it is there as a whole, or
-    not at all. Another process must not write to `source` meanwhile.
+    not at all. `lock` is the file of the registry's lock, where the database has no locks of its own.
 
     Raises:
         NotFoundError: `source` holds no catalog.
         SchemaError: a catalog is older or newer than this program.
-        ConflictError: `target` is `source`, or holds rows.
+        ConflictError: `target` is `source`, or holds rows; or another process writes for too long.
         DamagedError: the catalog in `source` is not intact.
+        InvalidInputError: a URL is not one of a database.
+        StorageError: a database does not answer, or refuses.
     """
     one, other = make_engine(source), make_engine(target)
     try:
@@ -53,6 +51,7 @@ def copy(source: str, target: str) -> Copied:
             raise ConflictError(f"{place_of(one)} is both source and target", "name an empty database as the target")
         schema.check(other)
         with (
+            locks_of(one, lock).hold("copying the catalog"),
             translated(one),
             snapshot(one).connect() as reading,
             translated(other),
@@ -67,11 +66,14 @@ def copy(source: str, target: str) -> Copied:
 def _copy(reading: Connection, writing: Connection) -> Copied:
     source, target = place_of(reading.engine), place_of(writing.engine)
     schema.migrate(writing)
-    _check_empty(writing, target)
-    writing.execute(delete(Identity))  # of the catalog that was just made
-    rows = {}
     for table in Base.metadata.sorted_tables:
-        rows[table.name] = _copy_table(reading, writing, table)
+        if table is not Identity.__table__ and writing.scalar(select(func.count()).select_from(table)):
+            raise ConflictError(
+                f"the database {target} holds a catalog already, with rows in {table.name}",
+                "name an empty database as the target",
+            )
+    writing.execute(delete(Identity))  # of the catalog that was just made
+    rows = {table.name: _copy_table(reading, writing, table) for table in Base.metadata.sorted_tables}
     _set_sequences(writing)
     with Session(reading) as old, Session(writing) as new:
         before, after = chain_of(old), chain_of(new)
@@ -91,10 +93,9 @@ def _copy_table(reading: Connection, writing: Connection, table: Table) -> int:
     count = 0
     with reading.execution_options(yield_per=_BATCH).execute(query) as result:
         for part in result.mappings().partitions(_BATCH):
-            batch = [dict(row) for row in part]
-            for number, row in enumerate(batch, start=count + 1):
-                if renumber:
-                    row["id"] = number
+            batch = [
+                {**row, "id": number} if renumber else dict(row) for number, row in enumerate(part, start=count + 1)
+            ]
             writing.execute(insert(table), batch)
             count += len(batch)
     return count
@@ -110,13 +111,4 @@ def _set_sequences(connection: Connection) -> None:
             connection.execute(
                 text("SELECT setval(pg_get_serial_sequence(:table, :column), :last)"),
                 {"table": table.name, "column": key.name, "last": last},
-            )
-
-
-def _check_empty(connection: Connection, place: str) -> None:
-    for table in Base.metadata.sorted_tables:
-        if table is not Identity.__table__ and connection.scalar(select(func.count()).select_from(table)):
-            raise ConflictError(
-                f"the database {place} holds a catalog already, with rows in {table.name}",
-                "name an empty database as the target",
             )

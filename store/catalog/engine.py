@@ -16,12 +16,8 @@ from store.catalog import postgresql
 from store.errors import DamagedError, InvalidInputError, StorageError
 from store.permissions import SPACE, not_writable, why_not_writable
 
-BUSY_SECONDS = 60
-"""Seconds that a transaction waits for another process before it gives up."""
-
-_BUSY, _LOCKED, _PROTOCOL = 5, 6, 15
-"""SQLite's error codes for a database that another process has locked."""
-
+BUSY_SECONDS = 60  # seconds that a transaction waits for another process before it gives up
+_BUSY, _LOCKED, _PROTOCOL = 5, 6, 15  # SQLite's error codes for a database that another process has locked
 _DAMAGE = ("malformed", "not a database", "no such column", "no such table", "Could not decode")
 """Parts of SQLite's messages for a damaged file; the schema's revision has been checked before."""
 

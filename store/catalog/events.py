@@ -6,7 +6,7 @@ from the beginning, are detected by comparison with a digest kept elsewhere, suc
 
 from contextlib import closing
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from store.catalog.records import Chain, EventRecord
@@ -15,8 +15,7 @@ from store.catalog.transactions import Transactions, event_digest, read_document
 from store.digest import canonical_json
 from store.errors import DamagedError
 
-_BATCH = 1000
-"""Number of events read at once."""
+_BATCH = 1000  # number of events read at once
 
 
 class Events(Transactions):
@@ -25,18 +24,16 @@ class Events(Transactions):
     def events(
         self, subject: str | None = None, limit: int | None = None, before: int | None = None
     ) -> list[EventRecord]:
-        """Return events of the log, newest first.
+        """Return events of the log, newest first (DamagedError: the details of one are not valid JSON).
 
         Args:
             subject: only events of this name (with its versions), version or digest.
             before: only events older than the event with this id.
-
-        Raises:
-            DamagedError: the details of an event are not valid JSON.
         """
         query = select(Event).order_by(Event.id.desc())
         if subject is not None:
-            query = query.where((Event.subject == subject) | _begins_with(f"{subject}@"))
+            versions = func.substr(Event.subject, 1, len(subject) + 1) == f"{subject}@"  # LIKE may ignore case
+            query = query.where((Event.subject == subject) | versions)
         if before is not None:
             query = query.where(Event.id < before)
         if limit is not None:
@@ -45,13 +42,10 @@ class Events(Transactions):
             return [_event(row) for row in session.scalars(query)]
 
     def opt_outs_since(self, event: int, digest: str) -> tuple[tuple[int, str], list[EventRecord]]:
-        """Return id and digest of the newest event, and events of opting out and purging, oldest first.
+        """Return id and digest of the newest event, and opt-outs and purges, oldest first (errors as `events`).
 
         Only those after an event are returned if the log has it, and all of them if it has not: it is another log, or
         was cut off. Reads few rows.
-
-        Raises:
-            DamagedError: the details of an event are not valid JSON.
         """
         newest = select(func.max(Event.id)).scalar_subquery()
         after = (Event.id > event) & Event.action.in_(("opt-out", "purge"))
@@ -86,10 +80,6 @@ def chain_of(session: Session) -> Chain:
                 return Chain(count, head, f"event {row.id} ({row.action} {row.subject}, {row.at})")
             head, count = digest, count + 1
     return Chain(count, head)
-
-
-def _begins_with(text: str) -> ColumnElement[bool]:
-    return func.substr(Event.subject, 1, len(text)) == text  # LIKE would ignore case in some databases
 
 
 def _event(row: Event) -> EventRecord:

@@ -8,6 +8,7 @@ transaction sees the old rows any more. What is out of reach there is `BEYOND`.
 
 import sqlite3
 import time
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,7 @@ from store.catalog.transactions import Transactions
 from store.errors import StorageError
 
 _SUFFIX = ".backup"
-
-WAIT_SECONDS = 30.0
-"""Seconds to wait for other processes that read."""
+WAIT_SECONDS = 30.0  # seconds to wait for other processes that read
 
 BEYOND = (
     "the write-ahead log of PostgreSQL until it is recycled, its archives, standbys, base backups and dumps: "
@@ -54,13 +53,9 @@ def backup(engine: Engine, revision: str) -> Path | None:
     partial = file.with_name(f"{name}.partial{_SUFFIX}")
     path = file.with_name(f"{name}{_SUFFIX}")
     try:
-        source, target = sqlite3.connect(file), sqlite3.connect(partial)
-        try:
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(partial)) as target:
             source.backup(target)
-            target.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, without a log beside it
-        finally:
-            source.close()
-            target.close()
+            target.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, without a log of its own
         flush(partial)
         partial.rename(path)  # the time is in its name, and upgrades exclude one another: it replaces nothing
         flush(path.parent)
@@ -77,10 +72,7 @@ class Files(Transactions):
     """The part of the catalog that knows the files of its database."""
 
     def backups(self) -> list[Path]:
-        """Return the copies that upgrades made beside the database, also unfinished ones and SQLite's auxiliary files.
-
-        Empty if the database is not a file.
-        """
+        """Return the copies that upgrades made, unfinished ones and auxiliary files too; none if it is no file."""
         file = file_of(self.engine)
         if file is None or not file.parent.is_dir():
             return []
@@ -106,14 +98,11 @@ class Files(Transactions):
 
 def _erase_sqlite(file: Path) -> str | None:
     try:
-        connection = sqlite3.connect(file, timeout=WAIT_SECONDS, isolation_level=None)
-        try:
+        with closing(sqlite3.connect(file, timeout=WAIT_SECONDS, isolation_level=None)) as connection:
             for pragma in ("secure_delete = ON", "temp_store = MEMORY", "synchronous = FULL"):
                 connection.execute(f"PRAGMA {pragma}").fetchall()
             connection.execute("VACUUM")
             busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        finally:
-            connection.close()
     except sqlite3.Error as error:
         if "locked" not in str(error) and "busy" not in str(error):
             return f"{file} cannot be rewritten: {error}"

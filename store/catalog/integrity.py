@@ -41,8 +41,7 @@ from store.errors import DamagedError
 _PAGES_SHOWN = 5
 _NONE: Mapping[str, int] = {}
 RESTORE = "restore the catalog from a backup"
-GONE = "gone"
-"""The digest recorded for deleted rows."""
+GONE = "gone"  # the digest recorded for deleted rows
 
 UNREADABLE = "unreadable"
 """The digest of rows whose values cannot be represented in JSON, which this program never writes."""
@@ -98,11 +97,7 @@ def seals_of(
 
 
 def check_name(session: Session, name: str) -> None:
-    """Compare the rows of a name, its aliases and all of its versions with the log.
-
-    Raises:
-        DamagedError: the rows differ from what was written.
-    """
+    """Compare the rows of a name, its aliases and all of its versions with the log (DamagedError: they differ)."""
     current = dict(_now_of_name(session, name))
     # Versions are numbered without gaps: if one is missing, the log has events of one more than the catalog.
     subjects = [name, *(f"{name}@{number}" for number in range(1, max(len(current), 1) + 1))]
@@ -167,21 +162,15 @@ class Checks(Transactions):
     """The part of the catalog that detects changes made by other means than this program."""
 
     def check_name(self, name: str) -> None:
-        """Compare the rows of a name, its aliases and all of its versions with the log.
-
-        Raises:
-            DamagedError: the rows differ from what was written.
-        """
+        """Compare the rows of a name, its aliases and all of its versions with the log (DamagedError: they differ)."""
         with self._reading() as session:
             check_name(session, name)
 
     def discrepancies(self, *, log: bool) -> list[str]:
         """Return one line for each part of the catalog that differs from what was written.
 
-        For SQLite this includes its file's pages and keys, which a server checks itself.
-
-        Args:
-            log: compare the rows with the log, which must be intact (`chain`).
+        For SQLite this includes its file's pages and keys, which a server checks itself. With `log`, the rows are
+        compared with the log, which must be intact (`chain`).
         """
         with self._reading() as session:
             return [

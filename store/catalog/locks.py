@@ -26,9 +26,7 @@ from store.errors import ConflictError
 REGISTRY = "registry"
 """The name of the lock of a catalog; the key in PostgreSQL is a digest over the schema and this name."""
 
-_NAME_BYTES = 63
-"""Maximum length of an application name in PostgreSQL."""
-
+_NAME_BYTES = 63  # maximum length of an application name in PostgreSQL
 _STATEMENT_SECONDS = 1.0
 """Seconds of one statement that waits. Its snapshot sees what a purge deletes, and the purge waits until none does."""
 
@@ -47,26 +45,15 @@ class Locks:
         self._path = path
 
     def hold(self, action: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock, alone or, where the database allows that, with others that share it.
-
-        Raises:
-            ConflictError: others have held it for more than `store.lock.WAIT_SECONDS`.
-        """
+        """Hold the lock (as `Catalog.lock`)."""
         return lock.exclusive(self._path, action)
 
     def hold_output(self, url: str) -> AbstractContextManager[None]:
-        """Hold the lock of a composition's place in shared storage (errors as in `hold`).
-
-        Nothing is done where the catalog is a file: outputs of one machine have lock files in its home.
-        """
+        """Hold the lock of an output that machines share; where the catalog is a file, there is none."""
         return nullcontext()
 
     def check(self) -> None:
-        """Check that this thread still holds the locks that it acquired.
-
-        Raises:
-            ConflictError: the connection that held one was lost. A file is locked as long as the process lives.
-        """
+        """Check that this thread still holds its locks (ConflictError: a connection was lost)."""
 
 
 class AdvisoryLocks(Locks):
@@ -80,8 +67,10 @@ class AdvisoryLocks(Locks):
     def hold(self, action: str, *, shared: bool = False) -> Iterator[None]:
         """Hold the lock until the block ends or the connection is lost."""
         with self._acquired(REGISTRY, action, shared=shared) as (connection, key):
+            # Wait until no transaction of a writer that lost the lock is open, where there is a catalog.
             with translated(self._engine):
-                _wait_for_writers(connection)
+                if connection.execute(text("SELECT to_regclass('registry')")).scalar_one() is not None:
+                    connection.exec_driver_sql("SELECT id FROM registry FOR UPDATE").close()
             self._held.append((connection, key))
             try:
                 yield
@@ -97,8 +86,11 @@ class AdvisoryLocks(Locks):
     @contextmanager
     def _acquired(self, name: str, action: str, *, shared: bool = False) -> Iterator[tuple[Connection, int]]:
         """Acquire the lock of a name, and yield its connection and key."""
+        # Each statement is a transaction of its own: an open one would hold back vacuum.
+        application = f"reg, {actor()}: {action}".encode("ascii", "replace")[:_NAME_BYTES].decode()
+        url, options = self._engine.url, {"poolclass": NullPool, "isolation_level": "AUTOCOMMIT"}
         with translated(self._engine):
-            connection = self._connect(f"reg, {actor()}: {action}")
+            connection = create_engine(url, connect_args=arguments(url, application), **options).connect()
         try:
             with translated(self._engine):
                 key = _key(connection, name)
@@ -143,13 +135,6 @@ class AdvisoryLocks(Locks):
         found: list[tuple[Connection, int]] = self._mine.held
         return found
 
-    def _connect(self, application: str) -> Connection:
-        """Return a connection whose statements are transactions of their own: an open one would hold back vacuum."""
-        name = application.encode("ascii", "replace")[:_NAME_BYTES].decode()
-        url = self._engine.url
-        apart = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=arguments(url, name))
-        return apart.connect()
-
 
 def locks_of(engine: Engine, path: Path) -> Locks:
     """Return the registry's lock: that of the database where it has one, else the file `path`."""
@@ -172,12 +157,6 @@ def _acquire(connection: Connection, key: int, *, shared: bool) -> bool:
             connection.exec_driver_sql(f"SET lock_timeout = {int(lock.WAIT_SECONDS * 1000)}")
             return True
     return False
-
-
-def _wait_for_writers(connection: Connection) -> None:
-    """Wait until no transaction of a writer that lost the lock is open, where there is a catalog."""
-    if connection.execute(text("SELECT to_regclass('registry')")).scalar_one() is not None:
-        connection.exec_driver_sql("SELECT id FROM registry FOR UPDATE").close()
 
 
 def _holders(connection: Connection, key: int) -> str:

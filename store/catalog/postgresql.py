@@ -7,12 +7,8 @@ from sqlalchemy.exc import DBAPIError
 
 from store.errors import ConflictError, RegError, StorageError, first_line
 
-CONNECT_SECONDS = 10
-"""Seconds to wait for the server to answer."""
-
-WAIT_SECONDS = 60
-"""Seconds that a statement waits for a row or table that another transaction has locked."""
-
+CONNECT_SECONDS = 10  # seconds to wait for the server to answer
+WAIT_SECONDS = 60  # seconds that a statement waits for a row or table that another transaction has locked
 _LIBPQ = ("psycopg", "psycopg2", "psycopg_async")
 _ALIVE = {"keepalives": 1, "keepalives_idle": 60, "keepalives_interval": 10, "keepalives_count": 6}
 """So that a line through a firewall stays open, and one to a lost server is noticed."""

@@ -26,13 +26,7 @@ HEAD = "8ea053439e10"
 
 @dataclass(frozen=True)
 class Upgrade:
-    """The result of an upgrade.
-
-    Attributes:
-        before: the database's revision before; None if it held no catalog.
-        after: the database's revision now.
-        backup: the copy made before the upgrade; None if nothing changed, or the database is not a SQLite file.
-    """
+    """The result of an upgrade: `before` is None without a catalog, `backup` where nothing was copied."""
 
     before: str | None
     after: str
@@ -50,11 +44,7 @@ def current(engine: Engine) -> str | None:
 
 
 def check(engine: Engine) -> bool:
-    """Return True if the database is at `HEAD`, False if it holds no catalog yet.
-
-    Raises:
-        SchemaError: the database is older (the hint is the command to upgrade it) or newer.
-    """
+    """Tell whether the database is at `HEAD`; False if it holds no catalog (SchemaError: it is older or newer)."""
     revision = current(engine)
     if revision is None:
         if _is_absent(engine):

@@ -1,32 +1,15 @@
-"""Searching versions: filters as SQL conditions, and counts of tags."""
+"""Filters of versions as SQL conditions."""
 
 from collections.abc import Iterable, Mapping
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement
 from sqlalchemy.orm import InstrumentedAttribute
 
-from store.catalog.records import Kind, State, TagCount
-from store.catalog.tables import Alias, Expert, Tag, Version, bytewise, lowered
-from store.catalog.transactions import Transactions
+from store.catalog.records import Kind, State
+from store.catalog.tables import Alias, Expert, Tag, Version, lowered
 
-WORDS = 8
-"""Maximum number of words in a search; further words are ignored."""
-
-WORD_CHARACTERS = 100
-"""Maximum length of a word; no name is longer."""
-
-
-class Searching(Transactions):
-    """The part of the catalog that lists what can be searched for."""
-
-    def tag_counts(self, limit: int) -> list[TagCount]:
-        """Return the tags of active versions, most frequent first, at most `limit`."""
-        count = func.count().label("versions")
-        query = select(Tag.key, Tag.value, count).join(Version, Version.id == Tag.version_id)
-        query = query.where(Version.state == "active").group_by(Tag.key, Tag.value)
-        with self._reading() as session:
-            rows = session.execute(query.order_by(count.desc(), bytewise(Tag.key), bytewise(Tag.value)).limit(limit))
-            return [TagCount(key, value, versions) for key, value, versions in rows]
+WORDS = 8  # maximum number of words in a search; further words are ignored
+WORD_CHARACTERS = 100  # maximum length of a word; no name is longer
 
 
 def conditions(
@@ -34,7 +17,7 @@ def conditions(
     kind: Kind | None,
     states: Iterable[State] | None,
     tags: Mapping[str, str] | None,
-    search: str | None = None,
+    search: str | None,
 ) -> list[ColumnElement[bool]]:
     """Return SQL conditions on `Version` joined with `Expert`; None does not filter.
 
@@ -42,8 +25,8 @@ def conditions(
         name: the expert's name.
         states: any of these states.
         tags: all of these tags.
-        search: words; each must be part of the name, an alias, a tag's key or value (or `key=value`), be the beginning
-            of the digest, or be the version (`math@2`, `math@stable`). Case is ignored.
+        search: words, whatever their case; each must be part of the name, an alias, a tag's key or value (or
+            `key=value`), be the beginning of the digest, or be the version (`math@2`, `math@stable`).
     """
     clauses = [] if name is None else [Expert.name == name]
     clauses += [] if kind is None else [Expert.kind == kind]

@@ -29,11 +29,7 @@ def now() -> str:
 
 
 def event_digest(before: str, at: str, action: str, subject: str, details: Any) -> str:
-    """Return the digest of a line of the log; `before` is the digest of the line before, or the registry's id.
-
-    Raises:
-        ValueError: `details` hold a number that JSON cannot represent.
-    """
+    """Return the digest of a line of the log; `before` is the digest of the line before, or the registry's id."""
     return json_digest([before, at, action, subject, details])
 
 
@@ -48,11 +44,7 @@ def log(session: Session, action: str, subject: str, **details: Any) -> None:
 
 
 def read_document(text: object, subject: str) -> Any:
-    """Return the parsed content of a column with JSON.
-
-    Raises:
-        DamagedError: the column does not hold valid JSON.
-    """
+    """Return the parsed content of a column with JSON (DamagedError: it is not valid JSON)."""
     try:
         if isinstance(text, str):
             return json.loads(text)
@@ -61,8 +53,7 @@ def read_document(text: object, subject: str) -> Any:
     raise DamagedError(f"the catalog is damaged: {subject} is not valid JSON", "reg verify")
 
 
-TRIES = 5
-"""How often a transaction is tried that loses to others."""
+TRIES = 5  # how often a transaction is tried that loses to others
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -118,11 +109,7 @@ class Transactions:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Make sure that the registry's lock is held while the block deletes an array; the caller acquired it.
-
-        Raises:
-            ConflictError: the lock was lost with its connection, so that others may use the array by now.
-        """
+        """Make sure that the caller's lock of the registry is held during the block (ConflictError: it was lost)."""
         if self.engine.dialect.name == "postgresql":
             with self._writing():
                 yield

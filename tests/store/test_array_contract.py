@@ -29,10 +29,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArrayStore:
 def damage(store: ArrayStore, digest: str, position: int) -> None:
     """Flip a bit of what a store holds of an array."""
     if isinstance(store, ObjectArrays):
-        key = min(key for key, _ in store._list(f"{digest[:2]}/{digest}") if "/c." in key)
-        content = bytearray(store._read(key) or b"")
+        key = min(key for key, _ in store.bucket.walk(f"{digest[:2]}/{digest}") if "/c." in key)
+        content = bytearray(store.bucket.read(key) or b"")
         content[position % len(content)] ^= 4
-        store._overwrite(key, bytes(content))
+        store.bucket.put(key, bytes(content))
         return
     assert isinstance(store, FolderArrays)
     chunk = min(store.path(digest).glob("c.*"))

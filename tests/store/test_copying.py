@@ -59,7 +59,7 @@ def test_copy_is_the_same_and_goes_on(places: dict[str, list[str]], tmp_path: Pa
     one, other = places[source][0], places[target][1]
     fill(one, tmp_path)
     before = content(one, tmp_path)
-    copied = copy(one, other)
+    copied = copy(one, other, tmp_path / "lock")
     assert content(other, tmp_path) == before == content(one, tmp_path)
     assert copied.rows["versions"] == 2
     assert copied.rows["events"] == copied.events == 8
@@ -78,27 +78,27 @@ def test_target_may_be_an_empty_catalog_and_none_with_rows(
     one, other = places["sqlite"][0], places[target][1]
     fill(one, tmp_path)
     Catalog(other, tmp_path / "lock").close()
-    copy(one, other)
+    copy(one, other, tmp_path / "lock")
     assert content(other, tmp_path) == content(one, tmp_path)
     with closing(Catalog(other, tmp_path / "lock")) as catalog:
         catalog.add_version(new("mine"))
     before = content(other, tmp_path)
     with pytest.raises(ConflictError, match="holds a catalog already, with rows in"):
-        copy(one, other)
+        copy(one, other, tmp_path / "lock")
     assert content(other, tmp_path) == before
     with pytest.raises(ConflictError, match="is both source and target"):
-        copy(one, one)
+        copy(one, one, tmp_path / "lock")
 
 
 def test_source_without_a_catalog_and_with_a_changed_row(places: dict[str, list[str]], tmp_path: Path) -> None:
     one, other = places["postgresql"][0], places["postgresql"][1]
     with pytest.raises(NotFoundError, match="there is no catalog in"):
-        copy(one, other)
+        copy(one, other, tmp_path / "lock")
     fill(one, tmp_path)
     with closing(Catalog(one, tmp_path / "lock")) as catalog, catalog.engine.begin() as connection:
         connection.execute(text("UPDATE events SET subject = 'code@1' WHERE subject = 'math@1'"))
     with pytest.raises(DamagedError, match="is not intact: event"):
-        copy(one, other)
+        copy(one, other, tmp_path / "lock")
     engine = make_engine(other)
     assert not any("versions" in name for name in inspect(engine).get_table_names()), "a copy that was given up"
     engine.dispose()

@@ -15,6 +15,7 @@ import zarr
 from numcodecs.zstd import Zstd
 from zarr.storage import LocalStore, ObjectStore
 
+from store import bucket
 from store.arrays import ArraySource, FolderArrays, digest_of, open_arrays
 from store.arrays import object_arrays as objects
 from store.arrays import source as module
@@ -46,8 +47,8 @@ def test_objects_are_the_files_of_a_folder_and_zarr_reads_them(
     source, folder = array("int64", (100, 7)), FolderArrays(tmp_path / "arrays")
     digest = store.put(source, compress=compress)
     assert folder.put(source, compress=compress) == digest
-    assert files_in(s3, store.url) == files_of(folder.root)
-    theirs = zarr.open_array(ObjectStore(open_store(f"{store.url}/{digest[:2]}/{digest}"), read_only=True), mode="r")
+    assert files_in(s3, store.place) == files_of(folder.root)
+    theirs = zarr.open_array(ObjectStore(open_store(f"{store.place}/{digest[:2]}/{digest}"), read_only=True), mode="r")
     assert np.asarray(theirs[...]).tobytes() == content(source)
     assert (np.asarray(zarr.open_array(LocalStore(folder.path(digest)), mode="r")[...]) == store.read(digest)).all()
 
@@ -70,7 +71,7 @@ def test_description_is_written_last_and_deleted_first(store: ObjectArrays, monk
 @pytest.mark.parametrize("left", [b"", b"x" * 60, b"x" * 7])
 def test_other_bytes_in_place_of_a_chunk_are_replaced(store: ObjectArrays, left: bytes) -> None:
     digest = digest_of(array())
-    store._overwrite(f"{digest[:2]}/{digest}/c.0.0", left)
+    store.bucket.put(f"{digest[:2]}/{digest}/c.0.0", left)
     assert store.put(array()) == digest
     assert content(store.open(digest)) == content(array())
 
@@ -79,9 +80,9 @@ def test_frame_of_another_compressor_is_kept_if_it_holds_the_same(store: ObjectA
     source = ArraySource.of(np.arange(400), "int64")
     other = bytes(Zstd(level=9).encode(np.arange(400).tobytes()))
     key = f"{digest_of(source)[:2]}/{digest_of(source)}/c.0"
-    store._overwrite(key, other)
+    store.bucket.put(key, other)
     assert store.put(source, compress=True) == digest_of(source)
-    assert store._read(key) == other
+    assert store.bucket.read(key) == other
     assert content(store.open(digest_of(source))) == content(source)
 
 
@@ -113,14 +114,14 @@ def test_one_of_two_catalogs_that_claim_at_once_has_the_arrays(arrays_url: str) 
 
 def test_large_chunks_are_read_by_ranges(store: ObjectArrays, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 2**20)
-    monkeypatch.setattr(objects, "RANGE_BYTES", 2**21)
+    monkeypatch.setattr(bucket, "RANGE_BYTES", 2**21)
     data = np.random.default_rng(0).integers(0, 2**60, 5 * 2**18)  # two chunks of 8 MiB, of which one is padded
     digest = store.put(ArraySource.of(data, "int64"))
     with patch.object(obstore, "get_ranges", wraps=obstore.get_ranges) as ranges:
         for _ in range(2):  # the second time from the copies
             assert store.read(digest).tobytes() == data.tobytes()
     assert [len(call.kwargs["starts"]) for call in ranges.call_args_list] == [4, 4]
-    store._overwrite(f"{digest[:2]}/{digest}/c.0", bytes(2**23))  # by several parts
+    store.bucket.put(f"{digest[:2]}/{digest}/c.0", bytes(2**23))
     assert not store.is_intact(digest)
     assert store.put(ArraySource.of(data, "int64")) == digest
     assert store.is_intact(digest)
@@ -129,7 +130,7 @@ def test_large_chunks_are_read_by_ranges(store: ObjectArrays, monkeypatch: pytes
 def test_bucket_that_lies_is_found_though_there_is_a_copy(store: ObjectArrays) -> None:
     digest = store.put(array())
     assert content(store.open(digest)) == content(array())
-    store._overwrite(f"{digest[:2]}/{digest}/c.0.0", bytes(60))
+    store.bucket.put(f"{digest[:2]}/{digest}/c.0.0", bytes(60))
     assert content(store.open(digest)) == content(array())  # the copy
     assert not store.is_intact(digest)
     store._drop(digest)
@@ -201,7 +202,7 @@ def test_killed_writer_leaves_what_the_next_completes(
 def test_strange_objects_are_no_arrays(store: ObjectArrays) -> None:
     digest = store.put(array())
     for key in ("notes.txt", f"{digest[:2]}/notes", f"00/{'f' * 64}/c.0", "registry"):
-        store._overwrite(key, b"x")
+        store.bucket.put(key, b"x")
     assert list(store.digests()) == [digest]
     assert store.owner() is None
     assert "is damaged" in str(store.owner_problem())
@@ -232,6 +233,6 @@ def test_what_is_done_ahead_comes_in_order_and_ends_with_the_first_failure() -> 
 def test_description_and_chunks_larger_than_an_array_has_are_not_read(store: ObjectArrays) -> None:
     digest = store.put(ArraySource.of(np.zeros((2, 3), np.float32), "float32"), compress=True)
     for name in ("c.0.0", "zarr.json"):
-        store._overwrite(f"{digest[:2]}/{digest}/{name}", bytes(2**17))
+        store.bucket.put(f"{digest[:2]}/{digest}/{name}", bytes(2**17))
         with pytest.raises(DamagedError, match=r"has 131,072 bytes"):
             store.read(digest)

@@ -72,7 +72,7 @@ def test_faults_that_stay_are_errors_that_name_the_bucket(
     }
     with pytest.raises(StorageError) as caught:
         calls[doing]()
-    assert store.url in caught.value.message
+    assert store.place in caught.value.message
     assert caught.value.hint
     assert "\n" not in caught.value.message
     proxy.faults = []

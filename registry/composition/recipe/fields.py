@@ -26,7 +26,9 @@ def _merged() -> dict[str, Option]:
         for one, of, method in _declared(output):
             known = merged.get(one.name)
             if known is None:
-                merged = _inserted(merged, replace(one, outputs=(output.name,)), at)
+                names = [*[*merged][:at], one.name, *[*merged][at:]]
+                merged[one.name] = replace(one, outputs=(output.name,))
+                merged = {name: merged[name] for name in names}
             else:
                 _check_same(known, one, output)
                 merged[one.name] = _joined(known, one, output.name)
@@ -62,13 +64,6 @@ def _declared(output: Output) -> Iterator[tuple[Option, str, Method | None]]:
             for option in method.options:
                 is_number = one.name == "trunk" and option.kind is OptionKind.NUMBER
                 yield replace(option, group=TRUNK_OPTIONS) if is_number else option, one.name, method
-
-
-def _inserted(merged: dict[str, Option], one: Option, at: int) -> dict[str, Option]:
-    """Return the fields with another one at a place."""
-    names = list(merged)
-    names.insert(at, one.name)
-    return {name: merged.get(name, one) for name in names}
 
 
 def _check_same(known: Option, one: Option, output: Output) -> None:

@@ -91,7 +91,7 @@ def fitted_members(members: Iterable[tuple[str, str]], base: str) -> str:
 
 
 class Recipe:
-    """A choice of what is made of experts, and how: `Recipe(to="ensemble", routing="perplexity")`.
+    """The output that is made of experts, and how: `Recipe(to="ensemble", routing="perplexity")`.
 
     Every option of `reg compose` that says how is a keyword and an attribute, with `_` for `-`: `Recipe(trunk="mean",
     top_k=1).top_k` is 1. Attributes that were not given are at their defaults; those that have no part are None, or
@@ -231,7 +231,7 @@ class Recipe:
 
     @property
     def output(self) -> Output:
-        """The method of `to`."""
+        """The output that it makes."""
         return OUTPUTS[self.to]
 
     @property

@@ -1,1 +1,5 @@
 """Mathematics of router methods: statistics, or rows, become the gate of a layer."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

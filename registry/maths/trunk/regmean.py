@@ -31,7 +31,7 @@ _Factor = tuple[Tensor, float, list[Tensor]]
 """The factor of a summed Gram (H, H), r, and the diagonal of each member's Gram (H,); none are kept at α = 1."""
 
 
-def combine(combination: Combination) -> Iterator[Tensor]:
+def regression_mean(combination: Combination) -> Iterator[Tensor]:
     """Yield the rows of W in float64 (see the module); a single member's exactly.
 
     Option `alpha` is α, from 0 to 1.
@@ -42,13 +42,13 @@ def combine(combination: Combination) -> Iterator[Tensor]:
     if len(combination.members) > 1 and combination.counts is not None:
         yield from _by_counts(combination, combination.counts)
     elif len(combination.members) > 1 and combination.inputs is not None:
-        yield from (rows for _, rows in combine_together([combination]))
+        yield from (rows for _, rows in regression_means([combination]))
     else:
         yield from averaged(combination)
 
 
-def combine_together(combinations: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
-    """Yield the rows of several W of one input, each with the number of its map: the bits of `combine`, one by one.
+def regression_means(combinations: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
+    """Yield the rows of several W of one input, each with its map's number: the bits of `regression_mean`, one by one.
 
     Their Gram is summed and factored once.
 

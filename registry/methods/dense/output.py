@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.found import TRUNKS
 from registry.composition.method import Settings, counted
 from registry.composition.recipe.option import Problem
 from registry.composition.recipe.shared_options import BALANCE, DTYPE, TRUNK, WEIGHTS
-from registry.methods.moe.output import Combined, trunk_document
+from registry.methods.moe.output import Combined
 from registry.methods.works import BTX, DUME, MODEL_SOUPS, SOUP_OF_EXPERTS
 
 if TYPE_CHECKING:
     from registry.composition.method import Work
     from registry.composition.plan import Plan
-    from registry.composition.recipe.recipe import Recipe
 
 
 class Dense(Combined):
@@ -26,6 +25,7 @@ class Dense(Combined):
     words = "one dense model"
     called = "dense"
     kind = "dense model"
+    noun = "merged model"
     choice = "one dense model"
     clause = "one model whose MLPs are combined as the trunk is"
     note = "all weights merged into one model"
@@ -39,15 +39,6 @@ class Dense(Combined):
             return None
         message = f"a dense model with the trunk of the {trunk.name} is the {trunk.name} model itself"
         return Problem(("trunk", "to"), message, "choose another trunk")
-
-    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
-        return {
-            "to": self.name,
-            **trunk_document(recipe, names),
-            "weights": WEIGHTS.written(recipe.weights, names),
-            "balance": recipe.balance,
-            "dtype": recipe.dtype,
-        }
 
     def works_of(self, plan: Plan) -> list[Work]:
         differ = len({*plan.weights}) > 1  # as a soup for documents, or for the wanted share of each

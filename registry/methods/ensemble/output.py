@@ -37,7 +37,7 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class Routing:
-    """A way in which an ensemble weights its members.
+    """A way to weight the members of an ensemble.
 
     Attributes:
         meaning: where the weights come from, for the model card.
@@ -118,6 +118,7 @@ class Ensemble(Output):
     words = "an ensemble"
     called = "ensemble"
     kind = "ensemble"
+    one_layer = "An ensemble"
     choice = "ensemble of whole models"
     clause = "all members whole, their predictions mixed"
     needs_code = True
@@ -249,6 +250,11 @@ class Ensemble(Output):
     def peak_bytes(self, plan: Plan) -> int:
         trunk = plan.parts.trunk
         return plan.block_bytes if trunk is None else max(plan.block_bytes, moe.rendering_bytes(trunk))
+
+    def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
+        if recipe.get("routing") == POSTERIOR:
+            return None
+        return "Weigh members by the text so far.", ("--routing", POSTERIOR)
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         recipe = document["recipe"]

@@ -39,7 +39,7 @@ OWNER = 0
 
 @dataclass(frozen=True)
 class EnsembleParts:
-    """The part of a plan that an ensemble of one architecture keeps.
+    """Parts of the plan of an ensemble whose members have one architecture.
 
     Attributes:
         shared: tensor → for each member, and the base model last, the number of the one whose tensor it uses; only
@@ -207,7 +207,7 @@ CLASS_NAME = "FamiliesForCausalLM"
 
 
 class FamiliesParts(EnsembleParts):
-    """The same of an ensemble of several architectures."""
+    """Parts of the plan of an ensemble whose members have several architectures."""
 
     def active_parameters(self, plan: Plan) -> int:
         """Return the weights of the largest top_k members, which run after the first tokens."""

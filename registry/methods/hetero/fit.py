@@ -155,14 +155,7 @@ class HeteroFit:
             IncompatibleError: the embeddings of the tokens that it uses do not determine it.
         """
         tables, shared = self._members[index], self._embedding()
-        counts = token_counts(tables.member).double()
-        sums, start = TableSums(self._lead.width, tables.width), 0
-        for own in _pieces(tables.member, tables.embedding):
-            here = counts[start : start + len(own)][: max(0, len(shared) - start)]
-            used = here.nonzero()[:, 0]
-            if len(used):
-                sums.add(shared[used + start].double(), own[used].double(), here[used])
-            start += len(own)
+        sums = self._sums(tables, tables.embedding, shared, token_counts(tables.member)[: len(shared)].double())
         try:
             return sums.solve(self._lam).T.contiguous()
         except ValueError as error:
@@ -181,18 +174,24 @@ class HeteroFit:
         self._check_rank(count)
         counts = token_counts(tables.member)[:count].double()
         weights = counts + UNUSED * (float(counts.mean()) or 1.0)
-        sums, start = TableSums(self._lead.width, tables.width), 0
-        for own in _pieces(tables.member, tables.head):
-            mine = own[: max(0, count - start)].double()
-            if len(mine):
-                sums.add(shared[start : start + len(mine)].double(), mine, weights[start : start + len(mine)])
-            start += len(own)
+        sums = self._sums(tables, tables.head, shared, weights)
         try:
             return sums.solve() * (tables.scale / self._lead.scale)
         except ValueError as error:
             raise self._low_rank(count, f"is nearly of lower rank for the tokens of {tables.member.name}") from error
         finally:
             return_freed_memory()
+
+    def _sums(self, tables: Tables, name: str, shared: Float[Tensor, "V d"], weights: Float[Tensor, "n"]) -> TableSums:
+        """Return the sums over the first rows of a member's table and of the lead's; rows of weight 0 take no part."""
+        sums, start = TableSums(self._lead.width, tables.width), 0
+        for own in _pieces(tables.member, name):
+            here = weights[start : start + len(own)]
+            used = here.nonzero()[:, 0]
+            if len(used):
+                sums.add(shared[used + start].double(), own[used].double(), here[used])
+            start += len(own)
+        return sums
 
     def router(self) -> Float[Tensor, "E d"]:
         """Return the weight of the router, float64.

@@ -48,6 +48,7 @@ class Hetero(Output):
     words = "one model of several architectures"
     called = "hetero"
     kind = "mixed architectures"
+    noun = "mixture"
     choice = "several architectures (hetero)"
     clause = "members of several architectures behind one embedding and before one head"
     needs_code = True
@@ -55,6 +56,7 @@ class Hetero(Output):
     works = (DUME, MERGEME)
     compared = {"hetero": Compared({"top_k": 1})}
     has_projectors = True
+    one_layer = "An ensemble"
 
     def problem(self, values: Settings) -> Problem | None:
         if (tokens := values["routing_tokens"]) != 1:

@@ -24,7 +24,7 @@ SEQUENCE = "sequence"
 
 @dataclass(frozen=True)
 class HeteroParts:
-    """The part of a plan that members of several architectures keep.
+    """Parts of the plan of members of different architectures.
 
     Attributes:
         lead: those that all share.

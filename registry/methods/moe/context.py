@@ -160,7 +160,10 @@ def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
                 f"{SOLVES_AGAIN}",
             )
     rows = plan.lead.architecture.vocab_size
-    evidence = token_evidence(counts, neutral_tokens(plan))[:rows]
+    special = special_tokens(plan.members, plan.lead)
+    values = [special.get(key) for key in NEUTRAL]
+    listed = [token for value in values for token in (value if isinstance(value, list) else [value])]
+    evidence = token_evidence(counts, {token for token in listed if token is not None})[:rows]
     return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), len(counts)))])
 
 
@@ -218,13 +221,6 @@ def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Ten
         return past
 
     return weights(windows.slow), weights(windows.fast) if windows.fast else None
-
-
-def neutral_tokens(plan: Plan) -> set[int]:
-    """Return the tokens that begin, end and pad a text."""
-    special = special_tokens(plan.members, plan.lead)
-    given = [special.get(key) for key in NEUTRAL]
-    return {token for value in given for token in (value if isinstance(value, list) else [value]) if token is not None}
 
 
 def stream_unit(source: SharedTensors) -> float:

@@ -134,6 +134,16 @@ class Combined(Output):
     def label(self, recipe: Recipe) -> str:
         return f"trunk method {recipe.trunk!r}"
 
+    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "to": self.name,
+            **trunk_document(recipe, names),
+            **(routed_document(recipe, names) if recipe.router else {}),
+            "weights": WEIGHTS.written(recipe.weights, names),
+            "balance": recipe.balance,
+            "dtype": recipe.dtype,
+        }
+
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
         return moe.make_plan(members, base, recipe)
 
@@ -271,16 +281,6 @@ class Moe(Combined):
     def top_k(self, recipe: Recipe, count: int) -> int:
         return top_k(recipe, count)
 
-    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
-        return {
-            "to": self.name,
-            **trunk_document(recipe, names),
-            **routed_document(recipe, names),
-            "weights": WEIGHTS.written(recipe.weights, names),
-            "balance": recipe.balance,
-            "dtype": recipe.dtype,
-        }
-
     def fields_of_document(self, document: Mapping[str, Any], host: str) -> dict[str, Any]:
         from registry.hosts.remote_code import REMOTE_CODE, ROUTED
 
@@ -318,6 +318,13 @@ class Moe(Combined):
         router = plan.recipe.router_method
         copies = [UPCYCLING] if plan.from_base is not None else []
         return [*self.works, *copies, *(router.works if router else ()), *super().works_of(plan)]
+
+    def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
+        if recipe.get("router") not in (ROUTERS.default.name, None):
+            return "Route by the text so far.", ("--router", ROUTERS.default.name)
+        if top_k == 1 and count > 2:
+            return "Let two experts work on each token.", ("--top-k", "2")
+        return None
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         recipe, copies = document["recipe"], document.get("from_base")

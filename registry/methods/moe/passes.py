@@ -28,7 +28,7 @@ from registry.composition.stored import stored_stream
 from registry.destination.destination import OpenFolder
 from registry.errors import DamagedError, IncompatibleError
 from registry.families.sites import MLP_INPUT
-from registry.io.model_folder import json_file, write_files
+from registry.io.model_folder import INDEX, json_file, write_files
 from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.member import Member
@@ -212,9 +212,7 @@ def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassC
         _write(folder / files[1], own)
         weight_map = {stream.name: files[stream.name in mlps] for stream in streams}
         index = {"metadata": {"total_size": plan.nbytes}, "weight_map": weight_map}
-        write_files(
-            folder, {"model.safetensors.index.json": json_file(index), "config.json": json_file(host_config(plan))}
-        )
+        write_files(folder, {INDEX: json_file(index), "config.json": json_file(host_config(plan))})
         yield folder
 
 

@@ -71,14 +71,10 @@ class PredictedRouting:
 
 
 def predict_routing(plan: Plan, progress: Progress, *, only_typical: bool = False) -> PredictedRouting:
-    """Predict the routing of a plan whose router is `context`.
+    """Predict the routing of a plan whose router is `context` (errors as `evidence_of`).
 
     Args:
         only_typical: predict it for texts of the typical length alone.
-
-    Raises:
-        DamagedError: stored counts are damaged.
-        InvalidInputError: a member counted no token.
     """
     longest = plan.lead.architecture.max_position_embeddings
     lengths = [length for length in LENGTHS if length <= longest] or [longest]
@@ -105,14 +101,8 @@ def predict_routing(plan: Plan, progress: Progress, *, only_typical: bool = Fals
 def predict_text(plan: Plan, counts: Int64[Tensor, "V"]) -> Float[Tensor, "E"]:
     """Return the shares of other text that would go to each member, after `TYPICAL` tokens of equal weight.
 
-    Members of another router are compared as if they were known by their tokens, as `context` knows them.
-
-    Args:
-        counts: how often the text has each token.
-
-    Raises:
-        DamagedError: stored counts are damaged.
-        InvalidInputError: a member counted no token.
+    Members of another router are compared as if they were known by their tokens, as `context` knows them. `counts` is
+    how often the text has each token (errors as `evidence_of`).
     """
     evidence = evidence_of(plan)
     shares = token_shares([counts])[: len(evidence)]

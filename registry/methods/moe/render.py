@@ -32,12 +32,7 @@ from store.arrays import CARRIERS, Block, rows_per_block
 
 
 def render(source: TensorSource, tensor: OutputTensor) -> Iterator[Block]:
-    """Yield the rows of one output tensor, in its dtype's carrier.
-
-    Raises:
-        DamagedError: a stored array is damaged.
-        InvalidInputError: a linear system cannot be solved, or a weight does not fit the dtype.
-    """
+    """Yield the rows of one output tensor, in its dtype's carrier (errors as `TensorSource.combined` and `held`)."""
     yield from held(_rendered(source, tensor), tensor.dtype, tensor.name)
 
 
@@ -194,13 +189,13 @@ def spans(source: TensorSource, tensor: OutputTensor) -> list[Span] | None:
         return None
     if not isinstance(made, Widened):
         return stored
-    if any(len(part.raw.shape) != 2 for part in stored):
+    if any(len(part.raw.layout.shape) != 2 for part in stored):
         return None
     size = CARRIERS[tensor.dtype][1]
     if made.axis == 0:
         after = (made.shape[-2] - experts.shape[-2]) * made.shape[-1] * size
         return [replace(part, after=after) for part in stored]
-    return [replace(part, padding=made.shape[-1] * size - part.raw.row_bytes) for part in stored]
+    return [replace(part, padding=made.shape[-1] * size - part.raw.layout.row_bytes) for part in stored]
 
 
 def _combine(source: TensorSource, trunk: Trunk) -> Iterator[Float[torch.Tensor, "r ..."]]:

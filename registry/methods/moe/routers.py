@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import BASE, COUNTS, OWN, SEEDS, TRAIN_STEPS, TRAINED_SEEDS, Compared, Router, Settings
 from registry.composition.recipe.option import Limits, Option, OptionKind, Problem
+from registry.maths import router
 from registry.methods.moe.options import (
     BIAS,
     GATING,
@@ -122,9 +123,7 @@ class Ridge(Router):
     statistics = OWN
 
     def solve(self, inputs: RouterInputs) -> Tensor:
-        from registry.maths.router.gates import ridge
-
-        return ridge(inputs.total(), inputs.lam, inputs.normalize)
+        return router.ridge(inputs.total(), inputs.lam, inputs.normalize)
 
 
 class DomainEmbedding(Router):
@@ -144,9 +143,7 @@ class DomainEmbedding(Router):
         return without_refinement(name, self.name, "takes features of the base model, not of a refined one")
 
     def solve(self, inputs: RouterInputs) -> Tensor:
-        from registry.maths.router.gates import domain_embedding
-
-        return domain_embedding(inputs.statistics, inputs.lam, inputs.bias, inputs.normalize)
+        return router.domain_embedding(inputs.statistics, inputs.lam, inputs.bias, inputs.normalize)
 
 
 class Anchored(Router):
@@ -197,9 +194,7 @@ class Anchored(Router):
         return found
 
     def solve(self, inputs: RouterInputs) -> Tensor:
-        from registry.maths.router.gates import anchored
-
-        return anchored(inputs.rows())
+        return router.anchored(inputs.rows())
 
 
 class Random(Router):
@@ -221,6 +216,4 @@ class Random(Router):
     statistics = None
 
     def solve(self, inputs: RouterInputs) -> Tensor:
-        from registry.maths.router.gates import random
-
-        return random(inputs.digests, inputs.hidden_size, inputs.layer, inputs.seed, inputs.normalize)
+        return router.random(inputs.digests, inputs.hidden_size, inputs.layer, inputs.seed, inputs.normalize)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from registry.composition.method import Compared, Settings, Trunk
 from registry.composition.recipe.option import Limits, Option, OptionKind, Problem
+from registry.maths import trunk
 from registry.methods.works import BTX, DARE, MERGEME, REGMEAN, TASK_ARITHMETIC, TIES
 
 if TYPE_CHECKING:
@@ -61,14 +62,10 @@ class RegMean(Trunk):
     solves_together = True
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.regmean import combine
-
-        return combine(tensor)
+        return trunk.regression_mean(tensor)
 
     def combine_together(self, tensors: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
-        from registry.maths.trunk.regmean import combine_together
-
-        return combine_together(tensors)
+        return trunk.regression_means(tensors)
 
 
 class Mean(Trunk):
@@ -83,9 +80,7 @@ class Mean(Trunk):
     tiled = True
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.combination import averaged
-
-        return averaged(tensor)
+        return trunk.averaged(tensor)
 
 
 class Base(Trunk):
@@ -99,9 +94,7 @@ class Base(Trunk):
     needs_members = False
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.combination import of_base
-
-        return of_base(tensor)
+        return trunk.of_base(tensor)
 
 
 class Ties(Trunk):
@@ -121,9 +114,7 @@ class Ties(Trunk):
     needs_base = True
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.task_vectors import ties
-
-        return ties(tensor)
+        return trunk.ties(tensor)
 
 
 class Dare(Trunk):
@@ -143,9 +134,7 @@ class Dare(Trunk):
     needs_base = True
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.task_vectors import dare
-
-        return dare(tensor)
+        return trunk.dare(tensor)
 
 
 COEFFICIENTS = Option(
@@ -188,6 +177,4 @@ class TaskArithmetic(Trunk):
         return None
 
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        from registry.maths.trunk.task_vectors import task_arithmetic
-
-        return task_arithmetic(tensor)
+        return trunk.task_arithmetic(tensor)

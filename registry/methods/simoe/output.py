@@ -30,6 +30,8 @@ class Simoe(Output):
     needs_code = True
     note = "experts that were trained together"
     works = (SIMOE, L0)
+    has_domains = False
+    one_layer = "A SIMoE"
 
     def needs_base(self, values: Settings) -> bool:
         return True
@@ -67,6 +69,11 @@ class Simoe(Output):
         count = plan.members[0].content[KEY]["experts"]
         joint = f"its shared weights were trained by all {count} experts together, whichever of them are members"
         return ("load it with trust_remote_code=True: the folder carries its modelling file", joint)
+
+    def mask_overlaps(self, members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
+        from registry.methods.simoe.model import mask_overlaps
+
+        return mask_overlaps(members)
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         return [f"{counted(len(document['members']), 'expert')} of a SIMoE, as they were trained together"]

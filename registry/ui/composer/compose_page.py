@@ -32,16 +32,13 @@ class Result:
     """The composition of the ticked experts.
 
     Attributes:
-        plan: its plan.
-        members: version and weight of each member.
+        members: version, tokens and weight of each member.
         out: the folder that would be written.
-        command: the command that makes it.
         made_of: how it is made, each step as a few words.
         made: it was composed before.
         cost: what context routing adds, if it routes so.
         preview: the address of the predicted routing, where there is one.
-        error: why there is no plan.
-        remedies: changes with which there is one.
+        error, remedies: why there is no plan, and changes with which there is one.
         no_folder: why the typed folder cannot be written; only for the browser that may start work.
     """
 

@@ -33,12 +33,8 @@ _LONGEST_FOLDER = 60
 
 @dataclass(frozen=True)
 class Composing:
-    """The experts, the recipe and the output folder of a query or a form.
-
-    Attributes:
-        refs: references to the experts, each once.
-        choices: the recipe's fields.
-        out: the output folder as it was typed; empty for the suggested one.
+    """References to experts, each once, the recipe, and the output folder as it was typed: empty for the suggested
+    one.
     """
 
     refs: tuple[str, ...]
@@ -91,13 +87,9 @@ def phases_of_composing(plan: Plan, out: str) -> list[Phase]:
 
 
 def beside_latest(records: Sequence[CompositionRecord]) -> Path | None:
-    """Return the folder beside whose contents a new one is suggested: where the latest composed folder lies.
+    """Return where the latest composed folder lies, to suggest a new one there; None for the current folder.
 
-    Args:
-        records: compositions, oldest first.
-
-    Returns:
-        an absolute path without `..`, of a folder that can be written; None for the current one.
+    `records` are compositions, oldest first. The path is absolute, without `..`, of a folder that can be written.
     """
     folders = [folder for record in reversed(records[-MOST_LOOKED:]) for folder in reversed(record.folders)]
     for folder in folders:
@@ -111,7 +103,6 @@ def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = (
     """Return a folder that does not exist yet, named after the members: `code-math/`, `code-math-2/`.
 
     Args:
-        names: the members' names.
         output: what is made; it is part of the name unless that is a mixture.
         taken: folders that other jobs are going to write.
         beside: the folder to put it in; None for the current one.

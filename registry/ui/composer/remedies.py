@@ -36,13 +36,7 @@ Predict = Callable[[Composing], tuple[Preview, float]]
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that mends something.
-
-    Attributes:
-        label: what it does, for a button.
-        composing: the changed choices.
-        accuracy: the predicted routing accuracy with it, where that was predicted.
-    """
+    """A change that mends something: a label for a button, the changed choices, and the routing accuracy predicted."""
 
     label: str
     composing: Composing

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from registry import PassSettings, Recipe, Registry
+from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.composition.plan import Plan
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.maths.refit import RIDGE
 from registry.member import Member
 from registry.methods.moe import passes
-from registry.methods.moe.refit.choice import KnownChoice
 from registry.runtime.gates import force_expert
 from registry.runtime.layerwise import Layers
 from registry.runtime.loading import load_model
@@ -222,14 +222,13 @@ def test_known_experts_need_no_statistics(filled: Registry, tmp_path: Path, monk
     def unavailable(*_: Any) -> Any:
         raise AssertionError("statistics are not needed")
 
-    def all_to_first(plan: Plan) -> KnownChoice:
-        calibrations = [member.calibration for member in plan.members]
-        return KnownChoice([torch.zeros_like(known.ids, dtype=torch.long) for known in calibrations if known])
+    def all_to_first(_plan: Plan, calibration: Calibration, _evidence: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(calibration.ids, dtype=torch.long)
 
     monkeypatch.setattr(Member, "statistics", unavailable)
     recipe = Recipe(trunk="mean", refine_mlp=True, vocabulary="shared")
     filled.compose(PAIR, tmp_path / "own", recipe)
-    monkeypatch.setattr(passes, "_known_choice", all_to_first)
+    monkeypatch.setattr(passes, "choices_of", all_to_first)
     filled.compose(PAIR, tmp_path / "first", recipe)
     own, first = tensors_of(tmp_path / "own"), tensors_of(tmp_path / "first")
     different = {name for name in own if ".w2." in name and not torch.equal(own[name], first[name])}

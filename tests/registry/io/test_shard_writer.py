@@ -23,8 +23,7 @@ from registry.io.shard_writer import Shard, write_shards
 from registry.io.tree_digest import tree_digest
 from registry.methods.moe.model_writer import streams_of
 from registry.methods.moe.tensor_source import StoredSource
-from store.arrays import CARRIERS, ArraySource, FolderArrays, source
-from store.arrays.raw_chunks import fill
+from store.arrays import CARRIERS, ArraySource, FolderArrays, fill, source
 from store.errors import DamagedError, StorageError
 from tests.digests import tree_of
 from tests.models import make_model, save_checkpoint, sentences, write_jsonl
@@ -80,7 +79,7 @@ def stored(store: FolderArrays, name: str, dtype: str, shape: tuple[int, ...], s
     def spans() -> list[Span]:
         raw = store.open(digest).raw
         assert raw is not None
-        return [Span(raw, 0, raw.nbytes)]
+        return [Span(raw, 0, raw.layout.nbytes)]
 
     return Stream(name, dtype, shape, lambda: store.open(digest).blocks(), spans), digest
 
@@ -212,7 +211,7 @@ def cut(chunk: Path) -> None:
 def test_damaged_array_stops_it(store: FolderArrays, tmp_path: Path, name: str, harm: Callable[[Path], None]) -> None:
     stream = parts(store, name) if name in PARTS else stored(store, name, "float64", (2000,), 3)[0]
     raw = (stream.spans() or ())[-1].raw
-    harm(raw.layout.chunk(store.path(raw.digest), raw.count - 1))  # of rows, beyond those that are copied
+    harm(store.path(raw.digest) / raw.layout.chunk_name(raw.layout.count - 1))  # of rows, beyond those that are copied
     with pytest.raises(DamagedError, match=rf"array {raw.digest[:12]} is damaged"):
         write(tmp_path / "1", made("z", "float32", (500, 3), 1), stream)
 

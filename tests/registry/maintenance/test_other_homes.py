@@ -20,11 +20,11 @@ PASSED = Recipe(router="ridge", refine=1)
 
 
 @pytest.fixture
-def places(postgres_server: str, filled_url: str, _home_of_three: Path) -> Iterator[dict[str, Any]]:
+def places(postgres_server: str, filled_url: str, _home_of_three: Path, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """The catalog and the arrays that all homes share: the base model and three experts."""
     schemas = Schemas(postgres_server)
     database = schemas.fresh()
-    copying.copy(f"sqlite:///{_home_of_three / 'catalog.sqlite'}", database)
+    copying.copy(f"sqlite:///{_home_of_three / 'catalog.sqlite'}", database, tmp_path / "lock")
     yield {"database": database, "arrays": filled_url}
     schemas.drop()
 
@@ -99,7 +99,7 @@ def test_command_that_runs_meanwhile_makes_no_copy_again(
         Registry(there, **places).close()
         cache.keep(digest, "zarr.json", b"{}")  # it had fetched this just before it was deleted
         assert not cache.path(digest, "zarr.json").exists()
-        assert running.arrays._read(key) is None
+        assert running.arrays.bucket.read(key) is None
         running.add_expert("code", zoo.experts["code"])  # whoever registers it again, has it again
         running.compose(["code", "math"], tmp_path / "again")
         assert cache.path(digest, "zarr.json").exists()

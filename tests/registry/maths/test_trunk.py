@@ -18,7 +18,7 @@ from registry.maths.fixed_point import exponents_for
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk import combination as combination_module
 from registry.maths.trunk.combination import Combination, Rows
-from registry.maths.trunk.regmean import RIDGE, combine_together, products
+from registry.maths.trunk.regmean import RIDGE, products, regression_means
 from registry.maths.trunk.task_vectors import kept
 from tests.registry.maths.drawn import normal
 
@@ -238,7 +238,7 @@ def test_regmean_of_maps_of_one_input_has_the_bits_of_each_alone() -> None:
     alone = [torch.cat(list(TRUNKS["regmean"].combine(one))) for one in given]
     assert passes[0] == 3
     found: list[list[Tensor]] = [[], [], []]
-    for number, rows in combine_together(given):
+    for number, rows in regression_means(given):
         found[number].append(rows)
     assert [len(torch.cat(rows)) for rows in found] == list(heights)
     assert all(torch.equal(torch.cat(rows), one) for rows, one in zip(found, alone, strict=True))

@@ -344,7 +344,7 @@ def test_files_of_an_earlier_catalog_of_the_home_are_named(filled: Registry, url
     """The catalog was moved to PostgreSQL; the SQLite file that it came from still holds the rows."""
     earlier = filled.home.path / "catalog.sqlite"
     filled.close()
-    copy(filled.home.database, url)
+    copy(filled.home.database, url, filled.home.lock)
     earlier.touch()
     with Registry(filled.home.path, database=url) as registry:
         done = registry.opt_out("code", purge=True)

@@ -51,11 +51,11 @@ def test_every_chart_is_drawn_in_light_and_dark(browser: Any, predicted: ReportD
         ground = "getComputedStyle(document.body).backgroundColor"
         cell = "getComputedStyle(document.querySelector('[data-chart=load] .mark-rect path')).fill"
         light = window.evaluate(ground), window.evaluate(cell)
-        window.click("#theme")
+        window.click("[data-theme-switch]")
         dark = window.evaluate(ground), window.evaluate(cell)
         assert light[0] != dark[0]
         assert light[1] != dark[1]
-        assert window.get_attribute("#theme", "aria-pressed") == "true"
+        assert window.get_attribute("[data-theme-switch]", "aria-pressed") == "true"
         window.emulate_media(color_scheme="dark")
         window.reload()
         wait_for_charts(window)

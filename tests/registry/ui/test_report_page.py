@@ -32,7 +32,7 @@ def test_a_report_is_sandboxed_and_leads_back_in_the_chosen_theme(filled: Regist
     links = Page(plain).links
     assert f"/compositions/{digest}" in links
     assert {"/", "/compositions", "/compose", "/log"} <= set(links) & set(bar)
-    assert 'id="theme"' not in plain  # a sandboxed page cannot keep a choice
+    assert "data-theme-switch hidden" not in plain  # a sandboxed page cannot keep a choice
     assert plain.count(' aria-current="page"') == 1
     assert '<a href="/compositions" aria-current="page">' in plain
     assert "reg --home here evaluate DIR --data code=FILE --data math=FILE --baselines --oracle" in plain
