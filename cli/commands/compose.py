@@ -160,15 +160,15 @@ def compose(
         _note_without_public(registry, wanted)
         if like:
             wanted = _weighed(registry, wanted, like)
+            if not is_json():
+                done(None, f"weights by --like: {_shown(wanted.recipe.weights)}")
         if fit and plan_only:
             wanted, fit_reads = _unfitted(registry, wanted, fit, fit_settings)
         elif fit:
             wanted = _fitted(registry, wanted, fit, fit_settings)
-        if like and not (is_json() or plan_only):
-            done(None, f"weights by --like: {_shown(wanted.recipe.weights)}")
-        if fit and not (is_json() or plan_only):
-            found = f"coefficients by --fit: {_shown(wanted.recipe.coefficients)}"
-            done(None, found, f"  {fit_line(wanted.recipe)}")
+            if not is_json():
+                found = f"coefficients by --fit: {_shown(wanted.recipe.coefficients)}"
+                done(None, found, f"  {fit_line(wanted.recipe)}")
         made: dict[str, Any] = {"recipe": wanted.recipe, "base": wanted.base, "from_base": wanted.from_base}
         if destination is None:
             plan = registry.plan(wanted.experts, **made)
