@@ -326,7 +326,7 @@ def _arrays(
         yield "statistics", f"{site}/exponents", _source(torch.stack(exponents), "int16"), None
         yield "statistics", f"{site}/saturated", _source(torch.tensor(saturated), "int64"), None
         for number, item in enumerate(items):
-            yield "statistics", f"{site}/gram/{number}", ArraySource("int64", item.shape, item.blocks), None
+            yield "statistics", f"{site}/gram/{number}", item.source, None
     for name, source in collected.folds.items():
         yield "statistics", name, source, None
     for name, counts in ((TOKEN_COUNTS, collected.token_counts), (CONTENT_COUNTS, collected.content_counts)):
