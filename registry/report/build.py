@@ -22,7 +22,7 @@ from registry.evaluation.table import Wanted
 from registry.member import load_member
 from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import INDISTINCT
-from registry.registration.lineage import LineageIndex
+from registry.registration.lineage import relations_of, samples_of_version
 from registry.report.data import (
     POINTS,
     ActiveExperts,
@@ -301,8 +301,7 @@ class Gathering:
     def _ancestors(self, version: VersionRecord, bases: Sequence[VersionRecord]) -> tuple[str, ...]:
         """Return the nearest base model that is related to the version, or an empty tuple."""
         digests = {base.ref: base.digest for base in bases}
-        index = LineageIndex(self._workspace)
-        related = index.relations(index.weights(version), bases)
+        related = relations_of(self._workspace, samples_of_version(self._workspace, version), bases)
         return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
 
 
