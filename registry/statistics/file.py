@@ -33,7 +33,7 @@ from registry.io.dtypes import NAMES
 from registry.io.safetensors_file import Entry, Stream, read_header, replace_shard
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.untrusted import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, json_object, list_of, maybe
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import PackedStatistics, Statistics
 from store.arrays import ArraySource, Block
 
 
@@ -131,7 +131,7 @@ class LazyLayers(Sequence[Statistics]):
         if isinstance(index, slice):
             return LazyLayers(self.items[index])
         item = self.items[index]
-        return Statistics.unpack(item.packed(), item.exponents, item.saturated)
+        return PackedStatistics(item.packed(), item.exponents, item.saturated).unpacked()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
