@@ -32,7 +32,7 @@ from registry.errors import CheckpointError, DamagedError, StorageError
 from registry.io.disk import file_digest
 from registry.io.safetensors_file import Stream, write_shard
 from registry.io.torch_blocks import to_block, to_tensor
-from registry.maths.gram_sum import GramSum, gram_sum
+from registry.maths.statistics import GramSum, gram_sum
 from registry.maths.trunk.combination import Rows
 from registry.maths.trunk.regmean import products
 from registry.member import Member

@@ -130,7 +130,7 @@ class LazyLayers(Sequence[Statistics]):
         if isinstance(index, slice):
             return LazyLayers(self.items[index])
         item = self.items[index]
-        return Statistics.unpack(item.packed(), item.exponents, item.saturated)
+        return PackedStatistics(item.packed(), item.exponents, item.saturated).unpacked()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

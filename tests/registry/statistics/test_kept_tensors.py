@@ -21,7 +21,7 @@ from registry.errors import ConflictError
 from registry.families.sites import ATTENTION_INPUT, MLP_INPUT
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.io.torch_blocks import to_tensor
-from registry.maths.gram_sum import GramSum, gram_sum
+from registry.maths.statistics import GramSum, gram_sum
 from registry.member import Member
 from registry.statistics import cache as kept_files
 from registry.statistics.cache import MAPS, PRODUCTS, SUMS, FileCache, KeptTensors
