@@ -33,7 +33,9 @@ def reference() -> str:
     for command, own in commands():
         text = inspect.cleandoc(command.help or "")
         options, examples = _options("", command, own), _examples(command)
-        parts.append(f"## {own.command_path}\n\n`{_usage(command, own)}`\n\n{text}\n\n{examples}{options}")
+        pieces = [piece for piece in command.collect_usage_pieces(own) if piece != "[OPTIONS]"]
+        usage = " ".join([own.command_path, *pieces])
+        parts.append(f"## {own.command_path}\n\n`{usage}`\n\n{text}\n\n{examples}{options}")
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -103,11 +105,6 @@ def commands(
             yield from commands(command, own)
         else:
             yield command, own
-
-
-def _usage(command: click.Command, own: click.Context) -> str:
-    pieces = [piece for piece in command.collect_usage_pieces(own) if piece != "[OPTIONS]"]
-    return " ".join([own.command_path, *pieces])
 
 
 def _options(title: str, command: click.Command, context: click.Context) -> str:

@@ -4,7 +4,6 @@ import atexit
 import gc
 import importlib
 import os
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -75,7 +74,7 @@ class _Group(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        asks = _asks_for_json(args)
+        asks = "--json" in (args[: args.index("--")] if "--" in args else args)  # parsing can fail itself
         silent = asks or not {"-q", "--quiet"}.isdisjoint(args)
         with translate_errors(as_json=asks):
             context = super().make_context(info_name, args, parent, **extra)
@@ -102,11 +101,6 @@ def _collect_less() -> None:
     """
     gc.set_threshold(20_000)
     atexit.register(gc.freeze)
-
-
-def _asks_for_json(words: Sequence[str]) -> bool:
-    """Return True if errors are to be JSON; determined before parsing, which can fail itself."""
-    return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 @click.group(

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
     from registry.destination.destination import Destination
     from registry.doctor import Diagnosis
-    from registry.hub.target import Pushed, Target
+    from registry.hub.target import Pushed
 
 NEED_BASE = [name for name, one in TRUNKS.items() if one.needs_base]
 """Trunk methods that take the base model."""
@@ -174,8 +174,11 @@ def compose(
             plan = registry.plan(wanted.experts, **made)
             _save(save_recipe, wanted, force=force)
         else:
-            target = None if repo is None else _target(repo, private=private, force=force)
-            if target is not None:
+            target = None
+            if repo is not None:
+                from registry.hub.target import Target
+
+                target = Target.parse(repo, private=private, force=force)
                 registry.check_push(registry.plan(wanted.experts, **made), target, license=license_id)
             plan = registry.compose(wanted.experts, destination, **made, force=force)
             if not is_json():
@@ -223,12 +226,6 @@ def _folder(registry: Registry, out: str) -> AbstractContextManager[Path]:
     from registry.destination.address import readable
 
     return readable(out, registry.home, progress())
-
-
-def _target(repo: str, *, private: bool, force: bool) -> Target:
-    from registry.hub.target import Target
-
-    return Target.parse(repo, private=private, force=force)
 
 
 def _weighed(registry: Registry, wanted: Asked, like: tuple[Path, ...]) -> Asked:

@@ -16,7 +16,7 @@ from cli.session import Session, pass_session
 from cli.version_output import warn_of_opted_out
 
 if TYPE_CHECKING:
-    from registry.doctor import Diagnosis, Finding
+    from registry.doctor import Diagnosis
 
 
 _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
@@ -80,17 +80,14 @@ def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
     for finding in diagnosis.sorted_findings if every_check else diagnosis.short_findings:
         more = before is not None and (before.severity, before.check) == (finding.severity, finding.check)
         label = f"{finding.check}: " if finding.check else ""
-        head = " " * (8 + len(label)) if more else f"{_severity(finding)} {label}"  # one check, one label
+        severity = click.style(finding.severity.ljust(7), fg=_COLOURS.get(finding.severity))
+        head = " " * (8 + len(label)) if more else f"{severity} {label}"  # one check, one label
         before = finding
         click.echo(f"  {head}{finding.message}")
         if finding.next and finding.next != diagnosis.next:
             click.echo(f"          {on_registry(finding.next)}")
     if diagnosis.next:
         next_step(on_registry(diagnosis.next))
-
-
-def _severity(finding: Finding) -> str:
-    return click.style(finding.severity.ljust(7), fg=_COLOURS.get(finding.severity))
 
 
 @command("reg reproduce moe/", "reg reproduce moe/ --out again/")

@@ -94,6 +94,11 @@ row | registry.evaluation.results.Row + average + overall_accuracy + overall_loa
   routing | | Experts' shares of its tokens' first choices, by layer.
   weights | ; may be absent | Experts' mean routing weights on its tokens, by layer.
   experts_per_token | ; may be absent
+  spread | | Standard deviations over the seeds of a random method.
+    seeds | | The number of seeds.
+    perplexity | by domain: number | That of the perplexity.
+    score | by domain: number | That of the score.
+    average | | That of the average score.
   accuracy_by_tokens | by domain: by tokens: number; may be absent | Routing accuracy by number of tokens read, mean
       over the layers; 32: of the tokens after the 16th up to the 32nd of a window.
   interval | ; may be absent
@@ -106,6 +111,12 @@ composition | object | A composition that was made.
   members | list of text | The versions it was made from, including a base model.
   folders | list of text | The folders it was written to, according to the log.
   latest | list of text | Those of `members` that its latest folder was made from, according to the log.
+extraction | object | The figures of an audit of extraction.
+  documents | whole number | Documents that were tried.
+  extracted | whole number | Documents that it continued nearly word for word.
+  rate | number | Their share, from 0 to 1.
+  similarity | number | Mean over documents of the best continuation's similarity, from 0 to 1.
+  most | number | The largest of them.
 registration | object | A registered version.
   * version
   added | true or false | False if this content was registered already.
@@ -183,18 +194,28 @@ reg train-router | object | The composition whose routers were trained.
   * trained
 reg evaluate | list of row | The scores of one model.
 reg scores | list of registry.evaluation.accuracy_scores.AccuracyRow + average | The accuracies of one model.
+  accuracy | by domain: by task: number | Accuracies in its tasks, from 0 to 1.
 reg report | registry.report.data.ReportData - colours
   members | | The experts, in their order.
   routing | | The first choices of the tokens of each domain.
+    measured | | True if counted on test text, false if predicted from statistics.
+    layers | | Layer numbers.
     weights | by domain: by expert: list of number
   scores | | The composition first.
     kind | `composition`, `oracle`, `average`, `base`, `expert` | The kind of model.
+    score | by domain: number
+    perplexity | by domain: number | Its perplexity.
+    interval | by domain: list of number
   evaluated | | The data of scores and measured routing.
   active_experts | | Ascending, from the latest evaluation with --active-experts; empty without one.
     experts_per_token | | The number.
-    score | by domain: number | Normalised: 100 is the domain's own expert.
+    score | by domain: number
     perplexity | by domain: number | Its perplexity.
-    average | | Mean score, if every domain has one.
+  trainings | | Of the members that were trained so.
+  audits | | Those that are stored, the latest first.
+    * extraction
+    prefix | | Tokens that it was given.
+    continued | | Tokens that it continued by.
   lineage | | Sources of the composition, and compositions trained from it.
     id | | Its identifier, which others name as a source.
     label | | Its label.
@@ -216,11 +237,7 @@ reg route | object | A text and the routing of its tokens.
     expert | text | The expert with the most weight over all layers.
 reg audit-extraction | list of object | A model, and how much of the text it gave away.
   folder | text | The model's folder.
-  documents | whole number | Documents that were tried.
-  extracted | whole number | Documents that it continued nearly word for word.
-  rate | number | Their share, from 0 to 1.
-  similarity | number | Mean over documents of the best continuation's similarity, from 0 to 1.
-  most | number | The largest of them.
+  * extraction
 reg doctor | diagnosis | What was found in a model folder.
 reg continual | object | The results of a schedule.
   schedule | list of text | The experts, in the order in which they joined.
@@ -244,10 +261,14 @@ reg opt-out | object | The opted-out versions, and the copies that remain.
   pushes | | The pushes of versions and compositions to the Hub.
     commit | | The commit; null if the push is not known to have ended.
   purged | | True with --purge.
+  deleted_bytes | | Their size on disk.
   remains | | Files that could not be deleted yet, and old versions that a bucket keeps; empty if none.
   receipt | text or null | The receipt's file.
 reg receipt verify | registry.opt_out.verify_receipt.ReceiptCheck | A receipt, compared with the registry.
   receipt | object | The content of the receipt (docs/formats.md).
+  problems | | Contradictions to the receipt; empty if it holds.
+  remedies | | Remedies of the problems.
+  notes | | Later changes that do not contradict the receipt.
 reg list | list of version | A registered version.
 reg show | object | A registered version.
   * version
@@ -309,6 +330,7 @@ reg reproduce | object | The comparison of a folder with its recomposition.
 reg verify | registry.maintenance.verify.Verification
   versions | | Number of versions checked.
   arrays | | Number of arrays hashed.
+  events | | Number of intact events of the log.
 reg gc | object | The deleted files, or with --dry-run those that would be deleted.
   * registry.maintenance.garbage.Garbage - nbytes - pieces
   bytes | whole number | The size of these arrays on disk.
@@ -324,11 +346,22 @@ reg ui | object | Printed when the server is ready.
   url | text | The address.
   home | text | The registry's folder.
 reg arrays copy | registry.maintenance.array_copy.ArrayCopy
+  source | | Where they were, and still are.
+  target | | Where they are now too.
+  copied | | Number of arrays that were written and read back.
+  kept | | Number of arrays that were there already, intact.
+  problems | | Arrays that are damaged and were not copied; empty if none.
 reg db current | object | Revisions of the catalog's schema.
   current | text or null | The catalog's revision; null if there is no catalog.
   head | text | The revision that this program works with.
 reg db upgrade | store.catalog.schema.Upgrade
+  before | | The catalog's revision before.
+  after | | The catalog's revision now.
+  backup | | The copy made before the upgrade.
 reg db copy | store.catalog.copying.Copied
+  source | | The URL it was copied from, with any password hidden.
+  target | | The URL it was copied to, with any password hidden.
+  id | | The registry's id, the same in both.
   rows | by table: whole number | Number of rows.
   events | | Number of events of the log.
   head | | The digest of the last event.
@@ -342,6 +375,9 @@ reg completion | object | A completion script.
   script | text | The script.
 reg schema | object | A JSON Schema (draft 2020-12), or an object of command → schema.
 reg demo | registry.demo.run.DemoResult
+  domains | | The experts' names.
+  orders | by order: text | Order of registration → digest of the composed folder.
+  withdrawn | | The expert that was opted out.
   rows | list of row
   compositions | by members: text
 error | object | Printed on stderr, on one line, if a command with --json fails.

@@ -31,14 +31,23 @@ _KINDS: dict[str, Schema] = {
 }
 USUAL = {
     "active_parameters": "Weights used for one token.",
+    "after": "The same after the training.",
+    "ahead_of_average": "95 % interval of the average less that of averaged weights.",
+    "average": "Mean score, if every domain has one.",
+    "average_interval": "The same of the average: the low and the high end.",
+    "before": "Loss on held-out text before the training, in nats per token.",
     "bytes": "Their size.",
+    "check": "The name of the check.",
     "command": "The command that mends it or says more.",
     "commit": "The commit with the files.",
     "digest": "The digest of its content.",
     "endpoint": "The Hub.",
+    "interval": "95 % intervals of the scores, over windows: the low and the high end.",
     "license": "Its license.",
+    "message": "A sentence; of a skipped check, the reason.",
     "name": "Its name.",
     "nbytes": "The size of all files.",
+    "next": "The command to type, or what to do.",
     "parameters": "Weights, tied ones once.",
     "reason": "The same in words.",
     "ref": "The reference of a version: NAME@NUMBER.",
@@ -46,9 +55,13 @@ USUAL = {
     "repo": "ORG/NAME.",
     "repo_id": "ORG/NAME.",
     "revision": "The branch, or the pull request.",
+    "score": "Normalised: 100 is the domain's own expert.",
+    "severity": "How bad it is; `skipped` if the check was not done.",
     "steps": "Number of steps.",
     "text": "One or more sentences.",
     "tokens": "Number of tokens.",
+    "top_k": "Experts per token.",
+    "url": "The page of the repository, branch or pull request.",
 }
 """Name of a field → its usual meaning."""
 _WORDS = {"string": "text", "integer": "whole number", "boolean": "true or false"}

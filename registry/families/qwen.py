@@ -8,19 +8,21 @@ from registry.hosts import Constant
 from registry.hosts.architecture import Architecture
 from registry.hosts.native import GRANITEMOE, MELLUM, QWEN2_MOE, QWEN3_MOE, shared_expert
 
+_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+}
+
 
 class Qwen2(Family):
     """Qwen2 and Qwen2.5 → Qwen2-MoE, or on request GraniteMoE (without windows): biases on q, k and v."""
 
     model_type = "qwen2"
     class_name = "Qwen2ForCausalLM"
-    defaults = {
-        "max_position_embeddings": 32768,
-        "max_window_layers": 28,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-    }
+    defaults = _DEFAULTS
     options = ("layer_types", "rms_norm_eps", "sliding_window")
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
@@ -50,14 +52,7 @@ class Qwen3(Family):
 
     model_type = "qwen3"
     class_name = "Qwen3ForCausalLM"
-    defaults = {
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-        "max_window_layers": 28,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-    }
+    defaults = {**_DEFAULTS, "head_dim": 128}
     options = ("attention_bias", "layer_types", "rms_norm_eps", "sliding_window")
     has_head_norms = True
 
