@@ -52,7 +52,7 @@ class Places:
         """Return the URL of a copy of the catalog."""
         postgres.make_schema(self.server, name := f"bench_{next(_numbers)}_{os.getpid()}")
         url = postgres.schema_url(self.server, name)
-        copy(self.sqlite, url)
+        copy(self.sqlite, url, self.home / "lock")
         return url
 
 

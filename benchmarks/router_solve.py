@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.alternating import Comparison, alternate, run
-from registry.maths.gram_sum import gram_sum
 from registry.maths.router.gates import ridge
-from registry.maths.statistics import PackedStatistics, Statistics
+from registry.maths.statistics import PackedStatistics, Statistics, gram_sum
 from registry.maths.threads import one_thread
 
 HIDDEN, EXPERTS, LAYERS = 4096, 8, 4

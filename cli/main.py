@@ -13,7 +13,7 @@ import click
 from cli.command_names import ALIASES, BY_WORD, COMMANDS, SYNONYMS, write_jobs
 from cli.errors import CliError, translate_errors
 from cli.loading import announce_catalog, announce_imports, show_until_output, silence_libraries
-from cli.output import allows_colour, as_json, note
+from cli.output import allows_colour, note, output_options
 from cli.session import Session, accept_registry_options, registry_options
 from registry.names.suggest import closest, did_you_mean
 
@@ -109,9 +109,11 @@ def _asks_for_json(words: Sequence[str]) -> bool:
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@registry_options
-@as_json
+@click.group(
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[*registry_options(), *output_options()],
+)
 @click.version_option(package_name="expert-registry", prog_name="reg")
 @click.pass_context
 def main(ctx: click.Context) -> None:

@@ -8,7 +8,7 @@ import click
 from cli.command_names import BY_WORD
 from cli.errors import CliError
 from cli.options import Option, bring_copies
-from cli.output import reg_line
+from cli.output import output_options, reg_line
 from registry.composition.found import OUTPUTS
 from registry.composition.recipe.fields import FIELDS
 from registry.names.suggest import suggest
@@ -98,10 +98,12 @@ INSTANTIATION: Headings = {
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists many options under headings, the most needed ones first, and ends with examples."""
+    """A command with --json and --quiet, whose help lists many options under headings and ends with examples."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), headings: Headings = RECIPE, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        if not any(one.name == "as_json" for one in self.params):
+            self.params += output_options()
         self.examples = tuple(examples)
         self.headings = headings
         own = _visible(self.params)

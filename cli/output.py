@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from functools import partial
 from typing import Any
 
 import click
@@ -41,14 +40,18 @@ def once_for_all(context: click.Context, option: click.Parameter, given: bool) -
     return bool(context.meta.get(key, False))
 
 
-_flag = partial(click.option, is_flag=True, callback=once_for_all)
-quiet_option = _flag("-q", "--quiet", expose_value=False, help="Print only the result: no progress, remarks or hints.")
+_ONCE: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": once_for_all}
+_QUIET_HELP = "Print only the result: no progress, remarks or hints."
+quiet_option = click.option("-q", "--quiet", help=_QUIET_HELP, **_ONCE)
 """--quiet, which `is_quiet`, `done`, `note` and `progress` obey."""
 
 
-def as_json(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --json and --quiet, which the group and every command have."""
-    return _flag("--json", "as_json", expose_value=False, help=JSON_HELP)(quiet_option(command))
+def output_options() -> list[click.Parameter]:
+    """Return --json and --quiet, which the group and every command have."""
+    return [
+        click.Option(["--json", "as_json"], help=JSON_HELP, **_ONCE),
+        click.Option(["-q", "--quiet"], help=_QUIET_HELP, **_ONCE),
+    ]
 
 
 def _is_on(name: str) -> bool:

@@ -15,9 +15,9 @@ from cli.output import Decorator
 from cli.session import Session
 from registry import composition
 from registry.composition.found import OUTPUTS
+from registry.composition.option import Option as Field
+from registry.composition.option import OptionKind
 from registry.composition.recipe.fields import FIELDS, obstacle, of_copies, problem_of_copies, without_trunk
-from registry.composition.recipe.option import Option as Field
-from registry.composition.recipe.option import OptionKind
 from registry.composition.recipe.recipe import Recipe, overlay, unwanted
 from registry.errors import InvalidInputError, RegError
 from registry.names.reference import Reference, check_distinct

@@ -1,6 +1,6 @@
 """The registry that a command line names, by --home, --database and --arrays anywhere on it, and how it is opened."""
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -124,11 +124,12 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 _SHARED: dict[str, Any] = {"multiple": True, "expose_value": False, "callback": _keep, "type": _Whole()}
 
 
-def registry_options(group: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --home, --database and --arrays to the group."""
-    for name in reversed(REGISTRY_OPTIONS):
-        group = click.option(f"--{name}", envvar=f"REG_{name.upper()}", **_SETTINGS[name], **_SHARED)(group)
-    return group
+def registry_options() -> list[click.Parameter]:
+    """Return --home, --database and --arrays of the group."""
+    return [
+        click.Option([f"--{name}"], envvar=f"REG_{name.upper()}", **_SETTINGS[name], **_SHARED)
+        for name in REGISTRY_OPTIONS
+    ]
 
 
 def accept_registry_options(command: click.Command) -> None:

@@ -71,7 +71,7 @@ class Schemas:
     def _moved(self, file: Path, name: str) -> str:
         url = self.fresh(name)
         try:
-            copying.copy(f"sqlite:///{file}", url)
+            copying.copy(f"sqlite:///{file}", url, file.with_name("lock"))
         except SchemaError:  # of another revision: it stays
             return f"sqlite:///{file}"
         for path in file.parent.glob("catalog.sqlite*"):
@@ -86,7 +86,7 @@ class Schemas:
         first = [(COPIES[home], self._urls[COPIES[home]])] if COPIES.get(home) in self._urls else []
         for other, source in [*first, *self._urls.items()] if owner else ():
             if other.parent != Path("/") and _identity(source) == owner:
-                copying.copy(source, url)
+                copying.copy(source, url, home / "lock")
                 return
 
 

@@ -19,8 +19,8 @@ from tests.running import ROOT
 REGISTRY = ROOT / "registry"
 PACKAGES = ("cli", "registry", "store")
 
-INTERFACES = ("registry/composition/method.py", "registry/composition/card.py")
-KINDS = ("Output", "Trunk", "Router", "Combined")
+INTERFACES = tuple(f"registry/composition/{name}.py" for name in ("method", "plan", "card"))
+KINDS = ("Output", "Target", "Trunk", "Router", "Combined")
 """Modules and base classes of methods, whose declarations are loaded for help and lists."""
 
 NOT_A_THING = re.compile(r"(What|Whether|How|Where|Who|That|Of)\b")

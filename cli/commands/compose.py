@@ -18,7 +18,6 @@ from cli.option_groups import command
 from cli.options import Integer, file, files, flag, option
 from cli.options import destination as output_place
 from cli.output import (
-    as_json,
     count,
     done,
     is_json,
@@ -114,7 +113,6 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     "push put there.",
 )
 @ray_option
-@as_json
 @pass_session
 @click.pass_context
 def compose(
@@ -162,15 +160,15 @@ def compose(
         _note_without_public(registry, wanted)
         if like:
             wanted = _weighed(registry, wanted, like)
+            if not is_json():
+                done(None, f"weights by --like: {_shown(wanted.recipe.weights)}")
         if fit and plan_only:
             wanted, fit_reads = _unfitted(registry, wanted, fit, fit_settings)
         elif fit:
             wanted = _fitted(registry, wanted, fit, fit_settings)
-        if like and not (is_json() or plan_only):
-            done(None, f"weights by --like: {_shown(wanted.recipe.weights)}")
-        if fit and not (is_json() or plan_only):
-            found = f"coefficients by --fit: {_shown(wanted.recipe.coefficients)}"
-            done(None, found, f"  {fit_line(wanted.recipe)}")
+            if not is_json():
+                found = f"coefficients by --fit: {_shown(wanted.recipe.coefficients)}"
+                done(None, found, f"  {fit_line(wanted.recipe)}")
         made: dict[str, Any] = {"recipe": wanted.recipe, "base": wanted.base, "from_base": wanted.from_base}
         if destination is None:
             plan = registry.plan(wanted.experts, **made)
@@ -196,7 +194,7 @@ def compose(
     else:
         _print_result(context, plan, str(out), fit_reads, diagnosis, pushed, plan_only=plan_only)
     if diagnosis is not None and not diagnosis.is_healthy:
-        context.exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _check_text(recipe: composition.Recipe, like: bool, fit: bool, has_coefficients: bool) -> None:

@@ -9,7 +9,7 @@ import click
 
 from cli.next_steps import reporting
 from cli.option_groups import command
-from cli.output import as_json, count, next_step, note, print_line, print_table, printed_json, short
+from cli.output import count, next_step, note, print_line, print_table, printed_json, short
 from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, warn_of_opted_out
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 @command("reg compositions", "reg compositions math")
 @click.argument("ref", required=False, metavar="[NAME[@V]|DIGEST]")
-@as_json
 @pass_session
 def compositions(session: Session, ref: str | None) -> None:
     """List all compositions, or those made from NAME.

@@ -8,7 +8,7 @@ import click
 
 from cli.option_groups import command
 from cli.options import file, flag
-from cli.output import as_json, count, done, printed_json, progress, short
+from cli.output import count, done, printed_json, progress, short
 from cli.score_tables import print_tables, tables_of
 from registry.demo.domains import check_demo_folder
 
@@ -24,7 +24,6 @@ _MIXED = (
 @command("reg demo", "reg demo --out demo --force")
 @file("--out", "DIR", "The folder to write to.", default=Path("demo"))
 @flag("--force", "Make a demo again in the folder of an earlier one, with its registry; other files there stay.")
-@as_json
 def demo(out: Path, force: bool) -> None:
     """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about two minutes.
 

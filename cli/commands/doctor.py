@@ -11,19 +11,7 @@ import click
 from cli.next_steps import evaluating
 from cli.option_groups import AUDIT, command
 from cli.options import composed_path, device, file, files, flag, integer, lists, number, option
-from cli.output import (
-    as_json,
-    done,
-    is_quiet,
-    next_step,
-    note,
-    on_registry,
-    print_table,
-    printed_json,
-    progress,
-    short,
-    size,
-)
+from cli.output import done, is_quiet, next_step, note, on_registry, print_table, printed_json, progress, short, size
 from cli.session import Session, pass_session
 from cli.version_output import warn_of_opted_out
 
@@ -51,18 +39,8 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
 @flag("--quick", "Read files and weights, and run nothing.")
 @flag("--every-check", "Print a line for each check that was skipped too.")
 @device
-@as_json
 @pass_session
-@click.pass_context
-def doctor(
-    context: click.Context,
-    session: Session,
-    /,
-    folder: Path,
-    data: dict[str, list[Path]],
-    every_check: bool,
-    **settings: Any,
-) -> None:
+def doctor(session: Session, /, folder: Path, data: dict[str, list[Path]], every_check: bool, **settings: Any) -> None:
     """Examine a model FOLDER and say in one sentence whether it is broken, and by what; exit 1 if it is.
 
     Any folder of safetensors weights is examined, dense or a mixture, composed here or not: files, names and shapes,
@@ -86,7 +64,8 @@ def doctor(
             diagnosis = registry.doctor(folder, data, **settings)
     if not printed_json(diagnosis.document()):
         print_diagnosis(diagnosis, every_check=every_check)
-    context.exit(0 if diagnosis.is_healthy else 1)
+    if not diagnosis.is_healthy:
+        raise click.exceptions.Exit(1)
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
@@ -117,10 +96,8 @@ def _severity(finding: Finding) -> str:
 @command("reg reproduce moe/", "reg reproduce moe/ --out again/")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @file("--out", "DIR", "Keep the new composition in this folder; absent or empty.")
-@as_json
 @pass_session
-@click.pass_context
-def reproduce(context: click.Context, session: Session, folder: Path, out: Path | None) -> None:
+def reproduce(session: Session, folder: Path, out: Path | None) -> None:
     """Compose FOLDER again from its own composition.json and compare every byte; exit 1 if one differs.
 
     Its members must be registered here, by name and content digest, and not opted out.
@@ -144,7 +121,7 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
             f"next: reg reproduce {folder} --out DIR keeps the new composition; "
             f"if {folder} was changed or copied in part, copy it again"
         )
-        context.exit(1)
+        raise click.exceptions.Exit(1)
     next_step(evaluating([folder], [version.name for version in result.versions]))
 
 
@@ -163,7 +140,6 @@ def reproduce(context: click.Context, session: Session, folder: Path, out: Path 
 @number("--threshold", "Least similarity of an extracted document.", 0.9)
 @integer("--seed", "Seed of documents and samples.", 0, least=0)
 @device
-@as_json
 @pass_session
 def audit_extraction(session: Session, /, folders: tuple[Path, ...], data: tuple[Path, ...], **settings: Any) -> None:
     """Print the share of documents that models continue nearly word for word from their first tokens.

@@ -16,8 +16,8 @@ from cli.session import Session, pass_session
 from cli.shared_options import cluster_options, connected, scoring, take
 from cli.version_output import warn_of_opted_out
 from registry.calibration.corpus import check_files
+from registry.composition.option import OptionKind
 from registry.composition.recipe.fields import FIELDS
-from registry.composition.recipe.option import OptionKind
 from registry.evaluation.methods import named_methods
 from registry.io.display import printable
 from registry.io.model_folder import MARKER

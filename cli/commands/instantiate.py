@@ -10,7 +10,7 @@ from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import evaluating
 from cli.option_groups import INSTANTIATION, command
 from cli.options import destination, files, flag, numbers, option
-from cli.output import as_json, done, next_step, printed_json, short
+from cli.output import done, next_step, printed_json, short
 from cli.session import Session, pass_session
 
 
@@ -28,7 +28,6 @@ from cli.session import Session, pass_session
 @files("--like", "Weigh the domains by how many documents of FILE are nearest to each (repeatable).")
 @fit_options("Fit the coefficients of the experts to the text of FILE by gradient, without domain weights")
 @flag("--force", "Replace DIR if it is an earlier composition.")
-@as_json
 @pass_session
 @click.pass_context
 def instantiate(

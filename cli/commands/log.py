@@ -7,7 +7,7 @@ import click
 
 from cli.option_groups import command
 from cli.options import integer
-from cli.output import as_json, count, next_step, print_table, printed_json, short, size
+from cli.output import count, next_step, print_table, printed_json, short, size
 from cli.session import Session, pass_session
 from registry.io.display import printable
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 @command("reg log --limit 5", "reg log math")
 @click.argument("subject", required=False, metavar="[NAME[@V]|DIGEST]")
 @integer("--limit", "Maximum number of lines.", 50)
-@as_json
 @pass_session
 def log(session: Session, subject: str | None, limit: int) -> None:
     """Print the log, newest first, or only the events of NAME.

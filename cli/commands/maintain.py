@@ -6,15 +6,13 @@ import click
 
 from cli.option_groups import CommandGroup, command
 from cli.options import flag
-from cli.output import announce, as_json, count, done, next_step, note, printed_json, progress, short, size
+from cli.output import announce, count, done, next_step, note, printed_json, progress, short, size
 from cli.session import Session, pass_session
 
 
 @command("reg verify")
-@as_json
 @pass_session
-@click.pass_context
-def verify(context: click.Context, session: Session) -> None:
+def verify(session: Session) -> None:
     """Hash all registered content again and verify the log; exit 1 if anything is damaged."""
     announce("hashing all registered content")
     with session.registry() as registry:
@@ -36,12 +34,11 @@ def verify(context: click.Context, session: Session) -> None:
             "next: to repair an array, add its expert again from the checkpoint: reg add-expert NAME CKPT; "
             "to repair the catalog, restore a backup"
         )
-        context.exit(1)
+        raise click.exceptions.Exit(1)
 
 
 @command("reg gc --dry-run", "reg gc")
 @flag("--dry-run", "Only list what would be deleted, with its size.")
-@as_json
 @pass_session
 def gc(session: Session, dry_run: bool) -> None:
     """Delete arrays that nothing uses, leftovers of interrupted commands, and cached files.
@@ -92,10 +89,8 @@ def arrays() -> None:
 )
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@as_json
-@click.pass_context
 @pass_session
-def arrays_copy(session: Session, context: click.Context, source: str, target: str) -> None:
+def arrays_copy(session: Session, source: str, target: str) -> None:
     """Copy all arrays from one folder or bucket (s3://, gs://, az://) to another, and check them at both ends.
 
     An interrupted copy goes on when it is repeated: arrays that are there and intact are not written again. FROM keeps
@@ -114,7 +109,7 @@ def arrays_copy(session: Session, context: click.Context, source: str, target: s
             note(f"or name them for all commands: export REG_ARRAYS={result.target}")
     if result.problems:
         note("next: reg verify names what uses these arrays; reg gc deletes what nothing uses")
-        context.exit(1)
+        raise click.exceptions.Exit(1)
 
 
 @click.group(cls=CommandGroup)
@@ -123,7 +118,6 @@ def db() -> None:
 
 
 @db.command(examples=("reg db current",))
-@as_json
 @pass_session
 def current(session: Session) -> None:
     """Print the catalog's revision and the revision that this program works with."""
@@ -137,7 +131,6 @@ def current(session: Session) -> None:
 
 
 @db.command(examples=("reg db upgrade",))
-@as_json
 @pass_session
 def upgrade(session: Session) -> None:
     """Upgrade the catalog to the revision that this program works with; create it if it does not exist.
@@ -165,7 +158,6 @@ def upgrade(session: Session) -> None:
 @db.command("copy", examples=("reg db copy sqlite:////srv/reg/catalog.sqlite postgresql://me@db/reg",))
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@as_json
 @pass_session
 def db_copy(session: Session, source: str, target: str) -> None:
     """Copy the catalog in the database FROM to the empty database TO; both are URLs.

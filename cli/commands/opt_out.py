@@ -9,7 +9,7 @@ import click
 
 from cli.option_groups import CommandGroup, command
 from cli.options import composed_path, file, file_path, flag, option
-from cli.output import as_json, count, done, is_json, is_quiet, next_step, note, printed_json, reg_line, short, size
+from cli.output import count, done, is_json, is_quiet, next_step, note, printed_json, reg_line, short, size
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
 
@@ -32,7 +32,6 @@ _LEAST_SHARE = 0.01
 @file("--receipt", "FILE", "Write a receipt to a new file; reg receipt verify checks it.")
 @flag("--dry-run", "Print what would be withdrawn, deleted and left, and change nothing.")
 @flag("--yes", "Do not ask.")
-@as_json
 @pass_session
 def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, dry_run: bool, yes: bool) -> None:
     """Withdraw an expert, or one version of it, from all later compositions.
@@ -180,10 +179,8 @@ def receipt() -> None:
     multiple=True,
     type=composed_path,
 )
-@as_json
 @pass_session
-@click.pass_context
-def verify(context: click.Context, session: Session, file: Path, folders: tuple[Path, ...]) -> None:
+def verify(session: Session, file: Path, folders: tuple[Path, ...]) -> None:
     """Compare a receipt with the registry; exit 1 if anything differs.
 
     The versions must still be withdrawn, and purged if the receipt says so; deleted arrays must be absent; the log must
@@ -209,4 +206,4 @@ def verify(context: click.Context, session: Session, file: Path, folders: tuple[
     if check.problems:
         for remedy in check.remedies:
             note(f"next: {remedy}")
-        context.exit(1)
+        raise click.exceptions.Exit(1)

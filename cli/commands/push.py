@@ -9,7 +9,7 @@ import click
 from cli.next_steps import loading
 from cli.option_groups import command
 from cli.options import composed_path, flag, option
-from cli.output import announce, as_json, done, next_step, printed_json, short, size
+from cli.output import announce, done, next_step, printed_json, short, size
 from cli.session import Session, pass_session
 from cli.shared_options import hub_target
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     "The license of the whole, an identifier of the Hub. [default: derived from the members' licenses]",
     "license_id",
 )
-@as_json
 @pass_session
 def push(session: Session, /, folder: Path, repo: str, license_id: str | None, **target: Any) -> None:
     """Push a composed FOLDER to REPO, ORG/NAME on the Hub, in one commit, and verify the upload.
@@ -58,7 +57,6 @@ def print_pushed(pushed: "Pushed") -> None:
 @click.argument("ref", metavar="NAME[@V]")
 @hub_target
 @flag("--calibration", "Push kept calibration tokens too; tokens that the expert generated itself are always pushed.")
-@as_json
 @pass_session
 def push_expert(session: Session, /, ref: str, repo: str, calibration: bool, **target: Any) -> None:
     """Push a registered expert with its statistics to REPO, ORG/NAME on the Hub.

@@ -9,7 +9,7 @@ from cli.errors import CliError
 from cli.next_steps import after_registration
 from cli.option_groups import STATISTICS, command, typed_words
 from cli.options import file, file_path, flag
-from cli.output import as_json, count, done, next_step, print_line, print_table, printed_json, progress, reg_line, short
+from cli.output import count, done, next_step, print_line, print_table, printed_json, progress, reg_line, short
 from cli.session import Session, pass_session
 from cli.shared_options import (
     adapter_base,
@@ -45,7 +45,6 @@ from registry.io.model_folder import check_creatable
 @annotations
 @examined
 @keep_calibration
-@as_json
 @pass_session
 def add_expert(session: Session, /, name: str, checkpoint: str, data: tuple[Path, ...], **settings: Any) -> None:
     """Register CKPT as the next version of expert NAME.
@@ -71,7 +70,6 @@ def add_expert(session: Session, /, name: str, checkpoint: str, data: tuple[Path
 @click.argument("file", type=file_path, metavar="FILE")
 @pass_options
 @cluster_options
-@as_json
 @pass_session
 def add_experts(session: Session, /, file: Path, **settings: Any) -> None:
     """Register the experts that FILE lists, as add-expert does each.
@@ -119,7 +117,6 @@ def add_experts(session: Session, /, file: Path, **settings: Any) -> None:
 @checkpoint
 @annotations
 @remote_code
-@as_json
 @pass_session
 def add_base(session: Session, /, name: str, checkpoint: str, **settings: Any) -> None:
     """Register CKPT, a Hugging Face folder or hf://ORG/NAME[@REVISION], as the next version of base model NAME.
@@ -135,7 +132,6 @@ def add_base(session: Session, /, name: str, checkpoint: str, **settings: Any) -
 @checkpoint
 @calibration
 @examined
-@as_json
 @pass_session
 def check(session: Session, /, checkpoint: str, data: tuple[Path, ...], **settings: Any) -> None:
     """Report on CKPT as add-expert would, without registering it.
@@ -182,7 +178,6 @@ def check(session: Session, /, checkpoint: str, data: tuple[Path, ...], **settin
 @adapter_base
 @file("--out", "DIR", "Folder for statistics.safetensors.", required=True)
 @flag("--keep-calibration", "Write the calibration tokens to the file too.")
-@as_json
 def collect(
     checkpoint: str, data: tuple[Path, ...], base: str | None, out: Path, keep_calibration: bool, **settings: Any
 ) -> None:

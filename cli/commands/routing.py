@@ -12,18 +12,7 @@ import click
 from cli.next_steps import composing_as_typed, evaluating, reporting
 from cli.option_groups import EVALUATION, command
 from cli.options import Integer, composed_path, composed_text, device, file, flag, option
-from cli.output import (
-    allows_colour,
-    as_json,
-    done,
-    is_json,
-    is_quiet,
-    next_step,
-    note,
-    print_line,
-    print_table,
-    printed_json,
-)
+from cli.output import allows_colour, done, is_json, is_quiet, next_step, note, print_line, print_table, printed_json
 from cli.recipe import asked, base_option, experts_option, recipe_options
 from cli.session import Session, pass_session
 from cli.shared_options import scoring
@@ -50,7 +39,6 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @flag("--every-layer", "Show each layer, one after the other.")
 @flag("--weights", "Print a table of every expert's weight at each token.")
 @device
-@as_json
 @pass_session
 def route(
     session: Session,
@@ -145,7 +133,6 @@ _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating
 @experts_option
 @recipe_options(*_WITHOUT)
 @base_option
-@as_json
 @pass_session
 @click.pass_context
 def preview(
@@ -216,7 +203,6 @@ def _print(prediction: "Preview") -> None:
 @scoring(required=False)
 @file("--out", "FILE", "The page to write; optional with --json.")
 @flag("--force", "Replace --out.")
-@as_json
 @pass_session
 def report(
     session: Session, /, composition: str, data: dict[str, list[Path]], out: Path | None, force: bool, **settings: Any

@@ -7,7 +7,7 @@ import click
 from cli.main import COMPLETING
 from cli.option_groups import command
 from cli.options import Choice
-from cli.output import as_json, print_json, print_table, printed_json
+from cli.output import print_json, print_table, printed_json
 from cli.session import Session, pass_session
 from cli.shell_completion import SHELLS, script
 from registry import composition
@@ -16,7 +16,6 @@ from registry.names.suggest import suggest
 
 
 @command("reg config", "reg --home team/registry config")
-@as_json
 @pass_session
 def config(session: Session) -> None:
     """Print all settings (home, database, arrays, Hub, device) with their sources, and the versions of packages.
@@ -37,7 +36,6 @@ def config(session: Session) -> None:
 
 @command("source <(reg completion bash)", "reg completion fish > ~/.config/fish/completions/reg.fish")
 @click.argument("shell", type=Choice(SHELLS), metavar="SHELL")
-@as_json
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print the script with which SHELL (bash, zsh or fish) completes commands, options and registered names.
@@ -56,7 +54,6 @@ RECIPE = "recipe"
 
 @command("reg schema list", "reg schema receipt verify", "reg schema recipe")
 @click.argument("words", metavar="[COMMAND]", nargs=-1)
-@as_json
 def schema(words: tuple[str, ...]) -> None:
     """Print the JSON Schema of COMMAND's output with --json, or of every command's.
 

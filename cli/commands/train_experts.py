@@ -10,7 +10,7 @@ import click
 from cli.next_steps import after_registration, composing
 from cli.option_groups import TRAINING, command
 from cli.options import choice, file, files, flag, integer, number, option
-from cli.output import as_json, done, next_step, printed_json, short
+from cli.output import done, next_step, printed_json, short
 from cli.session import Session, pass_session
 from cli.shared_options import annotations, keep_calibration, take
 from cli.training import (
@@ -74,7 +74,6 @@ from registry.names.suggest import fresh
 @keep_calibration
 @file("--out", "DIR", "Write the checkpoint to DIR, and register nothing.")
 @annotations
-@as_json
 @pass_session
 def train_expert(session: Session, /, name: str, **settings: Any) -> None:
     """Train expert NAME from a base model, and register it with its statistics.
@@ -161,7 +160,6 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
 @training_options()
 @weight_products(fsdp=False)
 @annotations
-@as_json
 @pass_session
 def train_soup(session: Session, /, name: str, **settings: Any) -> None:
     """Train a soup: shared weights and experts that reg instantiate combines into one model for any mix of domains.
@@ -208,7 +206,6 @@ def train_soup(session: Session, /, name: str, **settings: Any) -> None:
 @training_options(decays="Weight decay of the shared weights, towards the base model.")
 @weight_products(fsdp=False)
 @annotations
-@as_json
 @pass_session
 def train_simoe(session: Session, /, name: str, **settings: Any) -> None:
     """Train sparse interpolated experts: shared weights, a mask of their rows for each expert, and a router.

@@ -7,7 +7,7 @@ import click
 
 from cli.option_groups import TRAINING, command
 from cli.options import choice, composed_path, device, file, file_path, flag, integer, number, option, options, split
-from cli.output import as_json, done, next_step, print_table, printed_json
+from cli.output import done, next_step, print_table, printed_json
 from cli.session import Session, pass_session
 from cli.training import print_trained, trained_as_worker, training_options, weight_products
 from registry.names.suggest import fresh
@@ -49,7 +49,6 @@ _data_and_out = options(
     balance="0.01; routers: 0",
 )
 @weight_products("float32 for routers alone")
-@as_json
 @pass_session
 def train(session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, **settings: Any) -> None:
     """Train weights of a composed FOLDER on the language-model loss.
@@ -93,7 +92,6 @@ def train(session: Session, /, folder: Path, data: tuple[str, ...], out: Path, f
     "float32",
     advanced=True,
 )
-@as_json
 @pass_session
 def train_router(
     session: Session, /, folder: Path, data: tuple[str, ...], out: Path, force: bool, **settings: Any
@@ -122,7 +120,6 @@ _SCORE = (
 @file("--out", "DIR", "The folder to write; it appears whole.", required=True)
 @integer("--documents", "Documents for each expert.", 500)
 @device
-@as_json
 @pass_session
 def proxy(session: Session, /, files: tuple[Path, ...], experts: tuple[str, ...], out: Path, **settings: Any) -> None:
     """Choose from public text the documents nearest to each expert, to train routers on.

@@ -13,7 +13,7 @@ import click
 
 from cli.option_groups import command
 from cli.options import flag, option
-from cli.output import as_json, done, printed_json
+from cli.output import done, printed_json
 from cli.session import Session, pass_session
 from registry.errors import StorageError
 from registry.home import ARRAYS_VARIABLE, DATABASE_VARIABLE
@@ -34,7 +34,6 @@ DEFAULT_PORT = 8321
     "Compose from the pages too, in the browser that opens the printed address, which holds a secret.",
     "may_write",
 )
-@as_json
 @pass_session
 def ui(session: Session, port: int, open_browser: bool, may_write: bool) -> None:
     """Serve web pages of the registry to browsers on this machine, until interrupted.

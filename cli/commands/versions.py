@@ -10,20 +10,7 @@ from cli.commands.compositions import show_composition
 from cli.next_steps import after_registration, evaluating
 from cli.option_groups import command, typed_words
 from cli.options import choice, file, flag, integer, option, unique_pairs
-from cli.output import (
-    as_json,
-    count,
-    done,
-    is_json,
-    is_quiet,
-    next_step,
-    note,
-    print_table,
-    printed_json,
-    reg_line,
-    short,
-    size,
-)
+from cli.output import count, done, is_json, is_quiet, next_step, note, print_table, printed_json, reg_line, short, size
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
 from registry.checkpoint.joint_training import parts_in
@@ -46,7 +33,6 @@ SCREENFUL = 50
 @flag("--all", "Include opted-out versions.", "everything")
 @integer("--limit", f"Maximum number of versions. [default: {SCREENFUL}; with --json or --quiet all]")
 @integer("--offset", "Skip the first N versions.", 0, least=0)
-@as_json
 @pass_session
 @click.pass_context
 def list_(context: click.Context, session: Session, /, limit: int | None, offset: int, **chosen: Any) -> None:
@@ -113,7 +99,6 @@ def _print(versions: "Sequence[VersionRecord]") -> None:
 
 @command("reg show math", "reg show math@1", "reg show 93072823")
 @click.argument("ref", metavar="NAME[@V]|DIGEST")
-@as_json
 @pass_session
 def show(session: Session, ref: str) -> None:
     """Show one version: its content, the data of its statistics, and compositions made from it.
@@ -186,7 +171,6 @@ def show(session: Session, ref: str) -> None:
 @click.argument("ref", metavar="NAME[@V]")
 @click.argument("alias")
 @flag("--delete", "Delete NAME@ALIAS instead.")
-@as_json
 @pass_session
 def alias(session: Session, ref: str, alias: str, delete: bool) -> None:
     """Point ALIAS at a version, so that NAME@ALIAS refers to it; an alias can be moved."""
@@ -211,7 +195,6 @@ def alias(session: Session, ref: str, alias: str, delete: bool) -> None:
 @command("reg export math --out math/", "reg export math@1 --out math-1/")
 @click.argument("ref", metavar="NAME[@V]")
 @file("--out", "DIR", "The folder to write; absent or empty.", required=True)
-@as_json
 @pass_session
 def export(session: Session, ref: str, out: Path) -> None:
     """Write a registered version as a dense model folder, with bit-identical tensors."""

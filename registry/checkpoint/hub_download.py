@@ -13,7 +13,7 @@ from functools import partialmethod
 from pathlib import Path
 
 from registry.checkpoint.joint_training import joint_trainings
-from registry.checkpoint.model_files import COPIED_FILES, SINGLE, own_files
+from registry.checkpoint.model_files import COPIED_FILES, PICKLES, SINGLE, own_files
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.io.display import some
 from registry.io.limits import JSON_BYTES, TOKENIZER_BYTES
@@ -34,7 +34,6 @@ _BOUNDED = (".json", ".model", ".txt", ".jinja")
 _ONLINE = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, then type the command again"
 _OTHER = "name another repository or revision, one that save_pretrained wrote"
 _PLAIN = re.compile(r"[\w.-]+")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _REVISION = re.compile(r"(?![/.-])(?!.*(\.\.|//))[^\s~^:?*\[\\]+(?<![/.])")
 _SNAPSHOT = re.compile(r".*/models--[^/]+/snapshots/([0-9a-f]{40})(/|$)")
 
@@ -189,7 +188,7 @@ def _check(reference: HubReference, names: Set[str], weights: list[str]) -> None
         return
     if not {CONFIG, ADAPTER_CONFIG} & names:
         raise CheckpointError(f"{reference} is not a checkpoint: it has neither {CONFIG} nor {ADAPTER_CONFIG}", _OTHER)
-    pickles = sorted(name for name in names if name.endswith(_PICKLES))
+    pickles = sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in PICKLES))
     if pickles and not {SINGLE, INDEX, ADAPTER} & names:
         raise CheckpointError(
             f"{reference} has its weights in pickle files ({pickles[0]!r}), which run code when they are opened and so "

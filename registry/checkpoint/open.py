@@ -54,49 +54,34 @@ def open_checkpoint(
         NotFoundError, StorageError: the Hub has no such repository or cannot be reached, or the disk is full.
         InvalidInputError: `base` is given for a whole checkpoint.
     """
-    with _open(checkpoint, scratch, base, registered, remote_code, progress) as found:
-        if like is None:
-            yield found
-            return
-        ref, files = like
-        with renumbered(found, files, ref, scratch, progress) as folder:
-            yield Checkpoint(folder, label=found.label, remote_code=remote_code)
 
+    def opened(folder: Path, label: str) -> Checkpoint:
+        plain = stack.enter_context(plain_folder(folder, label, scratch, progress))
+        return _opened(plain, label, remote_code, progress)
 
-@contextmanager
-def _open(
-    checkpoint: PathLike,
-    scratch: Path,
-    base: PathLike | None,
-    registered: Registered,
-    remote_code: bool,
-    progress: Progress,
-) -> Iterator[Checkpoint]:
-    """Open a checkpoint with the numbers of tokens that it has (arguments and errors as `open_checkpoint`)."""
     folder, label = _local(checkpoint)
-    if not is_adapter(folder):
-        if base is not None:
-            raise InvalidInputError(f"{label} is a whole checkpoint: only an adapter has a base model", "drop --base")
-        with plain_folder(folder, label, scratch, progress) as plain:
-            yield _opened(plain, label, remote_code, progress)
-        return
-    adapter = Adapter(folder, label)
     with ExitStack() as stack:
-
-        def opened(checkpoint: Path, name: str) -> Checkpoint:
-            plain = stack.enter_context(plain_folder(checkpoint, name, scratch, progress))
-            return _opened(plain, name, remote_code, progress)
-
-        weights = _base_of(adapter, base, registered, opened)
-        if base is not None and adapter.base_name not in (None, os.fspath(base)):
-            other = f"its configuration names {adapter.base_name}, which is not looked at"
-            remark(progress, f"merging {label} into {base}, as asked; {other}")
-        adapter.check(weights)
-        for note in adapter.notes:
-            remark(progress, f"{label}: {note}")
-        merged = scratch_folder(stack, scratch, weights.registered_as, prefix="merged-")
-        merge_adapter(adapter, weights, merged / "model", progress)
-        yield Checkpoint(merged / "model", label=label, remote_code=remote_code)
+        if is_adapter(folder):
+            adapter = Adapter(folder, label)
+            weights = _base_of(adapter, base, registered, opened)
+            if base is not None and adapter.base_name not in (None, os.fspath(base)):
+                other = f"its configuration names {adapter.base_name}, which is not looked at"
+                remark(progress, f"merging {label} into {base}, as asked; {other}")
+            adapter.check(weights)
+            for note in adapter.notes:
+                remark(progress, f"{label}: {note}")
+            merged = scratch_folder(stack, scratch, weights.registered_as, prefix="merged-") / "model"
+            merge_adapter(adapter, weights, merged, progress)
+            found = Checkpoint(merged, label=label, remote_code=remote_code)
+        elif base is not None:
+            raise InvalidInputError(f"{label} is a whole checkpoint: only an adapter has a base model", "drop --base")
+        else:
+            found = opened(folder, label)
+        if like is not None:
+            ref, files = like
+            copy = stack.enter_context(renumbered(found, files, ref, scratch, progress))
+            found = Checkpoint(copy, label=label, remote_code=remote_code)
+        yield found
 
 
 def _local(checkpoint: PathLike) -> tuple[Path, str]:
@@ -117,12 +102,8 @@ def _opened(folder: Path, label: str, remote_code: bool, progress: Progress) -> 
         remark(progress, f"{label}: {some(files)} not taken over, as transformers does not read them")
     if buffers := list(checkpoint.unused):
         remark(progress, f"{label}: {some(buffers)} not used: buffers are computed from config.json")
-    known = {
-        *checkpoint.weight_files,
-        *own_files(),
-        *(one.arrays for one in joint_trainings()),
-        "statistics.safetensors",
-    }
+    of_trainings = [one.arrays for one in joint_trainings()]
+    known = {*checkpoint.weight_files, *own_files(), *of_trainings, "statistics.safetensors"}
     if others := sorted({path.name for path in folder.glob("*.safetensors")} - known):
         remark(progress, f"{label}: {some(others)} not read: no part of the model that config.json describes")
     return checkpoint
@@ -144,11 +125,8 @@ def _base_of(
     if Path(adapter.base_name).is_dir():
         return opened(Path(adapter.base_name), adapter.base_name)
     if adapter.base_name.startswith(("/", ".", "~")):
-        raise CheckpointError(
-            f"{adapter.label}: its configuration names the folder {adapter.base_name} as its base model, "
-            "which is not here",
-            NAME_BASE,
-        )
+        named = f"its configuration names the folder {adapter.base_name} as its base model"
+        raise CheckpointError(f"{adapter.label}: {named}, which is not here", NAME_BASE)
     revision = f"@{adapter.revision}" if adapter.revision else ""
     try:
         folder, label = _local(f"hf://{adapter.base_name}{revision}")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.checkpoint.checkpoint import Checkpoint
 from registry.checkpoint.model_files import read_files, weight_files
@@ -26,9 +26,6 @@ from registry.io.untrusted import json_object
 from registry.progress import Progress, remark
 from store.arrays import ArraySource, Block
 
-if TYPE_CHECKING:
-    pass
-
 _TOKENIZER = "tokenizer.json"
 _APART = "train them with one tokenizer, or drop --tokenizer-of and compose whole members: --to ensemble"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -39,9 +36,9 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"
 def renumbered(
     checkpoint: Checkpoint, like: Mapping[str, bytes], ref: str, scratch: Path, progress: Progress
 ) -> Iterator[Path]:
-    """Yield the folder of a checkpoint, or a copy whose added tokens have the numbers of another version.
+    """Yield the folder of a checkpoint, or a copy with the added tokens numbered as in version `ref`, of files `like`.
 
-    That version is `ref` in messages and has the files `like`. `progress` receives a remark with the tokens that move.
+    `progress` receives a remark with the tokens that move.
 
     Raises:
         CheckpointError: one has no tokenizer.json, or tokens that were not added differ.

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from registry.checkpoint.model_files import ROUTER_FILE
 from registry.errors import CheckpointError
-from registry.io.limits import HEADER_BYTES, HEADER_VALUES
+from registry.io.limits import HEADER_VALUES
+from registry.io.safetensors_file import header_of
 from registry.io.untrusted import Kind, fields, parse_json
 
 if TYPE_CHECKING:
@@ -61,30 +62,20 @@ def unpack_rows(data: bytes, shape: tuple[int, int], label: str) -> RouterRows:
 
     where = f"{label}/{ROUTER_FILE}"
     try:
-        form, anchor = parse_json(metadata_of(data).encode(), values=HEADER_VALUES)
+        form, anchor = parse_json(header_of(data).metadata["expert-registry"].encode(), values=HEADER_VALUES)
         found = load(data)
         if form != _ROWS_FORMAT or not {_ROWS} <= set(found) <= {_ROWS, _BIAS} or not isinstance(anchor, str):
             raise ValueError("its form is another")
     except Exception as error:  # safetensors has errors of its own
         raise CheckpointError(f"{where} holds no router rows: {str(error)[:200]}", _ROWS_HINT) from error
-    check_tensors(
-        found, {name: size for name, size in ((_ROWS, shape), (_BIAS, shape[:1])) if name in found}, where, _ROWS_HINT
-    )
+    shapes = {_ROWS: shape, _BIAS: shape[:1]}
+    check_tensors(found, {name: shapes[name] for name in found}, where, _ROWS_HINT)
     return RouterRows(anchor, found[_ROWS], found.get(_BIAS))
 
 
 def pack_document(document: Mapping[str, Any]) -> bytes:
     """Return the content of a joint training's document, of what `read_document` returns."""
     return json.dumps({"format": _FORMAT, **document}, indent=2).encode()
-
-
-def metadata_of(data: bytes) -> str:
-    """Return this program's note in the header of a safetensors file (any exception: there is none)."""
-    length = int.from_bytes(data[:8], "little")
-    if length > HEADER_BYTES:
-        raise ValueError("its header is too large")
-    note: str = parse_json(data[8 : 8 + length], values=HEADER_VALUES)["__metadata__"]["expert-registry"]
-    return note
 
 
 def check_tensors(found: Mapping[str, Any], shapes: Mapping[str, tuple[Any, ...]], where: str, hint: str) -> None:

@@ -53,9 +53,7 @@ class StoredWeights:
 
     def files(self) -> dict[str, bytes]:
         """Return its small files, by name."""
-        links, arrays = self._links("file"), self.workspace.arrays
-        opened = {name: open_array(arrays, self.version, link) for name, link in links.items()}
-        return {name: arrays.read(links[name].digest).tobytes() for name in opened}
+        return {name: _content(self.workspace, self.version, link) for name, link in self._links("file").items()}
 
     def _links(self, *roles: str) -> dict[str, ArrayLink]:
         return {link.name: link for link in self._arrays if link.role in roles}
@@ -102,14 +100,16 @@ def training_record(workspace: Workspace, version: VersionRecord) -> TrainingRec
         DamagedError: the file or the version's rows in the catalog were changed.
     """
     with workspace.reading(version):
-        if not any(
-            (link.role, link.name) == ("file", EXPERT_TRAINING) for link in workspace.catalog.arrays_of(version)
-        ):
+        own = ("file", EXPERT_TRAINING)
+        if not any((link.role, link.name) == own for link in workspace.catalog.arrays_of(version)):
             return None
         links = {(link.role, link.name): link for link in workspace.verified_arrays(version)}
-        link = links["file", EXPERT_TRAINING]
-        open_array(workspace.arrays, version, link)
-        return parse_training(workspace.arrays.read(link.digest).tobytes(), f"{version.ref}/{EXPERT_TRAINING}")
+        return parse_training(_content(workspace, version, links[own]), f"{version.ref}/{EXPERT_TRAINING}")
+
+
+def _content(workspace: Workspace, version: VersionRecord, link: ArrayLink) -> bytes:
+    open_array(workspace.arrays, version, link)  # checks that it is there, of this dtype and shape
+    return workspace.arrays.read(link.digest).tobytes()
 
 
 def readable_training(workspace: Workspace, version: VersionRecord) -> TrainingRecord | None:

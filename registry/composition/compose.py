@@ -12,13 +12,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from registry.composition.card import CARD, card_page
 from registry.composition.found import OUTPUTS
 from registry.composition.manifest import folder_document
-from registry.composition.plan import Plan
+from registry.composition.plan import Plan, output_of
 from registry.composition.preview import Preview
 from registry.composition.recipe.fields import of_copies, problem_of_copies
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import write_dense
+from registry.composition.taken_files import taken_files
 from registry.destination.address import destination_of
 from registry.destination.destination import Destination as Destination
 from registry.distributed import Step, Task
@@ -59,11 +61,12 @@ def plan_composition(
         )
     members = [load_member(workspace, workspace.resolve(ref)) for ref in require_list(experts, "experts")]
     base_member = None
-    if recipe.output.takes_base(members, recipe):
-        found = recipe.output.base_of(workspace, members, base)
+    output = output_of(recipe)
+    if output.takes_base(members, recipe):
+        found = output.base_of(workspace, members, base)
         base_member = load_member(workspace, base_model(workspace.catalog, found))
     with workspace.reading(*(member.version for member in (*members, *([base_member] if base_member else [])))):
-        return recipe.output.plan(members, base_member, recipe)
+        return output.plan(members, base_member, recipe)
 
 
 def _plan_copies(
@@ -86,7 +89,7 @@ def _plan_copies(
             "register the base model under a shorter name: reg add-base NAME CKPT",
         )
     with workspace.reading(member.version):
-        return recipe.output.plan(copies, member, recipe)
+        return output_of(recipe).plan(copies, member, recipe)
 
 
 def compose(
@@ -165,10 +168,17 @@ def write(
         # Each tensor is computed on one thread, so that its bits do not depend on their number.
         with one_thread(), workspace.progress("composing", plan.nbytes, "B") as advance:
             digests = folder.write_weights(source.streams, advance, workers=source.threads, writer=writer)
-        digests |= folder.write_files(plan.files)
+        digests |= folder.write_files(_files(plan))
         folder.write_files({MARKER: json_file(folder_document(plan.document, plan.digest, digests))})
         if record is not None:
             record()
+
+
+def _files(plan: Plan) -> dict[str, bytes]:
+    """Return every file of a composition's folder except the weights and `composition.json`."""
+    output = plan.output
+    made = {"config.json": json_file(output.config(plan)), CARD: card_page(plan, output.card(plan))}
+    return taken_files(output.file_members(plan), plan.lead) | dict(output.code(plan)) | made
 
 
 def preview_composition(

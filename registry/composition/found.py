@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
 from registry.built_in import METHODS, instances
-from registry.composition.method import Method, Output, Router, Trunk
+from registry.composition.method import Method, Router, Target, Trunk
 from registry.errors import InvalidInputError
 from registry.names.reference import check_name
 from registry.names.suggest import suggest
@@ -83,7 +83,7 @@ def every_method() -> tuple[Method, ...]:
 
 
 def _kind(method: Method) -> type[Method]:
-    return next(kind for kind in (Output, Trunk, Router) if isinstance(method, kind))
+    return next(kind for kind in (Target, Trunk, Router) if isinstance(method, kind))
 
 
 def _of_entry_point(point: EntryPoint) -> Method:
@@ -92,7 +92,7 @@ def _of_entry_point(point: EntryPoint) -> Method:
         one = point.load()()
     except Exception as error:  # another package's code
         raise _refused(point, f"it cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(one, Output | Trunk | Router):
+    if not isinstance(one, Target | Trunk | Router):
         raise _refused(point, "it is no class of Output, Trunk or Router")
     try:
         check_name(one.name)
@@ -107,6 +107,6 @@ def _refused(point: EntryPoint, why: str) -> InvalidInputError:
     return InvalidInputError(f"method {point.value} of {package}: {why}", hint)
 
 
-OUTPUTS: Methods[Output] = Methods(Output, "output")  # type: ignore[type-abstract]
+OUTPUTS: Methods[Target] = Methods(Target, "output")
 TRUNKS: Methods[Trunk] = Methods(Trunk, "trunk method")  # type: ignore[type-abstract]
 ROUTERS: Methods[Router] = Methods(Router, "router method")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.card import CARD, without_additions
-from registry.composition.recipe.fields import FROM_BASE, output_of, problem_of_copies
+from registry.composition.recipe.fields import FROM_BASE, problem_of_copies, target_of
 from registry.composition.recipe.fields import removed as removed_fields
-from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.recipe import DOCUMENT_FORMAT, Recipe
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError
 from registry.io.model_folder import MARKER, require_composed
 from registry.io.tree_digest import digest_like
@@ -23,8 +23,6 @@ from registry.names.reference import check_name, copy_name
 from registry.progress import Advance, Progress
 from store.digest import json_digest
 
-DOCUMENT_FORMAT = 1
-"""The format of a composition's document, of which its digest is a function."""
 FOLDER_FORMAT = 2
 """The format of `composition.json`: weights by tree digest. In format 1 every file has its SHA-256."""
 
@@ -135,7 +133,7 @@ class CompositionManifest:
         base = None if given["base"] is None else VersionRef.from_document(given["base"], f"{where}, base")
         removed = {key: value for key, (_, value) in removed_fields().items() if given["recipe"].get(key) == value}
         try:
-            document = output_of(given["recipe"]).without_removed(given, removed) if removed else given["recipe"]
+            document = target_of(given["recipe"]).without_removed(given, removed) if removed else given["recipe"]
             recipe = Recipe.from_document(document, names, host=given["host"])
         except InvalidInputError as error:
             raise CheckpointError(f"{where}: {error.message}", "copy the file again") from error

@@ -9,26 +9,19 @@ one loads nothing that takes long: what computes is imported where it is called.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from registry.composition.recipe.option import Option, Problem
+from registry.composition.option import Option, Problem
 from registry.errors import InvalidInputError
 from registry.io.display import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from registry.composition.plan import Plan, PlanWarning, RoutingCost, Source
-    from registry.composition.preview import Preview
-    from registry.composition.recipe.recipe import Recipe
     from registry.maths.router.inputs import RouterInputs
     from registry.maths.trunk.combination import Combination
-    from registry.member import Member
-    from registry.progress import Progress
-    from registry.workspace import Workspace
 
 TRAIN_STEPS = 200
 """Steps of training in rows of `reg evaluate --methods` whose routers are trained on kept calibration tokens."""
@@ -174,7 +167,7 @@ class Router(Method):
         """
         raise NotImplementedError(f"router {self.name} has no gate of the stream")
 
-    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
+    def document(self, recipe: Any, names: Sequence[str]) -> dict[str, Any]:
         """Return its options as `composition.json` holds them, every default spelled out."""
         return written(self.options, recipe, names)
 
@@ -210,8 +203,8 @@ class Card:
     works: Sequence[Work] = ()
 
 
-class Output(Method):
-    """A kind of model that is made of experts: the plan of a folder, and what its recipe and its card say.
+class Target(Method):
+    """An output as recipes know it: its options, words and checks. `Output` in `plan.py` adds how it is made.
 
     Attributes:
         words: with an article: "a sparse mixture".
@@ -262,7 +255,7 @@ class Output(Method):
         """Tell whether the base model takes part, by the fields that were given."""
         return False
 
-    def label(self, recipe: Recipe) -> str:
+    def label(self, recipe: Any) -> str:
         """Return what messages call it."""
         return f"output {self.name!r}"
 
@@ -279,7 +272,7 @@ class Output(Method):
             "drop --to, or --from-base",
         )
 
-    def check_members(self, recipe: Recipe, names: Sequence[str]) -> None:
+    def check_members(self, recipe: Any, names: Sequence[str]) -> None:
         """Check a recipe against the members' names; numbers by member are checked already.
 
         Raises:
@@ -291,11 +284,11 @@ class Output(Method):
                 f"give --top-k {len(names)} or less, or name more --experts",
             )
 
-    def top_k(self, recipe: Recipe, count: int) -> int | None:
+    def top_k(self, recipe: Any, count: int) -> int | None:
         """Return how many of so many members a token goes to; None where they have no such number."""
         return None
 
-    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
+    def document(self, recipe: Any, names: Sequence[str]) -> dict[str, Any]:
         """Return a recipe as `composition.json` holds it, every default spelled out."""
         return {"to": self.name, **written(self.options, recipe, names)}
 
@@ -312,108 +305,11 @@ class Output(Method):
         """Return the recipe of a composition's document of earlier releases without what was `removed` of it."""
         return {**composition["recipe"], **{key: self.removed[key][0] for key in removed}}
 
-    def without(self, recipe: Recipe, names: Sequence[str]) -> Recipe:
+    def without(self, recipe: Any, names: Sequence[str]) -> Any:
         """Return the recipe of the members `names` alone, where others have left."""
         return recipe.of_members(names)
 
-    # The plan.
-
-    def takes_base(self, members: Sequence[Member], recipe: Recipe) -> bool:
-        """Tell whether the base model is to be looked up for these members."""
-        return recipe.needs_base
-
-    def base_of(self, workspace: Workspace, members: Sequence[Member], base: str | None) -> str | None:
-        """Return a reference to the base model of some members; None for the only one registered.
-
-        Args:
-            workspace: the registry.
-            members: the members, in any order.
-            base: the reference that was given, if one was.
-
-        Raises:
-            IncompatibleError: it cannot be found.
-        """
-        return base
-
-    @abstractmethod
-    def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-        """Return the plan of composing members (in any order) by a recipe; no weight is read.
-
-        Raises:
-            InvalidInputError: the recipe does not fit them.
-            IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
-        """
-
-    def opened(self, plan: Plan, workspace: Workspace) -> AbstractContextManager[Source]:
-        """Open what the tensors of a plan are made from, after whatever passes it needs.
-
-        Raises:
-            DamagedError: a stored array is damaged.
-            InvalidInputError: a linear system cannot be solved.
-        """
-        from registry.composition.plan import opened_stored
-
-        return opened_stored(plan)
-
-    @abstractmethod
-    def config(self, plan: Plan) -> dict[str, Any]:
-        """Return config.json."""
-
-    def code(self, plan: Plan) -> Mapping[str, bytes]:
-        """Return the modelling files of the folder, by name."""
-        return {}
-
-    def file_members(self, plan: Plan) -> Sequence[Member]:
-        """Return the members whose settings of generation and special tokens the folder has."""
-        return plan.members
-
-    @abstractmethod
-    def card(self, plan: Plan) -> Card:
-        """Return what the model card says."""
-
-    def notes(self, plan: Plan) -> Iterable[str]:
-        """Return remarks on the result for its user."""
-        return ()
-
-    def active_parameters(self, plan: Plan) -> int:
-        """Return the weights that take part in one token, at most."""
-        return plan.parameters
-
-    def peak_bytes(self, plan: Plan) -> int:
-        """Return an upper estimate of the memory that writing takes beyond the program itself."""
-        return plan.block_bytes
-
-    # What is known before it is made.
-
-    def warnings(self, plan: Plan) -> tuple[PlanWarning, ...]:
-        """Return warnings from stored counts alone; none where they would need more, or much time."""
-        return ()
-
-    def preview(self, plan: Plan, progress: Progress) -> Preview:
-        """Predict the routing from statistics (see `Registry.preview`).
-
-        Raises:
-            InvalidInputError: it cannot be predicted.
-        """
-        raise NotImplementedError(f"output {self.name} has no preview")
-
-    def shares_of(self, plan: Plan, version: Member) -> dict[str, float]:
-        """Return name → share of a version's text that is predicted to go to each member; the version is no member.
-
-        Raises:
-            RegError: it cannot be predicted.
-        """
-        return {}
-
-    def routing_cost(self, plan: Plan) -> RoutingCost | None:
-        """Return what its routing adds to a plan without it; None where it adds nothing of note."""
-        return None
-
-    def passes(self, recipe: Recipe) -> Sequence[tuple[str, str, bool]]:
-        """Return each step that runs models before anything is written: label, words, and whether it is sure to run."""
-        return ()
-
-    # What reports have of it.
+    # Words.
 
     def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
         """Return what helps where routing does not separate two of `count` members, and its option; None for nothing.
@@ -424,22 +320,12 @@ class Output(Method):
         """
         return None
 
-    def mask_overlaps(self, members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
-        """Return (name, name, overlap from 0 to 1) of the masks that members were trained with, of every two.
-
-        Raises:
-            DamagedError: a mask is not what was stored.
-        """
-        return ()
-
-    # Words.
-
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         """Return how a composition was made, each step as a few words; `document` is that of the composition."""
         return [f"{self.words[0].upper()}{self.words[1:]} of {counted(len(document['members']), 'expert')}"]
 
 
-def written(options: Sequence[Option], recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
+def written(options: Sequence[Option], recipe: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return options of a recipe as documents hold them, every default spelled out.
 
     Later ones are there only where they are not at their defaults.

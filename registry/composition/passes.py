@@ -10,7 +10,7 @@ from registry.composition.stored import write_dense
 from registry.io.work_dirs import working_folder
 from registry.member import Member
 from registry.progress import Progress
-from registry.statistics.cache import StatisticsCache
+from registry.statistics.cache import FileCache
 from registry.workspace import Workspace
 from store.lock import exclusive
 
@@ -25,7 +25,7 @@ class PassContext:
 
     workspace: Workspace
     work: Path
-    cache: StatisticsCache
+    cache: FileCache
 
     @property
     def progress(self) -> Progress:
@@ -51,7 +51,7 @@ def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[Pa
             yield
 
     with working_folder(home.work, [version.digest for version in versions]) as work:
-        yield PassContext(workspace, work, StatisticsCache(home.cache, work, putting))
+        yield PassContext(workspace, work, FileCache(home.cache, work, putting))
 
 
 @contextmanager

@@ -1,93 +1,31 @@
-"""The plan of a composition: what would be written, before a byte of it is."""
+"""The plan of a composition, what would be written before a byte of it is, and the outputs, which make plans."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
-from registry.composition.card import card_page
-from registry.composition.manifest import DOCUMENT_FORMAT
-from registry.composition.method import Output
-from registry.composition.recipe.recipe import Recipe
-from registry.composition.stored import held, stored_stream
-from registry.composition.taken_files import taken_files
+from registry.composition.method import Card, Target
+from registry.composition.preview import Preview
+from registry.composition.recipe.recipe import DOCUMENT_FORMAT, Recipe
 from registry.io.dtypes import WEIGHT_DTYPES
-from registry.io.model_folder import json_file
 from registry.io.safetensors_file import Stream
-from registry.io.torch_blocks import to_block, torch_dtype
-from registry.member import Member
-from store.arrays import CARRIERS, CHUNK_ELEMENTS, Block
-from store.catalog import VersionRecord
-from store.catalog.records import Role
+from registry.progress import Progress
+from store.arrays import CARRIERS, CHUNK_ELEMENTS
 from store.digest import json_digest
+
+if TYPE_CHECKING:
+    from registry.member import Member
+    from registry.workspace import Workspace
+    from store.catalog import VersionRecord
 
 TRUNK, EXPERTS, ROUTER = "trunk", "experts", "routers"
 """Parts of a model, which are files of their own where it is large."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """An array of a version, by role and name, as it is stored; cast where another dtype is wanted."""
-
-    member: Member
-    role: Role
-    array: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return self.member.link(self.role, self.array).shape
-
-    def stream(self, name: str, dtype: str) -> Stream:
-        """Return it as it is written."""
-        return stored_stream(name, dtype, self.shape, partial(self.member.open, self.role, self.array), self.array)
-
-
-@dataclass(frozen=True)
-class Stacked:
-    """An array of every member, one after the other along a new first axis."""
-
-    members: tuple[Member, ...]
-    role: Role
-    array: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape, (E, …)."""
-        return (len(self.members), *self.members[0].link(self.role, self.array).shape)
-
-    def stream(self, name: str, dtype: str) -> Stream:
-        """Return it as it is written."""
-        return Stream(name, dtype, self.shape, self._blocks)
-
-    def _blocks(self) -> Iterator[Block]:
-        for member in self.members:
-            for block in member.open(self.role, self.array).blocks():
-                yield block[None]
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A tensor that a function returns, whole.
-
-    Attributes:
-        compute: returns it as a torch tensor of any floating dtype.
-    """
-
-    shape: tuple[int, ...]
-    compute: Callable[[], Any]
-
-    def stream(self, name: str, dtype: str) -> Stream:
-        """Return it as it is written."""
-
-        def blocks() -> Iterator[Block]:
-            yield from held([to_block(self.compute().to(torch_dtype(dtype)))], dtype, name)
-
-        return Stream(name, dtype, self.shape, blocks)
 
 
 @dataclass(frozen=True)
@@ -207,7 +145,7 @@ class Plan:
     @property
     def output(self) -> Output:
         """The output that it makes."""
-        return self.recipe.output
+        return output_of(self.recipe)
 
     @property
     def names(self) -> list[str]:
@@ -289,15 +227,112 @@ class Plan:
         """The composition's digest."""
         return json_digest(self.document)
 
-    @property
-    def files(self) -> dict[str, bytes]:
-        """Every file of the folder except the weights and `composition.json`."""
-        config = {"config.json": json_file(self.output.config(self))}
-        card = {"README.md": card_page(self, self.output.card(self))}
-        return taken_files(self.output.file_members(self), self.lead) | dict(self.output.code(self)) | config | card
+
+class Output(Target):
+    """A kind of model that is made of experts: the plan of its folder, and what its card, lists and pages say."""
+
+    def takes_base(self, members: Sequence[Member], recipe: Recipe) -> bool:
+        """Tell whether the base model is to be looked up for these members."""
+        return recipe.needs_base
+
+    def base_of(self, workspace: Workspace, members: Sequence[Member], base: str | None) -> str | None:
+        """Return a reference to the base model of some members; None for the only one registered.
+
+        Args:
+            workspace: the registry.
+            members: the members, in any order.
+            base: the reference that was given, if one was.
+
+        Raises:
+            IncompatibleError: it cannot be found.
+        """
+        return base
+
+    @abstractmethod
+    def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
+        """Return the plan of composing members (in any order) by a recipe; no weight is read.
+
+        Raises:
+            InvalidInputError: the recipe does not fit them.
+            IncompatibleError: members differ in what must agree; the message says in what, and who from whom.
+        """
+
+    def opened(self, plan: Plan, workspace: Workspace) -> AbstractContextManager[Source]:
+        """Open what the tensors of a plan are made from, after whatever passes it needs.
+
+        Raises:
+            DamagedError: a stored array is damaged.
+            InvalidInputError: a linear system cannot be solved.
+        """
+        return nullcontext(Source([tensor.stream() for tensor in plan.tensors]))
+
+    @abstractmethod
+    def config(self, plan: Plan) -> dict[str, Any]:
+        """Return config.json."""
+
+    def code(self, plan: Plan) -> Mapping[str, bytes]:
+        """Return the modelling files of the folder, by name."""
+        return {}
+
+    def file_members(self, plan: Plan) -> Sequence[Member]:
+        """Return the members whose settings of generation and special tokens the folder has."""
+        return plan.members
+
+    @abstractmethod
+    def card(self, plan: Plan) -> Card:
+        """Return what the model card says."""
+
+    def notes(self, plan: Plan) -> Iterable[str]:
+        """Return remarks on the result for its user."""
+        return ()
+
+    def active_parameters(self, plan: Plan) -> int:
+        """Return the weights that take part in one token, at most."""
+        return plan.parameters
+
+    def peak_bytes(self, plan: Plan) -> int:
+        """Return an upper estimate of the memory that writing takes beyond the program itself."""
+        return plan.block_bytes
+
+    # What is known before it is made.
+
+    def warnings(self, plan: Plan) -> tuple[PlanWarning, ...]:
+        """Return warnings from stored counts alone; none where they would need more, or much time."""
+        return ()
+
+    def preview(self, plan: Plan, progress: Progress) -> Preview:
+        """Predict the routing from statistics (see `Registry.preview`).
+
+        Raises:
+            InvalidInputError: it cannot be predicted.
+        """
+        raise NotImplementedError(f"output {self.name} has no preview")
+
+    def shares_of(self, plan: Plan, version: Member) -> dict[str, float]:
+        """Return name → share of a version's text that is predicted to go to each member; the version is no member.
+
+        Raises:
+            RegError: it cannot be predicted.
+        """
+        return {}
+
+    def routing_cost(self, plan: Plan) -> RoutingCost | None:
+        """Return what its routing adds to a plan without it; None where it adds nothing of note."""
+        return None
+
+    def passes(self, recipe: Recipe) -> Sequence[tuple[str, str, bool]]:
+        """Return each step that runs models before anything is written: label, words, and whether it is sure to run."""
+        return ()
+
+    def mask_overlaps(self, members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
+        """Return (name, name, overlap from 0 to 1) of the masks that members were trained with, of every two.
+
+        Raises:
+            DamagedError: a mask is not what was stored.
+        """
+        return ()
 
 
-@contextmanager
-def opened_stored(plan: Plan) -> Iterator[Source]:
-    """Open a plan whose tensors need nothing but themselves."""
-    yield Source([tensor.stream() for tensor in plan.tensors])
+def output_of(recipe: Recipe) -> Output:
+    """Return the output of a recipe."""
+    return cast(Output, recipe.output)

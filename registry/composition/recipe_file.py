@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.manifest import CompositionManifest
+from registry.composition.option import Option, OptionKind, Problem
 from registry.composition.recipe.fields import (
     FIELDS,
     FROM_BASE,
@@ -29,11 +30,10 @@ from registry.composition.recipe.fields import (
     first_problem,
     misplaced,
     of_copies,
-    output_of,
     problem_of_copies,
     removed,
+    target_of,
 )
-from registry.composition.recipe.option import Option, OptionKind, Problem
 from registry.composition.recipe.recipe import CoefficientFit, Recipe, unwanted
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError
@@ -229,7 +229,7 @@ class _Reader:
             raise self._located(problem)
         if names:
             self._check_members(names)
-        if base is not None and not output_of(self._values).needs_base(self._values):
+        if base is not None and not target_of(self._values).needs_base(self._values):
             hint = "drop it, or choose a method that needs the base model: trunk: base"
             raise self._error(self._lines[BASE], "this recipe takes no base model, and one is named", hint)
         return RecipeFile(self._path, self._experts, base, self._values, from_base=copies or None, fit=fit)
@@ -298,7 +298,7 @@ class _Reader:
             return None
         if not self._values.get("coefficients"):
             raise self._error(self._lines[FIT], "there is the record of a fit, and no coefficients", f"drop {FIT}")
-        if not (output := output_of(self._values)).is_fitted:
+        if not (output := target_of(self._values)).is_fitted:
             message = f"coefficients are fitted for one dense model, and this recipe makes {output.words}"
             raise self._error(self._lines[FIT], message, f"drop {FIT}, and keep the coefficients")
         try:

@@ -1,10 +1,12 @@
 """Stored arrays as the tensors of a folder, their own bytes wherever these can be copied, and dense folders of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from registry.member import Member
 from registry.progress import Progress
 from store.arrays import ArraySource, Block, blocks_of_rows
 from store.catalog import ArrayLink
+from store.catalog.records import Role
 
 
 def held(blocks: Iterable[Block], dtype: str, name: str) -> Iterator[Block]:
@@ -82,6 +85,67 @@ def stored_stream(
         return None if one is None else [one]
 
     return Stream(name, dtype, shape, lambda: copied(opened(), rows, dtype), spans)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array of a version, by role and name, as it is stored; cast where another dtype is wanted."""
+
+    member: Member
+    role: Role
+    array: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.member.link(self.role, self.array).shape
+
+    def stream(self, name: str, dtype: str) -> Stream:
+        """Return it as it is written."""
+        return stored_stream(name, dtype, self.shape, partial(self.member.open, self.role, self.array), self.array)
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """An array of every member, one after the other along a new first axis."""
+
+    members: tuple[Member, ...]
+    role: Role
+    array: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, (E, …)."""
+        return (len(self.members), *self.members[0].link(self.role, self.array).shape)
+
+    def stream(self, name: str, dtype: str) -> Stream:
+        """Return it as it is written."""
+        return Stream(name, dtype, self.shape, self._blocks)
+
+    def _blocks(self) -> Iterator[Block]:
+        for member in self.members:
+            for block in member.open(self.role, self.array).blocks():
+                yield block[None]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A tensor that a function returns, whole.
+
+    Attributes:
+        compute: returns it as a torch tensor of any floating dtype.
+    """
+
+    shape: tuple[int, ...]
+    compute: Callable[[], Any]
+
+    def stream(self, name: str, dtype: str) -> Stream:
+        """Return it as it is written."""
+
+        def blocks() -> Iterator[Block]:
+            yield from held([to_block(self.compute().to(torch_dtype(dtype)))], dtype, name)
+
+        return Stream(name, dtype, self.shape, blocks)
 
 
 def selected(

@@ -128,7 +128,7 @@ class Examination:
 
     @cached_property
     def changes(self) -> list[str]:
-        """A line for each file that is not as it was composed; files beside the composition's own do not count."""
+        """A line for each file that is not as it was composed; files that were added do not count."""
         found = [] if self.composed is None else self.composed.problems(self.progress)
         return [line.replace(f"{self.path}/", "", 1) for line in found if not line.endswith(ADDED)]
 
@@ -258,7 +258,7 @@ def domain_texts(folder: Examination) -> DomainTexts:
 
 
 def is_cheap(member: Member) -> bool:
-    """Tell whether a member is small enough to be loaded beside the folder."""
+    """Tell whether a member is small enough to be loaded too."""
     return sum(math.prod(link.shape) for link in member.arrays if link.role in ("trunk", "mlp")) <= CHEAP
 
 

@@ -76,13 +76,11 @@ class Diagnosis:
         """The diagnosis in one sentence."""
         errors, warnings, passed = self.of("error"), self.of("warning"), self.of("ok")
         if errors:
-            more = f" (and {_count(len(errors) - 1, 'more error')})" if len(errors) > 1 else ""
             judged = "must not be used" if errors[0].check == MEMBERS else "is broken"
-            return f"{self.folder} {judged}: {errors[0].message}{more}"
-        checks = _count(len({finding.check for finding in passed}), "check")
+            return f"{self.folder} {judged}: {_first_of(errors)}"
         if warnings:
-            more = f" (and {_count(len(warnings) - 1, 'more warning')})" if len(warnings) > 1 else ""
-            return f"{self.folder} has no error, but {warnings[0].message}{more}"
+            return f"{self.folder} has no error, but {_first_of(warnings)}"
+        checks = _count(len({finding.check for finding in passed}), "check")
         skipped = {finding.check for finding in self.of("skipped")}
         return f"{self.folder} looks healthy: {checks} passed" + (f", {len(skipped)} skipped" if skipped else "")
 
@@ -105,6 +103,11 @@ class Diagnosis:
             "perplexity": self.perplexity,
             "next": self.next,
         }
+
+
+def _first_of(found: list[Finding]) -> str:
+    more = f" (and {_count(len(found) - 1, f'more {found[0].severity}')})" if len(found) > 1 else ""
+    return f"{found[0].message}{more}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -20,7 +20,7 @@ _EMBEDDINGS = (
 )
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 _ADDED = ("head_maps.", "evidence", "thresholds")
-"""Parts of the names of tensors that context routing adds beside a model's own."""
+"""Parts of the names of tensors that context routing adds to a model's own."""
 
 
 def is_router(name: str) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
 from registry.composition.method import Compared
+from registry.composition.option import OptionKind
 from registry.composition.recipe.fields import FIELDS, misplaced
-from registry.composition.recipe.option import OptionKind
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import InvalidInputError
 from registry.names.suggest import suggest

@@ -303,7 +303,7 @@ class Family:
     def hosts(self, architecture: Architecture) -> dict[str, Translation]:
         """Return every host that carries the model, by its name in recipes: native ones first, the default ahead."""
         native = [] if self.refusal(architecture) else self.translations(architecture)
-        remote = remote_code_host(self.model_type, self.class_name, self.layers)
+        remote = remote_code_host(self)
         return {
             **{translation.host.model_type: translation for translation in native},
             REMOTE_CODE: Translation(
@@ -317,7 +317,7 @@ class Family:
         """Return the translation to the dense model itself, whose MLP tensors are made like the trunk's."""
         shapes = self.trunk_shapes(architecture) | self.mlp_shapes(architecture)
         trunk: dict[str, Trunk | Constant] = {name: Trunk(shape, RowSelection(name)) for name, shape in shapes.items()}
-        return Translation(dense_host(self.model_type, self.class_name, self.layers), architecture, trunk)
+        return Translation(dense_host(self), architecture, trunk)
 
     def unchanged(self, architecture: Architecture) -> dict[str, Trunk | Constant]:
         """Return the trunk unchanged, under its own names."""

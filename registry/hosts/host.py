@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from registry.hosts.architecture import Architecture
 from registry.hosts.tensors import Experts, RowSelection
@@ -103,30 +103,43 @@ class Host:
         return f"{self.layers}.{layer}.{name}"
 
 
-def decoder_config(architecture: Architecture) -> dict[str, Any]:
-    """Return the keys that all hosts share, under the names of both transformers 4 and 5."""
-    config = {
+class DenseClass(Protocol):
+    """A dense class of transformers, which a `Family` names.
+
+    Attributes:
+        model_type: of its config.json.
+        class_name: its name.
+        layers: name of the module of its layers.
+    """
+
+    model_type: ClassVar[str]
+    class_name: ClassVar[str]
+    layers: ClassVar[str]
+
+
+def decoder_config(architecture: Architecture, top_k: int, *options: str, **own: Any) -> dict[str, Any]:
+    """Return the keys of config.json that all hosts share, under the names of both transformers 4 and 5.
+
+    Args:
+        architecture: of the composition.
+        top_k: experts per token.
+        options: options of the architecture that are keys of the host.
+        own: other keys of the host.
+    """
+    sizes = {name: value for name, value in vars(architecture).items() if name not in ("options", "rope_parameters")}
+    everywhere = [key for key in ("rms_norm_eps", "context_layers") if key in architecture.options]
+    return {
+        **sizes,
+        **rope_config(architecture.rope_parameters),
         "attention_dropout": 0.0,
-        "head_dim": architecture.head_dim,
-        "hidden_act": architecture.hidden_act,
-        "hidden_size": architecture.hidden_size,
         "initializer_range": 0.02,
-        "intermediate_size": architecture.intermediate_size,
-        "max_position_embeddings": architecture.max_position_embeddings,
-        "num_attention_heads": architecture.num_attention_heads,
-        "num_hidden_layers": architecture.num_hidden_layers,
-        "num_key_value_heads": architecture.num_key_value_heads,
+        "num_experts_per_tok": top_k,
         "output_router_logits": False,
         "router_aux_loss_coef": 0.0,
-        "tie_word_embeddings": architecture.tie_word_embeddings,
         "use_cache": True,
-        "vocab_size": architecture.vocab_size,
-        **rope_config(architecture.rope_parameters),
+        **{key: architecture.options[key] for key in (*everywhere, *options)},
+        **own,
     }
-    for key in ("rms_norm_eps", "context_layers"):
-        if key in architecture.options:
-            config[key] = architecture.options[key]
-    return config
 
 
 def rope_config(rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,19 +154,6 @@ def rope_config(rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
     if scaling.get("rope_type") == "longrope":  # transformers 4 switches between short and long by this key
         config["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
     return config
-
-
-def qwen_moe_config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    """Return the keys that the hosts of the Qwen lineage share; with `norm_topk_prob` the chosen weights sum to 1."""
-    return decoder_config(architecture) | {
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": architecture.intermediate_size,
-        NORM_TOPK_PROB: True,
-        "num_experts": experts,  # read by transformers 4 and by other runtimes; transformers 5 reads the next line
-        "num_local_experts": experts,
-        "num_experts_per_tok": top_k,
-    }
 
 
 _DROPPED = ("_name_or_path", "transformers_version", "auto_map", "quantization_config")

@@ -8,25 +8,22 @@ from typing import Any
 from registry.hosts.architecture import Architecture
 from registry.hosts.host import (
     LAYERS,
-    NORM_TOPK_PROB,
     ContextAttention,
+    DenseClass,
     Fused,
     Host,
     PerExpert,
     decoder_config,
     dense_config,
-    qwen_moe_config,
 )
 from registry.hosts.tensors import Constant
 
 
 def _mixtral(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    return decoder_config(architecture) | {
-        "num_experts_per_tok": top_k,
-        "num_local_experts": experts,
-        "router_jitter_noise": 0.0,
-        "sliding_window": architecture.options.get("sliding_window"),
-    }
+    window = architecture.options.get("sliding_window")
+    return decoder_config(
+        architecture, top_k, num_local_experts=experts, router_jitter_noise=0.0, sliding_window=window
+    )
 
 
 MIXTRAL = Host(
@@ -53,12 +50,9 @@ def multipliers(architecture: Architecture) -> dict[str, Any]:
 
 
 def _granitemoe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    return decoder_config(architecture) | {
-        "attention_bias": architecture.options.get("attention_bias", False),
-        "num_experts_per_tok": top_k,
-        "num_local_experts": experts,
-        **multipliers(architecture),
-    }
+    bias = architecture.options.get("attention_bias", False)
+    own = multipliers(architecture)
+    return decoder_config(architecture, top_k, attention_bias=bias, num_local_experts=experts, **own)
 
 
 GRANITEMOE = Host(
@@ -78,16 +72,15 @@ NO_SINK = -1e4
 
 def _granitemoe_swa(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
     theta = architecture.rope_parameters["rope_theta"]
-    return decoder_config(architecture) | {
-        "attention_bias": architecture.options["attention_bias"],
-        "layer_rope_theta": [theta if rope else 0 for rope in architecture.options["no_rope_layers"]],
-        "layer_types": architecture.options["layer_types"],
-        "num_experts_per_tok": top_k,
-        "num_local_experts": experts,
-        "shared_intermediate_size": 0,
-        "sliding_window": architecture.options["sliding_window"],
+    return decoder_config(
+        architecture,
+        top_k,
+        *("attention_bias", "layer_types", "sliding_window"),
+        layer_rope_theta=[theta if rope else 0 for rope in architecture.options["no_rope_layers"]],
+        num_local_experts=experts,
+        shared_intermediate_size=0,
         **multipliers(architecture),
-    }
+    )
 
 
 def sinks(architecture: Architecture) -> dict[str, Constant]:
@@ -113,31 +106,46 @@ SHARED_SIZE = 8
 """Width of the shared expert: the smallest that every runtime accepts."""
 
 
+def _qwen_moe(architecture: Architecture, experts: int, top_k: int, *options: str, **own: Any) -> dict[str, Any]:
+    """Return the keys that the hosts of the Qwen lineage share; with `norm_topk_prob` the chosen weights sum to 1."""
+    return decoder_config(
+        architecture,
+        top_k,
+        *options,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        moe_intermediate_size=architecture.intermediate_size,
+        norm_topk_prob=True,
+        num_experts=experts,  # read by transformers 4 and by other runtimes; transformers 5 reads the next line
+        num_local_experts=experts,
+        **own,
+    )
+
+
 def _qwen2_moe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    windows = "sliding_attention" in architecture.options["layer_types"]
-    return qwen_moe_config(architecture, experts, top_k) | {
-        "layer_types": architecture.options["layer_types"],
-        "max_window_layers": architecture.options["layer_types"].count("full_attention"),
-        "qkv_bias": True,
-        "shared_expert_intermediate_size": SHARED_SIZE,
-        "sliding_window": architecture.options["sliding_window"] if windows else None,
-        "use_sliding_window": windows,
-    }
+    types = architecture.options["layer_types"]
+    windows = "sliding_attention" in types
+    return _qwen_moe(
+        architecture,
+        experts,
+        top_k,
+        "layer_types",
+        max_window_layers=types.count("full_attention"),
+        qkv_bias=True,
+        shared_expert_intermediate_size=SHARED_SIZE,
+        sliding_window=architecture.options["sliding_window"] if windows else None,
+        use_sliding_window=windows,
+    )
 
 
 def shared_expert(architecture: Architecture) -> dict[str, Constant]:
     """Return the shared experts: their down projection is zero; their gate is not, since runtimes divide by it."""
-    hidden = architecture.hidden_size
-    shapes = {
-        "gate_proj": ((SHARED_SIZE, hidden), 0.0),
-        "up_proj": ((SHARED_SIZE, hidden), 0.0),
-        "down_proj": ((hidden, SHARED_SIZE), 0.0),
-    }
-    tensors = {}
+    hidden, tensors = architecture.hidden_size, {}
     for layer in range(architecture.num_hidden_layers):
         below = f"{LAYERS}.{layer}.mlp.shared_expert"
-        for projection, (shape, value) in shapes.items():
-            tensors[f"{below}.{projection}.weight"] = Constant(shape, value)
+        for projection in ("gate_proj", "up_proj", "down_proj"):
+            shape = (hidden, SHARED_SIZE) if projection == "down_proj" else (SHARED_SIZE, hidden)
+            tensors[f"{below}.{projection}.weight"] = Constant(shape, 0.0)
         tensors[f"{below}_gate.weight"] = Constant((1, hidden), 2.0**-7)
     return tensors
 
@@ -153,11 +161,7 @@ QWEN2_MOE = Host(
 
 
 def _qwen3_moe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    return qwen_moe_config(architecture, experts, top_k) | {
-        "attention_bias": architecture.options["attention_bias"],
-        "sliding_window": None,
-        "use_sliding_window": False,
-    }
+    return _qwen_moe(architecture, experts, top_k, "attention_bias", sliding_window=None, use_sliding_window=False)
 
 
 QWEN3_MOE = Host(
@@ -171,17 +175,17 @@ QWEN3_MOE = Host(
 
 
 def _mellum(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    config = qwen_moe_config(architecture, experts, top_k)
+    config = _qwen_moe(
+        architecture,
+        experts,
+        top_k,
+        *("attention_bias", "layer_types", "sliding_window"),
+        mlp_layer_types=["sparse"] * architecture.num_hidden_layers,
+        rope_parameters=dict.fromkeys(("full_attention", "sliding_attention"), architecture.rope_parameters),
+    )
     for key in ("rope_scaling", "rope_theta"):
         del config[key]  # it has one rope for each kind of layer
-    types = architecture.options["layer_types"]
-    return config | {
-        "attention_bias": architecture.options["attention_bias"],
-        "layer_types": types,
-        "mlp_layer_types": ["sparse"] * architecture.num_hidden_layers,
-        "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), architecture.rope_parameters),
-        "sliding_window": architecture.options["sliding_window"],
-    }
+    return config
 
 
 MELLUM = Host(
@@ -195,12 +199,7 @@ MELLUM = Host(
 
 
 def _flex_olmo(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    return decoder_config(architecture) | {
-        "attention_bias": architecture.options["attention_bias"],
-        NORM_TOPK_PROB: True,
-        "num_experts": experts,
-        "num_experts_per_tok": top_k,
-    }
+    return decoder_config(architecture, top_k, "attention_bias", norm_topk_prob=True, num_experts=experts)
 
 
 FLEX_OLMO = Host(
@@ -214,20 +213,17 @@ FLEX_OLMO = Host(
 
 
 def _cohere2_moe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    return decoder_config(architecture) | {
-        "attention_bias": architecture.options["attention_bias"],
-        "expert_selection_fn": "softmax",
-        "layer_norm_eps": architecture.options["layer_norm_eps"],
-        "layer_types": architecture.options["layer_types"],
-        "logit_scale": architecture.options["logit_scale"],
-        "mlp_layer_types": ["sparse"] * architecture.num_hidden_layers,
-        "norm_topk_prob": True,
-        "num_experts": experts,
-        "num_experts_per_tok": top_k,
-        "num_shared_experts": 0,
-        "rms_norm_eps": None,
-        "sliding_window": architecture.options["sliding_window"],
-    }
+    return decoder_config(
+        architecture,
+        top_k,
+        *("attention_bias", "layer_norm_eps", "layer_types", "logit_scale", "sliding_window"),
+        expert_selection_fn="softmax",
+        mlp_layer_types=["sparse"] * architecture.num_hidden_layers,
+        norm_topk_prob=True,
+        num_experts=experts,
+        num_shared_experts=0,
+        rms_norm_eps=None,
+    )
 
 
 COHERE2_MOE = Host(
@@ -238,20 +234,14 @@ COHERE2_MOE = Host(
 """Cohere2-MoE: parallel attention and MLP; a rope only in layers with a window."""
 
 
-def dense_host(model_type: str, class_name: str, layers: str) -> Host:
-    """Return the dense class as the host of a composition that is one dense model, without routers.
-
-    Args:
-        model_type: of the dense family.
-        class_name: the dense class of transformers.
-        layers: name of the module of its layers.
-    """
+def dense_host(dense: DenseClass) -> Host:
+    """Return the dense class as the host of a composition that is one dense model, without routers."""
     return Host(
-        model_type=model_type,
-        class_name=class_name,
+        model_type=dense.model_type,
+        class_name=dense.class_name,
         gate="",
         experts=PerExpert(""),
         config=lambda architecture, experts, top_k: {"vocab_size": architecture.vocab_size},
-        layers=layers,
+        layers=dense.layers,
         dense_config=dense_config,
     )

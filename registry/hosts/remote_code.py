@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import LAYERS, NORM_TOPK_PROB, Host, PerExpert, dense_config
+from registry.hosts.host import LAYERS, NORM_TOPK_PROB, DenseClass, Host, PerExpert, dense_config
 from registry.hosts.tensors import OwnHeadMap
 
 REMOTE_CODE = "remote-code"
@@ -48,26 +48,18 @@ _GATE_BIAS = "mlp.gate.bias"
 _IMPORT = re.compile(r"^from (\.|registry\.hosts\.code\.)(modeling_\w+) import .*\n", re.MULTILINE)
 
 
-def remote_code_host(model_type: str, class_name: str, layers: str) -> Host:
-    """Return the host of a dense class.
-
-    Args:
-        model_type: of the dense family.
-        class_name: the dense class of transformers.
-        layers: name of the module of its layers.
-    """
-    return _routed_host(model_type, class_name, layers, "modeling_routed", "RoutedForCausalLM")
+def remote_code_host(dense: DenseClass) -> Host:
+    """Return the host of a dense class with routed MLPs."""
+    return _routed_host(dense, "modeling_routed", "RoutedForCausalLM")
 
 
-def context_code_host(model_type: str, class_name: str, layers: str) -> Host:
-    """Return the host of a dense class that routes by the text so far (arguments as `remote_code_host`).
+def context_code_host(dense: DenseClass) -> Host:
+    """Return the host of a dense class that routes by the text so far.
 
     Its config.json holds the architecture's options of `_CONTEXT_KEYS`.
     """
     return _routed_host(
-        model_type,
-        class_name,
-        layers,
+        dense,
         "modeling_context",
         "ContextRoutedForCausalLM",
         config_class="ContextConfig",
@@ -75,44 +67,33 @@ def context_code_host(model_type: str, class_name: str, layers: str) -> Host:
     )
 
 
-def biased_code_host(model_type: str, class_name: str, layers: str) -> Host:
-    """Return the host of a dense class whose routers have a bias (arguments as `remote_code_host`)."""
-    host = _routed_host(model_type, class_name, layers, "modeling_biased", "BiasedRoutedForCausalLM")
-    return replace(host, gate_bias=_GATE_BIAS)
+def biased_code_host(dense: DenseClass) -> Host:
+    """Return the host of a dense class whose routers have a bias."""
+    return replace(_routed_host(dense, "modeling_biased", "BiasedRoutedForCausalLM"), gate_bias=_GATE_BIAS)
 
 
-def softmax_topk_code_host(model_type: str, class_name: str, layers: str, *, bias: bool = False) -> Host:
-    """Return the host of a dense class whose experts keep the weights of the softmax over all of them.
-
-    Args:
-        model_type: of the dense family.
-        class_name: the dense class of transformers.
-        layers: name of the module of its layers.
-        bias: routers have a bias.
-    """
+def softmax_topk_code_host(dense: DenseClass, *, bias: bool = False) -> Host:
+    """Return the host of a dense class whose experts keep the weights of the softmax over all of them."""
     own_keys = {NORM_TOPK_PROB: False, ROUTER_BIAS: bias}
-    module, name = "modeling_softmax_topk", "SoftmaxTopKForCausalLM"
-    host = _routed_host(model_type, class_name, layers, module, name, own_keys=lambda _: own_keys)
+    host = _routed_host(dense, "modeling_softmax_topk", "SoftmaxTopKForCausalLM", own_keys=lambda _: own_keys)
     return replace(host, gate_bias=_GATE_BIAS if bias else "")
 
 
 def _routed_host(
-    model_type: str,
-    class_name: str,
-    layers: str,
+    dense: DenseClass,
     module: str,
     name: str,
     *,
     config_class: str = "RoutedConfig",
     own_keys: Callable[[Architecture], dict[str, Any]] = lambda _: {},
 ) -> Host:
-    """Return the host of a dense class whose modelling file is `module` (first arguments as `remote_code_host`).
+    """Return the host of a dense class with a modelling file.
 
     Args:
+        dense: the class.
         module: the modelling file, without its suffix.
-        name: the class in it.
-        config_class: that of its configuration.
-        own_keys: the keys that its config.json has beside those of the routed model.
+        name: the class in it, and `config_class` that of its configuration.
+        own_keys: the keys that its config.json has besides those of the routed model.
     """
 
     def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
@@ -125,23 +106,20 @@ def _routed_host(
         }
 
     return Host(
-        model_type=f"{ROUTED}{model_type}",
+        model_type=f"{ROUTED}{dense.model_type}",
         class_name=name,
         experts=PerExpert("mlp.experts.{expert}.{projection}"),
         config=config,
-        layers=layers,
+        layers=dense.layers,
         dense_config=dense_config,
-        files=modelling_file(_CODE / f"{module}.py", class_name, layers),
+        files=modelling_file(_CODE / f"{module}.py", dense.class_name, dense.layers),
     )
 
 
 def own_head_maps(experts: int, hidden_size: int, *, bias: bool) -> dict[str, OwnHeadMap]:
     """Return the tensors of head maps in `modeling_context.py`, by name, expert by expert.
 
-    Args:
-        experts: number of experts.
-        hidden_size: H.
-        bias: the last norm has a bias.
+    With `bias` the last norm has one.
     """
     parts = {"weight": (hidden_size, hidden_size)} | ({"bias": (hidden_size,)} if bias else {})
     return {

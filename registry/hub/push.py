@@ -26,6 +26,7 @@ from registry.progress import remark
 from registry.workspace import PathLike, Workspace
 from store.catalog import Catalog, PushRecord, VersionRecord
 
+RECOMPOSE = "compose it again, and push that"
 LICENSE_HINT = "choose the license of the whole: --license ID, an identifier of the Hub; other for a custom one"
 
 
@@ -123,7 +124,7 @@ def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license
     """
     folder, manifest, files = composed.path, composed.manifest, composed.files
     versions = _versions_of(workspace.catalog, composed)
-    composed.check(workspace.progress, "compose it again, and push that")
+    composed.check(workspace.progress, RECOMPOSE)
     card = composed.card if CARD in files else b""
     _check_license(license_of(card), license_id, versions, str(folder))
     if len(versions) < len(manifest.versions):
@@ -151,7 +152,7 @@ def _sha256(composed: ComposedFolder, workspace: Workspace) -> dict[str, str]:
             path = composed.path / name
             tree, digests[name] = tree_and_sha256(path, advance)
             if tree != known:
-                raise CheckpointError(f"{path} was changed since it was written", "compose it again, and push that")
+                raise CheckpointError(f"{path} was changed since it was written", RECOMPOSE)
     return digests
 
 

@@ -101,6 +101,11 @@ def parse_head(head: bytes, size: int) -> Header:
     return Header(tensors, metadata)
 
 
+def header_of(data: bytes) -> Header:
+    """Return the header of a whole file in memory (ValueError: it is not of this format)."""
+    return parse_head(data[: head_bytes(data[:8], len(data))], len(data))
+
+
 def _entry(name: str, described: object, start: int) -> Entry:
     if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"tensor {name[:200]!r} must have dtype, shape and data_offsets, and nothing else")

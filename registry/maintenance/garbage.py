@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -99,12 +99,9 @@ def collect_garbage(workspace: Workspace, *, dry_run: bool) -> Garbage:
 
 
 def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
-    """Delete every array that nothing uses, and return them; with `dry_run` only return them.
+    """Delete every array that nothing uses, and return them; with `dry_run` only return them (errors as `claim`).
 
     The caller holds the registry's lock, so that arrays of a running registration are not treated as garbage.
-
-    Raises:
-        ConflictError: the arrays belong to another catalog, so they only seem to be garbage.
     """
     catalog, store = workspace.catalog, workspace.arrays
     (check_owner if dry_run else claim)(catalog, store)
@@ -112,16 +109,13 @@ def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
     garbage = sorted({digest for digest in store.digests() if digest not in needed} | set(catalog.unreferenced()))
     pieces = []
     for digest in garbage:
-        if dry_run:
-            pieces.append(Piece(digest, store.disk_bytes(digest)))
-            continue
-        with catalog.holding():
-            pieces.append(Piece(digest, store.delete(digest)))
+        with nullcontext() if dry_run else catalog.holding():
+            pieces.append(Piece(digest, store.disk_bytes(digest) if dry_run else store.delete(digest)))
     freed = sum(piece.nbytes for piece in pieces)
     if not dry_run:
         store.keep_copies_of(needed)
-    if garbage and not dry_run:
-        catalog.forget_unreferenced(len(garbage), freed)
+        if garbage:
+            catalog.forget_unreferenced(len(garbage), freed)
     return Garbage(tuple(garbage), freed, pieces=tuple(pieces))
 
 

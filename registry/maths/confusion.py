@@ -41,7 +41,6 @@ from registry.maths.threads import one_thread
 SAMPLES = 4096
 """Points of the quasi-random sample: off by 0.001 at most with eight experts or fewer, by 0.006 with 32."""
 
-
 SHARE = 0.1
 """Of the mean variance along all directions: what a direction needs to count."""
 
@@ -54,12 +53,10 @@ def predicted_confusion(
 ) -> Float[Tensor, "E E"]:
     """Return, row by row, the probabilities that a token of expert e goes to each expert (top-1), float64.
 
-    Rows sum to 1. Experts whose rows in the gate are equal share what goes to them. Another order of members permutes
-    rows and columns, up to rounding.
+    Rows sum to 1. Experts whose rows in the gate are equal share what goes to them. A temperature changes nothing.
 
     Args:
-        gate: gate.weight of one layer; a temperature changes nothing.
-        statistics: one a member, in the gate's order. Taken one at a time.
+        statistics: one a member, in the gate's order; taken one at a time.
         bias: what is added to each logit; None for 0.
 
     Raises:
@@ -84,8 +81,7 @@ def composed_confusion(
 ) -> Float[Tensor, "E E"]:
     """Return, row by row, the share of expert e's tokens that solved routers will send to each expert first, float64.
 
-    Rows sum to 1. A pure function of the statistics, up to rounding the same in any order of members. Costs one
-    eigendecomposition, O(H³), and holds E + 3 matrices of H × H.
+    Rows sum to 1. Costs one eigendecomposition, O(H³), and holds E + 3 matrices of H × H.
 
     Args:
         statistics: one a member, at one layer's `mlp_input`, over the same channels at whatever scales.
@@ -136,13 +132,7 @@ def sample(experts: int) -> Float[Tensor, "N d"]:
 def chosen(
     mean: Float[Tensor, "E"], covariance: Float[Tensor, "E E"], points: Float[Tensor, "N d"]
 ) -> Float[Tensor, "E"]:
-    """Return for each entry of a Gaussian vector the probability that it is the largest.
-
-    Args:
-        mean: of the vector.
-        covariance: of the vector, positive semidefinite.
-        points: `sample(E)`.
-    """
+    """Return for each entry of a Gaussian vector the probability that it is the largest; `points` is `sample(E)`."""
     if len(mean) == 1:
         return mean.new_ones(1)
     mean = mean - mean.mean()

@@ -1,9 +1,8 @@
 """Integers laid out for exact products of matrices: the middle step from activations to a Gram.
 
-For products of int8 they are split into digits that fit.
-
-Channel i of a token is the integer q_i = Σ_a B^a x_a,i + o, and a further channel holds the constant 1 (x_0 = 1, no
-o), so that the Gram brings the moments and the count along. With X_a of shape (T, C) for all tokens:
+For products of int8 they are split into digits that fit. Channel i of a token is the integer q_i = Σ_a B^a x_a,i + o,
+and a further channel holds the constant 1 (x_0 = 1, no o), so that the Gram brings the moments and the count along.
+With X_a of shape (T, C) for all tokens:
 
     small, |q| < 2^13:   B = 128, two digits in [-64, 63], o = 64
         three squares, since X_0ᵀX_1 + X_1ᵀX_0 = (X_0 + X_1)ᵀ(X_0 + X_1) - X_0ᵀX_0 - X_1ᵀX_1 (Karatsuba), and sums of
@@ -15,9 +14,7 @@ o), so that the Gram brings the moments and the count along. With X_a of shape (
 
 A group of tokens takes the first form that holds all its integers. Where that is not the small one because of a few
 tokens, these are *rare*: they are handed back as integers, and the others take the small form. A *plane* is one digit,
-or a sum of two.
-
-For products of float64 there is one plane, of the integers themselves.
+or a sum of two. For products of float64 there is one plane, of the integers themselves.
 """
 
 import math
@@ -84,14 +81,7 @@ WIDE = Form(
     planes=6,  # X_0, X_1, X_2, X_0 + X_1, X_0 + X_2, X_1 + X_2
     ones=(0, 3, 4),
     products=tuple((plane, plane, plane) for plane in range(6)),
-    factors=(
-        1 - 2**7 - 2**14,
-        2**14 - 2**7 - 2**21,
-        2**28 - 2**14 - 2**21,
-        2**7,
-        2**14,
-        2**21,
-    ),
+    factors=(1 - 2**7 - 2**14, 2**14 - 2**7 - 2**21, 2**28 - 2**14 - 2**21, 2**7, 2**14, 2**21),
     offset=0,
 )
 WHOLE = Form(bits=20, planes=1, ones=(0,), products=((0, 0, 0),), factors=(1,), offset=0, dtype=torch.float64)
@@ -115,10 +105,7 @@ class Digits:
 
 
 class Splitter:
-    """Splits batches of tokens, and keeps the room for it from batch to batch.
-
-    Methods take the form of the integers, by default the narrowest form of digits.
-    """
+    """Splits batches of tokens into a form, by default the narrowest of digits; keeps the room from batch to batch."""
 
     def __init__(self) -> None:
         self._room: dict[str, Tensor] = {}
@@ -162,9 +149,7 @@ class Splitter:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return room of a shape, of any content, whose numbers stand side by side."""
-        room, size = self._room.get(name), 1
-        for length in shape:
-            size *= length
+        room, size = self._room.get(name), math.prod(shape)
         if room is None or room.numel() < size or room.device != device:
             room = self._room[name] = torch.empty(size, dtype=dtype, device=device)
         return room[:size].view(shape)

@@ -5,9 +5,8 @@ scale 2^{p_i} for which that bound fits into a signed integer of so many bits, s
 saturates and p never depends on the data. Sums of products of such integers are exact, hence independent of order and
 of how tokens are split.
 
-The output of a norm takes 16 bits. The residual stream takes 20, and so does attention's output: the bound of the one
-is a sum over all layers, that of the other the largest value a head could give, neither of which they come near, and
-the four bits more keep the resolution.
+The output of a norm takes 16 bits; the residual stream and attention's output take 20, since they stay far below their
+bounds: a sum over all layers, and the largest value that a head could give.
 """
 
 import math
@@ -50,11 +49,8 @@ def norm_bound(weight: Float[Tensor, "H"], bias: Float[Tensor, "H"] | None = Non
 def residual_bounds(embedding: Float[Tensor, "H"], outputs: Sequence[Float[Tensor, "H"]]) -> list[Float[Tensor, "H"]]:
     """Return bounds of the residual stream after each of the outputs that are added to it one by one, as float64.
 
-    Args:
-        embedding: the largest magnitude of each channel among all embeddings.
-        outputs: `norm_bound` of each norm whose output is added, in order.
-
-    Every addition rounds, in bfloat16 by at most 2^-8 of its result; each widens the bound by as much.
+    `embedding` is the largest magnitude of each channel among all embeddings, `outputs` has `norm_bound` of each norm
+    whose output is added. Every addition rounds, in bfloat16 by at most 2^-8 of its result, and widens the bound.
     """
     bounds, bound = [], embedding.double()
     for output in outputs:

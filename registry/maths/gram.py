@@ -53,19 +53,8 @@ class GramAccumulator:
     An addition that does not return leaves a sum that must not be used.
     """
 
-    def __init__(
-        self,
-        exponents: Int16[Tensor, "H"],
-        bits: int = NORM_BITS,
-        splitter: Splitter | None = None,
-    ) -> None:
-        """Begin a sum.
-
-        Args:
-            exponents: p.
-            bits: of the integers.
-            splitter: its room may be shared by several sums, one at a time.
-        """
+    def __init__(self, exponents: Int16[Tensor, "H"], bits: int = NORM_BITS, splitter: Splitter | None = None) -> None:
+        """Begin a sum of integers of so many bits; several sums may share a splitter's room, one at a time."""
         self.exponents, self.bits, self.saturated = exponents, bits, 0
         self._splitter = splitter or Splitter()
         self._form = None if bits <= WIDE.bits and has_int8(exponents.device.type) else WHOLE
@@ -215,12 +204,7 @@ class _Pending:
 
 
 def float64_gram(q: Float[Tensor, "T H"], bits: int) -> Int64[Tensor, "H1 H1"]:
-    """Return Σ_t q̃_t q̃_tᵀ of integers by products in float64, of so few tokens at a time that each is exact.
-
-    Args:
-        q: the integers, of any float dtype.
-        bits: of the integers.
-    """
+    """Return Σ_t q̃_t q̃_tᵀ of integers of so many bits, in float64 of so few tokens at a time that each is exact."""
     q = torch.cat([q.double(), q.new_ones((len(q), 1), dtype=torch.float64)], dim=1)
     total = torch.zeros((q.shape[1], q.shape[1]), dtype=torch.int64, device=q.device)
     blocks = panels_of(q.shape[1], q.device)

@@ -101,14 +101,7 @@ def overlap(masks: Float[Tensor, "n R"]) -> Float[Tensor, ""]:
 
 
 def next_multiplier(multiplier: float, sparsity: float, least: float, rate: float) -> float:
-    """Return λ after a step of dual ascent, max(0, λ + rate (τ - s)).
-
-    Args:
-        multiplier: λ, 0 or more.
-        sparsity: s, the expected sparsity.
-        least: τ.
-        rate: the size of a step.
-    """
+    """Return λ after a step of dual ascent, max(0, λ + rate (τ - s)); s is the expected sparsity, τ the least."""
     return max(0.0, multiplier + rate * (least - sparsity))
 
 
@@ -116,11 +109,7 @@ def final_masks(log_alpha: Float[Tensor, "n R"], least: float) -> tuple[Bool[Ten
     """Return the masks that stay, with a share of zeros of at least τ, and the number of gates closed for that.
 
     Gates are open as `open_gates` says. Where too many are, those of the smallest log α are closed, of equal ones the
-    last.
-
-    Args:
-        log_alpha: log α.
-        least: τ, from 0 to below 1.
+    last. `least` is τ, from 0 to below 1.
     """
     masks, count = open_gates(log_alpha), log_alpha.numel()
     allowed = min(count, math.ceil(count * (1 - least)) + 1)

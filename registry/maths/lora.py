@@ -19,13 +19,7 @@ def lora_scaling(alpha: float, rank: int, *, stabilised: bool) -> float:
 
 
 def lora_delta(a: Float[Tensor, "r I"], b: Float[Tensor, "O r"], scaling: float) -> Float[Tensor, "O I"]:
-    """Return ΔW = s · B A in float32 (LoRA, Hu et al. 2021, eq. 3).
-
-    Args:
-        a: A, in any floating dtype.
-        b: B, in any floating dtype.
-        scaling: s, from `lora_scaling`.
-    """
+    """Return ΔW = s · B A in float32 (LoRA, Hu et al. 2021, eq. 3), of factors in any floating dtype."""
     return (b.float() @ a.float()) * scaling
 
 
@@ -34,12 +28,8 @@ def dora_weight(
 ) -> Float[Tensor, "O I"]:
     """Return W′ = m ∘ (W + ΔW) / ‖W + ΔW‖ in float32 (DoRA, Liu et al. 2024, eq. 5).
 
-    The norm is that of the weights of each output; the paper writes W as (I, O) and so takes it column by column.
-
-    Args:
-        weight: W, in any floating dtype.
-        delta: ΔW, in float32.
-        magnitude: m, the norm that each output's weights shall have.
+    The norm is that of the weights of each output; the paper writes W as (I, O) and so takes it column by column. m is
+    the norm that each output's weights shall have.
     """
     total = weight + delta
     factor: Tensor = magnitude.float() / torch.linalg.norm(total, dim=1)

@@ -94,17 +94,16 @@ def overlap(a: Statistics, b: Statistics, rank: int = 16) -> Overlap:
 
     Limits: the correction for bias takes tokens as drawn one by one. Those of one document are alike, so n of them
     count for fewer and the distance stays too large: two samples of one text do not reach 1, but 0.95 at 16,384 tokens
-    each, 0.89 at 4,096 and 0.6 at 512 (two windows, and different documents do differ). Few tokens hide that experts
-    are alike; they did not make different ones look alike (0.29 at most at 512). Nothing breaks where N ≤ H: r
-    directions are all that is estimated, and r falls with n.
+    each, 0.89 at 4,096 and 0.6 at 512. Few tokens hide that experts are alike; they did not make different ones look
+    alike (0.29 at most at 512).
 
     Costs three times `leading_directions`, O(H² r), and holds about five H × H matrices of float64 at a time.
 
     Args:
         a: one expert's statistics.
-        b: the other's, over the same channels at whatever scales. The order does not matter.
+        b: the other's, over the same channels at whatever scales.
         rank: r, the directions looked along, lowered to H, and to the fewer tokens / `TOKENS_PER_DIRECTION`. At H = 256
-            anything from 8 to 32 tells one text from another. With all H `distance` is over all channels, `subspace` 1.
+            anything from 8 to 32 tells one text from another.
 
     Raises:
         ValueError: the channels differ in number, rank is below 1, an expert has fewer than 4 tokens, or a Gram is that
@@ -117,15 +116,7 @@ def overlap(a: Statistics, b: Statistics, rank: int = 16) -> Overlap:
 
 
 def _comparable(a: "Statistics | Summary", b: "Statistics | Summary", size: int, other: int, rank: int) -> int:
-    """Return how many directions to look along, at most `rank` (errors as `overlap`).
-
-    Args:
-        a: one expert.
-        b: the other.
-        size: channels of the one.
-        other: channels of the other.
-        rank: as in `overlap`.
-    """
+    """Return how many directions to look along, for experts of `size` and `other` channels (errors as `overlap`)."""
     if size != other:
         raise ValueError(f"{size:,} channels cannot be compared with {other:,}")
     if rank < 1:
@@ -144,15 +135,13 @@ def _compared(
     n_a: int,
     n_b: int,
 ) -> Overlap:
-    """Return the overlap of two experts.
+    """Return the overlap of two experts of so many tokens.
 
     Args:
         scatter_a: C of the one, in any orthonormal coordinates; it is overwritten.
         scatter_b: C of the other.
         difference: δ.
         products: U_aᵀ U_b.
-        n_a: tokens of the one.
-        n_b: tokens of the other.
     """
     rank = len(products)
     subspace = products.square().sum() / rank
@@ -227,7 +216,7 @@ def centred(of: Statistics) -> tuple[Float[Tensor, "H"], Float[Tensor, "H H"]]:
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Small summary of one expert's statistics at one layer, from which overlaps are estimated without its Gram.
+    """Summary of one expert's statistics at one layer, from which overlaps are estimated without its Gram.
 
     Attributes:
         mean: μ.

@@ -44,22 +44,13 @@ _TILE = 384
 
 
 class LeastSquares:
-    """G and B of one linear map, float64, summed over tokens.
+    """G, of which only the lower triangle is read, and B of one linear map, float64, summed over tokens.
 
-    Attributes:
-        cross: B, (O, I).
+    Raises:
+        ValueError: they have different inputs.
     """
 
     def __init__(self, gram: Float[Tensor, "I I"], cross: Float[Tensor, "O J"]) -> None:
-        """Take sums that exist.
-
-        Args:
-            gram: G; only the lower triangle is read.
-            cross: B.
-
-        Raises:
-            ValueError: they have different inputs.
-        """
         if cross.shape[1] != len(gram):
             raise ValueError(f"a Gram of shape {list(gram.shape)} does not go with {list(cross.shape)}")
         self._lower, self.cross = gram, cross
@@ -78,12 +69,7 @@ class LeastSquares:
         return self._lower.tril() + self._lower.tril(-1).T
 
     def add(self, x: Float[Tensor, "T I"], y: Float[Tensor, "T O"], weight: float = 1.0) -> None:
-        """Count tokens: products in the dtype of the activations, at most `RUN` tokens at a time.
-
-        Args:
-            x: the map's inputs, one row a token.
-            y: the wanted outputs.
-            weight: w > 0 of each of these tokens.
+        """Count tokens, each with weight w: products in the dtype of the activations, at most `RUN` tokens at a time.
 
         Raises:
             ValueError: an activation is NaN or infinite, a shape does not fit, or weight is not positive.
@@ -137,10 +123,9 @@ class LeastSquares:
 
 
 class Factor:
-    """The Cholesky factor of G + r I, by which any map of these inputs is solved.
+    """The Cholesky factor of G + r I, by which any map of these inputs is solved; G's lower triangle is read.
 
     Args:
-        gram: G, (I, I); only the lower triangle is read.
         damping: ≥ 0, times the mean of G's diagonal.
 
     Raises:
@@ -158,12 +143,7 @@ class Factor:
             raise ValueError(f"the Gram of its inputs is not positive definite (order {int(info)} of {len(gram)})")
 
     def solve(self, cross: Float[Tensor, "O I"], towards: Float[Tensor, "O I"]) -> Float[Tensor, "O I"]:
-        """Return W = (B + r W₀) (G + r I)⁻¹ in float64, on one thread.
-
-        Args:
-            cross: B.
-            towards: W₀, in any floating dtype.
-        """
+        """Return W = (B + r W₀) (G + r I)⁻¹ in float64, on one thread; W₀ is `towards`, in any floating dtype."""
         with one_thread():
             right = towards.to(cross.device, torch.float64, copy=True).mul_(self._r).add_(cross)
             solution: Tensor = torch.cholesky_solve(right.T.contiguous(), self._lower).T.contiguous()

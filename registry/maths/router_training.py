@@ -16,7 +16,6 @@ def straight_through(
     temperature is 1, both are the same. Without renormalising, all E logits have a part in both softmaxes.
 
     Args:
-        logits: of a router.
         top_k: experts per token, k ≥ 1.
         candidates: C, from k to E.
         temperature: > 0; below 1, tokens that are nearly undecided count for more.

@@ -20,14 +20,7 @@ from torch import Tensor
 
 
 def draw_domain_weights(domains: int, support: int, steps: int, draw: torch.Generator) -> Float64[Tensor, "T k"]:
-    """Return random domain weights of each step: a uniform support, and weights uniform on its simplex.
-
-    Args:
-        domains: k.
-        support: number of domains with a weight above 0, from 1 to k.
-        steps: T.
-        draw: the generator.
-    """
+    """Return random domain weights of each step: `support` domains, uniform, and weights uniform on their simplex."""
     chosen = torch.rand((steps, domains), dtype=torch.float64, generator=draw).argsort(dim=1)[:, :support]
     parts = torch.empty((steps, support), dtype=torch.float64).exponential_(generator=draw)
     weights = torch.zeros((steps, domains), dtype=torch.float64)
@@ -63,10 +56,7 @@ def coefficients(
 ) -> list[float]:
     """Return α = φ(h) (eq. 2–3), the same bits on every machine: each sum is rounded once.
 
-    Args:
-        weights: h, which is divided by its sum.
-        hidden: W_1 and b_1.
-        output: W_2 and b_2.
+    h is `weights` divided by their sum; `hidden` is W_1 and b_1, `output` W_2 and b_2.
     """
     whole = math.fsum(weights)
     middle = _affine([weight / whole for weight in weights], *hidden)

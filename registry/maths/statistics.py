@@ -1,4 +1,4 @@
-"""Sufficient statistics of one expert at one site and layer: exact, additive, comparable bit for bit.
+"""Sufficient statistics of one expert at one site and layer: exact, additive, comparable bit for bit; sums of several.
 
 With x_t ∈ R^H the activation of token t, x̃ = [x; 1] and q̃ its fixed-point form (DUME eq. 5 and 7):
 
@@ -9,7 +9,7 @@ One-hot targets make b the stack of the moments, so this one symmetric matrix of
 needs. Statistics over the same scales add up; `Statistics.zero` adds nothing.
 """
 
-import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,13 +56,7 @@ class Statistics:
         keep: Bool[Tensor, "T"] | None = None,
         bits: int = NORM_BITS,
     ) -> "Statistics":
-        """Return the statistics of activations `x`, one row a token; rows where `keep` is False (padding) are left out.
-
-        Args:
-            x: the activations.
-            exponents: p.
-            keep: which rows count; None for all.
-            bits: of the integers.
+        """Return the statistics of activations in integers of so many bits; rows where `keep` is False do not count.
 
         Raises:
             ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.
@@ -72,7 +66,10 @@ class Statistics:
         return cls(sums.matrix(), exponents, sums.saturated)
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        self._require_same_scales(other)
+        if not torch.equal(self.exponents, other.exponents):
+            raise ValueError(
+                "statistics over different scales cannot be combined: they were taken on different weights"
+            )
         require_room(self.matrix, other.matrix)
         return Statistics(self.matrix + other.matrix, self.exponents, self.saturated + other.saturated)
 
@@ -84,9 +81,6 @@ class Statistics:
             and torch.equal(self.matrix, other.matrix)
             and self.saturated == other.saturated
         )
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
 
     @property
     def count(self) -> int:
@@ -101,8 +95,7 @@ class Statistics:
     def add_upper_gram_to(self, total: Float[Tensor, "H H"], weight: float, *, first: bool) -> None:
         """Add the upper triangle of `weight` · A to that of `total`, or with `first` put it there.
 
-        The bits are those of adding `gram`. Most of what is below the diagonal is left out, and nothing of the size of
-        A is made beside the two: rows go in tiles.
+        The bits are those of adding `gram`. Rows go in tiles, so that nothing of the size of A is made.
         """
         scale, size = power_of_two(-self.exponents), len(total)
         for start in range(0, size, _TILE):
@@ -114,55 +107,16 @@ class Statistics:
         """s in real units, float64."""
         return self.matrix[:-1, -1].double() * power_of_two(-self.exponents)
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 over scales, matrix and saturation count (64 hexadecimal digits)."""
-        state = hashlib.sha256(f"statistics {self.exponents.numel()} {self.saturated}\n".encode())
-        for tensor in (self.exponents, self.packed()):
-            state.update(tensor.cpu().contiguous().numpy().data)
-        return state.hexdigest()
-
     def packed(self) -> Int64[Tensor, "P"]:
         """Return the upper triangle of G row by row, P = (H + 1)(H + 2)/2 integers: what is stored."""
         return torch.cat([self.matrix[row, row:] for row in range(len(self.matrix))])
-
-    @classmethod
-    def unpack(cls, packed: Int64[Tensor, "P"], exponents: Int16[Tensor, "H"], saturated: int = 0) -> "Statistics":
-        """Return the statistics whose `packed()` is `packed`.
-
-        Raises:
-            ValueError: the length of `packed` does not go with `exponents`.
-        """
-        size = exponents.numel() + 1
-        if packed.numel() != size * (size + 1) // 2:
-            raise ValueError(f"{packed.numel():,} packed values do not go with {size - 1} channels")
-        matrix = torch.empty((size, size), dtype=torch.int64)
-        rows, values, begin = matrix.numpy(), packed.numpy(), 0
-        for start in range(0, size, _TILE):
-            stop = min(start + _TILE, size)
-            for row in range(start, stop):
-                end = begin + size - row
-                rows[row, row:] = values[begin:end]
-                rows[row:stop, row] = values[begin : begin + stop - row]
-                begin = end
-            rows[stop:, start:stop] = rows[start:stop, stop:].T
-        return cls(matrix, exponents, saturated)
-
-    def _require_same_scales(self, other: "Statistics") -> None:
-        if not torch.equal(self.exponents, other.exponents):
-            raise ValueError(
-                "statistics over different scales cannot be combined: they were taken on different weights"
-            )
 
 
 @dataclass(frozen=True, eq=False)
 class PackedStatistics:
     """Statistics as they are stored: half the size, and enough for sums of Grams.
 
-    Attributes:
-        packed: the upper triangle of G row by row, P = (H + 1)(H + 2)/2 integers.
-        exponents: p of shape (H,).
-        saturated: as in `Statistics`.
+    `packed` is the upper triangle of G row by row, P = (H + 1)(H + 2)/2 integers; the others are as in `Statistics`.
     """
 
     packed: Int64[Tensor, "P"]
@@ -176,7 +130,18 @@ class PackedStatistics:
 
     def unpacked(self) -> Statistics:
         """Return the whole matrix."""
-        return Statistics.unpack(self.packed, self.exponents, self.saturated)
+        size = self.exponents.numel() + 1
+        matrix = torch.empty((size, size), dtype=torch.int64)
+        rows, values, begin = matrix.numpy(), self.packed.numpy(), 0
+        for start in range(0, size, _TILE):
+            stop = min(start + _TILE, size)
+            for row in range(start, stop):
+                end = begin + size - row
+                rows[row, row:] = values[begin:end]
+                rows[row:stop, row] = values[begin : begin + stop - row]
+                begin = end
+            rows[stop:, start:stop] = rows[start:stop, stop:].T
+        return Statistics(matrix, self.exponents, self.saturated)
 
     @property
     def count(self) -> int:
@@ -186,7 +151,9 @@ class PackedStatistics:
     @property
     def moment(self) -> Float[Tensor, "H"]:
         """s in real units, float64."""
-        return self.packed[self._ends()].double() * power_of_two(-self.exponents)
+        size = self.exponents.numel()
+        ends = self._starts() + size - torch.arange(size)  # each row's last value
+        return self.packed[ends].double() * power_of_two(-self.exponents)
 
     @property
     def diagonal(self) -> Float[Tensor, "H"]:
@@ -226,11 +193,6 @@ class PackedStatistics:
         row = torch.arange(size - 1)
         return row * size - row * (row - 1) // 2
 
-    def _ends(self) -> Int64[Tensor, "H"]:
-        """Return where each row's last value, its moment, is among the packed values."""
-        size = self.exponents.numel() + 1
-        return self._starts() + (size - 1 - torch.arange(size - 1))
-
 
 def _add_tile(
     total: Float[Tensor, "H H"],
@@ -241,10 +203,40 @@ def _add_tile(
     *,
     first: bool,
 ) -> None:
-    """Add r rows of integers, from their diagonal on, in real units to `total`; the tile is overwritten."""
+    """Add rows of integers, from their diagonal on, in real units to `total`; the tile is overwritten."""
     rows = slice(start, start + len(tile))
     tile.mul_(scale[rows, None]).mul_(scale[None, start:])
     if first:
         torch.mul(tile, weight, out=total[rows, start:])
     else:
         total[rows, start:].add_(tile, alpha=weight)
+
+
+@dataclass(frozen=True, eq=False)
+class GramSum:
+    """Σ_e ω_e A_e, of which the upper triangle alone counts, and [ω_1 s_1 … ω_E s_E], in real units, float64."""
+
+    gram: Float[Tensor, "H H"]
+    moments: Float[Tensor, "H E"]
+
+
+def gram_sum(statistics: Iterable[Statistics | PackedStatistics], weights: Sequence[float]) -> GramSum:
+    """Return the sum over members, added in the order given: callers give name order.
+
+    Args:
+        statistics: one a member; scales may differ. Taken one at a time, so that only one need be in memory.
+        weights: ω_e, one a member.
+
+    Raises:
+        ValueError: there is no member.
+    """
+    gram, moments = None, []
+    for item, weight in zip(statistics, weights, strict=True):
+        first = gram is None
+        if gram is None:
+            gram = torch.zeros((item.exponents.numel(),) * 2, dtype=torch.float64)
+        item.add_upper_gram_to(gram, weight, first=first)  # Cholesky reads no more
+        moments.append(item.moment * weight)
+    if gram is None:
+        raise ValueError("a router needs at least one expert")
+    return GramSum(gram, torch.stack(moments, dim=1))

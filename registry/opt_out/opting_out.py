@@ -1,12 +1,12 @@
 """Opting versions out, the consequences of it, and the compositions that it concerns."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from registry.composition.manifest import ComposedFolder, CompositionManifest
-from registry.composition.recipe.fields import output_of
+from registry.composition.recipe.fields import target_of
 from registry.errors import RegError
 from registry.member import load_member
 from registry.names.resolve import by_digest, composition_of, version_of_content, versions_matching
@@ -60,17 +60,15 @@ def _heirs(
     mixtures = [
         one
         for one in compositions
-        if output_of(one.document["recipe"]).is_previewed and "from_base" not in one.document
+        if target_of(one.document["recipe"]).is_previewed and "from_base" not in one.document
     ]
     for version in versions:
         if version.state != "active" or version.kind != "expert":
             continue
         for composition in [one for one in mixtures if version.ref in one.members][-MOST_HEIRS:]:
-            try:
+            with suppress(RegError):  # it cannot be composed without the version, so nobody gets its tokens
                 if shares := _shares(workspace, version, composition):
                     found.append(Heirs(composition.digest, version.ref, shares))
-            except RegError:  # it cannot be composed without the version, so nobody gets its tokens
-                continue
     return tuple(found)
 
 

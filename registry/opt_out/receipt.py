@@ -13,6 +13,7 @@ from typing import Any
 from registry.composition.compose import plan_composition
 from registry.composition.manifest import CompositionManifest, VersionRef
 from registry.composition.plan import Plan
+from registry.composition.recipe.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, OutputError, RegError, StorageError
 from registry.io.disk import atomic_file, is_at, try_lock
 from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe, read_json
@@ -206,7 +207,7 @@ def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members:
     registered = [*(() if copies is not None else members), *((base,) if base is not None else ())]
     refs = [by_digest(workspace.catalog, one.name, one.digest, "it").ref for one in registered]
     base_ref = None if base is None else refs.pop()
-    recipe = manifest.recipe.output.without(manifest.recipe, names)
+    recipe: Recipe = manifest.recipe.output.without(manifest.recipe, names)
     return plan_composition(workspace, refs, recipe, base=base_ref, from_base=copies)
 
 

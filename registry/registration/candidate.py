@@ -20,7 +20,7 @@ from registry.checkpoint.version_files import StoredWeights
 from registry.errors import InvalidInputError, NotFoundError
 from registry.io.untrusted import is_folder
 from registry.names.resolve import check_name_is_free
-from registry.registration.lineage import LineageIndex, Relation, WeightSamples, weights_of_checkpoint
+from registry.registration.lineage import Relation, WeightSamples, confirm_related, relations_of, weights_of_checkpoint
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.workspace import Workspace
 
@@ -109,19 +109,11 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
             manifest = read_manifest(checkpoint.folder)
             annotations = annotations_with(annotations, manifest, os.fspath(request.checkpoint), checkpoint.folder)
         samples, versions = weights_of_checkpoint(checkpoint), workspace.versions()
-        index = LineageIndex(workspace)
-        relations = index.relations(samples, versions)
+        relations = relations_of(workspace, samples, versions)
         if not request.allow_unrelated and request.kind == "expert":
-            index.check_related(checkpoint.label, samples, versions, relations)
-        yield Candidate(
-            request,
-            checkpoint,
-            annotations,
-            manifest,
-            on_cluster(request.settings or PassSettings(), workspace.cluster),
-            samples,
-            relations,
-        )
+            confirm_related(workspace, checkpoint.label, samples, versions, relations)
+        settings = on_cluster(request.settings or PassSettings(), workspace.cluster)
+        yield Candidate(request, checkpoint, annotations, manifest, settings, samples, relations)
 
 
 def _tokenizer_of(workspace: Workspace, request: RegistrationRequest) -> tuple[str, dict[str, bytes]] | None:

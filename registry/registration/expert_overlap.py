@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from registry.errors import ConflictError, DamagedError, IncompatibleError, NotFoundError, RegError
 from registry.families.sites import MLP_INPUT
-from registry.io.limits import HEADER_BYTES
+from registry.io.safetensors_file import header_of
 from registry.maths.overlap import TOKENS_PER_DIRECTION, Overlap, Summary, summary_overlap
 from registry.maths.statistics import Statistics
 from registry.maths.threads import one_thread
@@ -67,11 +67,7 @@ def overlaps(
     """Return the overlap with each active expert that has as many layers and channels, the largest first.
 
     Experts with too few tokens or with token counts alone, and those purged meanwhile, are skipped. If the expert
-    itself has too few tokens, the result is empty.
-
-    Args:
-        summaries: the expert's summaries, by layer (`summarise`).
-        workspace: the registry; summaries that it lacks are computed and stored.
+    itself has too few tokens, the result is empty. Summaries that the registry lacks are computed and stored.
     """
     if not summaries:
         return ()
@@ -107,10 +103,9 @@ def overlaps(
         for version, found in zip(comparable, pool.map(compare, comparable), strict=True):
             if not isinstance(found, Exception):
                 results.append(ExpertOverlap(version.ref, found))
-            elif not isinstance(found, RegError):
-                remark(progress, f"the text of {version.ref} is not compared: {found}")
-            elif not workspace.is_purged(version):
-                remark(progress, f"the text of {version.ref} is not compared: {found.message}")
+            elif not (isinstance(found, RegError) and workspace.is_purged(version)):
+                why = found.message if isinstance(found, RegError) else str(found)
+                remark(progress, f"the text of {version.ref} is not compared: {why}")
             advance(1)
     return tuple(sorted(results, key=lambda overlap: -overlap.routing))
 
@@ -153,8 +148,7 @@ def pack(summaries: Mapping[int, Summary]) -> bytes:
 def unpack(data: bytes, layers: Iterable[int]) -> dict[int, Summary] | None:
     """Return the summaries of `layers` from the result of `pack`, or None if the data is of another form."""
     try:
-        if int.from_bytes(data[:8], "little") > HEADER_BYTES:
-            return None
+        header_of(data)  # checked before safetensors reads it
         tensors = load(data)
         return {layer: _summary(tensors, layer) for layer in layers}
     except Exception:  # safetensors has errors of its own

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from statistics import median
 from typing import Literal
 
@@ -20,13 +20,14 @@ from safetensors.numpy import load, save
 from registry.checkpoint import Checkpoint
 from registry.errors import DamagedError, IncompatibleError
 from registry.io.display import few
-from registry.io.limits import HEADER_BYTES, HEADER_VALUES
+from registry.io.limits import HEADER_VALUES
+from registry.io.safetensors_file import header_of
 from registry.io.untrusted import parse_json
 from registry.progress import Progress, remark, silent
 from registry.registration.summary_store import keep_summary, read_summary
 from registry.workspace import Workspace
-from store.arrays import CARRIERS, ArrayStore, Block
-from store.catalog import ArrayLink, VersionRecord
+from store.arrays import CARRIERS, Block
+from store.catalog import VersionRecord
 
 SAMPLE = 2**14
 """Weights of a tensor that are compared: complete rows, spread evenly."""
@@ -111,13 +112,14 @@ def weights_of_checkpoint(checkpoint: Checkpoint) -> WeightSamples:
     return WeightSamples(shapes, {name: checkpoint.dtype_of(name) for name in shapes}, checkpoint.sample)
 
 
-def weights_of_version(links: Iterable[ArrayLink], store: ArrayStore) -> WeightSamples:
-    """Return a registered version's weights."""
+def weights_of_version(workspace: Workspace, version: VersionRecord) -> WeightSamples:
+    """Return a registered version's weights, read from its arrays."""
+    links = workspace.catalog.arrays_of(version)
     weights = {link.name: link for link in links if link.role in ("trunk", "mlp")}
     return WeightSamples(
         {name: link.shape for name, link in weights.items()},
         {name: link.dtype for name, link in weights.items()},
-        lambda name, rows: store.sample(weights[name].digest, rows),
+        lambda name, rows: workspace.arrays.sample(weights[name].digest, rows),
     )
 
 
@@ -130,15 +132,10 @@ def pack_weights(weights: WeightSamples) -> bytes:
 def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
     """Return the samples from the result of `pack_weights`, or None if the data is of another form.
 
-    Args:
-        sample: reads other rows, which models with another vocabulary are compared by.
+    `sample` reads other rows, which models with another vocabulary are compared by.
     """
     try:
-        length = int.from_bytes(data[:8], "little")
-        if length > HEADER_BYTES:
-            return None
-        header = parse_json(data[8 : 8 + length], values=HEADER_VALUES)
-        size, tensors = parse_json(header["__metadata__"][_METADATA_KEY].encode(), values=HEADER_VALUES)
+        size, tensors = parse_json(header_of(data).metadata[_METADATA_KEY].encode(), values=HEADER_VALUES)
         if size != SAMPLE:
             return None
         blocks = load(data)
@@ -169,11 +166,7 @@ def relation(samples: WeightSamples, ref: str, kind: str, other: WeightSamples) 
 
 
 def check_related(label: str, relations: Iterable[Relation]) -> None:
-    """Check that a checkpoint is related to at least one version of its shape, if there are any.
-
-    Raises:
-        IncompatibleError: the checkpoint is unrelated to every version of its shape.
-    """
+    """Raise IncompatibleError if a checkpoint is unrelated to every version of its shape, of which there are some."""
     nearest = sorted(relations, key=lambda relation: relation.distance)
     if nearest and all(relation.verdict == "unrelated" for relation in nearest):
         raise IncompatibleError(
@@ -193,10 +186,8 @@ def equal_mlps(relations: Iterable[Relation], mlps: Iterable[str]) -> tuple[str,
     refs = [one.ref for one in relations if one.verdict == "same base" and not any(map(one.distances.get, names))]
     if not refs:
         return ()
-    text = (
-        f"its MLPs equal those of {few(refs)}: a mixture routes between MLPs, and all else, where this one differs, is"
-    )
-    return (f"{text} merged into one trunk; --to ensemble keeps it whole",)
+    text = f"its MLPs equal those of {few(refs)}: a mixture routes between MLPs, and all else, where this one differs,"
+    return (f"{text} is merged into one trunk; --to ensemble keeps it whole",)
 
 
 def _distance(name: str, first: WeightSamples, second: WeightSamples) -> float:
@@ -242,97 +233,91 @@ def _squared(values: npt.NDArray[np.float64]) -> float:
     return float(np.einsum("i,i->", values, values))
 
 
-@dataclass(frozen=True)
-class LineageIndex:
-    """The registered versions, to compare with.
+def relations_of(
+    workspace: Workspace, samples: WeightSamples, versions: Sequence[VersionRecord]
+) -> tuple[Relation, ...]:
+    """Return the distance of a checkpoint to each version of its shape, the nearest first.
 
-    Attributes:
-        workspace: the registry; its progress receives remarks on versions that cannot be compared.
+    Versions that cannot be compared are remarked on.
+    """
+    return _relations(workspace, samples, versions, partial(samples_of_version, workspace), workspace.progress)
+
+
+def confirm_related(
+    workspace: Workspace,
+    label: str,
+    samples: WeightSamples,
+    versions: Sequence[VersionRecord],
+    relations: Sequence[Relation],
+) -> None:
+    """Check that a checkpoint is related to at least one version of its shape, if there are any.
+
+    The arrays decide, not the summaries that `relations` come from: first those of the nearest relatives, then those of
+    all versions.
+
+    Raises:
+        IncompatibleError: the checkpoint is unrelated to every version of its shape.
+    """
+    by_ref = {version.ref: version for version in versions}
+    stored = partial(weights_of_version, workspace)
+    for estimate in relations:
+        if estimate.verdict == "unrelated":
+            break
+        confirmed = _relations(workspace, samples, [by_ref[estimate.ref]], stored, silent)
+        if confirmed and confirmed[0].verdict != "unrelated":
+            return
+    check_related(label, _relations(workspace, samples, versions, stored, silent))
+
+
+def samples_of_version(workspace: Workspace, version: VersionRecord) -> WeightSamples:
+    """Return samples of a version's weights: its summary, else read from its arrays, and stored."""
+
+    def sample(name: str, rows: npt.NDArray[np.int64]) -> Block:
+        return weights_of_version(workspace, version).sample(name, rows)
+
+    summary = read_summary(workspace, version, "weights")
+    if summary is not None and (samples := unpack_weights(summary, sample)) is not None:
+        return samples
+    samples = weights_of_version(workspace, version)
+    keep_summary(workspace, version, "weights", pack_weights(samples))
+    return samples
+
+
+def _relations(
+    workspace: Workspace,
+    samples: WeightSamples,
+    versions: Sequence[VersionRecord],
+    weights: Callable[[VersionRecord], WeightSamples],
+    progress: Progress,
+) -> tuple[Relation, ...]:
+    """Return the distance to each version of equal shape, the nearest first, given what reads a version's samples.
+
+    A version whose arrays are damaged is skipped with a remark, so that it does not block others, nor its own repair. A
+    version purged meanwhile is skipped silently.
     """
 
-    workspace: Workspace
+    def compare(version: VersionRecord) -> Relation | DamagedError | None:
+        try:
+            return relation(samples, version.ref, version.kind, weights(version))
+        except DamagedError as error:
+            return error
 
-    def relations(self, samples: WeightSamples, versions: Sequence[VersionRecord]) -> tuple[Relation, ...]:
-        """Return the distance of a checkpoint to each version of its shape, the nearest first."""
-        return self._relations(samples, versions, self.weights, self.workspace.progress)
-
-    def check_related(
-        self, label: str, samples: WeightSamples, versions: Sequence[VersionRecord], relations: Sequence[Relation]
-    ) -> None:
-        """Check that a checkpoint is related to at least one version of its shape, if there are any.
-
-        The arrays decide, not the summaries: first those of the nearest relatives, then those of all versions.
-
-        Args:
-            relations: the result of `relations` for them.
-
-        Raises:
-            IncompatibleError: the checkpoint is unrelated to every version of its shape.
-        """
-        by_ref = {version.ref: version for version in versions}
-        for estimate in relations:
-            if estimate.verdict == "unrelated":
-                break
-            confirmed = self._relations(samples, [by_ref[estimate.ref]], self._stored, silent)
-            if confirmed and confirmed[0].verdict != "unrelated":
-                return
-        check_related(label, self._relations(samples, versions, self._stored, silent))
-
-    def weights(self, version: VersionRecord) -> WeightSamples:
-        """Return samples of a version's weights: its summary, else read from its arrays, and stored."""
-
-        def sample(name: str, rows: npt.NDArray[np.int64]) -> Block:  # for models with another vocabulary
-            return self._stored(version).sample(name, rows)
-
-        summary = read_summary(self.workspace, version, "weights")
-        if summary is not None and (samples := unpack_weights(summary, sample)) is not None:
-            return samples
-        samples = self._stored(version)
-        self.keep(version, samples)
-        return samples
-
-    def keep(self, version: VersionRecord, weights: WeightSamples) -> None:
-        """Store the samples that a version is compared by."""
-        keep_summary(self.workspace, version, "weights", pack_weights(weights))
-
-    def _stored(self, version: VersionRecord) -> WeightSamples:
-        return weights_of_version(self.workspace.catalog.arrays_of(version), self.workspace.arrays)
-
-    def _relations(
-        self,
-        samples: WeightSamples,
-        versions: Sequence[VersionRecord],
-        weights: Callable[[VersionRecord], WeightSamples],
-        progress: Progress,
-    ) -> tuple[Relation, ...]:
-        """Return the distance to each version of equal shape, the nearest first, given what reads a version's samples.
-
-        A version whose arrays are damaged is skipped with a remark, so that it does not block others, nor its own
-        repair. A version purged meanwhile is skipped silently.
-        """
-
-        def compare(version: VersionRecord) -> Relation | DamagedError | None:
-            try:
-                return relation(samples, version.ref, version.kind, weights(version))
-            except DamagedError as error:
-                return error
-
-        relations = []
-        if versions:
-            _ = samples.own  # read by one thread, before several ask for it
-        with ThreadPoolExecutor(COMPARING, thread_name_prefix="comparing") as pool:
-            for version, found in zip(versions, pool.map(compare, versions), strict=True):
-                if isinstance(found, Relation):
-                    relations.append(found)
-                elif found is not None and not self.workspace.is_purged(version):
-                    remark(progress, f"{version.ref} is not compared: {found.message}")
-        return tuple(sorted(relations, key=lambda other: other.distance))
+    relations = []
+    if versions:
+        _ = samples.own  # read by one thread, before several ask for it
+    with ThreadPoolExecutor(COMPARING, thread_name_prefix="comparing") as pool:
+        for version, found in zip(versions, pool.map(compare, versions), strict=True):
+            if isinstance(found, Relation):
+                relations.append(found)
+            elif found is not None and not workspace.is_purged(version):
+                remark(progress, f"{version.ref} is not compared: {found.message}")
+    return tuple(sorted(relations, key=lambda other: other.distance))
 
 
 def relations_of_version(workspace: Workspace, ref: str) -> tuple[Relation, ...]:
     """Return the distance of a version to the others of its shape (arguments and errors as `Registry.relations`)."""
-    version, index = workspace.resolve(ref), LineageIndex(workspace)
+    version = workspace.resolve(ref)
     with workspace.reading(version):
         workspace.verified_arrays(version)
         others = [other for other in workspace.versions() if other.id != version.id]
-        return index.relations(index.weights(version), others)
+        return relations_of(workspace, samples_of_version(workspace, version), others)

@@ -21,7 +21,7 @@ from registry.io.torch_blocks import to_block
 from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, summarise
-from registry.registration.lineage import LineageIndex, Relation, equal_mlps
+from registry.registration.lineage import Relation, equal_mlps, pack_weights
 from registry.registration.summary_store import keep_summary
 from registry.statistics.collect import carried_statistics, collect, evidence_of, report_few_tokens, text_calibration
 from registry.statistics.file import Collected, lazy_layers
@@ -218,8 +218,8 @@ def _register(
 
 def _with_relations(workspace: Workspace, candidate: Candidate, registration: Registration) -> Registration:
     """Store the samples that the version is compared by, and add relations and newest version to the result."""
-    LineageIndex(workspace).keep(registration.version, candidate.samples)
     version = registration.version
+    keep_summary(workspace, version, "weights", pack_weights(candidate.samples))
     if registration.added:
         _remark_difference(workspace, version, candidate.relations)
         for text in equal_mlps(candidate.relations, candidate.mlps) if version.kind == "expert" else ():
@@ -326,7 +326,7 @@ def _arrays(
         yield "statistics", f"{site}/exponents", _source(torch.stack(exponents), "int16"), None
         yield "statistics", f"{site}/saturated", _source(torch.tensor(saturated), "int64"), None
         for number, item in enumerate(items):
-            yield "statistics", f"{site}/gram/{number}", ArraySource("int64", item.shape, item.blocks), None
+            yield "statistics", f"{site}/gram/{number}", item.source, None
     for name, source in collected.folds.items():
         yield "statistics", name, source, None
     for name, counts in ((TOKEN_COUNTS, collected.token_counts), (CONTENT_COUNTS, collected.content_counts)):

@@ -6,7 +6,7 @@ otherwise they can be recomputed from its arrays. They are not part of any conte
 
 Each file begins with the SHA-256 of the rest. A file that is damaged, too large or of another form counts as absent,
 and is recomputed. A forged file with a valid SHA-256 can change reported relations and overlaps, but nothing that is
-registered or composed: a checkpoint is accepted or refused by arrays (`lineage_index`).
+registered or composed: a checkpoint is accepted or refused by arrays (`confirm_related`).
 """
 
 import hashlib

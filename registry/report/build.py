@@ -10,7 +10,7 @@ from typing import Any
 from registry.checkpoint.version_files import TrainingRecord, training_of, training_record
 from registry.composition.compose import plan_composition, preview_composition
 from registry.composition.manifest import COMPOSE_AGAIN, ComposedFolder, CompositionManifest, VersionRef
-from registry.composition.plan import Plan
+from registry.composition.plan import Plan, output_of
 from registry.composition.preview import Preview
 from registry.composition.trained import NAMED, trained_part
 from registry.design import expert_colours
@@ -22,7 +22,7 @@ from registry.evaluation.table import Wanted
 from registry.member import load_member
 from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import INDISTINCT
-from registry.registration.lineage import LineageIndex
+from registry.registration.lineage import relations_of, samples_of_version
 from registry.report.data import (
     POINTS,
     ActiveExperts,
@@ -244,7 +244,7 @@ class Gathering:
         if len(versions) == len(manifest.members):
             with self._noted("the overlap of masks is not available"):
                 members = [load_member(self._workspace, version) for version in versions.values()]
-                overlap = manifest.recipe.output.mask_overlaps(members)
+                overlap = output_of(manifest.recipe).mask_overlaps(members)
             with self._noted("the tree of masks is not available"):
                 return overlap, mask_joins([member.name for member in manifest.members], overlap)
         return overlap, ()
@@ -301,8 +301,7 @@ class Gathering:
     def _ancestors(self, version: VersionRecord, bases: Sequence[VersionRecord]) -> tuple[str, ...]:
         """Return the nearest base model that is related to the version, or an empty tuple."""
         digests = {base.ref: base.digest for base in bases}
-        index = LineageIndex(self._workspace)
-        related = index.relations(index.weights(version), bases)
+        related = relations_of(self._workspace, samples_of_version(self._workspace, version), bases)
         return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
 
 

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from registry.composition.found import OUTPUTS
-from registry.composition.method import Output
+from registry.composition.method import Target
 from registry.evaluation.stored import FEW_TOKENS
 
 
@@ -265,7 +265,7 @@ class ReportData:
     colours: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def output(self) -> Output:
+    def output(self) -> Target:
         """The method that makes it."""
         return OUTPUTS.get(self.to, OUTPUTS.default)
 

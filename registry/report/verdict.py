@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from registry.composition.found import OUTPUTS
-from registry.composition.method import Output
+from registry.composition.method import Target
 from registry.evaluation.stored import score_text
 from registry.report.data import ReportData, RoutingData, ScoreRow, Verdict, Warned
 from registry.report.score_words import (
@@ -162,7 +162,7 @@ def _sample(figures: ReportData) -> Iterator[Warned]:
 
 
 def worse_than_average(
-    own: float | None, average: float | None, output: Output, experts: Sequence[str]
+    own: float | None, average: float | None, output: Target, experts: Sequence[str]
 ) -> Warned | None:
     """Return the warning of a composition whose experts' averaged weights are better; None if it is not, or not known.
 

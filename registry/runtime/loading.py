@@ -190,7 +190,7 @@ def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
     if model_type.startswith(ROUTED):
         family = FAMILIES[model_type.removeprefix(ROUTED)]
         kinds = (remote_code_host, context_code_host, biased_code_host, softmax_topk_code_host)
-        return [host(family.model_type, family.class_name, family.layers).files for host in kinds]
+        return [host(family).files for host in kinds]
     return []
 
 

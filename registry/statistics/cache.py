@@ -4,19 +4,18 @@ A file's name ends with the SHA-256 of its bytes, so that a damaged file is dete
 all of them. Writing to the cache and emptying it exclude each other, and a writer first checks that no version it used
 was opted out meanwhile.
 
-Beside statistics (`StatisticsCache`) it has float64 tensors (`KeptTensors`), so that compositions have the same bytes
-with and without them: products of one member (`InputProducts`), sums and solved maps of a subset (`SubsetSums`). Their
-key is the digest of everything that the bits depend on: the digests of the arrays that they were made from, the factors
-that these entered with, and this machine's arithmetic. They are bounded: files that were not used for long are deleted
-for new ones. What has no room, or where the home cannot be written, is kept in the working folder of the composition
-for as long as it is used.
+Besides statistics it holds float64 tensors (`KeptTensors`), with which compositions have the same bytes as without:
+products of one member, sums and solved maps of a subset. Their key is the digest of everything that the bits depend on:
+the digests of the arrays that they were made from, the factors that these entered with, and this machine's arithmetic.
+They are bounded: files that were not used for long are deleted for new ones. What has no room, or where the home cannot
+be written, is kept in the working folder of the composition for as long as it is used.
 """
 
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
 from operator import itemgetter
@@ -27,15 +26,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors import safe_open
 from torch import Tensor
 
 from registry.errors import CheckpointError, DamagedError, StorageError
 from registry.io.disk import file_digest
 from registry.io.safetensors_file import Stream, write_shard
 from registry.io.torch_blocks import to_block, to_tensor
-from registry.maths.gram_sum import GramSum, gram_sum
-from registry.maths.statistics import PackedStatistics, Statistics
+from registry.maths.statistics import GramSum, gram_sum
 from registry.maths.trunk.combination import Rows
 from registry.maths.trunk.regmean import products
 from registry.member import Member
@@ -46,44 +43,11 @@ from store.digest import json_digest
 
 
 @dataclass(frozen=True)
-class Cached:
-    """Statistics in a file, read layer by layer.
-
-    Attributes:
-        file: the open file; it stays readable if an opt-out empties the cache meanwhile.
-    """
-
-    path: Path
-    file: Any
-
-    @classmethod
-    def open(cls, path: Path) -> "Cached":
-        """Open a file.
-
-        Raises:
-            DamagedError: the file does not exist.
-        """
-        try:
-            return cls(path, safe_open(path, framework="pt"))
-        except OSError as error:
-            raise DamagedError(f"{path} is gone", "repeat the command: it is made again") from error
-
-    def statistics(self, site: str, layer: int) -> Statistics:
-        """Return the statistics of one site and layer."""
-        return self.packed_statistics(site, layer).unpacked()
-
-    def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
-        """Return the statistics of one site and layer as they are stored."""
-        exponents = self.file.get_tensor(f"{site}.exponents")[layer].clone()
-        return PackedStatistics(self.file.get_tensor(f"{site}.gram.{layer}"), exponents)
-
-
-@dataclass(frozen=True)
 class FileCache:
     """Files in one folder, each named after a key and the SHA-256 of its bytes.
 
     Attributes:
-        staging: the folder that files are written to first; default the folder itself.
+        staging: the folder that statistics are written to first; default the folder itself.
         putting: returns the context in which a file is moved into the folder; it raises if that is not allowed.
     """
 
@@ -113,20 +77,15 @@ class FileCache:
             fresh.replace(path)
         return path
 
-
-@dataclass(frozen=True)
-class StatisticsCache(FileCache):
-    """Files of statistics in one folder."""
-
-    def get(self, key: str) -> Cached | None:
+    def get(self, key: str) -> Collected | None:
         """Return the statistics with a digest, or None if the cache has no intact file of them."""
         if (path := self.find(key)) is not None:
-            with suppress(DamagedError):
-                return Cached.open(path)
+            with suppress(CheckpointError):
+                return statistics_file.load(path)
         return None
 
-    def put(self, key: str, collected: Collected) -> Cached:
-        """Write statistics to the cache under a digest, and return them.
+    def put(self, key: str, collected: Collected) -> Collected:
+        """Write statistics to the cache under a digest, and return them as they are in the file.
 
         Raises:
             StorageError: the disk is full or refuses.
@@ -136,8 +95,9 @@ class StatisticsCache(FileCache):
         staging.mkdir(parents=True, exist_ok=True)
         fresh = staging / f"{key}.new"
         statistics_file.save(fresh, collected)
-        cached = Cached.open(fresh)  # the open file stays readable if an opt-out empties the cache meanwhile
-        return replace(cached, path=self.keep(key, fresh))
+        opened = statistics_file.load(fresh)  # it stays readable if an opt-out empties the cache meanwhile
+        self.keep(key, fresh)
+        return opened
 
 
 MOST_BYTES = 2**36
@@ -148,14 +108,23 @@ PRODUCTS, SUMS, MAPS = "products-", "sums-", "maps-"
 
 PREFIXES = (PRODUCTS, SUMS, MAPS)
 
+NumberedBlock = tuple[int, Tensor]
+"""The number of a map among those that are solved together, and a block of its rows, (r, H)."""
+
+ROWS = 512
+"""Rows of a map that are read at once."""
+
 _KEEPING = Lock()
 
 
 @dataclass(frozen=True)
 class KeptTensors:
-    """Files of tensors. Safe for several threads.
+    """Files of products, sums and maps. Safe for several threads.
+
+    Bytes of one layer: 8 R H for the product or the map of R rows and H inputs, 4 H (H + 1) for the Grams of one site.
 
     Attributes:
+        files: the cache; None without one.
         work: makes a folder for files that are not kept.
     """
 
@@ -163,79 +132,161 @@ class KeptTensors:
     work: Callable[[], str] = mkdtemp
 
     @contextmanager
-    def opened(self, prefix: str, made_from: Any, streams: Callable[[], list[Stream]]) -> Iterator[OpenTensors]:
-        """Open the file of some tensors, which is made where the cache has no intact one.
+    def products(self, member: Member, site: str, layer: int, names: Sequence[str]) -> Iterator[dict[str, Rows]]:
+        """Open the products W_e G_e of a member's linear maps and the Gram of their input: name → rows (r, H), float64.
+
+        RegMean needs them (`registry.maths.trunk.regmean`); in float32, G_e W_e would lose digits where it is solved.
 
         Args:
-            prefix: one of `PREFIXES`.
-            made_from: what the bits depend on beside this machine's arithmetic, as JSON.
-            streams: returns the tensors, float64, by which the file is made.
+            names: the weights of the maps, in the dense model.
+
+        Raises:
+            DamagedError: a stored array is damaged.
+            StorageError: the disk is full or refuses.
+        """
+
+        def streams() -> list[Stream]:
+            gram = member.packed_statistics(site, layer).gram  # (H, H)
+            return [
+                Stream(name, "float64", member.weight(name).shape, partial(_product, member, name, gram))
+                for name in names
+            ]
+
+        made_from = [layer, list(names), arrays_of(member, site, layer, names)]
+        with self._opened(PRODUCTS, made_from, streams) as tensors:
+            yield {name: partial(tensors.rows, name) for name in names}
+
+    def keeps(self, weights: Sequence[float]) -> bool:
+        """Tell whether sums with these factors of the members are kept: in a cache, where members count alike.
+
+        Other factors are mostly tried once.
+        """
+        return self.files is not None and len(set(weights)) == 1
+
+    def gram(self, members: Sequence[Member], site: str, layer: int, weights: Sequence[float]) -> GramSum:
+        """Return the weighted sum of the members' Grams at one site and layer, for the caller to overwrite.
+
+        A kept sum is read once, for routers of any λ, where adding takes longer the more members there are.
+
+        Raises:
+            IncompatibleError: a member was registered without these statistics.
+            DamagedError: a stored array is damaged.
+        """
+        for member in members:
+            member.require_statistics([site], "this", "needs")
+
+        def compute() -> GramSum:
+            # A generator: a Gram is (H + 1, H + 1), and only one member's needs to be in memory.
+            return gram_sum((member.packed_statistics(site, layer) for member in members), weights)
+
+        if not self.keeps(weights):
+            return compute()
+        fresh: list[GramSum] = []
+
+        def streams() -> list[Stream]:
+            fresh.append(compute())
+            return _sum_streams(fresh[0])
+
+        made_from = [layer, [arrays_of(member, site, layer) for member in members], list(weights)]
+        with ExitStack() as stack:
+            tensors = _unless_full(stack, self._opened(SUMS, made_from, streams))
+            if fresh or tensors is None:
+                return fresh[0] if fresh else compute()
+            size, experts = tensors.entries["moments"].shape
+            gram, moments = (torch.empty((size, width), dtype=torch.float64) for width in (size, experts))
+            tensors.fill("moments", 0, moments)
+            begin = 0
+            for row in range(size):
+                tensors.fill("gram", begin, gram[row, row:])
+                begin += size - row
+        return GramSum(gram, moments)
+
+    def maps(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        made_from: Any,
+        solve: Callable[[int], Iterator[NumberedBlock]],
+        first: int = 0,
+    ) -> Iterator[NumberedBlock]:
+        """Yield the rows of linear maps that are solved together, each with the number of its map, in their order.
+
+        Args:
+            shapes: the shape of each map, (R, H).
+            made_from: what their bits depend on besides this machine's arithmetic, as JSON.
+            solve: yields the same, float64, from the map of a number on, without the cache; its errors are raised.
+        """
+
+        def streams() -> list[Stream]:
+            solved = groupby(solve(0), key=itemgetter(0))
+            return [Stream(_name(number), "float64", shape, lambda: _next(solved)) for number, shape in numbered]
+
+        numbered = list(enumerate(shapes))
+        with ExitStack() as stack:
+            tensors = _unless_full(stack, self._opened(MAPS, made_from, streams))
+            if tensors is None:
+                yield from solve(first)
+                return
+            for number, (height, *_) in numbered[first:]:
+                for start in range(0, height, ROWS):
+                    yield number, tensors.rows(_name(number), start, min(start + ROWS, height))
+
+    @contextmanager
+    def _opened(self, prefix: str, made_from: Any, streams: Callable[[], list[Stream]]) -> Iterator[OpenTensors]:
+        """Open the file of some tensors, which is made of `streams` where the cache has no intact one.
 
         Raises:
             StorageError: the disk is full or refuses.
         """
         key = prefix + json_digest([_arithmetic(), made_from])
         with ExitStack() as stack:
-            found = self._find(key)
-            if found is None:
+            if (found := self._find(key)) is None:
                 folder = self.work()
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 fresh = Path(folder) / f"{key}.new"
-                _write(fresh, streams())
+                try:
+                    write_shard(fresh, streams())
+                except OSError as error:
+                    hint = "free some space, or choose --trunk mean"
+                    raise StorageError(f"{fresh} cannot be written: {error.strerror or error}", hint) from error
                 found = OpenTensors.open(fresh)
-                self._keep(key, fresh)
+                if self.files is not None:
+                    with _KEEPING, suppress(OSError, StorageError):
+                        if _make_room(self.files.folder, fresh):
+                            self.files.keep(key, fresh)
             yield found
 
     def _find(self, key: str) -> OpenTensors | None:
-        """Open a file of the cache."""
         if self.files is not None and (path := self.files.find(key)) is not None:
             with suppress(OSError, CheckpointError):
                 os.utime(path)  # it was used
                 return OpenTensors.open(path)
         return None
 
-    def _keep(self, key: str, fresh: Path) -> None:
-        """Move a file into the cache, if it has room there and the home can be written."""
-        if self.files is None:
-            return
-        with _KEEPING, suppress(OSError, StorageError):
-            if self._make_room(fresh):
-                self.files.keep(key, fresh)
 
-    def _make_room(self, fresh: Path) -> bool:
-        """Delete files that were not used for long until a new one has room, and tell whether it has."""
-        assert self.files is not None
-        nbytes = fresh.stat().st_size
-        kept = []
-        for path in self.files.folder.glob("*"):
-            with suppress(FileNotFoundError):
-                if path.name.startswith(PREFIXES):
-                    status = path.stat()
-                    kept.append((status.st_mtime_ns, status.st_size, path))
-        total = sum(size for _, size, _ in kept)
-        room = min(MOST_BYTES, (total + shutil.disk_usage(fresh.parent).free) // 2)
-        if nbytes > room:
-            return False
-        for _, size, path in sorted(kept):
-            if total + nbytes <= room:
-                break
-            path.unlink(missing_ok=True)
-            total -= size
-        return True
-
-
-def _write(path: Path, streams: list[Stream]) -> None:
-    try:
-        write_shard(path, streams)
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}", "free some space, or choose --trunk mean"
-        ) from error
+def _make_room(folder: Path, fresh: Path) -> bool:
+    """Delete files that were not used for long until a new one has room, and tell whether it has."""
+    nbytes = fresh.stat().st_size
+    kept = []
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):
+            if path.name.startswith(PREFIXES):
+                status = path.stat()
+                kept.append((status.st_mtime_ns, status.st_size, path))
+    total = sum(size for _, size, _ in kept)
+    room = min(MOST_BYTES, (total + shutil.disk_usage(fresh.parent).free) // 2)
+    if nbytes > room:
+        return False
+    for _, size, path in sorted(kept):
+        if total + nbytes <= room:
+            break
+        path.unlink(missing_ok=True)
+        total -= size
+    return True
 
 
 @cache
 def _arithmetic() -> str:
-    """Return what the last bits of a product of matrices depend on, beside its factors."""
+    """Return what the last bits of a product of matrices depend on, besides its factors."""
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
     chosen = {name: value for name, value in os.environ.items() if name.startswith(("MKL_", "OPENBLAS_"))}
     threads = ("MKL_NUM_THREADS", "MKL_DYNAMIC", "OPENBLAS_NUM_THREADS")
@@ -249,139 +300,15 @@ def _arithmetic() -> str:
     )
 
 
-@dataclass(frozen=True)
-class InputProducts:
-    """Products W_e G_e of members' linear maps and the Grams of their inputs. Safe for several threads.
-
-    RegMean needs them (`registry.maths.trunk.regmean`). They take 8 R H bytes for each map of R rows and H inputs, four
-    times its weight in bfloat16; in float32, G_e W_e would lose digits where it is solved.
-    """
-
-    kept: KeptTensors = field(default_factory=KeptTensors)
-
-    @contextmanager
-    def of(self, member: Member, site: str, layer: int, names: Sequence[str]) -> Iterator[dict[str, Rows]]:
-        """Open the products of the maps of one input: name of the map → its rows, float64 (r, H).
-
-        Args:
-            names: the weights of the maps, in the dense model.
-
-        Raises:
-            DamagedError: a stored array is damaged.
-            StorageError: the disk is full or refuses.
-        """
-        made_from = [layer, list(names), arrays_of(member, site, layer, names)]
-        with self.kept.opened(PRODUCTS, made_from, lambda: _product_streams(member, site, layer, names)) as tensors:
-            yield {name: partial(tensors.rows, name) for name in names}
-
-
 def arrays_of(member: Member, site: str, layer: int, names: Sequence[str] = ()) -> list[str]:
     """Return the digests of the arrays of one site and layer's Gram, and of some weights."""
     links = [member.link("statistics", f"{site}/gram/{layer}"), member.link("statistics", f"{site}/exponents")]
     return [link.digest for link in (*links, *map(member.weight, names))]
 
 
-def _product_streams(member: Member, site: str, layer: int, names: Sequence[str]) -> list[Stream]:
-    gram = member.packed_statistics(site, layer).gram  # (H, H)
-    return [Stream(name, "float64", member.weight(name).shape, partial(_blocks, member, name, gram)) for name in names]
-
-
-def _blocks(member: Member, name: str, gram: Float[Tensor, "H H"]) -> Iterator[Block]:
+def _product(member: Member, name: str, gram: Float[Tensor, "H H"]) -> Iterator[Block]:
     source = member.open_weight(name)
     return map(to_block, products((to_tensor(block, source.dtype) for block in source.blocks()), gram))
-
-
-NumberedBlock = tuple[int, Tensor]
-"""The number of a map among those that are solved together, and a block of its rows, (r, H)."""
-
-ROWS = 512
-"""Rows of a map that are read at once."""
-
-
-@dataclass(frozen=True)
-class SubsetSums:
-    """Sums of members' Grams, and maps solved from them. Safe for several threads.
-
-    Adding the members' statistics takes longer the more members there are; a kept sum is read once, for routers of any
-    λ. Maps that RegMean solved serve any router over the same trunk. Only sums in which members count
-    alike are kept: other factors are mostly tried once.
-
-    Bytes of one layer: 4 H (H + 1) for the Grams of one site, and 8 R H for each map of R rows and H inputs.
-
-    Attributes:
-        kept: the files; without a cache there are none, not even for a while.
-    """
-
-    kept: KeptTensors = field(default_factory=KeptTensors)
-
-    def keeps(self, weights: Sequence[float]) -> bool:
-        """Tell whether sums with these factors of the members are kept."""
-        return self.kept.files is not None and len(set(weights)) == 1
-
-    def gram(self, members: Sequence[Member], site: str, layer: int, weights: Sequence[float]) -> GramSum:
-        """Return the weighted sum of the members' Grams at one site and layer, for the caller to overwrite.
-
-        Raises:
-            IncompatibleError: a member was registered without these statistics.
-            DamagedError: a stored array is damaged.
-        """
-        compute = partial(_gram_sum, members, site, layer, weights)
-        for member in members:
-            member.require_statistics([site], "this", "needs")
-        if not self.keeps(weights):
-            return compute()
-        fresh: list[GramSum] = []
-
-        def streams() -> list[Stream]:
-            fresh.append(compute())
-            return _sum_streams(fresh[0])
-
-        made_from = [layer, [arrays_of(member, site, layer) for member in members], list(weights)]
-        with ExitStack() as stack:
-            tensors = _unless_full(stack, self.kept.opened(SUMS, made_from, streams))
-            if fresh or tensors is None:
-                return fresh[0] if fresh else compute()
-            size, experts = tensors.entries["moments"].shape
-            gram, moments = (torch.empty((size, width), dtype=torch.float64) for width in (size, experts))
-            total = GramSum(gram, moments)
-            tensors.fill("moments", 0, total.moments)
-            begin = 0
-            for row in range(size):
-                tensors.fill("gram", begin, total.gram[row, row:])
-                begin += size - row
-        return total
-
-    def maps(
-        self,
-        shapes: Sequence[tuple[int, ...]],
-        made_from: Any,
-        solve: Callable[[int], Iterator[NumberedBlock]],
-        first: int = 0,
-    ) -> Iterator[NumberedBlock]:
-        """Yield the rows of linear maps that are solved together, each with the number of its map, in their order.
-
-        Args:
-            shapes: the shape of each map, (R, H).
-            made_from: what their bits depend on beside this machine's arithmetic, as JSON.
-            solve: yields the same, float64, from the map of a number on, without the cache.
-
-        Raises:
-            Exception: any error of `solve`.
-        """
-
-        def streams() -> list[Stream]:
-            solved = groupby(solve(0), key=itemgetter(0))
-            return [Stream(_name(number), "float64", shape, lambda: _next(solved)) for number, shape in numbered]
-
-        numbered = list(enumerate(shapes))
-        with ExitStack() as stack:
-            tensors = _unless_full(stack, self.kept.opened(MAPS, made_from, streams))
-            if tensors is None:
-                yield from solve(first)
-                return
-            for number, (height, *_) in numbered[first:]:
-                for start in range(0, height, ROWS):
-                    yield number, tensors.rows(_name(number), start, min(start + ROWS, height))
 
 
 def _unless_full(stack: ExitStack, opened: AbstractContextManager[OpenTensors]) -> OpenTensors | None:
@@ -390,11 +317,6 @@ def _unless_full(stack: ExitStack, opened: AbstractContextManager[OpenTensors]) 
         return stack.enter_context(opened)
     except (OSError, StorageError):
         return None
-
-
-def _gram_sum(members: Sequence[Member], site: str, layer: int, weights: Sequence[float]) -> GramSum:
-    # A generator: a Gram is (H + 1, H + 1), and only one member's needs to be in memory.
-    return gram_sum((member.packed_statistics(site, layer) for member in members), weights)
 
 
 def _sum_streams(total: GramSum) -> list[Stream]:

@@ -122,7 +122,7 @@ def _contradictions(collected: Collected, checkpoint: Checkpoint, weights: str) 
 
 
 def _are_counts(counts: torch.Tensor, collected: Collected, vocabulary: int) -> bool:
-    """Tell whether token counts are one a token, none negative, and add up to the tokens of the statistics."""
+    """Tell whether token counts are one a token, not negative, and add up to the tokens of the statistics."""
     if counts.shape != (vocabulary,) or int(counts.min()) < 0:
         return False
     total: int = sum(counts.tolist())  # as Python's integers: a forged sum may not wrap around
@@ -263,7 +263,7 @@ def collect_to(
 
     Args:
         folder: the checkpoint, as `Registry.add_expert` takes it.
-        out: the folder of the file; created if absent.
+        out: created if absent.
         cluster: the nodes that take slices of the pass; they see the checkpoint and `out`.
 
     Raises:
@@ -300,10 +300,9 @@ def _sampled_by(
     cluster: Cluster, hashed: HashedCheckpoint, settings: PassSettings, partial: Path | None, progress: Progress
 ) -> Calibration:
     """Let one task of a cluster sample the expert's text; `partial` is a folder that all nodes see."""
-    shared, device = (SharedCheckpoint.of(hashed), settings), str(settings.device)
+    shared, tasks = (SharedCheckpoint.of(hashed), settings), [Task("text", (), settings.tokens)]
     with temporary_folder(partial) as folder:
-        tasks = [Task("text", (), settings.tokens)]
-        step = Step("sampling", "token", sample_in_task, shared, tasks, folder.absolute(), device)
+        step = Step("sampling", "token", sample_in_task, shared, tasks, folder.absolute(), str(settings.device))
         sampled: Calibration = cluster.results(step, progress)[0].result
         return sampled
 

@@ -33,8 +33,8 @@ from registry.io.dtypes import NAMES
 from registry.io.safetensors_file import Entry, Stream, read_header, replace_shard
 from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.untrusted import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, json_object, list_of, maybe
-from registry.maths.statistics import Statistics
-from store.arrays import ArraySource, Block
+from registry.maths.statistics import PackedStatistics, Statistics
+from store.arrays import ArraySource
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,7 @@ class OpenTensors:
 
     @classmethod
     def open(cls, path: Path) -> "OpenTensors":
-        """Open a file, which is closed with the last reference to it.
-
-        Raises:
-            CheckpointError: it is not a safetensors file, or cannot be read.
-        """
+        """Open a file, which is closed with the last reference to it (CheckpointError: it cannot be read)."""
         entries = read_header(path).tensors
         try:
             opened = cls(os.open(path, os.O_RDONLY), entries)
@@ -64,10 +60,7 @@ class OpenTensors:
         return opened
 
     def fill(self, name: str, begin: int, into: Tensor) -> None:
-        """Read consecutive elements of a tensor, from number `begin` on.
-
-        Args:
-            into: takes them; contiguous, of the tensor's dtype.
+        """Read elements of a tensor, from number `begin` on, into another: contiguous and of its dtype.
 
         Raises:
             DamagedError: the file ends early.
@@ -113,9 +106,15 @@ class LazyStatistics:
         size = self.exponents.numel() + 1
         return (size * (size + 1) // 2,)
 
-    def blocks(self) -> Iterator[Block]:
-        """Read or pack it only now, while it is written: all layers at once would double the memory."""
-        return ArraySource.of(to_block(self.packed()), "int64").blocks()
+    @property
+    def source(self) -> ArraySource:
+        """The array of `packed`."""
+        return _lazy(self.shape, self.packed)
+
+
+def _lazy(shape: tuple[int, ...], read: Callable[[], Tensor]) -> ArraySource:
+    """Return an array that is read or packed only while it is written: all layers at once would double the memory."""
+    return ArraySource("int64", shape, lambda: ArraySource.of(to_block(read()), "int64").blocks())
 
 
 class LazyLayers(Sequence[Statistics]):
@@ -131,7 +130,7 @@ class LazyLayers(Sequence[Statistics]):
         if isinstance(index, slice):
             return LazyLayers(self.items[index])
         item = self.items[index]
-        return Statistics.unpack(item.packed(), item.exponents, item.saturated)
+        return PackedStatistics(item.packed(), item.exponents, item.saturated).unpacked()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -215,6 +214,15 @@ class Collected:
             return next(iter(self.sites.values()))[0].count
         return 0 if self.token_counts is None else int(self.token_counts.sum())
 
+    def statistics(self, site: str, layer: int) -> Statistics:
+        """Return the statistics of one site and layer."""
+        return self.sites[site][layer]
+
+    def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
+        """Return the statistics of one site and layer as they are stored."""
+        item = lazy_layers(self.sites[site])[layer]
+        return PackedStatistics(item.packed(), item.exponents, item.saturated)
+
 
 Part = tuple[str, int, Statistics]
 """Site, layer, and its statistics."""
@@ -239,10 +247,12 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     for site, number, layer in _layers(collected) if parts is None else map(_held, parts):
         exponents.setdefault(site, []).append(layer.exponents)
         saturated.setdefault(site, []).append(layer.saturated)
-        streams.append(Stream(f"{site}.gram.{number}", "int64", layer.shape, layer.blocks))
-        for name, fold in collected.folds.items():
-            if name.startswith(f"{site}/fold/{number}/"):
-                streams.append(Stream(name.replace("/", "."), fold.dtype, fold.shape, fold.blocks))
+        sources = {f"{site}.gram.{number}": layer.source} | {
+            name.replace("/", "."): fold
+            for name, fold in collected.folds.items()
+            if name.startswith(f"{site}/fold/{number}/")
+        }
+        streams += [Stream(name, source.dtype, source.shape, source.blocks) for name, source in sources.items()]
     for site, layers in exponents.items():
         add(f"{site}.exponents", torch.stack(layers))  # L tensors (C,) → (L, C)
     for name in (TOKEN_COUNTS, CONTENT_COUNTS):
@@ -340,9 +350,5 @@ def _folds(file: OpenTensors, site: str, layer: int) -> Iterator[tuple[str, Arra
     while (part := file.entries.get(name := f"{site}.fold.{layer}.{number}")) is not None:
         if part.shape != of.shape:
             raise ValueError(f"{name} has shape {list(part.shape)}, not {list(of.shape)}")
-        yield name.replace(".", "/"), ArraySource("int64", part.shape, partial(_read, file, name))
+        yield name.replace(".", "/"), _lazy(part.shape, partial(file.read, name))
         number += 1
-
-
-def _read(file: OpenTensors, name: str) -> Iterator[Block]:
-    return ArraySource.of(to_block(file.read(name)), "int64").blocks()

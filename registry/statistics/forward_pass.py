@@ -31,11 +31,7 @@ SAVE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ModelRun:
-    """A loaded model, and how it is observed.
-
-    Attributes:
-        hook_points: finds the sites in `model`; None for a checkpoint's own dense model.
-    """
+    """A loaded model, and what finds the sites in it: None for a checkpoint's own dense model."""
 
     model: Any
     hook_points: HookPoints | None = None
@@ -58,7 +54,7 @@ def take_statistics(
     No attention mask is needed: padding is on the right, where the tokens that count cannot see it.
 
     Args:
-        checkpoint: the checkpoint that the bounds are computed from.
+        checkpoint: what the bounds are computed from.
         windows: whole batches of consecutive windows to count; None for all. Such parts add up to the whole, bit for
             bit: batches are numbered over all windows. Token counts are those of the whole.
         partial: a folder for the state of a running pass; the same pass, started again, resumes from it.
@@ -67,96 +63,72 @@ def take_statistics(
         CalibrationError: an activation is NaN or infinite.
         StorageError: `partial` cannot be written.
     """
-    collector = _Collector(checkpoint, weights, run, calibration, settings)
-    key = json_digest([weights, calibration.digest, collector.header.computed])
-    with resumable(partial, key, [weights]) as state_path:
-        collector.resume(state_path)
+    counting = Counting.of(checkpoint, settings.sites, run.model.device, dense=run.hook_points is None)
+    sums = SiteSums(counting, counting.site_layers)
+    points = run.hook_points(run.model) if run.hook_points else dense_hook_points(checkpoint, run.model)
+    header = Collected(weights, {}, calibration.digest, calibration.label, computed_by(checkpoint, settings))
+    with resumable(partial, json_digest([weights, calibration.digest, header.computed]), [weights]) as state_path:
+        _resume(state_path, header, sums)
         windows = range(len(calibration.ids)) if windows is None else windows
-        start = max(collector.sums.completed_windows, windows.start)
+        start = max(sums.completed_windows, windows.start)
         total = int(calibration.lengths[windows.start : windows.stop].sum())
         counted = int(calibration.lengths[windows.start : start].sum())
         report_resumed(counted, calibration, progress)
         saved = time.monotonic()
         try:
-            with (
-                torch.no_grad(),
-                collector.sums.attached(collector.points),
-                progress("collecting", total, "token") as advance,
-            ):
+            with torch.no_grad(), sums.attached(points), progress("collecting", total, "token") as advance:
                 advance(counted)
                 for first in range(start, windows.stop, settings.batch_size):
                     ids, keep = batch(calibration, first, settings.batch_size)  # both (B, S)
-                    collector.sums.next_batch(first, keep)
+                    sums.next_batch(first, keep)
                     # The base model stops before the head: no logits (B, S, V) are computed.
                     run.model.base_model(input_ids=ids.to(run.model.device), use_cache=False)
                     advance(int(keep.sum()))
                     if time.monotonic() - saved >= SAVE_SECONDS:
-                        collector.save(state_path)
+                        _save(state_path, header, sums)
                         saved = time.monotonic()
         except KeyboardInterrupt:
-            collector.save(state_path)
+            _save(state_path, header, sums)
             raise
-    counts = calibration.counts(checkpoint.architecture.vocab_size)
-    return replace(collector.header, sites=collector.sites(), token_counts=counts)
+    found: dict[str, list[Statistics]] = {}
+    for site, layer in counting.site_layers:
+        found.setdefault(site, []).append(sums.pop((site, layer)))
+    sites = {site: tuple(found[counting.same.get(site, site)]) for site in counting.scales}
+    return replace(header, sites=sites, token_counts=calibration.counts(checkpoint.architecture.vocab_size))
 
 
-class _Collector:
-    """The sums of a pass through the whole model, and their state on disk.
+def _save(state_path: Path | None, header: Collected, every: SiteSums) -> None:
+    """Write the state of a pass, unless an interrupted addition left broken sums: the last file stays then.
 
-    Attributes:
-        header: all that the result has but its sums and counts.
+    If the folder is gone, an opt-out deleted it, and nothing is written.
     """
+    if state_path is None or every.broken:
+        return
+    completed: dict[str, tuple[int, ...]] = {}
+    for (site, _), sums in every.sums.items():
+        completed[site] = (*completed.get(site, ()), sums.completed_windows)
+    parts = ((site, layer, sums.statistics()) for (site, layer), sums in every.sums.items())
+    try:
+        statistics_file.save(state_path, replace(header, done=completed), parts)
+    except StorageError:
+        if state_path.parent.is_dir():
+            raise
 
-    def __init__(
-        self, checkpoint: Checkpoint, weights: str, run: ModelRun, calibration: Calibration, settings: PassSettings
-    ) -> None:
-        computed = computed_by(checkpoint, settings)
-        self.header = Collected(weights, {}, calibration.digest, calibration.label, computed)
-        self._counting = Counting.of(checkpoint, settings.sites, run.model.device, dense=run.hook_points is None)
-        self.sums = SiteSums(self._counting, self._counting.site_layers)
-        self.points = run.hook_points(run.model) if run.hook_points else dense_hook_points(checkpoint, run.model)
 
-    def sites(self) -> dict[str, tuple[Statistics, ...]]:
-        """Return the sums of every site, on the CPU, and release them."""
-        found: dict[str, tuple[Statistics, ...]] = {}
-        for site, scale in self._counting.scales.items():
-            if site not in self._counting.same:
-                found[site] = tuple(self.sums.pop((site, layer)) for layer in range(len(scale.exponents)))
-        return {site: found[self._counting.same.get(site, site)] for site in self._counting.scales}
-
-    def save(self, state_path: Path | None) -> None:
-        """Write the state of the pass, unless an interrupted addition left broken sums: the last file stays then.
-
-        If the folder is gone, an opt-out deleted it, and nothing is written.
-        """
-        if state_path is None or self.sums.broken:
-            return
-        completed: dict[str, tuple[int, ...]] = {}
-        for (site, _), sums in self.sums.sums.items():
-            completed[site] = (*completed.get(site, ()), sums.completed_windows)
-        parts = ((site, layer, sums.statistics()) for (site, layer), sums in self.sums.sums.items())
-        try:
-            statistics_file.save(state_path, replace(self.header, done=completed), parts)
-        except StorageError:
-            if state_path.parent.is_dir():
-                raise
-
-    def resume(self, state_path: Path | None) -> None:
-        """Restore the sums from `state_path`, if it holds an intact state of this pass."""
-        if state_path is None or not state_path.is_file():
-            return
-        try:
-            state = statistics_file.load(state_path)
-        except CheckpointError:
-            return  # damaged: the pass starts from the first window
-        if state.done is None or state.calibration_digest != self.header.calibration_digest:
-            return
-        if {(site, layer) for site, layers in state.sites.items() for layer in range(len(layers))} != set(
-            self.sums.sums
-        ):
-            return
-        for (site, layer), sums in self.sums.sums.items():
-            sums.restore(state.sites[site][layer], state.done[site][layer])
+def _resume(state_path: Path | None, header: Collected, every: SiteSums) -> None:
+    """Restore the sums from `state_path`, if it holds an intact state of this pass."""
+    if state_path is None or not state_path.is_file():
+        return
+    try:
+        state = statistics_file.load(state_path)
+    except CheckpointError:
+        return  # damaged: the pass starts from the first window
+    if state.done is None or state.calibration_digest != header.calibration_digest:
+        return
+    if {(site, layer) for site, layers in state.sites.items() for layer in range(len(layers))} != set(every.sums):
+        return
+    for (site, layer), sums in every.sums.items():
+        sums.restore(state.sites[site][layer], state.done[site][layer])
 
 
 def report_resumed(counted: int, calibration: Calibration, progress: Progress) -> None:

@@ -164,10 +164,9 @@ def run_module(
     after: Callable[[int, Stream], None],
     advance: Advance,
 ) -> None:
-    """Run one module over all batches, and add up the sites within it.
+    """Run a layer, or the norm before the head, over all batches, and add up the sites within it.
 
     Args:
-        module: a layer, or the norm before the head.
         points: the hook points of its sites; others may be among them.
         before: returns a batch's stream before the module, given the batch's first window and its tokens.
         after: takes a batch's stream after the module, given the batch's first window.
@@ -187,12 +186,8 @@ def mlp_statistics(
 ) -> Iterator[Statistics]:
     """Yield the statistics of each layer's MLP inputs, on the CPU: to the bit those of `take_statistics`.
 
-    Besides the model, N · S · H activations and the sums of one layer are in memory.
-
-    Args:
-        checkpoint: the checkpoint that the bounds are computed from.
-        model: the same, loaded. Between two layers it is whole.
-        batch_size: B.
+    Besides the model, N · S · H activations and the sums of one layer are in memory. Between two layers the model is
+    whole.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
@@ -202,17 +197,13 @@ def mlp_statistics(
     layers: Any = model.get_submodule(checkpoint.family.layers)
     waiting: dict[int, Stream] = {}
 
+    def before(first: int, ids: Int64[Tensor, "B S"]) -> Stream:
+        return waiting[first] if first in waiting else calls.embed(ids)
+
     def sums_of(number: int, layer: nn.Module, mlp: nn.Module) -> Statistics:
         sums, points = SiteSums(counting, [(MLP_INPUT, number)]), [HookPoint(MLP_INPUT, number, mlp)]
-        run_module(
-            lambda stream: calls.run(number, layer, stream),
-            sums,
-            points,
-            batches,
-            lambda first, ids: calls.embed(ids) if number == 0 else waiting[first],
-            waiting.__setitem__,
-            lambda amount: None,
-        )
+        run = functools.partial(calls.run, number, layer)
+        run_module(run, sums, points, batches, before, waiting.__setitem__, lambda amount: None)
         return sums.pop((MLP_INPUT, number))
 
     with progress("collecting", len(layers), "layer") as advance:
@@ -325,11 +316,7 @@ class _LayerPass:
         return finished
 
     def _sums_of(self, number: int, points: Sequence[HookPoint], advance: Advance) -> SiteSums:
-        """Run a layer over all batches, and return the sums of its sites.
-
-        Args:
-            number: of the layer; L for the norm before the head, after which no stream is needed.
-        """
+        """Run a layer over all batches, or with number L the norm before the head, and return the sums of its sites."""
         is_head, layers = number == self._count, self.layers
         own = [one for one in self.counting.site_layers if one[1] == number and one[0] != HEAD_INPUT]
         sums = SiteSums(self.counting, [(HEAD_INPUT, 0)] if is_head else own)
@@ -340,7 +327,7 @@ class _LayerPass:
                 return layers.embed(ids)
             return before.read(slice(first, first + self.batches.size)).to(layers.device)
 
-        write = (lambda first, stream: None) if is_head else after.write
+        write = (lambda first, stream: None) if is_head else after.write  # no stream is needed after the head's norm
         path = layers.norm if is_head else f"{layers.checkpoint.family.layers}.{number}"
         with layers.resident(path, layers.tensor) as module:
             call = module if is_head else functools.partial(layers.run, number, module)

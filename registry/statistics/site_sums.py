@@ -43,12 +43,7 @@ class RunningSums:
         self.completed_windows = completed_windows
 
     def add(self, rows: Float[Tensor, "T H"], runs: Sequence[slice], completed_windows: int) -> None:
-        """Add the windows of a batch.
-
-        Args:
-            rows: activations, one row a token.
-            runs: which rows count, as runs of rows.
-            completed_windows: the number of windows that the sums hold afterwards.
+        """Add the rows of a batch that count, and set the number of windows that the sums hold afterwards.
 
         Raises:
             ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.
@@ -98,8 +93,7 @@ class Counting:
     """The sites and scales that a pass counts, of all layers.
 
     Attributes:
-        scales: site → its scales, of all sites that are asked for.
-        same: sites whose activations equal those of another site of the same layer → that site, which has the sums.
+        same: as `same_inputs` returns it; the other site has the sums.
         splitter: the room that all sums share.
     """
 
@@ -111,14 +105,10 @@ class Counting:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, sites: str, device: torch.device, *, dense: bool = True) -> "Counting":
-        """Return what a pass counts.
+        """Return what a pass over the sites of `SITES[sites]` counts, with the bounds of a checkpoint.
 
-        Args:
-            checkpoint: the checkpoint that the bounds are computed from.
-            sites: a key of `SITES`.
-            device: of the model.
-            dense: the model is the checkpoint's own. Routed models may see other activations at a site, so only a
-                dense model's sites share sums.
+        With `dense` the model is the checkpoint's own. Routed models may see other activations at a site, so only a
+        dense model's sites share sums.
         """
         same = same_inputs(checkpoint, sites) if dense else {}
         on = torch.device("cpu") if device.type == "mps" else device  # mps has no float64

@@ -59,12 +59,10 @@ class Slice:
 
 
 def plan_slices(windows: int, batch_size: int, count: int, taken: Sequence[Slice] = ()) -> list[Slice]:
-    """Return slices that cover all windows with those that are taken already, in order.
+    """Return slices that cover all N windows together with those that are taken already, in order.
 
     Args:
-        windows: N.
-        batch_size: B.
-        count: slices that all N windows are divided into, at most; each has one batch at least.
+        count: slices that all windows are divided into, at most; each has one batch at least.
         taken: slices that need not be taken again; they do not overlap.
 
     Raises:
@@ -102,9 +100,8 @@ class SlicedPass:
 
     Attributes:
         weights: digest of the checkpoint's weights.
-        calibration: all of its windows.
         settings: settings of the pass, with the device and the dtype named.
-        computed: what `computed_by` says of these.
+        computed: as `computed_by` returns it.
     """
 
     weights: str
@@ -124,11 +121,7 @@ class SlicedPass:
         return json_digest([self.weights, self.calibration.digest, self.computed])
 
     def name(self, part: Slice, kind: str) -> str:
-        """Return the name of a slice's file, without the digest of its bytes.
-
-        Args:
-            kind: the kind of node that takes it.
-        """
+        """Return the name of a slice's file, without the digest of its bytes, if a kind of node takes it."""
         digest = json_digest([self.key, part.first, part.stop, kind])[:32]
         return f"slice-{part.first}-{part.stop}-{_short(kind)}-{digest}"
 
@@ -136,10 +129,7 @@ class SlicedPass:
 def take_slice(
     checkpoint: Checkpoint, model: Any, whole: SlicedPass, part: Slice, folder: Path, kind: str, progress: Progress
 ) -> Path:
-    """Take the statistics of a slice, write them to a folder, and return the file.
-
-    Args:
-        folder: where its file goes; other processes may write the same file.
+    """Take the statistics of a slice, write them to a folder, where others may write the same, and return the file.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
@@ -162,8 +152,7 @@ def take_slice(
 def taken_slices(whole: SlicedPass, folder: Path, kind: str | None = None) -> dict[Slice, Path]:
     """Return the intact slices of a pass in a folder that do not overlap, all of one kind of node.
 
-    Args:
-        kind: the kind of node; by default the one that has taken most windows.
+    By default it is the kind that has taken most windows.
     """
     by_kind: dict[str, dict[Slice, Path]] = {}
     for path in sorted(folder.glob("slice-*.safetensors")):
@@ -187,17 +176,21 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
 
     One site of one layer is read at a time.
 
-    Args:
-        paths: files of the slices, in any order.
-
     Raises:
         DamagedError: a file cannot be read, or the slices do not cover all windows once.
     """
-    opened = [_opened_slice(path) for path in paths]
+    opened = []
+    for path in paths:
+        try:
+            opened.append(statistics_file.load(path))
+        except CheckpointError as error:
+            hint = "run it again: it is taken again"
+            raise DamagedError(f"{path} cannot be read: {first_line(error)}", hint) from error
     same = same_inputs(checkpoint, whole.settings.sites)
     sites = {
         site: tuple(
-            reduce(add, (part.sites[site][layer] for part in opened)) for layer in range(len(opened[0].sites[site]))
+            reduce(add, (part.statistics(site, layer) for part in opened))
+            for layer in range(len(opened[0].sites[site]))
         )
         for site in SITES[whole.settings.sites]
         if site not in same
@@ -218,13 +211,6 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
     )
 
 
-def _opened_slice(path: Path) -> Collected:
-    try:
-        return statistics_file.load(path)
-    except CheckpointError as error:
-        raise DamagedError(f"{path} cannot be read: {first_line(error)}", "run it again: it is taken again") from error
-
-
 def _short(kind: str) -> str:
     return json_digest(kind)[:16]
 
@@ -239,7 +225,7 @@ class SharedCheckpoint:
 
     @classmethod
     def of(cls, hashed: HashedCheckpoint) -> "SharedCheckpoint":
-        """Return the description of a checkpoint."""
+        """Describe a checkpoint."""
         return cls(hashed.checkpoint.folder.absolute(), hashed.checkpoint.label, hashed.weights)
 
 

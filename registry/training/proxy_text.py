@@ -2,7 +2,7 @@
 
 FlexOlmo (Shi et al. 2025, §3.3.3, A.2) trains a classifier on each expert's text against public text, and takes the
 public documents that it is surest of. Here the expert's statistics stand for its text, and the discriminant of each
-layer is solved for (`maths.discriminant`):
+layer is solved for (`maths.router.gates`):
 
     score of a document = mean over layers l of w_l · x̄_l        x̄_l the mean MLP input of the base model on it
 
@@ -33,7 +33,7 @@ from registry.errors import CalibrationError, InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import check_output, fresh_folder
-from registry.maths.discriminant import discriminant
+from registry.maths.router.gates import discriminant
 from registry.maths.statistics import Statistics
 from registry.member import Member
 from registry.names.reference import require_list

@@ -11,7 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from registry.composition.recipe.fields import output_of
+from registry.composition.recipe.fields import target_of
 from registry.destination.address import may_exist
 from registry.errors import InvalidInputError, NotFoundError, RegError
 from registry.evaluation.stored import Score, scores_of, shown_score, widest_first
@@ -70,7 +70,7 @@ def composition_page(
     registry, catalog = site.registry, site.registry.catalog
     versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
-    parent, made = record.document.get("parent"), output_of(record.document["recipe"])
+    parent, made = record.document.get("parent"), target_of(record.document["recipe"])
     choices = Choices.of_document(record.document)
     related = catalog.compositions(versions[:1])
     everything = registry.compositions()
@@ -177,7 +177,7 @@ def _evaluation(
         "windows": form.get("windows", MORE_WINDOWS if scores and scores[0].is_small else WINDOWS),
         "usual": (WINDOWS, TOKENS),
         "place": Path.cwd(),
-        "oracle": output_of(record.document["recipe"]).has_oracle,
+        "oracle": target_of(record.document["recipe"]).has_oracle,
         "ticked": [name for name in ("baselines", "oracle") if "folder" not in form or form.get(name) == "1"],
         "error": None,
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.found import OUTPUTS
-from registry.composition.recipe.fields import FIELDS, default, listed, output_of
+from registry.composition.recipe.fields import FIELDS, default, listed, target_of
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import InvalidInputError
@@ -78,7 +78,7 @@ def output(document: Mapping[str, Any]) -> str:
 
 def kind(document: Mapping[str, Any]) -> str:
     """Return what a composition is, in a few words: `mixture · regmean · context, 1 per token`."""
-    recipe, made = document["recipe"], output_of(document["recipe"])
+    recipe, made = document["recipe"], target_of(document["recipe"])
     routing = str(recipe.get("routing", ""))
     words = ROUTINGS[routing].words if routing in ROUTINGS else routing
     parts = [made.kind, recipe.get("trunk"), words]
@@ -95,7 +95,7 @@ def kind(document: Mapping[str, Any]) -> str:
 def sentences(document: Mapping[str, Any]) -> list[str]:
     """Return how a composition was made, each step as a few words."""
     trained = ["trained further"] if "training" in document else []
-    return [*output_of(document["recipe"]).sentences(document), *trained]
+    return [*target_of(document["recipe"]).sentences(document), *trained]
 
 
 def stated(document: Mapping[str, Any]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from starlette.datastructures import QueryParams
 
-from registry.composition.recipe.fields import output_of
+from registry.composition.recipe.fields import target_of
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
 from registry.io.display import counted
@@ -119,7 +119,7 @@ def _data(words: Sequence[str]) -> list[tuple[str, str]]:
 def domains_of(record: CompositionRecord, evaluated: Sequence[str]) -> list[str]:
     """Return the domains that the form offers: those of the members, and others that were evaluated before."""
     document = record.document
-    has_domains = "from_base" not in document and output_of(document["recipe"]).has_domains
+    has_domains = "from_base" not in document and target_of(document["recipe"]).has_domains
     members = [str(one["name"]) for one in document["members"]] if has_domains else []
     return list(dict.fromkeys([*members, *evaluated]))[:MOST_DOMAINS]
 

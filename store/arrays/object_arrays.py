@@ -84,9 +84,10 @@ class ObjectArrays(ArrayStore):
             self.cache.keep_only(digests)
 
     def drop_copies_of(self, digests: Collection[str]) -> None:
-        for digest in digests if self.cache is not None else ():
-            key_of(digest)  # it is a digest
-            self._drop(digest, for_good=True)
+        if self.cache is not None:
+            for digest in digests:
+                key_of(digest)  # a check
+                self.cache.drop(digest, for_good=True)
 
     def past_deletion(self) -> str | None:
         # Versions cannot be listed or deleted from here. Only S3 says, by a version id, that they are kept.
@@ -108,12 +109,11 @@ class ObjectArrays(ArrayStore):
 
     def _files(self, digest: str, *, cached: bool) -> ArrayFiles:
         key, cache = key_of(digest), self.cache if cached else None
-        data = None if cache is None else cache.read(digest, DESCRIPTION, DESCRIPTION_BYTES)
-        if data is not None:
+        if cache is not None and (data := cache.read(digest, DESCRIPTION, DESCRIPTION_BYTES)) is not None:
             try:
                 return _ObjectFiles(digest, parse_layout(data), self.bucket, cache)
             except ValueError:  # the copy is damaged
-                self._drop(digest)
+                cache.drop(digest)
         try:
             data = self.bucket.read(f"{key}/{DESCRIPTION}", most=DESCRIPTION_BYTES)
             if data is None:
@@ -145,10 +145,6 @@ class ObjectArrays(ArrayStore):
         description, key = encoded_layout(layout), f"{prefix}/{DESCRIPTION}"
         if not bucket.create(key, description) and bucket.read(key) != description:
             bucket.put(key, description)
-
-    def _drop(self, digest: str, *, for_good: bool = False) -> None:
-        if self.cache is not None:
-            self.cache.drop(digest, for_good=for_good)
 
 
 class _ObjectFiles(ArrayFiles):

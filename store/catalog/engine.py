@@ -128,10 +128,9 @@ def _configure_sqlite(connection: Any, _record: Any, *, write_ahead: bool) -> No
     cursor.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
     if write_ahead and _patiently(lambda: cursor.execute("PRAGMA journal_mode").fetchone())[0] != "wal":
         _patiently(lambda: cursor.execute("PRAGMA journal_mode = WAL"))
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten, see `files`
-    cursor.execute("PRAGMA temp_store = MEMORY")
-    cursor.execute("PRAGMA foreign_keys = ON")
+    # Deleted rows are overwritten, see `files`.
+    for setting in ("synchronous = FULL", "secure_delete = ON", "temp_store = MEMORY", "foreign_keys = ON"):
+        cursor.execute(f"PRAGMA {setting}")
     cursor.close()
 
 

@@ -10,8 +10,8 @@ import pytest
 from cli.main import main
 from registry import Recipe, Registry
 from registry.composition import read_recipe, recipe_schema
+from registry.composition.option import OptionKind
 from registry.composition.recipe.fields import FIELDS
-from registry.composition.recipe.option import OptionKind
 from registry.io.model_folder import MARKER
 from tests.cli.conftest import PAIR, Reg
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS, Lazy
-from registry.composition.method import Method, Output
-from registry.composition.recipe.option import Option, OptionKind, Problem
+from registry.composition.method import Method, Target
+from registry.composition.option import Option, OptionKind, Problem
 from registry.composition.recipe.shared_options import FIRST, TO, TRUNK_OPTIONS
 from registry.errors import InvalidInputError
 
@@ -51,7 +51,7 @@ def _merged() -> dict[str, Option]:
     return {"to": every} | {name: _described(one) for name, one in merged.items()}
 
 
-def _declared(output: Output) -> Iterator[tuple[Option, str, Method | None]]:
+def _declared(output: Target) -> Iterator[tuple[Option, str, Method | None]]:
     """Yield the options of an output: each trunk's after `trunk`, each router's after `router`, with whose they are."""
     for one in output.options:
         methods = METHODS_OF.get(one.name, {})
@@ -66,7 +66,7 @@ def _declared(output: Output) -> Iterator[tuple[Option, str, Method | None]]:
                 yield replace(option, group=TRUNK_OPTIONS) if is_number else option, one.name, method
 
 
-def _check_same(known: Option, one: Option, output: Output) -> None:
+def _check_same(known: Option, one: Option, output: Target) -> None:
     """Check that two options of one name hold the same values."""
     if (known.kind, known.limits, known.group) != (one.kind, one.limits, one.group):
         raise InvalidInputError(
@@ -117,7 +117,7 @@ FIELDS: Mapping[str, Option] = Lazy(_merged)
 """Name → field, in the order of the command line's help; merged from the methods when it is first read."""
 
 
-def output_of(values: Mapping[str, Any]) -> Output:
+def target_of(values: Mapping[str, Any]) -> Target:
     """Return what fields of a recipe make."""
     return OUTPUTS.get(values.get("to") or "", OUTPUTS.default)
 
@@ -265,7 +265,7 @@ def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | Non
             f"{MOST_COPIES:,}",
             "such as --from-base 4",
         )
-    output = output_of(values)
+    output = target_of(values)
     return output.problem_of_copies(count, {**(output.copies or {}), **values})
 
 

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
-from registry.composition.method import Output, Router, Trunk
+from registry.composition.method import Router, Target, Trunk
+from registry.composition.option import OptionKind, Problem
 from registry.composition.recipe.fields import (
     FIELDS,
     check_complete,
@@ -17,15 +18,17 @@ from registry.composition.recipe.fields import (
     first_problem,
     obstacle,
     options_of,
-    output_of,
     resolved,
+    target_of,
 )
-from registry.composition.recipe.option import OptionKind, Problem
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.untrusted import DIGEST, NUMBER, NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields, maybe
 from registry.names.suggest import suggest
 from store.digest import json_digest
+
+DOCUMENT_FORMAT = 1
+"""The format of a composition's document, of which its digest is a function."""
 
 _KINDS = {
     "members": DIGEST,
@@ -230,8 +233,8 @@ class Recipe:
         }
 
     @property
-    def output(self) -> Output:
-        """The output that it makes."""
+    def output(self) -> Target:
+        """The output that it makes, as recipes know it."""
         return OUTPUTS[self.to]
 
     @property
@@ -342,7 +345,7 @@ def _compared(to: str) -> list[str]:
 
 def unwanted(values: Mapping[str, Any]) -> Problem | None:
     """Return why nobody wants what fields make, or None."""
-    return output_of(values).unwanted(values)
+    return target_of(values).unwanted(values)
 
 
 def overlay(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from registry.composition.option import Limits, Option, OptionKind
 from registry.composition.recipe.fields import FIELDS, LEAST_COPIES, MOST_COPIES, default, removed
-from registry.composition.recipe.option import Limits, Option, OptionKind
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 
 Schema = dict[str, Any]

@@ -1,6 +1,6 @@
 """Options that several outputs have; each may have another default of them."""
 
-from registry.composition.recipe.option import Limits, Option, OptionKind
+from registry.composition.option import Limits, Option, OptionKind
 from registry.io.dtypes import WEIGHT_DTYPES
 
 TRUNK_OPTIONS = "trunk_options"

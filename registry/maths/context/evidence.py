@@ -97,10 +97,7 @@ def thresholds(shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], tau
     n has a double and neither of the two reaches its own threshold. The second bound of θ_en is for experts far from
     all others: where their text has a passage of another kind, every other expert has more evidence of it.
 
-    Args:
-        shares: p.
-        evidence: ℓ.
-        tau: τ of the fast window.
+    `shares` is p, `evidence` ℓ, `tau` that of the fast window.
     """
     decay = math.exp(-1 / tau)
     worth = (1 + decay) / (1 - decay)
@@ -141,12 +138,7 @@ class EvidenceMoments:
 
     @classmethod
     def of(cls, shares: Float[Tensor, "V T"], evidence: Float[Tensor, "V E"]) -> "EvidenceMoments":
-        """Return the moments of kinds of text.
-
-        Args:
-            shares: p_e, columns that sum to 1.
-            evidence: ℓ.
-        """
+        """Return the moments of kinds of text, of shares p_e, columns that sum to 1, and evidence ℓ."""
         means, covariances = shares.T @ evidence, []
         with one_thread():
             for share, mean in zip(shares.T, means, strict=True):
@@ -156,10 +148,7 @@ class EvidenceMoments:
     def confusion(self, weights: Float[Tensor, "S"]) -> Float[Tensor, "T E"]:
         """Return, row by row, the probabilities that a text of kind e goes to each expert after S tokens, float64.
 
-        m is nearly Gaussian, so that P(m_j is the largest) is that of `confusion`.
-
-        Args:
-            weights: w(Δ) of the S tokens that were read.
+        m is nearly Gaussian, so that P(m_j is the largest) is that of `confusion`. `weights` is w(Δ).
         """
         points, spread = sample(self.means.shape[1]), _spread(weights)
         with one_thread():
@@ -170,13 +159,7 @@ class EvidenceMoments:
         return torch.stack(rows)
 
     def mistaken(self, text: int, other: int, weights: Float[Tensor, "S"]) -> float:
-        """Return the probability that a text of one expert has more evidence of another one after S tokens.
-
-        Args:
-            text: the expert whose text is read.
-            other: the other expert.
-            weights: w(Δ) of the S tokens that were read.
-        """
+        """Return the probability that a text of one expert has more evidence of the other after S tokens of w(Δ)."""
         mean, covariance = self.means[text], self.covariances[text]
         variance = covariance[text, text] + covariance[other, other] - 2 * covariance[text, other]
         deviation = (variance.clamp(min=0) * _spread(weights)).sqrt()

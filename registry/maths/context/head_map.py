@@ -34,11 +34,7 @@ RIDGE = 1e-2
 
 
 class HeadSums:
-    """Sums over the vocabulary, float64: Xᵀ P X, Xᵀ P D and the means, rows added block by block.
-
-    Args:
-        size: H.
-    """
+    """Sums over the vocabulary, (H, H) and (H,) in float64: Xᵀ P X, Xᵀ P D and the means, rows added in blocks."""
 
     def __init__(self, size: int) -> None:
         self._gram = torch.zeros((size, size), dtype=torch.float64)
@@ -66,10 +62,7 @@ class HeadSums:
             self._shift_mean += float(share @ shift)
 
     def affine(self) -> tuple[Float[Tensor, "H H"], Float[Tensor, "H"]]:
-        """Return M_e and v_e, float64; both are zero where counts show no difference between tokens.
-
-        The sums are used up.
-        """
+        """Return M_e and v_e, float64, zero where counts show no difference between tokens; the sums are used up."""
         with one_thread():
             factor = self._factor()
             if factor is None:
@@ -80,13 +73,10 @@ class HeadSums:
             return cholesky_solved(factor, cross), cholesky_solved(factor, shift)[:, 0]
 
     def solve(self, rank: int) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
-        """Return M_e as two factors, float64; of full rank as M_e and the identity.
+        """Return M_e as two factors of rank k, from 1 to H, float64; of full rank as M_e and the identity.
 
         They are zero where counts show no difference between tokens. Each row of the second one has its largest entry
         positive. The sums are used up.
-
-        Args:
-            rank: k, from 1 to H.
         """
         size = len(self._mean)
         with one_thread():

@@ -34,13 +34,9 @@ def prefix_means(
     evidence: Float[Tensor, "V E"],
     weights: Float[Tensor, "S"],
 ) -> Float[Tensor, "N S E"]:
-    """Return m of each token, float64; tokens that do not count (padding) are no evidence.
+    """Return m of each token, float64; `weights` is w(Δ) for Δ = 0 … S − 1.
 
-    Args:
-        ids: the texts.
-        keep: which tokens count; of a text without any so far m is 0.
-        evidence: ℓ.
-        weights: w(Δ) for Δ = 0 … S − 1.
+    Tokens that do not count (padding) are no evidence; where none has counted so far, m is 0.
     """
     # A causal convolution: the kernel runs backwards over the texts, which are padded in front.
     count, length = ids.shape

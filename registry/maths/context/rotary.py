@@ -61,7 +61,7 @@ def rotary_tables(parameters: Mapping[str, Any], head_dim: int, context: int) ->
     Args:
         parameters: `rope_parameters` in the form of transformers 5, over whole heads.
         head_dim: d.
-        context: `max_position_embeddings`.
+        context: the longest text, in tokens.
 
     Raises:
         ValueError: the rope's type is unknown.
@@ -94,12 +94,7 @@ def rotary_tables(parameters: Mapping[str, Any], head_dim: int, context: int) ->
 def recency_amplitudes(rotary: RotaryTables, tau: float) -> Float[Tensor, "_"] | None:
     """Return A of each pair, float64, whose weights are exp(−Δ/τ) up to `CLOSE`, or as near as these pairs come.
 
-    Args:
-        rotary: the frequencies.
-        tau: τ ≥ 1 in tokens.
-
-    Returns:
-        None where no choice of pairs comes as near as `USABLE` over the whole context.
+    None where no choice of pairs comes as near as `USABLE` over the whole context. τ ≥ 1 is in tokens.
     """
     distance, stands_for = _distances(rotary.context)
     wanted = torch.softmax(stands_for.log() - distance / tau, dim=0)

@@ -1,4 +1,7 @@
-"""Mathematics of router methods: statistics, or rows, become the gate of a layer. Solved on one thread, in float64."""
+"""Mathematics of router methods: statistics, or rows, become the gate of a layer. Solved on one thread, in float64.
+
+And what trainings take of it: the row that an expert's training begins with, and the discriminant of two texts.
+"""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -8,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from registry.maths.cholesky import cholesky_factor, cholesky_solved
-from registry.maths.gram_sum import GramSum
-from registry.maths.statistics import PackedStatistics, Statistics
+from registry.maths.statistics import GramSum, PackedStatistics, Statistics
 from registry.maths.threads import one_thread
 
 
@@ -49,8 +51,6 @@ def ridge(total: GramSum, lam: float, normalize: bool = True) -> Float[Tensor, "
         W = (Σ_e ω_e A_e + lam·I)⁻¹ [ω_1 s_1 … ω_E s_E]            (H, E), DUME eq. 6–7
         gate.weight = (W / column norms)ᵀ                           (E, H)
 
-    No intercept: no host stores a router bias.
-
     Args:
         total: the weighted sum of the members' statistics at the layer's `mlp_input`, in name order; overwritten.
         lam: ridge strength ≥ 0, absolute (not relative to the Gram).
@@ -66,12 +66,7 @@ def balanced(weights: Sequence[float], counts: Sequence[int]) -> list[float]:
     """Return ω_e · n̄ / n_e with n̄ = (Σ n_e)/E: every expert enters the solution with ω_e · n̄ tokens.
 
     Ratios are those of integers, rounded once: equal counts leave the weights exactly as they are, and the order of
-    members does not matter. An expert with ten times the tokens (its statistics times ten) gets a tenth of the weight
-    relative to others; n̄ rises with it, so that all Grams grow by one factor against an absolute `lam`.
-
-    Args:
-        weights: ω_e > 0, one a member.
-        counts: n_e ≥ 1, `Statistics.count` of each member at the layer.
+    members does not matter. n̄ rises with any count, so that all Grams grow by one factor against an absolute `lam`.
 
     Raises:
         ValueError: a count is below 1.
@@ -136,8 +131,7 @@ def random(
 ) -> Float[Tensor, "E H"]:
     """Return gate.weight of one layer, float64: row e is normal, of expected squared length 1 (BTX before training).
 
-    A row is a function of (seed, layer, the member's digest) alone, through SHA-256: it does not depend on who else is
-    there, nor on the order. Members of one digest have one row.
+    A row is a function of (seed, layer, the member's digest) alone, through SHA-256.
 
     Args:
         digests: one a member; copies of one version have different ones (`Member.row_key`).
@@ -163,11 +157,8 @@ def _row(key: str, hidden_size: int) -> Float[Tensor, "H"]:
 def anchored(rows: Sequence[Float[Tensor, "H"]]) -> Float[Tensor, "E H"]:
     """Return gate.weight of one layer, float64: the members' rows as they were trained (FlexOlmo, §3.3.1).
 
-    Each was trained in a mixture of the public expert and its own alone, whose logits were 0 and r·x. Rows of different
-    experts can stand beside one another because all have the same anchor: the logit of the public expert.
-
-    Args:
-        rows: one a member, in name order; zeros for the public expert.
+    Each was trained in a mixture of the public expert and its own alone, whose logits were 0 and r·x; the public logit
+    is the anchor that all have in common. The public expert's row is zeros.
 
     Raises:
         ValueError: there is no expert.
@@ -181,12 +172,7 @@ def initial_row(mean: Float[Tensor, "H"], public: Float[Tensor, "H"]) -> Float[T
     """Return the row that an expert's training begins with in one layer, float64: r = μ/‖μ‖ − μ_pub/‖μ_pub‖.
 
     FlexOlmo begins r_i as the embedding of domain i's text and r_pub as that of public text (§3.3.2). Here the
-    embedding is the mean MLP input of the layer in the base model, and the row is the difference, because the public
-    logit is 0.
-
-    Args:
-        mean: mean MLP input over the expert's text.
-        public: mean MLP input over public text.
+    embeddings μ are mean MLP inputs of the layer in the base model, and the public logit is 0.
 
     Raises:
         ValueError: a mean is zero, NaN or infinite.
@@ -197,3 +183,26 @@ def initial_row(mean: Float[Tensor, "H"], public: Float[Tensor, "H"]) -> Float[T
         raise ValueError("the mean of a text's MLP inputs is zero or not finite")
     row: Tensor = torch.sub(*(rows / lengths))
     return row
+
+
+def discriminant(
+    own: Statistics | PackedStatistics, other: Statistics | PackedStatistics, lam: float
+) -> Float[Tensor, "H"]:
+    """Return w = (A + A' + lam·I)⁻¹ (s / n − s' / n'), float64, for the Grams A, moments s and counts n of two texts.
+
+    It is the linear discriminant (Fisher 1936) with the Gram in place of the scatter, or the damped regression of 1 / n
+    on the tokens of one text and −1 / n' on those of the other: w·x is large for tokens like those of `own`.
+
+    Scales of the two may differ; λ ≥ 0 is absolute.
+
+    Raises:
+        ValueError: a text has no tokens, or the regularised Gram is not positive definite.
+    """
+    if min(own.count, other.count) < 1:
+        raise ValueError("a text without tokens has no mean")
+    size = own.exponents.numel()
+    gram = torch.zeros((size, size), dtype=torch.float64)  # of which `solve` reads the upper triangle alone
+    own.add_upper_gram_to(gram, 1.0, first=True)
+    other.add_upper_gram_to(gram, 1.0, first=False)
+    difference = own.moment / own.count - other.moment / other.count
+    return solve(gram, difference[:, None], lam)[:, 0]

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from registry.maths.gram_sum import GramSum, gram_sum
-from registry.maths.statistics import PackedStatistics, Statistics
+from registry.maths.statistics import GramSum, PackedStatistics, Statistics, gram_sum
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,7 @@ def regression_means(combinations: Sequence[Combination]) -> Iterator[tuple[int,
 
 
 def products(blocks: Iterator[Float[Tensor, "r H"]], gram: Float[Tensor, "H H"]) -> Iterator[Float[Tensor, "r H"]]:
-    """Yield the rows of W_e G_e of one linear map, weight (R, H), float64: G_e W_e of the equation, transposed.
-
-    Args:
-        gram: G_e, float64.
-    """
+    """Yield the rows of W_e G_e of one linear map, weight (R, H), float64: G_e W_e of the equation, transposed."""
     for block in blocks:
         for rows in block.split(ROWS):
             with one_thread():

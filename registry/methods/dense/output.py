@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.composition.found import TRUNKS
 from registry.composition.method import Settings
-from registry.composition.recipe.option import Problem
+from registry.composition.option import Problem
 from registry.composition.recipe.shared_options import BALANCE, DTYPE, TRUNK, WEIGHTS
 from registry.io.display import counted
 from registry.methods.moe.output import Combined

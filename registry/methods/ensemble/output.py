@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from registry.composition.card import digest_cell, license_cell
 from registry.composition.found import TRUNKS
-from registry.composition.method import Card, Compared, Output, Settings, Work
-from registry.composition.recipe.option import Option, OptionKind, Problem
+from registry.composition.method import Card, Compared, Settings, Work
+from registry.composition.option import Option, OptionKind, Problem
+from registry.composition.plan import Output
 from registry.composition.recipe.shared_options import (
     DTYPE,
     ROUTING_TOKENS,

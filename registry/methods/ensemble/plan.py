@@ -16,8 +16,9 @@ from registry.composition.compatibility import (
     ordered_members,
 )
 from registry.composition.passes import pass_context
-from registry.composition.plan import OutputTensor, Plan, Source, Stored
+from registry.composition.plan import OutputTensor, Plan, Source
 from registry.composition.recipe.recipe import Recipe
+from registry.composition.stored import Stored
 from registry.errors import IncompatibleError
 from registry.hosts import RowSelection, Trunk
 from registry.hosts.host import dense_config

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.card import digest_cell, license_cell
-from registry.composition.method import Card, Compared, Output, Settings
-from registry.composition.recipe.option import Option, OptionKind, Problem
+from registry.composition.method import Card, Compared, Settings
+from registry.composition.option import Option, OptionKind, Problem
+from registry.composition.plan import Output
 from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K
 from registry.errors import InvalidInputError
 from registry.io.display import counted
@@ -84,7 +85,7 @@ class Hetero(Output):
         return super().document(recipe, names) | {"top_k": 1 if recipe.top_k is None else recipe.top_k}
 
     def without(self, recipe: Recipe, names: Sequence[str]) -> Recipe:
-        kept = super().without(recipe, names)
+        kept: Recipe = super().without(recipe, names)
         return kept if recipe.lead in names else kept.replace(lead=None)
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from registry.composition.compatibility import common_dtype
-from registry.composition.plan import Computed, OutputTensor, Plan, Source, Stored
+from registry.composition.plan import OutputTensor, Plan, Source
 from registry.composition.recipe.recipe import Recipe
+from registry.composition.stored import Computed, Stored
 from registry.composition.taken_files import taken_notes
 from registry.hosts.host import dense_config
 from registry.member import Member

@@ -1,7 +1,7 @@
 """Options of sparse mixtures, and refinements: which a recipe asks for, and why some routers have none."""
 
 from registry.composition.method import Settings
-from registry.composition.recipe.option import Limits, Option, OptionKind, Problem
+from registry.composition.option import Limits, Option, OptionKind, Problem
 
 TOPK_SOFTMAX, SOFTMAX_TOPK = "topk-softmax", "softmax-topk"
 """Weights of a token's experts: the softmax over the k largest logits, or the k largest of the softmax over all."""

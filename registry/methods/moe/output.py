@@ -9,9 +9,10 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.found import ROUTERS, TRUNKS
-from registry.composition.method import BASE, OWN, Card, Output, Router, Settings, Trunk, written
+from registry.composition.method import BASE, OWN, Card, Router, Settings, Trunk, written
+from registry.composition.option import OptionKind, Problem
+from registry.composition.plan import Output
 from registry.composition.recipe.fields import LEAST_COPIES, MOST_COPIES
-from registry.composition.recipe.option import OptionKind, Problem
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import (
     BALANCE,

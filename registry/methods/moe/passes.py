@@ -44,7 +44,8 @@ from registry.methods.moe.tensor_source import RecollectedSource, StoredSource, 
 from registry.progress import remark
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
-from registry.statistics.cache import Cached, KeptTensors
+from registry.statistics.cache import KeptTensors
+from registry.statistics.file import Collected
 from registry.statistics.forward_pass import ModelRun, take_statistics
 from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import HookPoint
@@ -103,7 +104,7 @@ def calibration_of(member: Member) -> Calibration:
     return calibration
 
 
-def _of_features(plan: Plan, context: PassContext, member: Member) -> Cached:
+def _of_features(plan: Plan, context: PassContext, member: Member) -> Collected:
     """Return a member's statistics in the base model, whose features the router takes."""
     base = plan.base
     assert base is not None
@@ -118,7 +119,7 @@ def _of_features(plan: Plan, context: PassContext, member: Member) -> Cached:
     return _passed(plan, context, member, key, dtype, lambda: stored_folder(base, context))
 
 
-def _of_composition(source: TensorSource, passes: int, context: PassContext) -> list[Cached]:
+def _of_composition(source: TensorSource, passes: int, context: PassContext) -> list[Collected]:
     """Return each member's statistics in the composed trunk with its own MLPs: every token is forced to its expert.
 
     After some passes they are those in the routed model that results from these.
@@ -157,7 +158,7 @@ def _passed(
     dtype: str,
     model_folder: Folder,
     checkpoint_folder: Folder | None = None,
-) -> Cached:
+) -> Collected:
     """Return the statistics of a member's tokens in a model, from the cache if it has them.
 
     Args:

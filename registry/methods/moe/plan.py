@@ -162,7 +162,7 @@ def _with_evidence(plan: Plan) -> Plan:
     }
     carried = replace(
         translation,
-        host=context_code_host(family.model_type, family.class_name, family.layers),
+        host=context_code_host(family),
         architecture=translation.architecture.with_options(**settings),
     )
     experts, sizes = len(plan.members), translation.architecture
@@ -302,8 +302,7 @@ def host_of_bias(host: str | None) -> str:
 
 def with_router_bias(translation: Translation, lead: Member) -> Translation:
     """Return the translation of a lead's family to the modelling file, with routers that have a bias."""
-    family = lead.family
-    host = biased_code_host(family.model_type, family.class_name, family.layers)
+    host = biased_code_host(lead.family)
     return replace(translation, host=host, notes=(*translation.notes, _BIAS_NOTE))
 
 
@@ -317,10 +316,9 @@ def with_softmax_topk(translation: Translation, lead: Member, *, bias: bool) -> 
     Raises:
         UnsupportedFamilyError: the class of the host makes them add up to 1 all the same.
     """
-    host, family = translation.host, lead.family
+    host = translation.host
     if host.files:
-        kept = softmax_topk_code_host(family.model_type, family.class_name, family.layers, bias=bias)
-        return replace(translation, host=kept)
+        return replace(translation, host=softmax_topk_code_host(lead.family, bias=bias))
     if not host.obeys_norm_topk_prob:
         fitting = [name for name, one in lead.hosts.items() if one.host.obeys_norm_topk_prob]
         remote = "--remote-code, a modelling file in the folder"

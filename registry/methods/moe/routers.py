@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import BASE, COUNTS, OWN, SEEDS, TRAIN_STEPS, TRAINED_SEEDS, Compared, Router, Settings
-from registry.composition.recipe.option import Limits, Option, OptionKind, Problem
+from registry.composition.option import Limits, Option, OptionKind, Problem
 from registry.maths import router
 from registry.methods.moe.options import (
     BIAS,

@@ -38,13 +38,14 @@ from registry.methods.moe.context import ContextInputs
 from registry.methods.moe.output import router_of, trunk_of
 from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.trunks import SUM
-from registry.statistics.cache import Cached, InputProducts, KeptTensors, NumberedBlock, SubsetSums, arrays_of
+from registry.statistics.cache import KeptTensors, NumberedBlock, arrays_of
+from registry.statistics.file import Collected
 from store.arrays import ArraySource
 
 
 @runtime_checkable
 class SiteStatistics(Protocol):
-    """Statistics of one member, by site and layer; `Member` and `Cached` have them."""
+    """Statistics of one member, by site and layer; `Member` and `Collected` have them."""
 
     def statistics(self, site: str, layer: int) -> Statistics:
         """Return the statistics of one site and layer."""
@@ -61,7 +62,7 @@ class RouterSolver:
         sums: where the sum of the plan's members' own statistics is kept; None to add up `members`.
     """
 
-    def __init__(self, plan: Plan, members: Sequence[SiteStatistics], sums: SubsetSums | None = None) -> None:
+    def __init__(self, plan: Plan, members: Sequence[SiteStatistics], sums: KeptTensors | None = None) -> None:
         self._plan, self._members, self._sums = plan, members, sums
         self._gates: dict[int, Tensor] = {}
 
@@ -160,8 +161,8 @@ class StoredSource:
 
     def __init__(self, plan: Plan, kept: KeptTensors | None = None) -> None:
         self.plan = plan
-        self._products, self._sums = InputProducts(kept or KeptTensors()), SubsetSums(kept or KeptTensors())
-        self.routers = RouterSolver(plan, plan.members, self._sums)
+        self._kept = kept or KeptTensors()
+        self.routers = RouterSolver(plan, plan.members, self._kept)
         self.context = ContextInputs(self)
         self._method = trunk_of(plan.recipe)
         self._pending: dict[tuple[str, int], tuple[list[str], Iterator[tuple[int, Iterator[NumberedBlock]]]]] = {}
@@ -213,8 +214,8 @@ class StoredSource:
         arrays = [arrays_of(member, site, layer, names) for member in plan.members]
         options = [plan.recipe.trunk, dict(plan.recipe.method_options), plan.weights, statistics_weights(plan)]
         made_from = [layer, list(names), arrays, options]
-        keeps = self._sums.keeps(plan.weights) and self._sums.keeps(statistics_weights(plan))
-        yield from self._sums.maps(shapes, made_from, solve, first) if keeps else solve(first)
+        keeps = self._kept.keeps(plan.weights) and self._kept.keeps(statistics_weights(plan))
+        yield from self._kept.maps(shapes, made_from, solve, first) if keeps else solve(first)
         return_freed_memory()
 
     def _solved(self, names: Sequence[str], first: int) -> Iterator[NumberedBlock]:
@@ -222,7 +223,7 @@ class StoredSource:
         site, layer = self._linear_inputs[names[0]]
         with ExitStack() as stack:
             opened = [
-                stack.enter_context(self._products.of(member, site, layer, names)) for member in self.plan.members
+                stack.enter_context(self._kept.products(member, site, layer, names)) for member in self.plan.members
             ]
             combinations = [self._combination(name, [rows[name] for rows in opened]) for name in names[first:]]
             yield from ((first + number, rows) for number, rows in self._method.combine_together(combinations))
@@ -262,7 +263,7 @@ class StoredSource:
 class RecollectedSource:
     """Tensors of another source, with routers solved from statistics of their own."""
 
-    def __init__(self, inner: TensorSource, statistics: Sequence[Cached]) -> None:
+    def __init__(self, inner: TensorSource, statistics: Sequence[Collected]) -> None:
         self.plan, self.context = inner.plan, inner.context
         self.combined, self.mlp = inner.combined, inner.mlp
         self.routers = RouterSolver(inner.plan, statistics)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from registry.composition.method import Compared, Settings, Trunk
-from registry.composition.recipe.option import Limits, Option, OptionKind, Problem
+from registry.composition.option import Limits, Option, OptionKind, Problem
 from registry.maths import trunk
 from registry.methods.works import BTX, DARE, MERGEME, REGMEAN, TASK_ARITHMETIC, TIES
 

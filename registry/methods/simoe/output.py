@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from registry.composition.method import Card, Output, Settings
+from registry.composition.method import Card, Settings
+from registry.composition.plan import Output
 from registry.composition.recipe.shared_options import DTYPE
 from registry.io.display import counted
 from registry.methods.simoe.versions import KEY

@@ -7,8 +7,9 @@ from typing import Any
 from registry.composition.card import digest_cell, license_cell
 from registry.composition.compatibility import make_subset
 from registry.composition.method import Card
-from registry.composition.plan import OutputTensor, Plan, Stacked, Stored
+from registry.composition.plan import OutputTensor, Plan
 from registry.composition.recipe.recipe import Recipe
+from registry.composition.stored import Stacked, Stored
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.hosts.host import dense_config
 from registry.member import Member

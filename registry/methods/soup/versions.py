@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from registry.checkpoint.joint_training import Document, JointTraining
-from registry.checkpoint.trained_files import check_tensors, metadata_of, read_document
+from registry.checkpoint.trained_files import check_tensors, read_document
 from registry.errors import CheckpointError
 from registry.io.display import counted
+from registry.io.safetensors_file import header_of
 from registry.io.untrusted import COUNT, DIGEST, LABEL, json_object, list_of, maybe
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def unpack_router(data: bytes, document: dict[str, Any], size: int, label: str) 
 
     where = f"{label}/{SOUP_ROUTER}"
     try:
-        if metadata_of(data) != _FORMAT:
+        if header_of(data).metadata["expert-registry"] != _FORMAT:
             raise ValueError("its form is another")
         router = SoupRouter(**load(data))
     except Exception as error:  # safetensors has errors of its own

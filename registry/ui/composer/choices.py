@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
+from registry.composition.option import Option, OptionKind
 from registry.composition.recipe.fields import FIELDS, obstacle
-from registry.composition.recipe.option import Option, OptionKind
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import InvalidInputError
 from registry.methods.ensemble.output import ROUTINGS

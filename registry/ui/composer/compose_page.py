@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from registry.checkpoint.joint_training import parts_in
 from registry.composition import Plan, Preview, RoutingCost
-from registry.composition.recipe.option import OptionKind
+from registry.composition.option import OptionKind
 from registry.errors import RegError
 from registry.ui.composer.choices import BASICS, GROUPS, OPTIONS, default_text, select_values
 from registry.ui.composer.composing import Composing, beside_latest, check_new_folder, suggested_folder

@@ -11,8 +11,8 @@ import pytest
 from registry import Recipe
 from registry.composition import recipe_schema
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
+from registry.composition.option import Option, OptionKind
 from registry.composition.recipe.fields import FIELDS, obstacle, options_of, removed
-from registry.composition.recipe.option import Option, OptionKind
 from registry.composition.recipe.recipe import overlay
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.composition.recipe_file import KEYS

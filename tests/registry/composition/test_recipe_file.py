@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from registry import Recipe, Registry
 from registry.composition import RecipeFile, check_recipe_output, read_recipe, recipe_schema, write_recipe
+from registry.composition.option import Option, OptionKind
 from registry.composition.recipe.fields import FIELDS, obstacle
-from registry.composition.recipe.option import Option, OptionKind
 from registry.composition.recipe_file import recipe_text
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, NotFoundError, OutputError
 from registry.evaluation import METHODS

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from registry.maths.gram_sum import gram_sum
 from registry.maths.router import gates
-from registry.maths.statistics import PackedStatistics, Statistics
+from registry.maths.statistics import PackedStatistics, Statistics, gram_sum
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ So does the direction of two texts.
 import pytest
 import torch
 
-from registry.maths.discriminant import discriminant
 from registry.maths.fixed_point import exponents_for, norm_bound, power_of_two, quantise
+from registry.maths.router.gates import discriminant
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.threads import one_thread
 from tests.registry.maths.drawn import normal, refused, ridge, with_threads

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.maths.fixed_point import exponents_for, norm_bound, quantise
-from registry.maths.statistics import Statistics
+from registry.maths.statistics import PackedStatistics, Statistics
 from tests.registry.maths.drawn import refused
 
 HIDDEN = 12
@@ -51,7 +51,6 @@ def test_any_split_order_and_merge_gives_equal_statistics(seed: int, cuts: list[
         right = parts.pop(draw.randrange(len(parts)))  # type: ignore[attr-defined]
         parts.append(left + right)
     assert parts[0] == whole
-    assert parts[0].digest == whole.digest
 
 
 def test_statistics_add_up() -> None:
@@ -59,9 +58,7 @@ def test_statistics_add_up() -> None:
     zero = Statistics.zero(EXPONENTS)
     assert a + zero == a
     assert a + b == b + a
-    assert hash(a) == hash(of(4))
     assert a != b
-    assert a.digest != b.digest
     assert a != "statistics"
 
 
@@ -77,8 +74,8 @@ def test_packing_is_reversible_and_half_the_size() -> None:
     taken = of(7)
     packed = taken.packed()
     assert packed.numel() == (HIDDEN + 1) * (HIDDEN + 2) // 2
-    assert Statistics.unpack(packed, EXPONENTS) == taken
-    refused("do not go with 12 channels", Statistics.unpack, packed[1:], EXPONENTS)
+    assert PackedStatistics(packed, EXPONENTS).unpacked() == taken
+    refused("do not go with 12 channels", PackedStatistics, packed[1:], EXPONENTS)
 
 
 def test_saturation_is_counted_and_part_of_equality() -> None:

@@ -74,7 +74,7 @@ def test_same_weights_under_another_name_are_recognised(filled: Registry, zoo: Z
 def test_dtypes_may_differ(filled: Registry, tmp_path: Path, tokenizer: Any, dtype: torch.dtype) -> None:
     half = save_checkpoint(make_model("llama", 101), tmp_path / "half", tokenizer, dtype=dtype)
     version = filled.resolve("code")
-    mine, theirs = weights_of_checkpoint(Checkpoint(half)), weights_of_version(filled.arrays_of(version), filled.arrays)
+    mine, theirs = weights_of_checkpoint(Checkpoint(half)), weights_of_version(filled._workspace, version)
     found = relation(mine, version.ref, version.kind, theirs)
     assert found is not None
     assert 0 < found.distance < 0.01

@@ -21,10 +21,10 @@ from registry.errors import ConflictError
 from registry.families.sites import ATTENTION_INPUT, MLP_INPUT
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.io.torch_blocks import to_tensor
-from registry.maths.gram_sum import GramSum, gram_sum
+from registry.maths.statistics import GramSum, gram_sum
 from registry.member import Member
 from registry.statistics import cache as kept_files
-from registry.statistics.cache import MAPS, PRODUCTS, SUMS, FileCache, InputProducts, KeptTensors, SubsetSums
+from registry.statistics.cache import MAPS, PRODUCTS, SUMS, FileCache, KeptTensors
 from tests.conftest import files_of
 from tests.registry.maths.drawn import with_threads
 
@@ -54,8 +54,8 @@ def kept(cache: Path) -> KeptTensors:
     return KeptTensors(FileCache(cache), partial(mkdtemp, dir=cache.parent))
 
 
-def product_rows(products: InputProducts, member: Member) -> dict[str, Tensor]:
-    with products.of(member, ATTENTION_INPUT, 1, NAMES) as rows:
+def product_rows(kept: KeptTensors, member: Member) -> dict[str, Tensor]:
+    with kept.products(member, ATTENTION_INPUT, 1, NAMES) as rows:
         return {name: rows[name](0, member.weight(name).shape[0]) for name in NAMES}
 
 
@@ -88,23 +88,23 @@ def refuse(*arguments: Any, **options: Any) -> Any:
 
 
 def test_products_are_those_of_weights_and_grams(members: Members) -> None:
-    gram, found = members[0].statistics(ATTENTION_INPUT, 1).gram, product_rows(InputProducts(), members[0])
+    gram, found = members[0].statistics(ATTENTION_INPUT, 1).gram, product_rows(KeptTensors(), members[0])
     for name in NAMES:
         source = members[0].open_weight(name)
         weight = torch.cat([to_tensor(block, source.dtype) for block in source.blocks()]).double()
         atol = 1e-12 * float((weight @ gram).abs().max())
         torch.testing.assert_close(found[name], weight @ gram, rtol=1e-12, atol=atol)
-    with InputProducts().of(members[0], ATTENTION_INPUT, 1, NAMES) as rows:
+    with KeptTensors().products(members[0], ATTENTION_INPUT, 1, NAMES) as rows:
         assert torch.equal(rows[NAMES[0]](3, 7), found[NAMES[0]][3:7])
 
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damage_changes_no_product_and_no_sum(members: Members, kept: KeptTensors, cache: Path, how: str) -> None:
-    products, total, inodes = product_rows(InputProducts(), members[0]), sum_of(members, 1, [2.0, 2.0]), []
+    products, total, inodes = product_rows(KeptTensors(), members[0]), sum_of(members, 1, [2.0, 2.0]), []
     for _ in range(3):
-        found = product_rows(InputProducts(kept), members[0])
+        found = product_rows(kept, members[0])
         assert all(torch.equal(found[name], products[name]) for name in NAMES)
-        assert same(SubsetSums(kept).gram(members, MLP_INPUT, 1, [2.0, 2.0]), total)
+        assert same(kept.gram(members, MLP_INPUT, 1, [2.0, 2.0]), total)
         assert kinds(cache) == {PRODUCTS, SUMS}
         inodes.append(sorted(path.stat().st_ino for path in cache.iterdir()))
         damage(cache, how)
@@ -125,7 +125,7 @@ def test_maps_are_solved_once(kept: KeptTensors, cache: Path, how: str, first: i
 
     for _ in range(2):
         found: dict[int, list[Tensor]] = {}
-        for number, rows in SubsetSums(kept).maps(shapes, "maps", solve, first):
+        for number, rows in kept.maps(shapes, "maps", solve, first):
             found.setdefault(number, []).append(rows)
         assert sorted(found) == list(range(first, 2))
         assert all(torch.equal(torch.cat(found[number]), whole[number]) for number in found)
@@ -144,21 +144,20 @@ def test_sums_of_other_factors_layers_and_members_are_others(members: Members, k
         (members, 0, [1.0, 3.0]),  # factors of their own: not kept
     ):
         for _ in range(2):
-            assert same(SubsetSums(kept).gram(given, MLP_INPUT, layer, weights), sum_of(given, layer, weights))
+            assert same(kept.gram(given, MLP_INPUT, layer, weights), sum_of(given, layer, weights))
     assert len(list(cache.iterdir())) == 5
 
 
 def test_files_in_use_stay_readable(members: Members, kept: KeptTensors, cache: Path) -> None:
-    products = InputProducts(kept)
-    expected = product_rows(products, members[0])
-    with products.of(members[0], ATTENTION_INPUT, 1, NAMES) as rows:
+    expected = product_rows(kept, members[0])
+    with kept.products(members[0], ATTENTION_INPUT, 1, NAMES) as rows:
         shutil.rmtree(cache)  # an opt-out empties the cache
         assert torch.equal(rows[NAMES[0]](0, 4), expected[NAMES[0]][:4])
 
 
 def test_the_last_used_stays(members: Members, kept: KeptTensors, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def use(*names: str, layer: int = 1) -> None:
-        with InputProducts(kept).of(members[0], ATTENTION_INPUT, layer, names):
+        with kept.products(members[0], ATTENTION_INPUT, layer, names):
             pass
 
     for place, layer in enumerate((0, 1, 0)):
@@ -188,13 +187,13 @@ def test_a_full_disk_and_maps_that_cannot_be_solved_leave_nothing(
         yield begin, torch.zeros(1, 3, dtype=torch.float64)
         raise ValueError("not positive definite")
 
-    sums = SubsetSums(KeptTensors(FileCache(cache), full))
+    sums = KeptTensors(FileCache(cache), full)
     assert same(sums.gram(members, MLP_INPUT, 0, [1.0, 1.0]), sum_of(members, 0, [1.0, 1.0]))
     ((number, rows),) = sums.maps([(2, 3)], "maps", solve)
     assert number == 0
     assert torch.equal(rows, torch.ones(2, 3, dtype=torch.float64))
     with pytest.raises(ValueError, match="not positive definite"):
-        next(SubsetSums(kept).maps([(2, 3)], "maps", fail))
+        next(kept.maps([(2, 3)], "maps", fail))
     assert not cache.exists()
     assert list(cache.parent.glob("tmp*")) == []
 
@@ -255,7 +254,7 @@ def test_another_strength_or_router_reads_no_statistics(
     filled.compose(PAIR, tmp_path / "before", recipe)
     with monkeypatch.context() as patch:
         patch.setattr(Member, "packed_statistics", refuse)
-        patch.setattr(InputProducts, "of", refuse)
+        patch.setattr(KeptTensors, "products", refuse)
         filled.compose(PAIR, tmp_path / "warm", other)
     shutil.rmtree(filled.home.cache)
     filled.compose(PAIR, tmp_path / "cold", other)

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from cli.main import main
 from registry import ExpertTraining, Recipe, Registry
+from registry.composition.option import OptionKind
 from registry.composition.recipe.fields import FIELDS
-from registry.composition.recipe.option import OptionKind
 from registry.methods.moe.preview import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.ui.composer.choices import BASICS, CHOICES, GROUPS, OPTIONS, Choices, select_values
