@@ -33,6 +33,7 @@ def test_wheel_holds_the_packages_and_nothing_else_and_runs_alone(tmp_path: Path
     assert {f"{top}/py.typed" for top in PACKAGES} <= names
     assert {"registry/report/templates/page.html", "registry/report/page.css", "registry/report/page.js"} <= names
     assert {f"registry/design/static/{name}.css" for name in ("tokens", "base")} <= names
+    assert "registry/design/templates/shared.html" in names
     python = {str(path.relative_to(ROOT)) for top in PACKAGES for path in (ROOT / top).rglob("*.py")}
     assert python <= names, "a package is missing from pyproject.toml"
     script = (
