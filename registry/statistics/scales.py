@@ -13,7 +13,7 @@ from torch import Tensor
 
 from registry.checkpoint import Checkpoint
 from registry.families import NormOutput, ResidualStream
-from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
+from registry.families.sites import ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
 from registry.io.torch_blocks import to_tensor
 from registry.maths.fixed_point import (
     MIXED_MARGIN,
@@ -33,37 +33,30 @@ class Scales:
     bits: int
 
 
+_BEFORE_LAYERS, _BEFORE_MLPS = slice(None, -1, 2), slice(1, None, 2)
+"""The even bounds of the residual stream without the last: the stream before each layer. The odd: before each MLP."""
+
+
 def scales(checkpoint: Checkpoint, site: str) -> Scales:
     """Return the scales of a checkpoint's statistics at one site."""
-    bounds, bits = _BOUNDS[site](checkpoint)
+    family, architecture = checkpoint.family, checkpoint.architecture
+    if site == HEAD_INPUT:
+        norm = family.head_input(architecture)
+        bounds, bits = [norm_bound(*_norm(checkpoint, norm.norm, norm))], NORM_BITS
+    elif site == ATTENTION_OUTPUT:
+        bounds, bits = _attention_output(checkpoint), RESIDUAL_BITS
+    else:
+        source = family.mlp_input(architecture) if site == MLP_INPUT else family.attention_input(architecture)
+        if isinstance(source, ResidualStream):
+            of_stream = _BEFORE_MLPS if site == MLP_INPUT else _BEFORE_LAYERS
+            bounds, bits = _stream_bounds(checkpoint, source)[of_stream], RESIDUAL_BITS
+        else:
+            names = [family.tensor_name(layer, source.norm) for layer in _layers(checkpoint)]
+            bounds, bits = [norm_bound(*_norm(checkpoint, name, source)) for name in names], NORM_BITS
     return Scales(tuple(exponents_for(bound, bits) for bound in bounds), bits)
 
 
-_BEFORE_LAYERS = slice(None, -1, 2)
-"""The even bounds of the residual stream without the last: the stream before each layer."""
-
-Bounds = tuple[list[Tensor], int]
-"""The bounds of each layer, of shape (C,), and the bits of an integer."""
-
-
-def _mlp_input(checkpoint: Checkpoint) -> Bounds:
-    # The odd bounds: the stream after each layer's attention, before its MLP.
-    return _layer_input(checkpoint, checkpoint.family.mlp_input(checkpoint.architecture), slice(1, None, 2))
-
-
-def _attention_input(checkpoint: Checkpoint) -> Bounds:
-    return _layer_input(checkpoint, checkpoint.family.attention_input(checkpoint.architecture), _BEFORE_LAYERS)
-
-
-def _layer_input(checkpoint: Checkpoint, source: NormOutput | ResidualStream, of_stream: slice) -> Bounds:
-    """Bound the output of a norm in each layer, or the residual stream at some of its bounds."""
-    if isinstance(source, ResidualStream):
-        return _stream_bounds(checkpoint, source)[of_stream], RESIDUAL_BITS
-    names = [checkpoint.family.tensor_name(layer, source.norm) for layer in _layers(checkpoint)]
-    return [norm_bound(*_norm(checkpoint, name, source)) for name in names], NORM_BITS
-
-
-def _attention_output(checkpoint: Checkpoint) -> Bounds:
+def _attention_output(checkpoint: Checkpoint) -> list[Tensor]:
     """Bound a head's output, a weighted mean of values, by the largest value that its inputs can give.
 
     With v = W(γ ∘ n + β) + b and ‖n‖₂ ≤ √H, |v_i| ≤ √H ‖W_i ∘ γ‖₂ + |W_i β + b_i| (Cauchy-Schwarz); from the residual
@@ -85,20 +78,7 @@ def _attention_output(checkpoint: Checkpoint) -> Bounds:
         groups = architecture.num_attention_heads // architecture.num_key_value_heads
         # (K, D) → (heads, D) → (C,): each key-value head serves a group of consecutive query heads.
         bounds.append(heads.repeat_interleave(groups, dim=0).flatten() * MIXED_MARGIN)
-    return bounds, RESIDUAL_BITS
-
-
-def _head_input(checkpoint: Checkpoint) -> Bounds:
-    norm = checkpoint.family.head_input(checkpoint.architecture)
-    return [norm_bound(*_norm(checkpoint, norm.norm, norm))], NORM_BITS
-
-
-_BOUNDS = {
-    MLP_INPUT: _mlp_input,
-    ATTENTION_INPUT: _attention_input,
-    ATTENTION_OUTPUT: _attention_output,
-    HEAD_INPUT: _head_input,
-}
+    return bounds
 
 
 def _layers(checkpoint: Checkpoint) -> range:
