@@ -2,7 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +187,7 @@ class HashedCheckpoint:
         tokenizer: digest of the tokenizer, or None without one.
         tokens: number of tokens in its vocabulary, or None without a tokenizer.json.
         joint: key of a joint training that it was part of → its document there.
-        own: key of such a training and name → its array there, and `own_digests` their digests.
+        own: key of such a training and name → its array there, and the digest of that.
     """
 
     checkpoint: Checkpoint
@@ -196,9 +196,8 @@ class HashedCheckpoint:
     weights: str
     tokenizer: str | None
     tokens: int | None
-    joint: dict[str, Document] = field(default_factory=dict)
-    own: dict[tuple[str, str], ArraySource] = field(default_factory=dict)
-    own_digests: dict[tuple[str, str], str] = field(default_factory=dict)
+    joint: dict[str, Document]
+    own: dict[tuple[str, str], tuple[ArraySource, str]]
 
 
 def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpoint:
@@ -215,17 +214,15 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
             files[ROUTER_FILE], (architecture.num_hidden_layers, architecture.hidden_size), checkpoint.label
         )
     joint: dict[str, Document] = {}
-    own: dict[tuple[str, str], ArraySource] = {}
+    sources = {("", name): checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
     matrices = {name: checkpoint.shapes[name] for name in checkpoint.family.layer_matrices(architecture)}
     for training in joint_trainings():
         if (document := training.read(files, architecture.hidden_size, checkpoint.label)) is not None:
             joint[training.key] = document
             arrays = training.open_arrays(checkpoint.folder, matrices, architecture.hidden_size, checkpoint.label)
-            own |= {(training.key, name): array for name, array in arrays.items()}
+            sources |= {(training.key, name): array for name, array in arrays.items()}
     tokenizer, tokens = identify(files)
-    names = (*checkpoint.trunk, *checkpoint.mlp)
-    sources = {("", name): checkpoint.source(name) for name in names} | own
-    tensors = {}
+    digests: dict[tuple[str, str], str] = {}
     # In a forked process torch replaces its pool of threads at the first use, and threads that use it at once find none
     # (`caffe2::pthreadpool`): so it is set up here.
     torch.set_num_threads(torch.get_num_threads())
@@ -236,15 +233,15 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
         futures = {name: pool.submit(digest_of, source) for name, source in sources.items()}
         try:
             for name, future in futures.items():
-                tensors[name] = future.result()
+                digests[name] = future.result()
                 advance(sources[name].nbytes)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    weights, *digests = ({name: tensors[of, name] for kind, name in tensors if kind == of} for of in ("", *joint))
-    for training, found in zip(filter(lambda one: one.key in joint, joint_trainings()), digests, strict=True):
-        training.check_arrays(joint[training.key], found, checkpoint.label)
-    digest = json_digest(weights)
-    return HashedCheckpoint(
-        checkpoint, weights, files, digest, tokenizer, tokens, joint, own, {key: tensors[key] for key in own}
-    )
+    found = {of: {name: digests[kind, name] for kind, name in digests if kind == of} for of in ("", *joint)}
+    for training in joint_trainings():
+        if training.key in joint:
+            training.check_arrays(joint[training.key], found[training.key], checkpoint.label)
+    own = {place: (source, digests[place]) for place, source in sources.items() if place[0]}
+    weights = json_digest(found[""])
+    return HashedCheckpoint(checkpoint, found[""], files, weights, tokenizer, tokens, joint, own)

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from registry.hosts.architecture import Architecture
 from registry.hosts.context_mlp import ALARM, LEVEL, STEEP, UP, ContextMlp, compares
-from registry.hosts.head_map import STEADY, HeadMapLayer, MapChannels
+from registry.hosts.head_map import STEADY, HeadMapLayer
 from registry.hosts.host import LAYERS, ContextAttention, Host
 from registry.hosts.tensors import Constant, Entries, EvidenceEmbedding, Experts, Made, Trunk, Widened
 
@@ -145,11 +145,22 @@ class ContextLayout:
             raise ValueError(f"heads of {size} channels hold the evidence of {most}")
         self._fast = bool(windows.fast)
         self._heads = _heads(self._kind, architecture, windows)
-        self._hidden = architecture.hidden_size
-        self.hidden_size = self._hidden + reserved_channels(self._hidden, experts, fast=self._fast, maps=maps)
-        self._shrink = math.sqrt(self._hidden / self.hidden_size)
+        self._hidden = hidden = architecture.hidden_size
+        self.hidden_size = hidden + reserved_channels(hidden, experts, fast=self._fast, maps=maps)
+        self._shrink = math.sqrt(hidden / self.hidden_size)
+        self._constant_size = constant_size(hidden)
+        # The reserved channels, as at the top of this file.
+        self._constant = hidden + experts
+        self._evidence, self._means = range(hidden, self._constant), range(self._constant + 1, hidden + 2 * experts + 1)
+        self._fast_means = range(self._means.stop, self._means.stop + experts)
+        self._level = self._fast_means.stop
+        self._steady = self._level + 1 if self._fast else self._means.stop
         self._has_steady = maps and not self._kind.norm_after
-        self._last = HeadMapLayer(self._kind, architecture, self._map_channels) if maps else None
+        self._last = None
+        if maps:
+            steady = self._steady if self._has_steady else self._constant
+            sizes = self.hidden_size, self._constant_size
+            self._last = HeadMapLayer(self._kind, architecture, sizes, steady, self._means)
 
     @property
     def architecture(self) -> Architecture:
@@ -209,21 +220,15 @@ class ContextLayout:
         return Widened(tensor, tuple(shape), 0 if down else -1)
 
     def own_experts(self, name: str, tensor: Experts) -> Made:
-        """Return the context layer's counterpart of a tensor of layer 0's experts, which are all alike there.
-
-        Args:
-            name: of the tensor in layer 0.
-            tensor: layer 0's experts.
-        """
+        """Return the context layer's counterpart of a tensor of layer 0's experts, which are all alike there."""
         shape = self.experts(tensor).shape
         if not self._fast:
             return Entries(shape)
-        everyone = range(self._experts)
         mlp = ContextMlp(
             compares(self._inner, self._experts),
             self._kind.norm_after,
-            tuple(self._mean(e) for e in everyone),
-            tuple(self._fast_mean(e) for e in everyone),
+            self._means,
+            self._fast_means,
             self._level,
             (self._constant, _UNIT / self._constant_size if self._kind.norm_after else UP),
             self._down_size,
@@ -238,9 +243,8 @@ class ContextLayout:
     def gate(self, temperature: float) -> Entries:
         """Return the router of every layer."""
         kappa = SHARPNESS / temperature
-        return Entries(
-            (self._experts, self.hidden_size), tuple(((e, self._mean(e)), kappa) for e in range(self._experts))
-        )
+        entries = tuple((place, kappa) for place in enumerate(self._means))
+        return Entries((self._experts, self.hidden_size), entries)
 
     def no_gate(self) -> Constant:
         """Return the router of the context layer, whose experts are all alike."""
@@ -266,7 +270,7 @@ class ContextLayout:
         if not name.endswith("norm.weight"):
             return Widened(tensor, tuple(shape), axis)
         read = name.endswith("post_attention_layernorm.weight") and not self._kind.norm_after  # by routers
-        tail = tuple((self._mean(e), self._shrink) for e in range(self._experts)) if read else ()
+        tail = tuple((channel, self._shrink) for channel in self._means) if read else ()
         return Widened(tensor, tuple(shape), 0, self._shrink, tail)
 
     def _is_down(self, tensor: Experts) -> bool:
@@ -277,16 +281,15 @@ class ContextLayout:
     def _own(self, below: str, tensor: Trunk | Constant) -> Made:
         """Return the context layer's tensor of a name."""
         widened = self._widened(f"{LAYERS}.0.{below}", tensor)
-        shape, everyone, after = widened.shape, range(self._experts), self._kind.norm_after
-        means = [self._mean(e) for e in everyone]
-        fast = [*(self._fast_mean(e) for e in everyone), self._level] if self._fast else []
+        shape, after, means = widened.shape, self._kind.norm_after, self._means
+        fast = [*self._fast_means, self._level] if self._fast else []
 
         def norm(channels: Sequence[int], weight: float, power: int = 0) -> Entries:
             return Entries(shape, tuple(((channel,), weight) for channel in channels), power)
 
         match below:
             case "input_layernorm.weight":
-                return norm([*(self._evidence(e) for e in everyone), self._constant], self._shrink)
+                return norm([*self._evidence, self._constant], self._shrink)
             case "post_attention_layernorm.weight" if after:
                 size = MEAN / math.sqrt(self.hidden_size)
                 return Entries(shape, (*norm(means, size).entries, *norm(fast, size * _GAIN).entries), 1)
@@ -318,7 +321,7 @@ class ContextLayout:
         """Return the entries of v: in each head of keys the evidence, and after it the constant."""
         size = self._inner.head_dim
         nat, constant = self._value / evidence_size(self._hidden), self._value / self._constant_size
-        channels = [*((self._evidence(e), nat) for e in range(self._experts)), (self._constant, constant)]
+        channels = [*((channel, nat) for channel in self._evidence), (self._constant, constant)]
         return tuple(
             ((key * size + place, channel), weight)
             for key in dict.fromkeys(head.key for head in self._heads)
@@ -327,16 +330,14 @@ class ContextLayout:
 
     def _output(self, shape: tuple[int, ...]) -> Entries:
         """Return o: one head gives the means, another one the fast means and their level."""
-        size, everyone = self._inner.head_dim, range(self._experts)
+        first, *others = [head.query * self._inner.head_dim for head in self._heads]
         multiplier = float(self._inner.options.get("residual_multiplier", 1.0))
         scale = 1.0 if self._kind.norm_after else MEAN / self._value / multiplier
-        entries = [((self._mean(e), self._heads[0].query * size + e), scale) for e in everyone]
+        entries = [((channel, first + e), scale) for e, channel in enumerate(self._means)]
         if self._fast:
-            first = self._heads[1].query * size
-            entries += [((self._fast_mean(e), first + e), scale) for e in everyone]
-            entries.append(((self._level, first + self._experts), scale))
+            entries += [((channel, others[0] + e), scale) for e, channel in enumerate((*self._fast_means, self._level))]
         if self._has_steady:  # the mean of a constant
-            entries.append(((self._steady, self._heads[0].query * size + self._experts), scale * STEADY / MEAN))
+            entries.append(((self._steady, first + self._experts), scale * STEADY / MEAN))
         return Entries(shape, tuple(entries), 0 if self._kind.norm_after else 1)
 
     @property
@@ -371,40 +372,6 @@ class ContextLayout:
         squares = [sum(value**2 for value in constants) for constants in heads]
         whole = sum(squares) if self._kind.query_key_norm == "all heads" else max(squares)
         return math.sqrt(whole / channels + self.architecture.options["rms_norm_eps"]) if whole else 1.0
-
-    # -- channels ----------------------------------------------------------------------------------------------------
-
-    def _evidence(self, expert: int) -> int:
-        return self._hidden + expert
-
-    @property
-    def _constant(self) -> int:
-        return self._hidden + self._experts
-
-    @property
-    def _constant_size(self) -> float:
-        return constant_size(self._hidden)
-
-    def _mean(self, expert: int) -> int:
-        return self._hidden + self._experts + 1 + expert
-
-    def _fast_mean(self, expert: int) -> int:
-        return self._hidden + 2 * self._experts + 1 + expert
-
-    @property
-    def _level(self) -> int:
-        return self._hidden + 3 * self._experts + 1
-
-    @property
-    def _steady(self) -> int:
-        return self._hidden + (3 * self._experts + 2 if self._fast else 2 * self._experts + 1)
-
-    @property
-    def _map_channels(self) -> MapChannels:
-        steady = self._constant if self._kind.norm_after else self._steady
-        return MapChannels(
-            self.hidden_size, steady, self._constant_size, tuple(self._mean(e) for e in range(self._experts))
-        )
 
 
 def reserved_channels(hidden_size: int, experts: int, *, fast: bool, maps: bool = False) -> int:

@@ -9,6 +9,7 @@ Gate rows read a large multiple of a difference, at which the activation is near
 the threshold; up rows read a constant; down columns write to the channels of the means.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from registry.hosts.architecture import Architecture
@@ -55,19 +56,16 @@ class ContextMlp:
 
     pairs: bool
     norm_after: bool
-    means: tuple[int, ...]
-    fast: tuple[int, ...]
+    means: Sequence[int]
+    fast: Sequence[int]
     level: int
     constant: tuple[int, float]
     size: float
 
     def projection(self, name: str, shape: tuple[int, ...], *, down: bool) -> Entries:
-        """Return one projection of the experts.
+        """Return one projection of the experts, by its name, its shape and whether it is the down projection.
 
-        Args:
-            name: of the tensor.
-            shape: its shape; where it has three axes, experts are stacked, and gate rows stand above up rows.
-            down: whether it is the down projection.
+        Where the shape has three axes, experts are stacked, and gate rows stand above up rows.
         """
         thresholds: _Thresholds = []
         power = 0

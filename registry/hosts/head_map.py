@@ -18,7 +18,7 @@ and the norm is linear.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from registry.hosts.architecture import Architecture
 from registry.hosts.host import ContextAttention
@@ -49,60 +49,42 @@ def _rank(kind: ContextAttention, architecture: Architecture) -> int:
     return min(architecture.hidden_size, architecture.intermediate_size // levels)
 
 
-@dataclass(frozen=True)
-class MapChannels:
-    """The channels of a widened stream that head maps depend on.
-
-    Attributes:
-        hidden_size: H′.
-        steady: the channel with the same value everywhere.
-        steady_size: its value, where a norm comes after the MLP.
-        read: channels that routers read.
-    """
-
-    hidden_size: int
-    steady: int
-    steady_size: float
-    read: tuple[int, ...]
-
-
 class HeadMapLayer:
     """The tensors of the last layer.
 
     Args:
         kind: the host's attention.
         architecture: of the composition without added layers.
-        channels: of the widened stream.
+        sizes: H′, the channels of the widened stream; and the value of `steady`, where a norm comes after the MLP.
+        steady: the channel with the same value everywhere.
+        read: channels that routers read.
     """
 
-    def __init__(self, kind: ContextAttention, architecture: Architecture, channels: MapChannels) -> None:
-        self._kind, self._inner, self._channels = kind, architecture, channels
-        self._shrink = math.sqrt(architecture.hidden_size / channels.hidden_size)
+    def __init__(
+        self,
+        kind: ContextAttention,
+        architecture: Architecture,
+        sizes: tuple[int, float],
+        steady: int,
+        read: Sequence[int],
+    ) -> None:
+        self._kind, self._inner, self._steady, self._read = kind, architecture, steady, read
+        hidden, self._steady_size = sizes
+        self._shrink = math.sqrt(architecture.hidden_size / hidden)
 
     def trunk(self, below: str, widened: Made) -> Made:
-        """Return a trunk tensor.
-
-        Args:
-            below: its name below the layer.
-            widened: the same tensor of another layer, widened.
-        """
+        """Return the trunk tensor of a name below the layer; `widened` is that of another layer, widened."""
         shape, size = widened.shape, self._inner.hidden_size
         if below == "post_attention_layernorm.weight" and not self._kind.norm_after:
-            entries = [((channel,), self._shrink) for channel in (*range(size), *self._channels.read)]
-            return Entries(shape, (*entries, ((self._channels.steady,), self._shrink / STEADY)))
+            entries = [((channel,), self._shrink) for channel in (*range(size), *self._read)]
+            return Entries(shape, (*entries, ((self._steady,), self._shrink / STEADY)))
         if below == "post_feedforward_layernorm.weight":
             epsilon = float(self._inner.options["rms_norm_eps"]) * self._shrink**2
             return Entries(shape, tuple(((channel,), math.sqrt(epsilon) / _SMALL) for channel in range(size)))
         return widened if isinstance(widened, Constant) else Constant(shape, 0.0)
 
     def experts(self, name: str, tensor: Experts, shape: tuple[int, ...]) -> HeadMap:
-        """Return a tensor of experts.
-
-        Args:
-            name: of the tensor in another layer.
-            tensor: that tensor.
-            shape: its shape in the widened composition.
-        """
+        """Return a tensor of experts, given that of another layer, its name, and its shape when widened."""
         stacked = len(shape) == 3
         if tensor.shape[-2] == self._inner.hidden_size and tensor.parts[0][1].name.endswith("down_proj.weight"):
             projection = "down"
@@ -117,7 +99,7 @@ class HeadMapLayer:
             self._inner.hidden_size,
             _rank(self._kind, self._inner),
             self._levels,
-            self._channels.steady,
+            self._steady,
             0 if self._kind.norm_after else 1,
         )
 
@@ -125,7 +107,7 @@ class HeadMapLayer:
     def _levels(self) -> tuple[tuple[float, float], ...]:
         if self._kind.norm_after:
             gate = 32.0  # silu and gelu of it are 32
-            return ((gate / self._channels.steady_size, _SMALL / gate),)
+            return ((gate / self._steady_size, _SMALL / gate),)
         area = _AREAS[self._inner.hidden_act] * float(self._inner.options.get("residual_multiplier", 1.0))
         steps = [_FIRST * _RATIO**level for level in range(_LEVELS)]
         return tuple((-step, -step * math.log(_RATIO) / area) for step in steps)

@@ -314,8 +314,8 @@ def _arrays(
         yield "trunk", name, checkpoint.source(name), hashed.tensors[name]
     for name in checkpoint.mlp:
         yield "mlp", name, checkpoint.source(name), hashed.tensors[name]
-    for (role, name), source in hashed.own.items():
-        yield role, name, source, hashed.own_digests[role, name]
+    for (role, name), (source, digest) in hashed.own.items():
+        yield role, name, source, digest
     for name, data in hashed.files.items():
         yield "file", name, _source(torch.frombuffer(bytearray(data), dtype=torch.uint8), "uint8"), None
     if collected is None:

@@ -7,28 +7,18 @@ from typing import Any
 from registry.checkpoint.model_files import read_config
 from registry.errors import CheckpointError, InvalidInputError
 from registry.families import FAMILIES
+from registry.hosts.architecture import SIZES
 from registry.hosts.context import CONTEXT_LAYERS
 from registry.io.safetensors_file import read_header
 from registry.runtime.sequence_hosts import HINT, sequence_host
 
 _ROUTED_HINT = "name a mixture, an ensemble or a SIMoE: reg compose --experts A,B --out DIR"
 _LAYERS = "num_hidden_layers"
-_WIDTHS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-)
+_SIZES = tuple(name for name in SIZES if name != "max_position_embeddings")
 
 
 def check_members(folder: Path, config: Mapping[str, Any]) -> None:
     """Check the `config.json` of a folder that has a `SequenceHost`, and this program's own modelling file.
-
-    Args:
-        folder: the folder.
-        config: the content of its `config.json`, untrusted.
 
     Raises:
         CheckpointError: a key is missing, its value is of another kind or does not fit the others, or a size is beyond
@@ -45,12 +35,8 @@ def check_members(folder: Path, config: Mapping[str, Any]) -> None:
 def check_stored_sizes(folder: Path, configs: Iterable[Mapping[str, Any]], where: str) -> None:
     """Check that no size in a folder's configurations is beyond what its tensors can have.
 
-    Making a model takes time for each layer and memory for each width, whatever is stored.
-
-    Args:
-        folder: the model's folder.
-        configs: the configurations of all models in it, untrusted.
-        where: the file's name in messages.
+    Making a model takes time for each layer and memory for each width, whatever is stored. The configurations are
+    untrusted; `where` is their file in messages.
 
     Raises:
         CheckpointError: a number of layers is beyond that of the tensors, or a width beyond all of theirs.
@@ -60,7 +46,7 @@ def check_stored_sizes(folder: Path, configs: Iterable[Mapping[str, Any]], where
         return  # what is missing is said where weights are read
     widest = max((size for shape in shapes for size in shape), default=0)
     for config in configs:
-        for name in (_LAYERS, *_WIDTHS):
+        for name in _SIZES:
             size, most = config.get(name), len(shapes) if name == _LAYERS else widest
             if isinstance(size, int | float) and not size <= most:
                 held = f"{most:,} tensors" if name == _LAYERS else f"tensors of at most {most:,} rows or columns"

@@ -90,13 +90,17 @@ class RoutingRecord:
     chosen: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
 
+    def add(self, logits: Float[Tensor, "T E"], weights: Float[Tensor, "T k"], chosen: Int64[Tensor, "T k"]) -> None:
+        """Record one forward pass."""
+        self.logits.append(logits.detach().float().cpu())
+        self.weights.append(weights.detach().float().cpu())
+        self.chosen.append(chosen.cpu())
+
 
 def gates(model: Any, *, every: bool = False) -> list[Gate]:
     """Return the routers of a loaded mixture, layer by layer; layers that context routing adds do not count.
 
-    Args:
-        model: a loaded model.
-        every: count these layers too, from 0, and the head maps of a modelling file as the last one.
+    With `every` these layers count too, from 0, and the head maps of a modelling file as the last one.
 
     Raises:
         InvalidInputError: the model has no router.
@@ -126,11 +130,7 @@ def weighs_members(model: Any) -> bool:
 
 
 def expert_count(model: Any) -> int:
-    """Return the number of experts of a loaded mixture, or of the members that it weighs.
-
-    Raises:
-        InvalidInputError: the model is neither.
-    """
+    """Return the number of experts of a loaded mixture, or of the members that it weighs (errors as `gates`)."""
     return len(model.config.members) if weighs_members(model) else gates(model)[0].experts
 
 
@@ -154,11 +154,7 @@ def record_routing(model: Any) -> Iterator[list[RoutingRecord]]:
 
 @contextmanager
 def force_expert(model: Any, expert: int) -> Iterator[None]:
-    """Send every token to one expert of each layer, with weight 1, while the context is open.
-
-    Args:
-        model: a loaded mixture.
-        expert: number of the expert, from 0; members are in the order of their names.
+    """Send every token to one expert of each layer, counted from 0, with weight 1, while the context is open.
 
     Raises:
         InvalidInputError: the model has no router, or no expert of that number.
@@ -177,10 +173,6 @@ def force_expert(model: Any, expert: int) -> Iterator[None]:
 @contextmanager
 def experts_per_token(model: Any, count: int) -> Iterator[None]:
     """Send every token to `count` experts of each layer while the context is open, as with `num_experts_per_tok`.
-
-    Args:
-        model: a loaded mixture.
-        count: experts per token, from 1 to the number of experts.
 
     Raises:
         InvalidInputError: the model has no router, or fewer experts.
@@ -244,11 +236,7 @@ def _hooked(routers: Sequence[Gate], hooks: Sequence[Hook]) -> Iterator[None]:
 def _recorder(gate: Gate, routing: RoutingRecord) -> Hook:
     def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
         # RoutedMLP's router returns the logits (T, E) alone.
-        parts = (output, *choice(gate, output)) if isinstance(output, Tensor) else in_order(output)
-        logits, weights, chosen = (part.detach().cpu() for part in parts)
-        routing.logits.append(logits.float())
-        routing.weights.append(weights.float())
-        routing.chosen.append(chosen)
+        routing.add(*((output, *choice(gate, output)) if isinstance(output, Tensor) else in_order(output)))
 
     return record
 
@@ -261,10 +249,7 @@ def _recorded_weights(model: Any, routing: RoutingRecord) -> Iterator[None]:
     def record(scores: Tensor, known: Tensor) -> Any:
         found = weigh(scores, known)
         logits = found.detach().flatten(0, 1).float().cpu()  # (B, S, E) → (T, E)
-        weights, chosen = logits.exp().sort(dim=-1, descending=True, stable=True)
-        routing.logits.append(logits)
-        routing.weights.append(weights)
-        routing.chosen.append(chosen)
+        routing.add(logits, *logits.exp().sort(dim=-1, descending=True, stable=True))
         return found
 
     model._weigh = record

@@ -23,11 +23,8 @@ Weights = Callable[[str], Tensor]
 class LayerCalls:
     """The layers of a model, called one by one, with the arguments that the model gives them beside the stream.
 
-    Those (positions, masks, ropes) are equal for all batches of one shape.
-
-    Args:
-        model: the model; its layers may have no weights.
-        path: the module of its layers.
+    Those (positions, masks, ropes) are equal for all batches of one shape. The layers, modules of `path`, may have no
+    weights.
     """
 
     def __init__(self, model: Any, path: str) -> None:
@@ -81,11 +78,7 @@ class LayerCalls:
 class Layers(LayerCalls):
     """A model of a family without weights, whose modules are loaded when they are needed.
 
-    Args:
-        family: the family.
-        config: its config.json.
-        device: the device it runs on.
-        dtype: the dtype it computes in.
+    It has a `config` (config.json), and computes in a dtype on a device.
     """
 
     def __init__(
@@ -117,10 +110,8 @@ class Layers(LayerCalls):
     def embedded(self, rows: Float[Tensor, "V H"]) -> Callable[[Tensor], Tensor]:
         """Return a function from token ids (B, S) to the residual stream before the first layer, (B, S, H).
 
-        Each call also stores the layers' other arguments, which `run` passes on for streams of this shape.
-
-        Args:
-            rows: of the embedding, where ids may be numbers of these rows alone.
+        Ids are numbers of the embedding's `rows`, which may be a part of it. Each call also stores the layers' other
+        arguments, which `run` passes on for streams of this shape.
         """
         name = self._family.embedding.removesuffix(".weight")
         filled: Any = copy.deepcopy(self.model.get_submodule(name))  # subclasses may scale embeddings
@@ -142,12 +133,7 @@ class Layers(LayerCalls):
 
     @contextmanager
     def resident(self, path: str, weights: Weights) -> Iterator[Any]:
-        """Let a module of the model itself have its weights while the context is open, and yield it.
-
-        Args:
-            path: of the module.
-            weights: returns its tensors by their full names.
-        """
+        """Let a module of the model itself have its weights while the context is open, and yield it."""
         module = self.model.get_submodule(path)
         parts = [(part, dict(part._parameters)) for part in module.modules()]
         try:
@@ -226,12 +212,7 @@ class _ReachedError(Exception):
 
 
 def input_of(module: nn.Module, run: Callable[[], object]) -> Tensor:
-    """Return the input that a module is given in a computation, which is then left.
-
-    Args:
-        module: the module.
-        run: the computation.
-    """
+    """Return the input that a module is given in a computation, which is then left."""
 
     def leave(_module: Any, inputs: tuple[Any, ...]) -> None:
         raise _ReachedError(inputs[0])

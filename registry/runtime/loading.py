@@ -96,9 +96,7 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
                 output_loading_info=True,
             )
     except Exception as error:  # transformers raises many kinds
-        raise CheckpointError(
-            f"{folder} cannot be loaded by transformers: {first_line(error)}", "save or compose the folder again"
-        ) from error
+        raise _not_loaded(folder, error) from error
     model, info = loaded
     if wrong := [f"{kind.replace('_', ' ')} {few(sorted(map(str, keys)))}" for kind, keys in info.items() if keys]:
         raise CheckpointError(
@@ -110,6 +108,11 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
         raise InvalidInputError(
             f"device {device!r} cannot be used: {first_line(error)}", "name another --device"
         ) from error
+
+
+def _not_loaded(folder: Path, error: Exception) -> CheckpointError:
+    problem = f"{folder} cannot be loaded by transformers: {first_line(error)}"
+    return CheckpointError(problem, "save or compose the folder again")
 
 
 def unloaded_model(folder: Path) -> Any:
@@ -128,9 +131,7 @@ def unloaded_model(folder: Path) -> Any:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
             model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
     except Exception as error:  # transformers raises many kinds
-        raise CheckpointError(
-            f"{folder} cannot be loaded by transformers: {first_line(error)}", "save or compose the folder again"
-        ) from error
+        raise _not_loaded(folder, error) from error
     room = {part: nn.Parameter(torch.empty(part.shape, dtype=part.dtype)) for part in model.parameters()}
     for module in model.modules():
         module._parameters.update({name: room[part] for name, part in module._parameters.items() if part is not None})
@@ -141,12 +142,8 @@ def unloaded_model(folder: Path) -> Any:
 def unfilled_model(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """Return how the keys of a folder match its architecture, as transformers reports it; no weight is read.
 
-    Args:
-        folder: a model folder.
-        tensors: its tensors by name, on the meta device.
-
-    Returns:
-        `missing_keys`, `unexpected_keys` and `mismatched_keys`; None without accelerate, which transformers needs.
+    `tensors` are those of the folder by name, on the meta device. The result has `missing_keys`, `unexpected_keys` and
+    `mismatched_keys`; it is None without accelerate, which transformers needs.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.import_utils import is_accelerate_available
@@ -217,6 +214,11 @@ def with_fast_products(module: Module) -> Module:
 def device_name(name: str | None) -> str:
     """Return the named device, else the GPU if there is one, else the CPU."""
     return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_kind(name: str | None) -> str:
+    """Return the kind of device that `device_name` returns, such as `cuda` for `cuda:0`."""
+    return device_name(name).partition(":")[0]
 
 
 @contextmanager

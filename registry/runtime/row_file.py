@@ -20,14 +20,7 @@ BLOCK_ROWS = 2048
 
 
 class RowFile:
-    """Rows of one shape in a file.
-
-    Args:
-        path: the file; created, or emptied unless its rows are kept.
-        shape: of one row.
-        dtype: of the numbers.
-        keep: keep the rows that an existing file has.
-    """
+    """Rows of one shape in a file, which is created, or emptied unless its rows are to be kept."""
 
     def __init__(
         self, path: Path, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, keep: bool = False
@@ -42,11 +35,7 @@ class RowFile:
         return self._count
 
     def read(self, rows: slice) -> Float[Tensor, "n ..."]:
-        """Return some rows, on the CPU.
-
-        Raises:
-            OSError: the file cannot be read, or is too short.
-        """
+        """Return some rows, on the CPU (OSError: the file cannot be read, or is too short)."""
         found = torch.empty((rows.stop - rows.start, *self._shape), dtype=self._dtype)
         room = to_block(found).reshape(-1).data.cast("B")
         with self._path.open("rb", buffering=0) as file:
@@ -75,11 +64,7 @@ class RowFile:
             yield self.read(slice(start, min(start + BLOCK_ROWS, self._count)))
 
     def write(self, start: int, rows: Float[Tensor, "n ..."]) -> None:
-        """Write rows from one on.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write rows from one on (OSError: the file cannot be written)."""
         room = to_block(rows).reshape(-1).data.cast("B")
         with self._path.open("r+b", buffering=0) as file:
             file.seek(start * self._nbytes)
@@ -92,11 +77,7 @@ class RowFile:
         self.write(self._count, rows)
 
     def flush(self) -> None:
-        """Flush the file to the disk.
-
-        Raises:
-            OSError: the disk refuses.
-        """
+        """Flush the file to the disk (OSError: it refuses)."""
         with self._path.open("rb", buffering=0) as file:
             os.fsync(file.fileno())
 

@@ -48,11 +48,7 @@ class SequenceHost(ABC):
 
     @abstractmethod
     def check(self, config: Mapping[str, Any], where: str) -> None:
-        """Check the own keys of a `config.json`, whose sizes are known to be those of stored tensors.
-
-        Args:
-            config: its content, untrusted.
-            where: its name in messages.
+        """Check the own keys of an untrusted `config.json`, whose sizes are known to be those of stored tensors.
 
         Raises:
             CheckpointError: a key is missing, or its value is of another kind or does not fit the others.
@@ -82,27 +78,21 @@ def given(
 
 
 def dense_class(model_type: str, prefix: str) -> str:
-    """Return the dense class of transformers of a model type that begins with a host's prefix.
-
-    Raises:
-        KeyError: its family is not known.
-    """
+    """Return the dense class of transformers of a model type that begins with a host's prefix (KeyError: unknown)."""
     return FAMILIES[model_type.removeprefix(prefix)].class_name
 
 
 def check_member_configs(config: Mapping[str, Any], where: str) -> None:
     """Check that each member has a configuration of a known family (arguments and errors as `SequenceHost.check`)."""
     configs = given(config, {"member_configs": list_of(OBJECT)}, where)["member_configs"]
-    members = len(config["members"])
-    if len(configs) != members:
-        raise CheckpointError(
-            f"{where}: member_configs has {len(configs)} configurations, expected {members}, one a member", HINT
-        )
+    if len(configs) != (members := len(config["members"])):
+        problem = f"has {len(configs)} configurations, expected {members}, one a member"
+        raise CheckpointError(f"{where}: member_configs {problem}", HINT)
     for own in configs:
-        family = FAMILIES.get(str(own.get("model_type")))
+        model_type = str(own.get("model_type"))
         try:
-            if family is None:
-                raise ValueError(f"model type {str(own.get('model_type'))[:80]!r} is not one of {', '.join(FAMILIES)}")
-            family.architecture(own)
+            if model_type not in FAMILIES:
+                raise ValueError(f"model type {model_type[:80]!r} is not one of {', '.join(FAMILIES)}")
+            FAMILIES[model_type].architecture(own)
         except ValueError as error:
             raise CheckpointError(f"{where}, member_configs: {error}", HINT) from error

@@ -24,7 +24,14 @@ from registry.errors import CheckpointError
 from registry.io.dtypes import AUTO, NAMES, WEIGHT_DTYPES
 from registry.io.process import available_memory
 from registry.progress import Progress, remark, silent
-from registry.runtime.loading import device_name, load_model, quiet_transformers, with_fast_products, without_weights
+from registry.runtime.loading import (
+    device_kind,
+    device_name,
+    load_model,
+    quiet_transformers,
+    with_fast_products,
+    without_weights,
+)
 
 WHOLE_SHARE = 0.5
 """Share of the free memory that weights may take in float32 where the whole model is cast at once."""
@@ -51,10 +58,8 @@ def load_for_pass(
 
     Args:
         folder: a model folder.
-        dtype: a dtype, or `auto`.
+        dtype: a dtype, or `auto`, with a remark if that stands for another dtype than that of the weights.
         device: a torch device; None for the GPU if there is one.
-        prefer_whole: cast the whole model at once where memory allows.
-        progress: receives a remark if `auto` stands for another dtype than that of the weights.
 
     Raises:
         CheckpointError: keys are missing, unexpected or mismatched.
@@ -70,22 +75,16 @@ def load_for_pass(
 
 
 def compute_dtype(wanted: str, own: str, device: str | None) -> str:
-    """Return the dtype of a pass.
-
-    Args:
-        wanted: a dtype, or `auto`.
-        own: the dtype of the model's weights.
-        device: a torch device; None for the GPU if there is one.
-    """
+    """Return the dtype of a pass: the one wanted, or for `auto` that of the weights, `own`, where it is fast."""
     if wanted != AUTO:
         return wanted
-    return own if is_fast(own, device_name(device).partition(":")[0]) else "float32"
+    return own if is_fast(own, device_kind(device)) else "float32"
 
 
 def report_dtype(wanted: str, own: str, device: str | None, progress: Progress) -> None:
     """Report the dtype that `auto` stands for, if it differs from that of the weights."""
     if wanted == AUTO and compute_dtype(wanted, own, device) != own:
-        kind = device_name(device).partition(":")[0].upper()
+        kind = device_kind(device).upper()
         remark(progress, f"computing in float32: this {kind} is slow in {own}, the dtype of the weights")
 
 
@@ -118,18 +117,13 @@ def _multiplies_bfloat16() -> bool:
 
 def free_memory(device: str | None) -> int:
     """Return the bytes of memory that are free where a model runs; `device` None for the GPU if there is one."""
-    name = device_name(device)
-    if name.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(name)[0])
+    if device_kind(device) == "cuda":
+        return int(torch.cuda.mem_get_info(device_name(device))[0])
     return available_memory()
 
 
 def stored_dtype(folder: Path) -> str:
-    """Return the dtype that most weights of a model folder have.
-
-    Raises:
-        CheckpointError: the folder has no weights that can be read.
-    """
+    """Return the dtype that most weights of a model folder have (CheckpointError: none can be read)."""
     return _stored(folder)[0]
 
 

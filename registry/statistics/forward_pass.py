@@ -17,7 +17,7 @@ from registry.families.sites import COUNTS
 from registry.io.work_dirs import resumable
 from registry.maths.statistics import Statistics
 from registry.progress import Progress, remark
-from registry.runtime.loading import device_name
+from registry.runtime.loading import device_kind
 from registry.runtime.upcast import compute_dtype
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
@@ -150,7 +150,7 @@ def computed_by(checkpoint: Checkpoint, settings: PassSettings, *, self_sampled:
     return {
         "dtype": compute_dtype(settings.dtype, checkpoint.dtype, settings.device),
         "batch_size": settings.batch_size,
-        "device": device_name(settings.device).partition(":")[0],
+        "device": device_kind(settings.device),
         "sites": settings.sites,
         "folds": 1,  # as versions of earlier releases have it whose sums are not in parts
     }
