@@ -12,6 +12,7 @@ from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint
 from registry.member import Member
 from registry.progress import Progress
+from registry.runtime.seen_inputs import seen_inputs
 
 DOCUMENT_TOKENS = 256
 """Tokens of a document that are used at most."""
@@ -26,20 +27,15 @@ def document_means(
         corpus: the documents, of which the first `DOCUMENT_TOKENS` tokens are used.
     """
     limit = min(DOCUMENT_TOKENS, base.architecture.max_position_embeddings)
-    seen: dict[int, Tensor] = {}
-    handles = [
-        module.register_forward_pre_hook(lambda _module, inputs, layer=layer: seen.update({layer: inputs[0]}))
-        for layer, module in enumerate(base.family.mlps(model))
-    ]
-    try:
-        with torch.no_grad(), progress("embedding", sum(1 for _ in corpus), "document") as advance:
-            for number, document in enumerate(corpus):
-                tokens = encode(document, tokenizer)[:limit]
-                if tokens:
-                    model.base_model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False)
-                    inputs = [seen[layer].reshape(-1, seen[layer].shape[-1]) for layer in seen]  # (1, T, H) → (T, H)
-                    yield number, torch.stack([x.double().mean(0) for x in inputs]).cpu()
-                advance(1)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        seen_inputs(base.family.mlps(model)) as seen,
+        torch.no_grad(),
+        progress("embedding", sum(1 for _ in corpus), "document") as advance,
+    ):
+        for number, document in enumerate(corpus):
+            tokens = encode(document, tokenizer)[:limit]
+            if tokens:
+                model.base_model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False)
+                inputs = [x.reshape(-1, x.shape[-1]) for x in seen.values()]  # (1, T, H) → (T, H)
+                yield number, torch.stack([x.double().mean(0) for x in inputs]).cpu()
+            advance(1)

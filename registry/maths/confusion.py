@@ -11,12 +11,10 @@ lines there, and each is on top over one interval. Over the E − 2 other direct
 quasi-random sample. Two experts leave nothing to sample: P = Φ((m_1 − m_2) / σ), σ² the variance of the difference.
 
 *Measured* (Llama, H = 256, five experts, tokens that the router was not made from): within 0.027 of the share counted
-in every entry and layer, 0.01 too high on average on the diagonal, as logits have longer tails than a Gaussian. It says
-where tokens go whose features are those of the statistics. Those of the experts' own passes bear the marks of their
-weights.
+in every entry and layer, 0.01 too high on average on the diagonal, as logits have longer tails than a Gaussian.
 
-On the trunk of a composition these marks, which lie mostly where tokens hardly vary (`overlap`), are gone. So
-`composed_confusion` has two corrections:
+Features of the experts' own passes bear the marks of their weights, mostly where tokens hardly vary (`overlap`). On the
+trunk of a composition these are gone. So `composed_confusion` has two corrections:
 
 1. Only the r directions count in which tokens vary: eigenvectors of T, the mean covariance of all experts' tokens,
    each expert with the same share, whose eigenvalue is at least `SHARE` of their mean; a relative of Jolliffe's rule

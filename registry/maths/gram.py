@@ -1,9 +1,8 @@
 """Running sums Σ_t q̃_t q̃_tᵀ of integers, exact on every path: by int8 digits where a device has them, else in float64.
 
 int32 holds the sums of products of digits (`digits`) for `PENDING` tokens, float64 those of the integers themselves for
-2^14 or more. They are kept apart and folded into 64-bit integers when that many are reached, or when the sum is asked
-for, so that a batch costs little beyond its products.
-All are symmetric, and only what is on and above the diagonal is computed, in panels of rows.
+2^14 or more. They are folded into 64-bit integers when that many are reached, or when the sum is asked for. Only what
+is on and above the diagonal is computed, in panels of rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +38,6 @@ PANEL = {"cpu": (96, 256), "cuda": (2048, 2048)}
 
 PROBES = ((16, 32), (48, 80), (128, 64), (528, 304))
 """Tokens and channels of the products that are checked before int8 is used; CUDA needs multiples of 8."""
-
 
 SPEED = (512, 256)
 """Tokens and channels of the products that are timed before int8 is used."""
@@ -255,9 +253,9 @@ def require_room(*matrices: Int64[Tensor, "H1 H1"]) -> None:
 def has_int8(device: str) -> bool:
     """Tell whether a kind of device multiplies int8 matrices fast and exactly.
 
-    Processors without VNNI add pairs of products in 16 bits, where they overflow, or have no fast product at all. So
-    does oneDNN on any processor when `ONEDNN_MAX_CPU_ISA` forbids VNNI. What torch reports of a processor leaves out
-    those with VNNI and without AVX-512, so speed is measured, once a process; the sums are the same either way.
+    Processors without VNNI add pairs of products in 16 bits, where they overflow, or have no fast product at all; so
+    does oneDNN where `ONEDNN_MAX_CPU_ISA` forbids VNNI. torch does not report all that have it, so speed is measured,
+    once a process; the sums are the same either way.
     """
     if device not in ("cpu", "cuda"):
         return False

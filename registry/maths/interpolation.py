@@ -32,11 +32,6 @@ def expert_weights(prompt: Float[Tensor, "B H"], router: Float[Tensor, "n H"]) -
     return functional.linear(prompt, router).softmax(dim=-1)
 
 
-def mixed_gates(alpha: Float[Tensor, "B n"], masks: Float[Tensor, "n O"]) -> Float[Tensor, "B O"]:
-    """Return g = Σ_m α_m z_m of each window."""
-    return alpha @ masks
-
-
 def change(
     x: Float[Tensor, "B S I"], delta: Float[Tensor, "O I"], gates: Float[Tensor, "B O"]
 ) -> Float[Tensor, "B S O"]:
@@ -60,11 +55,6 @@ def sampled_gates(log_alpha: Float[Tensor, "*shape"], uniform: Float[Tensor, "*s
     return (s * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
 
 
-def open_probability(log_alpha: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return P(z ≠ 0) = sigmoid(log α - β log(-γ / ζ)) (eq. 12)."""
-    return torch.sigmoid(log_alpha - TEMPERATURE * math.log(-GAMMA / ZETA))
-
-
 def expected_gates(log_alpha: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return the gates without noise, min(1, max(0, sigmoid(log α) (ζ - γ) + γ)) (eq. 13)."""
     return (torch.sigmoid(log_alpha) * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
@@ -76,8 +66,8 @@ def open_gates(log_alpha: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
 
 
 def expected_sparsity(log_alpha: Float[Tensor, "n R"]) -> Float[Tensor, ""]:
-    """Return the expected share of closed gates, 1 - mean P(z ≠ 0) (from Louizos et al. 2018, eq. 12)."""
-    closed: Tensor = 1 - open_probability(log_alpha)
+    """Return the expected share of closed gates, 1 - mean P(z ≠ 0); P = sigmoid(log α - β log(-γ / ζ)) (eq. 12)."""
+    closed: Tensor = 1 - torch.sigmoid(log_alpha - TEMPERATURE * math.log(-GAMMA / ZETA))
     return closed.mean()
 
 
@@ -120,11 +110,6 @@ def final_masks(log_alpha: Float[Tensor, "n R"], least: float) -> tuple[Bool[Ten
     scores = torch.where(masks, log_alpha, -torch.inf).flatten()
     kept = scores.argsort(descending=True, stable=True)[:allowed]
     return torch.zeros_like(masks).flatten().index_fill(0, kept, value=True).view_as(masks), surplus
-
-
-def gate_overlap(log_alpha: Float[Tensor, "n R"]) -> Float[Tensor, ""]:
-    """Return the overlap of the gates without noise."""
-    return overlap(expected_gates(log_alpha))
 
 
 def pack_bits(mask: Bool[Tensor, "R"]) -> UInt8[Tensor, "P"]:

@@ -155,13 +155,10 @@ def _compared(
 def leading_directions(matrix: Float[Tensor, "H H"], rank: int) -> Float[Tensor, "H r"]:
     """Return the eigenvectors of the r = `rank` ≤ H largest eigenvalues of a positive semidefinite matrix, in order.
 
-    Up to H = `SMALL` from the full eigendecomposition, O(H³). Beyond, block power iteration from a fixed start, each
-    step made orthonormal by QR, and then the best directions within the span of all steps, not of the last alone: block
-    Krylov iteration (Musco & Musco 2015, *NeurIPS*, algorithm 2), which takes about √q steps where power iteration
-    takes q, whatever the gaps between eigenvalues (theorem 1). Those of MLP inputs fall about as i^-1, and `STEPS` = 8
-    then miss 1e-9 of the subspace (1 − ‖ÛᵀU‖²_F/r); at i^-0.3, flatter than any seen, 2e-5. O(H² r) a step.
-
-    The same on every run on one machine; another number of threads may change the last bits.
+    Up to H = `SMALL` from the full eigendecomposition, O(H³). Beyond, block Krylov iteration from a fixed start
+    (Musco & Musco 2015, *NeurIPS*, algorithm 2): each step is made orthonormal by QR, and the best directions within
+    the span of all steps are taken; O(H² r) a step. Eigenvalues of MLP inputs fall about as i^-1, and `STEPS` = 8 then
+    miss 1e-9 of the subspace (1 − ‖ÛᵀU‖²_F/r); at i^-0.3, 2e-5. Threads may change the last bits.
     """
     size, columns = len(matrix), max(rank, LEAST_COLUMNS)
     if size <= max(SMALL, columns * STEPS):

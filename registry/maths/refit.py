@@ -18,10 +18,8 @@ What y is, with h the residual stream before a block, ° the dense expert's and 
     down projection of e's MLP   y = h°_after − h                  (on the tokens of e alone)
 
 Activations are float32, and so are the products of at most `RUN` tokens; the sums of these runs are float64. A product
-of a run is off by some √RUN · 2⁻²⁴ ≈ 4e-6 of √(G_ii G_jj) at most, and the error of independent runs grows slower than
-their sum. The damping keeps the system's condition near trace(G) / r = I / damping, and the inputs themselves were
-rounded to float32 in every layer below: products in float64 would be no nearer to the truth, and cost four times as
-much.
+of a run is off by some √RUN · 2⁻²⁴ ≈ 4e-6 of √(G_ii G_jj) at most, less than the rounding of the inputs in the layers
+below: products in float64 would be no nearer to the truth, and cost four times as much.
 """
 
 import math

@@ -35,7 +35,7 @@ from registry.io.work_dirs import resumable, working_folder
 from registry.maths.trunk.combination import Pass, tile_rows
 from registry.member import Member
 from registry.names.reference import require_list
-from registry.progress import Progress, remark
+from registry.progress import Progress
 from registry.runtime.loading import device_name, load_model, load_tokenizer
 from registry.training import state as states
 from registry.training.settings import FitSettings
@@ -128,11 +128,8 @@ def fit_coefficients(
 class CombinedWeights:
     """The weights of a model by coefficients of the members' task vectors.
 
-    Rows that the base model lacks depend on no coefficient, and stay as they were loaded.
-
-    Args:
-        plan: the composition, one dense model by task arithmetic.
-        model: it, loaded in float32 with any coefficients.
+    The model is the plan's, one dense model by task arithmetic, loaded in float32 with any coefficients. Rows that the
+    base model lacks depend on no coefficient, and stay as they were loaded.
 
     Raises:
         CheckpointError: the model has other weights than the composition.
@@ -160,11 +157,7 @@ class CombinedWeights:
 
     @torch.no_grad()
     def set(self, coefficients: Sequence[float]) -> None:
-        """Give the model the weights θ(α), from the stored arrays in float32, unless it has them already.
-
-        Raises:
-            DamagedError: a stored array is damaged.
-        """
+        """Give the model the weights θ(α), from the stored arrays in float32, unless it has them already."""
         if self._current == (given := list(coefficients)):
             return
         self._current = []
@@ -177,15 +170,7 @@ class CombinedWeights:
         self._current = given
 
     def gradient(self, ids: Int64[Tensor, "B S"], keep: Bool[Tensor, "B S"]) -> tuple[float, Float64[Tensor, "E"]]:
-        """Return the mean loss of a batch in nats per token, and its gradient by the coefficients.
-
-        Args:
-            ids: tokens.
-            keep: whether each counts.
-
-        Raises:
-            DamagedError: a stored array is damaged.
-        """
+        """Return the mean loss of a batch in nats per token, and its gradient by the coefficients."""
         products = torch.zeros(len(self._members), dtype=torch.float64, device=self._model.device)
         handles = [
             part.register_post_accumulate_grad_hook(partial(self._multiply, name, products))
@@ -252,11 +237,7 @@ class _Fit:
         self._good: Tensor | None = None
 
     def held_out_loss(self, coefficients: Float64[Tensor, "E"]) -> float:
-        """Return the loss on held-out windows in nats per token with some coefficients.
-
-        Raises:
-            InvalidInputError: it is NaN or infinite.
-        """
+        """Return the loss on held-out windows in nats per token, or raise InvalidInputError if it is not finite."""
         self._weights.set(coefficients.tolist())
         loss = self._windows.loss(self._model, self._settings.batch_size)
         if not math.isfinite(loss):
@@ -264,47 +245,25 @@ class _Fit:
         return loss
 
     def run(self, state_path: Path | None, progress: Progress) -> State:
-        """Fit, and return the last state.
-
-        Args:
-            state_path: the file of the state; if it exists, the fit continues from it. None to save no state.
-            progress: reports steps.
-
-        Raises:
-            InvalidInputError: the loss or its gradient is NaN or infinite.
-        """
-        steps, shape = self._settings.steps, tuple(self._coefficients.shape)
-        saved = None if state_path is None else states.load(state_path, [shape], steps, torch.float64)
-        if saved is None:
-            current = State(0, self.held_out_loss(self._coefficients), (self._coefficients.clone(),), (), ())
-        else:
-            current = saved
-            saved.restore([self._coefficients], self._optimiser)
-            remark(progress, f"an interrupted fit goes on: {saved.step} of {steps} steps were done before")
+        """Fit, and return the last state; one that `state_path` holds goes on, and every step is saved there."""
+        steps = self._settings.steps
+        start = states.resume(state_path, self._optimiser, steps, progress, "an interrupted fit goes on")
+        if start is None:
+            start = State(0, self.held_out_loss(self._coefficients), (), (), ())
         with progress("fitting coefficients", steps, "step") as advance:
-            advance(current.step)
-            for _ in range(current.step, steps):
-                current = self._step(current)
-                if state_path is not None:
-                    states.save(state_path, current)
-                advance(1)
-        return current
+            return states.take_steps(start, self._optimiser, self._settings, self._step, state_path, advance, 0.0)
 
-    def _step(self, state: State) -> State:
-        """Return the state after one more step."""
+    def _step(self, number: int) -> float:
+        """Give the coefficients the gradient of a step; return its loss."""
         before = self._coefficients.clone()
         self._weights.set(before.tolist())
-        loss, gradient = self._weights.gradient(*self._windows.take(self._numbers[state.step]))
+        loss, gradient = self._weights.gradient(*self._windows.take(self._numbers[number]))
         if not (math.isfinite(loss) and bool(torch.isfinite(gradient).all())):
             what = "its gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
-            raise self._not_finite(f"{what} in step {state.step + 1}")
-        self._good = before
-        for group in self._optimiser.param_groups:
-            group["lr"] = self._settings.rate(state.step)
-        self._coefficients.grad = gradient
+            raise self._not_finite(f"{what} in step {number + 1}")
+        self._good, self._coefficients.grad = before, gradient
         self._optimiser.step()
-        losses = (*state.losses, loss)
-        return State.of(state.step + 1, state.loss, [self._coefficients], self._optimiser, losses).copied()
+        return loss
 
     def _not_finite(self, what: str) -> InvalidInputError:
         """Return the error of a loss that is not finite, with the last coefficients of which it was."""
@@ -319,16 +278,12 @@ class _Fit:
 
 
 def _without_coefficients(recipe: Recipe) -> Recipe:
-    """Return the recipe to fit coefficients of.
-
-    Raises:
-        InvalidInputError: coefficients have no part in it, or something else multiplies the task vectors.
-    """
+    """Return a recipe to fit coefficients of, or raise InvalidInputError where they have no part in it."""
     if (recipe.to, recipe.trunk) != ("dense", TASK_ARITHMETIC):
         raise InvalidInputError(
             f"coefficients are fitted for one dense model of task vectors, and the recipe makes --to {recipe.to} "
             f"--trunk {recipe.trunk}",
-            f"choose --to {'dense'} --trunk {TASK_ARITHMETIC}",
+            f"choose --to dense --trunk {TASK_ARITHMETIC}",
         )
     if recipe.coefficients:
         raise InvalidInputError(
@@ -338,11 +293,7 @@ def _without_coefficients(recipe: Recipe) -> Recipe:
 
 
 def _windows(paths: Sequence[Path], tokenizer: Any, settings: FitSettings, vocabulary: int) -> Windows:
-    """Return the windows of the text, some held out.
-
-    Raises:
-        CalibrationError: there is too little text, or its tokens are beyond the vocabulary.
-    """
+    """Return the windows of the text, some held out, or raise CalibrationError if there is too little."""
     each = -(-settings.tokens // len(paths))
     size, seed = settings.seq_len, settings.seed
     corpora = [Corpus([path], tokenizer) for path in paths]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from registry.errors import CalibrationError
 from registry.maths.router.gates import initial_row
+from registry.runtime.seen_inputs import seen_inputs
 from registry.training.processes import Processes
 from registry.training.sharding import spread
 
@@ -31,13 +32,7 @@ EXPERT, PUBLIC = "expert", "public"
 
 
 class CoordinatedMLP(nn.Module):
-    """A frozen public MLP and the expert's.
-
-    Args:
-        public: the base model's MLP.
-        size: H.
-        bias: a bias trains beside the row.
-    """
+    """A frozen public MLP and the expert's, which begins as its copy; with `bias` a bias trains, too. `size` is H."""
 
     def __init__(self, public: nn.Module, size: int, *, bias: bool) -> None:
         super().__init__()
@@ -56,10 +51,7 @@ class CoordinatedMLP(nn.Module):
 
 
 def coordinate(model: nn.Module, mlp: Sequence[str], size: int, *, bias: bool) -> list[CoordinatedMLP]:
-    """Replace every MLP of a dense model by a coordinated one, and return these, layer by layer.
-
-    `mlp` is the names of all MLP tensors, `size` is H; with `bias` a bias trains with each row.
-    """
+    """Replace every MLP of a dense model, whose tensors are `mlp`, by a coordinated one; return these by layer."""
     layers = []
     for holder in dict.fromkeys(map(_holder, mlp)):
         parent, _, attribute = holder.rpartition(".")
@@ -118,23 +110,11 @@ def _mean_inputs(
     """Return the mean MLP input of every layer over the tokens that count."""
     device = layers[0].row.device
     sums = torch.zeros(len(layers), len(layers[0].row), dtype=torch.float64)
-    counting: list[Tensor] = []  # (B, S) of the current batch
-
-    def add(layer: int, x: Tensor) -> None:
-        sums[layer] += x[counting[-1]].double().sum(dim=0).cpu()  # (B, S, H) → (T, H) → (H,)
-
-    handles = [
-        layer.register_forward_pre_hook(lambda _module, inputs, number=number: add(number, inputs[0]))
-        for number, layer in enumerate(layers)
-    ]
     model.eval()
-    try:
-        for some, counted in zip(ids.split(batch_size), keep.split(batch_size), strict=True):
-            counting[:] = [counted.to(device)]
-            with torch.no_grad():
-                model(input_ids=some.to(device), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.train()
+    with seen_inputs(layers) as seen, torch.no_grad():
+        for some, counted in zip(ids.split(batch_size), keep.to(device).split(batch_size), strict=True):
+            model(input_ids=some.to(device), use_cache=False)
+            for layer, x in seen.items():
+                sums[layer] += x[counted].double().sum(dim=0).cpu()  # (B, S, H) → (T, H) → (H,)
+    model.train()
     return sums / int(keep.sum())

@@ -1,7 +1,6 @@
 """Steps of all trainings from a base model: checks, the base model as a folder, checkpoints, their registration."""
 
 import importlib.util
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from registry.statistics import file as statistics
 from registry.statistics.collect import counted
 from registry.statistics.forward_pass import computed_by
 from registry.statistics.settings import PassSettings
+from registry.training.processes import leading
 from registry.training.settings import announce
 from registry.training.training_paths import base_version
 from registry.training.weight_trainer import Losses, WeightTrainer
@@ -52,25 +52,20 @@ class TrainedFromBase:
     tokens: int
 
 
-def check_base(workspace: Workspace, base: PathLike) -> None:
-    """Check that what a training begins from is no registered expert; a folder or a model of the Hub may be it.
+def check_joint(workspace: Workspace, name: str, experts: int, kind: str, called: str) -> None:
+    """Check that experts NAME-1 to NAME-n can be trained together, here and now, and registered.
+
+    `kind` is the key of what versions of such a training store of it, `called` its name in messages.
 
     Raises:
-        InvalidInputError: it is an expert.
-    """
-    if os.fspath(base).partition("@")[0] in workspace.catalog.names():
-        workspace.resolve(os.fspath(base), kind="base")
-
-
-def check_names(workspace: Workspace, name: str, experts: int, kind: str) -> None:
-    """Check that NAME-1 to NAME-n can be registered as experts that one training makes together.
-
-    `kind` is the key of what versions of such a training store of it.
-
-    Raises:
-        InvalidInputError: a name is not valid.
+        InvalidInputError: a name is not valid, or a launcher started several processes.
         ConflictError: a name is a base model's, or an active version of it comes from elsewhere.
+        StorageError: a library is not installed.
     """
+    with leading() as processes:
+        processes.check_alone(f"{called} trains")
+    workspace.check_owner()
+    check_libraries()
     last = copy_name(check_name(name), experts, experts)
     if len(last) > NAME_LIMIT:
         raise InvalidInputError(
@@ -87,11 +82,7 @@ def check_names(workspace: Workspace, name: str, experts: int, kind: str) -> Non
 
 
 def check_libraries() -> None:
-    """Check that what training needs is installed.
-
-    Raises:
-        StorageError: it is not.
-    """
+    """Raise StorageError if what training needs is not installed."""
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
 
@@ -132,14 +123,10 @@ def joint_training(
         workspace: the registry.
         kind: the key of what versions of such a training store of it.
         name: the training's name.
-        trainer: it.
+        trainer: the training.
         inputs: everything that its result depends on.
         holds: digests of the registered versions that it begins from.
         what: what trains, in words.
-
-    Raises:
-        InvalidInputError: a loss or a weight is not finite.
-        StorageError: the disk is full or refuses.
     """
     home = workspace.home
     count = sum(part.numel() for part in trainer.parameters if part.requires_grad)
@@ -161,10 +148,10 @@ def write_checkpoint(
     arrays: Mapping[str, Sequence[Stream]] | None = None,
     progress: Progress = silent,
 ) -> None:
-    """Write a trained checkpoint, which appears whole or not at all.
+    """Write a trained checkpoint to an absent or empty folder, which appears whole or not at all.
 
     Args:
-        target: the folder; absent or empty.
+        target: the folder.
         hashed: the base model, whose files but weights it has too.
         streams: its tensors.
         files: name → content of its own files.
@@ -172,10 +159,6 @@ def write_checkpoint(
             coefficients needs; None to write nothing of it.
         arrays: name → tensors of further safetensors files.
         progress: reports bytes.
-
-    Raises:
-        OutputError: `target` holds something.
-        StorageError: the disk is full or refuses.
     """
     arrays, nbytes = arrays or {}, sum(stream.nbytes for stream in streams)
     more = sum(stream.nbytes for own in arrays.values() for stream in own)

@@ -1,35 +1,26 @@
-"""Job of a training's workers: what the main process sends them, so that they need neither the registry nor the text.
+"""Job of a training's workers: what the main process sends them, so that they need neither registry nor text."""
 
-Shapes: N windows of S tokens.
-"""
-
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from registry.calibration import Calibration
-from registry.runtime.loading import load_model
+from registry.runtime.loading import load_model, unloaded_model
 from registry.training.processes import Processes, own_device
-from registry.training.sharding import load_whole
+from registry.training.settings import ExpertTraining, MixtureTraining
 from registry.training.training_windows import Windows
+
+_SETTINGS: dict[str, type[ExpertTraining | MixtureTraining]] = {"expert": ExpertTraining, "mixture": MixtureTraining}
+"""Settings of each kind of job."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that all processes of a training need alike.
+    """Everything that all processes of a training need alike: the model's folder, settings, windows of text.
 
-    Attributes:
-        kind: `expert` or `mixture`.
-        folder: the model to train.
-        settings: settings of the training, as its dataclass.
-        device: `cpu` or `cuda`.
-        dtype: the dtype of the products.
-        windows: the windows of its text.
-        public: windows of public text; None without.
+    `dtype` is that of the products; `public` has windows of public text, where a training has any.
     """
 
     kind: str
@@ -44,7 +35,9 @@ class Job:
         """Send the job from the main process to its workers."""
         if processes.count == 1:
             return
-        tensors = self._tensors()
+        texts = [self.windows.all] if self.public is None else [self.windows.all, self.public]
+        tensors = [self.windows.training, self.windows.held_out]
+        tensors += [part for text in texts for part in (text.ids, text.lengths)]
         processes.send(
             {
                 "kind": self.kind,
@@ -60,29 +53,15 @@ class Job:
             torch.distributed.broadcast(part.contiguous(), 0)
 
     def load(self, processes: Processes) -> Any:
-        """Load the model; if it is to be sharded, with weights in the main process alone.
-
-        Raises:
-            CheckpointError: it does not load.
-            InvalidInputError: the device cannot be used.
-        """
+        """Load the model; if it is to be sharded, on the CPU and with weights in the main process alone."""
         device = own_device(self.device)
-        if self.settings.fsdp:
-            return load_whole(self.folder, processes)
-        return load_model(self.folder, "float32", device)
-
-    def _tensors(self) -> Sequence[Tensor]:
-        texts = [self.windows.all, *([] if self.public is None else [self.public])]
-        return [self.windows.training, self.windows.held_out, *(part for of in texts for part in (of.ids, of.lengths))]
+        if self.settings.fsdp and not processes.is_main:
+            return unloaded_model(self.folder)
+        return load_model(self.folder, "float32", "cpu" if self.settings.fsdp else device)
 
 
-def receive_job(processes: Processes, settings_of: dict[str, type]) -> Job | None:
-    """Wait for the job of the main process; None if that failed before it had one.
-
-    Args:
-        processes: the processes of the training.
-        settings_of: the dataclass of the settings of each kind of job.
-    """
+def receive_job(processes: Processes) -> Job | None:
+    """Wait for the job of the main process; None if that failed before it had one."""
     message = processes.receive()
     if message is None:
         return None
@@ -94,7 +73,7 @@ def receive_job(processes: Processes, settings_of: dict[str, type]) -> Job | Non
     return Job(
         message["kind"],
         Path(message["folder"]),
-        settings_of[message["kind"]](**message["settings"]),
+        _SETTINGS[message["kind"]](**message["settings"]),
         message["device"],
         message["dtype"],
         Windows(found[0], training, held_out, message["seed"]),

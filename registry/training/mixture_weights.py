@@ -69,11 +69,7 @@ class BalanceLoss:
 
 
 def check_projectors(parent: Parent) -> None:
-    """Check that a folder has projectors or a router that a language-model loss can train.
-
-    Raises:
-        InvalidInputError: it has not.
-    """
+    """Raise InvalidInputError unless a folder has projectors, or a router, that a language-model loss can train."""
     config = read_config(parent.folder)
     if not config.get("routing_tokens"):
         raise InvalidInputError(
@@ -122,8 +118,8 @@ def changed_tensors(
     """Return the tensors that a training changed, by their names in the parent's files and in its dtypes.
 
     Args:
-        model: the trained mixture.
-        parent: the folder that it was loaded from.
+        model: the trained mixture, loaded from the parent.
+        parent: the folder.
         train: `mlps`, `all` or `projectors`.
         scratch: a folder for the model in float32, which the tensors are read from.
         whole: the weights of a sharded model by name; empty for any other.

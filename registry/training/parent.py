@@ -26,12 +26,7 @@ from store.ownership import claim
 
 @dataclass(frozen=True)
 class Parent:
-    """A composed folder and its tensors.
-
-    Attributes:
-        composed: the folder.
-        tensors: name → stored tensor.
-    """
+    """A composed folder and its stored tensors by name."""
 
     composed: ComposedFolder
     tensors: dict[str, Stored]
@@ -105,10 +100,9 @@ def open_parent(workspace: Workspace, folder: Path, part: str) -> tuple[Parent, 
 
 
 def check_copies_differ(workspace: Workspace, parent: Parent) -> None:
-    """Check that routers have a choice to learn: copies of one base model are equal until their MLPs are trained.
+    """Raise InvalidInputError if the experts are equal copies of one base model, so that routers have nothing to learn.
 
-    Raises:
-        InvalidInputError: the experts are such copies, and no training of the folder's history changed their MLPs.
+    They are until a training of the folder's history has changed their MLPs.
     """
     content: Mapping[str, Any] | None = parent.composed.content
     if parent.composed.manifest.from_base is None:
@@ -130,10 +124,6 @@ def check_loaded(parent: Parent, model: Any, largest: int, members: int) -> None
     """Check that the loaded routers are those of the folder, for so many members, and that the model has every token.
 
     `largest` is the largest token of the training text.
-
-    Raises:
-        CheckpointError: the shapes of the routers differ.
-        CalibrationError: a token is beyond the vocabulary.
     """
     loaded = {gate.layer: tuple(gate.weight.shape) for gate in gates(model)} if parent.gates else {}
     stored = {layer: tensor.shape for layer, (_, tensor) in parent.gates.items()}
@@ -173,10 +163,6 @@ def keep_trained(
         out: the folder; absent, empty, or with `replace` an earlier composition.
         replace: see `out`.
         record: store the tensors, and record the composition in the catalog.
-
-    Raises:
-        ConflictError: a version was opted out in the meantime.
-        StorageError: the disk is full or refuses.
     """
     catalog, composed = workspace.catalog, parent.composed
     digests = {name: digest_of(tensors[name]) for name in sorted(tensors)}
@@ -190,7 +176,13 @@ def keep_trained(
             claim(catalog, workspace.arrays)
             fresh = {digest for digest in digests.values() if not workspace.arrays.has(digest)}
             try:
-                links = _store(workspace, tensors, digests)
+                links = []
+                with workspace.progress("storing", sum(source.nbytes for source in tensors.values()), "B") as advance:
+                    for name, digest in digests.items():
+                        source = tensors[name]
+                        workspace.arrays.put(source, digest=digest)
+                        links.append(ArrayLink("trained", name, digest, source.dtype, source.shape, source.nbytes))
+                        advance(source.nbytes)
                 catalog.record_composition(trained.digest, document, used, str(out), links)
             except BaseException:
                 if not workspace.arrays.concurrent_writers:  # else another process may be about to use them
@@ -201,14 +193,3 @@ def keep_trained(
 
     write_trained(composed, tensors, [trained], out, replace=replace, record=recorded, progress=workspace.progress)
     return trained
-
-
-def _store(workspace: Workspace, tensors: Mapping[str, ArraySource], digests: Mapping[str, str]) -> list[ArrayLink]:
-    links = []
-    with workspace.progress("storing", sum(source.nbytes for source in tensors.values()), "B") as advance:
-        for name, digest in digests.items():
-            source = tensors[name]
-            workspace.arrays.put(source, digest=digest)
-            links.append(ArrayLink("trained", name, digest, source.dtype, source.shape, source.nbytes))
-            advance(source.nbytes)
-    return links

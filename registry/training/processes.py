@@ -30,13 +30,7 @@ GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a training.
-
-    Attributes:
-        count: their number.
-        rank: the number of this one, from 0.
-        store: the key-value store that they share; None for a single process.
-    """
+    """The processes of a training: their number, that of this one, and the key-value store that several share."""
 
     count: int = 1
     rank: int = 0
@@ -66,25 +60,15 @@ class Processes:
         message: dict[str, Any] | None = json.loads(self.store.get(_JOB))
         return message
 
-    def decide(self, value: int) -> int:
-        """Return the main process's value in all processes."""
+    def most(self, value: int) -> int:
+        """Return the largest value of all processes, which all must ask for."""
         if self.count == 1:
             return value
         import torch
 
         shared = torch.tensor(value, dtype=torch.int64)
-        torch.distributed.broadcast(shared, 0)
+        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
         return int(shared)
-
-    def every(self, *, value: bool) -> bool:
-        """Tell whether a value is true in all processes."""
-        if self.count == 1:
-            return value
-        import torch
-
-        shared = torch.tensor(int(value), dtype=torch.int64)
-        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MIN)
-        return bool(shared)
 
     def conclude(self, *, well: bool) -> None:
         """Let workers know the outcome of the main process."""
@@ -107,16 +91,14 @@ class Processes:
         """Let the main process know why this worker failed, and return that as an error."""
         line = error.message if isinstance(error, RegError) else f"{type(error).__name__}: {first_line(error)}"
         hint = error.hint if isinstance(error, RegError) else None
-        self.store.set(_FAILURE, json.dumps([self.rank, line, hint]))
-        return self._failed(self.rank, line, hint)
+        told = f"process {self.rank} of {self.count} failed: {line}", hint or "repeat the command to resume"
+        self.store.set(_FAILURE, json.dumps(told))
+        return RegError(*told)
 
     def failure(self) -> RegError | None:
         """Return why a worker failed, or None if none says so soon."""
         found = self._find(_FAILURE)
-        return None if found is None else self._failed(*json.loads(found))
-
-    def _failed(self, rank: int, line: str, hint: str | None) -> RegError:
-        return RegError(f"process {rank} of {self.count} failed: {line}", hint or "repeat the command to resume")
+        return None if found is None else RegError(*json.loads(found))
 
     def _find(self, key: str) -> bytes | None:
         """Return a value of the store, or None if there is none in time, or no store any more."""
@@ -199,10 +181,7 @@ def joined() -> Iterator[Processes]:
 
 
 def own_device(device: str) -> str:
-    """Return the device of this process, and let libraries use it: of several GPUs each process has its own.
-
-    Args:
-        device: `cpu` or `cuda`.
+    """Return the device of this process, `cpu` or `cuda`, and let libraries use it: each has a GPU of its own.
 
     Raises:
         InvalidInputError: there are more processes than GPUs.

@@ -32,7 +32,7 @@ from registry.composition.recipe.recipe import Recipe
 from registry.errors import CalibrationError, InvalidInputError
 from registry.families.sites import MLP_INPUT
 from registry.io.dtypes import AUTO
-from registry.io.model_folder import check_output, fresh_folder
+from registry.io.model_folder import fresh_folder
 from registry.maths.router.gates import discriminant
 from registry.maths.statistics import Statistics
 from registry.member import Member
@@ -85,7 +85,6 @@ def proxy_text(
     if documents < 1:
         raise InvalidInputError(f"documents is {documents}, the least is 1", "give --documents 1 or more")
     out = Path(out).absolute()
-    check_output(out, replace=None)
     plan = plan_composition(workspace, experts, Recipe(trunk="base", to="dense"), base=base)
     assert plan.base is not None
     paths = [Path(file) for file in require_list(files, "files")]

@@ -11,9 +11,9 @@ W, W_0 and D are (E, H), M is (H, H), logits are (T, E).
 """
 
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from registry.errors import CheckpointError, InvalidInputError
 from registry.maths.router_training import balance_loss, straight_through, whitener
 from registry.progress import Progress, remark
 from registry.runtime.gates import Gate, as_returned, gates, in_order
+from registry.runtime.seen_inputs import seen_inputs
 from registry.training import state as states
-from registry.training.settings import GOES_ON, TrainSettings
-from registry.training.state import REMARKS, State
+from registry.training.settings import TrainSettings
+from registry.training.state import REMARKS, State, take_steps
 from registry.training.training_windows import Windows, next_token_loss
 
 WHITENING_WINDOWS = 32
@@ -37,13 +38,9 @@ RIDGE = 1e-3
 
 
 class RouterTrainer:
-    """The routers of one loaded model, in training.
+    """The routers of a loaded mixture, in training; its other weights stay as they are.
 
-    Args:
-        model: a loaded mixture; its other weights stay as they are.
-        windows: the windows to train on.
-        settings: the settings of the training.
-        candidates: the number of experts that each token's gradient compares.
+    `candidates` is the number of experts that each token's gradient compares.
 
     Raises:
         CheckpointError: a router's input is NaN or infinite.
@@ -72,50 +69,27 @@ class RouterTrainer:
         return self.windows.loss(self.model, self.settings.batch_size)
 
     def train(self, state_path: Path | None, progress: Progress) -> float:
-        """Train, and return the loss on held-out windows before the first step.
-
-        Args:
-            state_path: the file of the training's state; if it exists, training continues from it. None to save no
-                state.
-            progress: reports steps, and remarks on the loss.
-
-        Raises:
-            InvalidInputError: the loss is NaN or infinite.
-        """
+        """Train, and return the loss on held-out windows before the first step; a state at `state_path` goes on."""
         settings = self.settings
-        shapes = [tuple(change.shape) for change in self._changes]
-        saved = None if state_path is None else states.load(state_path, shapes, settings.steps)
-        if saved is None:
-            current = State(0, self.loss(), (), (), ())
+        every, recent = max(1, settings.steps // REMARKS), list[float]()
+
+        def step(number: int) -> float:
+            recent.append(loss := self._step(number))
+            if (number + 1) % every == 0:
+                remark(progress, f"step {number + 1} of {settings.steps}: loss {sum(recent) / len(recent):.4f}")
+                recent.clear()
+            return loss
+
+        start = states.resume(state_path, self._optimiser, settings.steps, progress)
+        if start is None:
+            start = State(0, self.loss(), (), (), ())
         else:
-            current = saved
-            current.restore(self._changes, self._optimiser)
             self._apply()
-            remark(progress, f"{GOES_ON}: {current.step} of {settings.steps} steps were done before")
-        saved_at, every, recent = time.monotonic(), max(1, settings.steps // REMARKS), []
-        try:
-            with self._trained(), progress("training routers", settings.steps, "step") as advance:
-                advance(current.step)
-                for step in range(current.step, settings.steps):
-                    recent.append(self._step(step))
-                    # copied, so that a step which is interrupted does not change it
-                    current = State.of(step + 1, current.loss, self._changes, self._optimiser).copied()
-                    advance(1)
-                    if (step + 1) % every == 0:
-                        remark(progress, f"step {step + 1} of {settings.steps}: loss {sum(recent) / len(recent):.4f}")
-                        recent = []
-                    if state_path is not None and time.monotonic() - saved_at >= states.SAVE_SECONDS:
-                        states.save(state_path, current)
-                        saved_at = time.monotonic()
-        except KeyboardInterrupt:
-            if state_path is not None and current.step:
-                states.save(state_path, current)
-            raise
-        return current.loss
+        with self._trained(), progress("training routers", settings.steps, "step") as advance:
+            take_steps(start, self._optimiser, settings, step, state_path, advance)
+        return start.loss
 
     def _step(self, step: int) -> float:
-        for group in self._optimiser.param_groups:
-            group["lr"] = self.settings.rate(step)
         ids, keep = self.windows.take(self._numbers[step])
         self._balance.clear()
         loss = next_token_loss(self.model, ids, keep, "mean")
@@ -144,15 +118,13 @@ class RouterTrainer:
         """Return s M of each router."""
         grams = [torch.zeros(w.shape[1], w.shape[1], dtype=torch.float64) for w in self._start]
         numbers = self.windows.training[:WHITENING_WINDOWS]
-        with ExitStack() as stack:
-            batch: list[Tensor] = []
-            for gate, gram in zip(self.gates, grams, strict=True):
-                stack.callback(gate.module.register_forward_pre_hook(_adder(gram, batch)).remove)
-            for batch_numbers in numbers.split(self.settings.batch_size):
-                ids, keep = self.windows.take(batch_numbers)
-                batch[:] = [keep.flatten()]  # (T,), read by the hooks
-                with torch.no_grad():
-                    self.model.base_model(input_ids=ids.to(self.gates[0].weight.device), use_cache=False)
+        with seen_inputs([gate.module for gate in self.gates]) as seen, torch.no_grad():
+            for batch in numbers.split(self.settings.batch_size):
+                ids, keep = self.windows.take(batch)
+                self.model.base_model(input_ids=ids.to(self.gates[0].weight.device), use_cache=False)
+                for number, gram in enumerate(grams):
+                    x = seen[number].flatten(0, -2).cpu().double()[keep.flatten()]  # (B, S, H) → (T, H), no padding
+                    gram.add_(x.T @ x)  # (H, H)
         count = int(self.windows.all.lengths[numbers].sum())
         maps = []
         for gate, weight, gram in zip(self.gates, self._start, grams, strict=True):
@@ -177,7 +149,7 @@ class RouterTrainer:
                 if gate.is_linear:
                     stack.enter_context(_patched(gate, self))
                 else:
-                    stack.callback(gate.module.register_forward_hook(self._deciding(gate)).remove)
+                    stack.callback(gate.module.register_forward_hook(partial(self._decided, gate)).remove)
             try:
                 yield
             finally:
@@ -192,21 +164,10 @@ class RouterTrainer:
             self._balance.append(balance_loss(logits, weights, chosen))
         return weights, chosen
 
-    def _deciding(self, gate: Gate) -> Any:
-        def decide(_module: Any, _inputs: Any, output: Any) -> Any:
-            logits, before, _ = in_order(output)
-            weights, chosen = self.decide(gate, logits)
-            return as_returned((logits, weights.to(before.dtype), chosen), output)
-
-        return decide
-
-
-def _adder(gram: Tensor, batch: Sequence[Tensor]) -> Any:
-    def add(_module: Any, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].flatten(0, -2).cpu().double()[batch[0]]  # (B, S, H) → (T, H), without padding
-        gram.add_(x.T @ x)  # (H, H)
-
-    return add
+    def _decided(self, gate: Gate, _module: Any, _inputs: Any, output: Any) -> Any:
+        logits, before, _ = in_order(output)
+        weights, chosen = self.decide(gate, logits)
+        return as_returned((logits, weights.to(before.dtype), chosen), output)
 
 
 @contextmanager

@@ -5,11 +5,8 @@ from registry.io.work_dirs import temporary_folder
 from registry.progress import silent
 from registry.training.job import Job, receive_job
 from registry.training.processes import Processes, joined
-from registry.training.settings import ExpertTraining, MixtureTraining
 from registry.training.train_expert import run_training
 from registry.training.train_mixture import run_mixture_training
-
-_SETTINGS = {"expert": ExpertTraining, "mixture": MixtureTraining}
 
 
 def run_worker() -> bool:
@@ -23,7 +20,7 @@ def run_worker() -> bool:
     """
     with joined() as processes:
         try:
-            job = receive_job(processes, _SETTINGS)
+            job = receive_job(processes)
             if job is None:
                 return False
             _train(job, processes)

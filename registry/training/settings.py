@@ -166,11 +166,7 @@ class ExpertTraining(WeightTraining):
         return f"{trunk}{change}the MLPs of {base}{' and router rows' if self.coordinate else ''}"
 
     def check_processes(self, count: int) -> None:
-        """Check that so many processes can train together.
-
-        Raises:
-            InvalidInputError: they cannot share a batch evenly, or one is to shard weights.
-        """
+        """Raise InvalidInputError if so many processes cannot share a batch evenly, or one is to shard weights."""
         if self.fsdp and count == 1:
             raise InvalidInputError(
                 "fsdp shards weights over processes, and there is one",
@@ -250,9 +246,7 @@ class TrainSettings:
     def candidates(self, top_k: int, experts: int) -> int:
         """Return the number of experts that each token's gradient compares, from 2 to `experts`.
 
-        Args:
-            top_k: the folder's own experts per token.
-            experts: the number of experts.
+        `top_k` is the folder's own number of experts per token.
 
         Raises:
             InvalidInputError: there is only one expert, or `top_k_train` is out of range.

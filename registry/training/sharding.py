@@ -14,27 +14,14 @@ from torch import Tensor, nn
 from registry.errors import CheckpointError
 from registry.io.safetensors_file import Stream, in_order, write_shard
 from registry.io.torch_blocks import dtype_name, to_block, torch_dtype
-from registry.runtime.loading import load_model, unloaded_model
 from registry.training.processes import Processes
 from store.arrays import ArraySource, Block
-
-
-def load_whole(folder: Path, processes: Processes) -> Any:
-    """Return the model of a folder on the CPU, to be sharded: with its weights in the main process alone.
-
-    Raises:
-        CheckpointError: it does not load.
-    """
-    return load_model(folder, "float32", "cpu") if processes.is_main else unloaded_model(folder)
 
 
 def shard(model: Any, processes: Processes, device: str) -> None:
     """Shard a model over the processes, layer by layer; its parameters are other objects afterwards.
 
-    Args:
-        model: the model of `load_whole`.
-        processes: the processes.
-        device: `cpu` or `cuda`, where its parts go.
+    The model is on the CPU, with its weights in the main process alone; its parts go to `device`, `cpu` or `cuda`.
 
     Raises:
         CheckpointError: transformers creates other weights for the architecture than it loads.
@@ -43,7 +30,7 @@ def shard(model: Any, processes: Processes, device: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
     count = len(list(model.parameters()))
-    if not processes.every(value=processes.decide(count) == count):  # or the processes would wait for one another
+    if processes.most(int(count != processes.most(count))):  # or the processes would wait for one another
         raise CheckpointError(
             f"{model.name_or_path}: transformers creates other weights for its architecture than it loads",
             "train without --fsdp",
@@ -74,13 +61,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def spread(value: Tensor | None, like: Tensor, processes: Processes) -> Tensor:
-    """Return a whole tensor of the main process in the places of another: sharded, or equal in all processes.
-
-    Args:
-        value: the tensor; None in workers.
-        like: the other tensor, of the same shape.
-        processes: the processes.
-    """
+    """Return a whole tensor of the main process, None in workers, in the places of another of the same shape."""
     if processes.count == 1:
         assert value is not None
         return value.to(like.device)
@@ -95,15 +76,9 @@ def spread(value: Tensor | None, like: Tensor, processes: Processes) -> Tensor:
 
 
 def gather(model: nn.Module, path: Path, processes: Processes) -> dict[str, Tensor]:
-    """Gather the parameters of a sharded model in a file of the main process, one after another, and return them there.
+    """Gather the parameters of a sharded model, one after another, in a safetensors file of the main process.
 
-    Args:
-        model: the model.
-        path: the safetensors file; the tensors that are returned are read from it when they are used.
-        processes: the processes, all of which must call this.
-
-    Returns:
-        the parameters by name; empty in workers.
+    All processes must call this. Return the parameters by name, read from the file when they are used; none in workers.
 
     Raises:
         OSError: the disk is full or refuses.

@@ -1,7 +1,8 @@
 """State of a training between two steps, kept in the home so that an interrupted training can continue."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from registry.errors import StorageError
 from registry.io.safetensors_file import Stream, replace_shard
+from registry.progress import Advance, Progress, remark
 from registry.training.processes import Processes
+from registry.training.settings import GOES_ON, FitSettings, TrainSettings
 from registry.training.sharding import array_of, spread, stream_of
 
 SAVE_SECONDS = 60.0
@@ -33,7 +36,7 @@ class State:
             or coefficients, float64.
         first: the optimiser's first moments, of the same shapes.
         second: its second moments, of the same shapes.
-        losses: the loss of every completed step, where a training keeps them.
+        losses: the loss of every completed step.
     """
 
     step: int
@@ -65,6 +68,10 @@ class State:
         """Return the same with copies of all tensors, on the CPU."""
         parts: dict[str, Any] = {part: tuple(one.cpu().clone() for one in getattr(self, part)) for part in _PARTS}
         return replace(self, **parts)
+
+    def remark_on(self, progress: Progress, steps: int, goes_on: str = GOES_ON) -> None:
+        """Tell the user that a training goes on from this state."""
+        remark(progress, f"{goes_on}: {self.step} of {steps} steps were done before")
 
     def restore(
         self, parameters: Sequence[Tensor], optimiser: torch.optim.Optimizer, processes: Processes | None = None
@@ -104,31 +111,79 @@ def streams_of(state: State) -> list[Stream]:
     ]
 
 
-def load(path: Path, shapes: list[tuple[int, ...]], steps: int, dtype: torch.dtype = torch.float32) -> State | None:
-    """Read the state that `save` wrote; None if there is no intact file, so that training starts from the beginning.
+def load(path: Path | None, parameters: Sequence[Tensor], steps: int) -> State | None:
+    """Read the state that `save` wrote of so many steps; None if there is no intact file, to start from the beginning.
 
-    Args:
-        path: the file.
-        shapes: the shape of each tensor that trains.
-        steps: the steps of the whole training.
-        dtype: of what trains.
+    `parameters` are what trains, whose shapes and dtypes the state must have.
     """
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
+    if path is None or not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             document = json.loads((file.metadata() or {})["expert-registry"])
-            parts = {part: tuple(file.get_tensor(f"{part}.{layer}") for layer in range(len(shapes))) for part in _PARTS}
+            numbers = range(len(parameters))
+            parts = {part: tuple(file.get_tensor(f"{part}.{number}") for number in numbers) for part in _PARTS}
             losses = tuple(float(loss) for loss in document.get("losses", ()))
             state = State(int(document["step"]), float(document["loss"]), **parts, losses=losses)
             readable = document["format"] == _FORMAT
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         return None
     fits = all(
-        tuple(tensor.shape) == shape and tensor.dtype == dtype and bool(torch.isfinite(tensor).all())
+        (tensor.shape, tensor.dtype) == (like.shape, like.dtype) and bool(torch.isfinite(tensor).all())
         for part in parts.values()
-        for tensor, shape in zip(part, shapes, strict=True)
+        for tensor, like in zip(part, parameters, strict=True)
     )
     return state if readable and fits and 0 < state.step <= steps else None
+
+
+def resume(
+    path: Path | None, optimiser: torch.optim.Optimizer, steps: int, progress: Progress, goes_on: str = GOES_ON
+) -> State | None:
+    """Give what an optimiser of one group trains the saved state, and return that; None if there is none."""
+    (group,) = optimiser.param_groups
+    if (state := load(path, group["params"], steps)) is not None:
+        state.restore(group["params"], optimiser)
+        state.remark_on(progress, steps, goes_on)
+    return state
+
+
+def take_steps(
+    state: State,
+    optimiser: torch.optim.Optimizer,
+    settings: TrainSettings | FitSettings,
+    step: Callable[[int], float],
+    path: Path | None,
+    advance: Advance,
+    seconds: float | None = None,
+) -> State:
+    """Take the steps after a state, each at its rate, and return the last state.
+
+    Args:
+        state: the state to start from.
+        optimiser: the optimiser, of one group.
+        settings: the number of steps and their rates.
+        step: takes a step, counted from 0, and returns its loss.
+        path: the file to save states in from time to time, and when the user interrupts; None to save none.
+        advance: is told of every step.
+        seconds: between two saved states; None for `SAVE_SECONDS`.
+    """
+    (group,) = optimiser.param_groups
+    saved_at, seconds = time.monotonic(), SAVE_SECONDS if seconds is None else seconds
+    advance(state.step)
+    try:
+        for number in range(state.step, settings.steps):
+            group["lr"] = settings.rate(number)
+            losses = (*state.losses, step(number))
+            # copied, so that a step which is interrupted does not change it
+            state = State.of(number + 1, state.loss, group["params"], optimiser, losses).copied()
+            advance(1)
+            if path is not None and time.monotonic() - saved_at >= seconds:
+                save(path, state)
+                saved_at = time.monotonic()
+    except KeyboardInterrupt:
+        if path is not None and state.step:
+            save(path, state)
+        raise
+    return state

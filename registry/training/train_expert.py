@@ -37,12 +37,7 @@ from store.lock import exclusive
 
 @dataclass(frozen=True)
 class TrainedExpert(TrainedFromBase):
-    """The result of a training.
-
-    Attributes:
-        out: the checkpoint folder that was written, or None if the expert was registered.
-        registration: the registration, or None with `out`.
-    """
+    """The result of a training: the checkpoint folder that was written, or the registration."""
 
     out: Path | None = None
     registration: Registration | None = None
@@ -59,25 +54,31 @@ def train_expert(
     annotations: Annotations | None = None,
     keep_calibration: bool = False,
 ) -> TrainedExpert:
-    """Train an expert from a base model, and register it or write it to `out` (arguments as `Registry.train_expert`).
+    """Train an expert from a base model, and register it or write it to `out`.
 
-    An interrupted training continues when it is started again; on one machine with one number of threads and of
-    processes, it gives the same bytes. Under a launcher this is for the main process (`training.processes`).
-
-    Raises:
-        CheckpointError: the base model cannot be trained here.
-        CalibrationError: there is no text, or it has tokens beyond the model's vocabulary.
-        NotFoundError: there is no such base model.
-        ConflictError: `name` is a base model's.
-        InvalidInputError: a loss is not finite, or there is public text without `coordinate`.
-        OutputError: `out` holds something.
-        StorageError: the disk is full or refuses, or a library is not installed.
+    Arguments and errors are those of `Registry.train_expert`. An interrupted training continues when it is started
+    again; on one machine with one number of threads and of processes, it gives the same bytes. Under a launcher this is
+    for the main process (`training.processes`).
     """
     files = [Path(file) for file in require_list(text.own, "data")]
     public = [Path(file) for file in require_list(text.public, "public_data")]
     with ExitStack() as stack:
         processes = stack.enter_context(leading())
-        _check(workspace, name, files, public, settings, out)
+        check_name(name)
+        if not files:
+            raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
+        if public and not settings.coordinate:
+            raise InvalidInputError(
+                "public text is what router rows begin with, and an expert without --coordinate has none",
+                "add --coordinate, or drop --public-data",
+            )
+        Corpus([*files, *public], None)  # refuses what is no file before a weight is read
+        check_libraries()
+        if out is None:
+            workspace.check_owner()
+            check_name_is_free(workspace.catalog, name, "expert")
+        else:
+            check_output(Path(out).absolute(), replace=None)
         settings.check_processes(processes.count)
         checkpoint, holds = stack.enter_context(opened_base(workspace, base))
         scratch = stack.enter_context(temporary(workspace.home.merged, holds, prefix="training-"))
@@ -99,32 +100,6 @@ def train_expert(
         with open_candidate(workspace, request) as candidate:
             registration = register_expert(workspace, candidate)
         return TrainedExpert(document, losses, tokens, registration=registration)
-
-
-def _check(
-    workspace: Workspace,
-    name: str,
-    files: Sequence[Path],
-    public: Sequence[Path],
-    settings: ExpertTraining,
-    out: PathLike | None,
-) -> None:
-    """Check what a training is given (errors as `train_expert`)."""
-    check_name(name)
-    if not files:
-        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
-    if public and not settings.coordinate:
-        raise InvalidInputError(
-            "public text is what router rows begin with, and an expert without --coordinate has none",
-            "add --coordinate, or drop --public-data",
-        )
-    Corpus([*files, *public], None)  # refuses what is no file before a weight is read
-    check_libraries()
-    if out is None:
-        workspace.check_owner()
-        check_name_is_free(workspace.catalog, name, "expert")
-    else:
-        check_output(Path(out).absolute(), replace=None)
 
 
 def _trained(
@@ -169,15 +144,9 @@ def _trained(
 def run_training(
     job: Job, checkpoint: Checkpoint, processes: Processes, state_path: Path | None, scratch: Path, progress: Progress
 ) -> tuple[Trainable, Losses]:
-    """Train a base model, and return the weights and the losses.
+    """Train a base model, and return the weights and the losses (errors as `train_expert`).
 
     All processes run this alike; the main one has the path of states, and gets the sharded weights.
-
-    Raises:
-        CheckpointError: the base model cannot be trained here.
-        CalibrationError: the mean of a text is zero or not finite.
-        InvalidInputError: a loss is not finite, or the device cannot be used.
-        StorageError: the disk is full or refuses, or a library is not installed.
     """
     settings, windows = job.settings, job.windows
     trainable = Trainable(job.load(processes), checkpoint, settings)

@@ -73,7 +73,7 @@ def train_router(
     force: bool = False,
     record: bool = True,
 ) -> Trained:
-    """Train the routers of the composed `folder` (arguments as `Registry.train_router`, errors as `train_mixture`).
+    """Train the routers of the composed `folder` (arguments and errors as `Registry.train_router`).
 
     An interrupted training continues when it is started again, and gives the same bytes. On one machine with one number
     of threads, equal inputs give equal bytes.
@@ -124,19 +124,11 @@ def train_mixture(
     force: bool = False,
     record: bool = True,
 ) -> Trained:
-    """Train weights of a composed folder, and write the trained composition to `out` (arguments as `Registry.train`).
+    """Train weights of a composed folder, and write the trained composition to `out`.
 
-    An interrupted training continues when it is started again; on one machine with one number of threads and of
-    processes, it gives the same bytes. Under a launcher this is for the main process (`training.processes`).
-
-    Raises:
-        OutputError: `out` cannot be written to.
-        CheckpointError: `folder` was not composed by this program, was changed since, or does not load.
-        NotFoundError: a member is not registered here.
-        ConflictError: a member was opted out.
-        CalibrationError: there is no text, or it has tokens beyond the model's vocabulary.
-        InvalidInputError: routers would get no gradient, there is nothing to train, or a loss is not finite.
-        StorageError: the disk is full or refuses, or a library is not installed.
+    Arguments and errors are those of `Registry.train`. An interrupted training continues when it is started again; on
+    one machine with one number of threads and of processes, it gives the same bytes. Under a launcher this is for the
+    main process (`training.processes`).
     """
     if settings.train == ROUTERS:
         return train_router(workspace, folder, out, data, settings.routers, force=force, record=record)
@@ -152,9 +144,7 @@ def train_mixture(
             processes.check_alone("projectors train")
         else:
             _check_has_gradient(parent, len(members))
-        settings = replace(
-            settings, seq_len=shortened(settings.seq_len, folder, progress)
-        )  # and the steps that it gives
+        settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
         with workspace.reading(*used):
             windows = read_windows(data, members, load_tokenizer(folder), settings.weights)
         device, dtype = device_and_dtype(settings.weights)
@@ -186,10 +176,6 @@ def run_mixture_training(
     """Train a loaded mixture in place; return its weights by name if they are sharded, else none, and the losses.
 
     All processes run this alike; the main one has the path of states, and gets the sharded weights.
-
-    Raises:
-        InvalidInputError: a loss is not finite.
-        StorageError: the disk is full or refuses.
     """
     settings = job.settings
     let_train(model, settings.train)
@@ -211,11 +197,7 @@ def run_mixture_training(
 
 
 def _check_has_gradient(parent: Parent, members: int) -> None:
-    """Check that routers get a gradient: that each token's output depends on the weights of several experts.
-
-    Raises:
-        InvalidInputError: it does not.
-    """
+    """Raise InvalidInputError unless each token's output depends on the router's weights of several experts."""
     if not parent.gates:
         raise InvalidInputError(
             f"{parent.folder} is not a mixture of experts", "compose one: reg compose --experts … --top-k 2 --out DIR"

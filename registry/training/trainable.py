@@ -21,12 +21,7 @@ from store.arrays import digest_of
 
 
 class Trainable:
-    """A dense model, and which of its weights train.
-
-    Args:
-        model: the model, loaded in float32 from the folder of `checkpoint`.
-        checkpoint: the base model.
-        settings: the settings of the training.
+    """A dense model, loaded in float32 from the folder of `checkpoint`, and which of its weights train.
 
     Attributes:
         model: the model to train: with a low-rank change, its wrapper.
@@ -73,11 +68,7 @@ class Trainable:
         return [part for part in self.model.parameters() if part.requires_grad]
 
     def gather(self, path: Path, processes: Processes) -> None:
-        """Gather sharded weights in a file of the main process; all processes must call this.
-
-        Raises:
-            OSError: the disk is full or refuses.
-        """
+        """Gather sharded weights in a file of the main process; all processes must call this."""
         self._gathered = gather(self.model, path, processes)
 
     def streams(self, hashed: HashedCheckpoint) -> Iterator[Stream]:

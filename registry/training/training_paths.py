@@ -45,11 +45,7 @@ def check_paths(folder: Path, out: Path, data: Sequence[PathLike], *, replace: b
 
 
 def base_version(catalog: Catalog, base: PathLike) -> VersionRecord | None:
-    """Return the registered version to begin a training from; None for a folder or a Hub repository.
-
-    Raises:
-        NotFoundError: there is no such version, folder or repository.
-    """
+    """Return the registered version to begin a training from; None for a folder or a Hub repository that exists."""
     text = os.fspath(base)
     try:
         return resolve(catalog, text)
@@ -65,11 +61,7 @@ def base_version(catalog: Catalog, base: PathLike) -> VersionRecord | None:
 
 
 def check_proxy(workspace: Workspace, experts: Sequence[str], out: PathLike, *, base: str | None) -> None:
-    """Check the experts, the base model and the output of a choice of proxy text.
-
-    Raises:
-        RegError: an expert or the base model is not registered, or `out` holds something.
-    """
+    """Check the experts, the base model and the output of a choice of proxy text."""
     check_output(Path(out).absolute(), replace=None)
     for ref in require_list(experts, "experts"):
         workspace.resolve(ref)

@@ -87,10 +87,8 @@ def next_token_loss(
 ) -> Tensor:
     """Return the loss of a causal language model's predictions in nats, a scalar.
 
-    Args:
-        keep: whether each token counts; padding does not.
-        reduction: `mean` over the tokens that are predicted, or `sum`.
-        others: what the model gets besides tokens.
+    `keep` is False at padding, `reduction` is `mean` over the tokens that are predicted, or `sum`, and `others` is what
+    the model gets besides tokens.
     """
     device = next(iter(model.parameters())).device
     ids, keep = ids.to(device), keep.to(device)
@@ -102,11 +100,7 @@ def next_token_loss(
 
 
 def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> Windows:
-    """Join the windows of all sources, cut or padded to `size` tokens, and hold some out by `seed`.
-
-    Raises:
-        CalibrationError: there is no token to predict.
-    """
+    """Join the windows of all sources, cut or padded to `size` tokens, and hold some out by `seed`."""
     ids = torch.cat(
         [torch.nn.functional.pad(c.ids[:, :size], (0, max(0, size - c.ids.shape[1]))) for c in calibrations]
     )
@@ -121,11 +115,7 @@ def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> W
 
 
 def check_vocabulary(found: Calibration, vocabulary: int, label: str) -> None:
-    """Check that a model knows all tokens of a text, whose name in messages is `label`.
-
-    Raises:
-        CalibrationError: a token is beyond the vocabulary.
-    """
+    """Raise CalibrationError if a text, called `label`, has a token beyond the model's vocabulary."""
     if (largest := int(found.ids.max())) >= vocabulary:
         raise CalibrationError(
             f"{label}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}",
@@ -136,11 +126,7 @@ def check_vocabulary(found: Calibration, vocabulary: int, label: str) -> None:
 def draw_windows(
     files: Sequence[PathLike], tokenizer: Any, vocabulary: int, settings: WeightTraining, count: int | None = None
 ) -> Calibration:
-    """Draw windows from files, as many as `count`, or as a training takes with those that are held out.
-
-    Raises:
-        CalibrationError: there is no text, or a token is beyond the model's vocabulary.
-    """
+    """Draw windows from files, as many as `count`, or as a training takes with those that are held out."""
     corpus, size = Corpus([Path(file) for file in files], tokenizer), settings.seq_len
     tokens = (settings.windows + HELD_OUT if count is None else count) * size
     found = random_places(corpus, tokenizer, tokens=tokens, seq_len=size, seed=settings.seed)

@@ -25,7 +25,7 @@ from registry.runtime.upcast import is_fast
 from registry.training import sharding
 from registry.training import state as states
 from registry.training.processes import Processes
-from registry.training.settings import GOES_ON, WeightTraining
+from registry.training.settings import WeightTraining
 from registry.training.state import REMARKS, State
 from registry.training.training_windows import IGNORED, Windows
 
@@ -111,14 +111,13 @@ class WeightTrainer:
             InvalidInputError: a loss or a weight is NaN or infinite; the last saved state stays.
         """
         settings = self.settings
-        shapes = [tuple(part.shape) for part in self.parameters]
-        current = None if state_path is None else states.load(state_path, shapes, settings.steps)
-        if (done := self.processes.decide(0 if current is None else current.step)) == 0:
+        current = states.load(state_path, self.parameters, settings.steps)
+        if (done := self.processes.most(0 if current is None else current.step)) == 0:
             current = State(0, self.loss(), (), (), ())
         else:
             current = current or State(done, math.nan, (), (), ())  # of a worker, which reports no losses
             current.restore(self.parameters, self.optimiser, self.processes)
-            remark(progress, f"{GOES_ON}: {current.step} of {settings.steps} steps were done before")
+            current.remark_on(progress, settings.steps)
         if current.step < settings.steps:
             with progress("training", settings.steps, "step") as advance:
                 advance(current.step)
@@ -131,11 +130,7 @@ class WeightTrainer:
         return Losses(losses, current.loss, self.loss())
 
     def loss(self) -> float:
-        """Return the loss (nats per token) on held-out windows.
-
-        Raises:
-            InvalidInputError: it is NaN or infinite.
-        """
+        """Return the loss (nats per token) on held-out windows, or raise InvalidInputError if it is not finite."""
         device = next(iter(self.model.parameters())).device
         self.model.eval()
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
@@ -144,13 +139,9 @@ class WeightTrainer:
         return _finite(loss, "on held-out windows")
 
     def check_finite(self, when: str) -> None:
-        """Check that all weights that train are finite.
-
-        Raises:
-            InvalidInputError: one is not.
-        """
+        """Raise InvalidInputError unless all weights that train are finite."""
         parts = (sharding.local(part) for part in self.parameters)
-        if not self.processes.every(value=all(bool(torch.isfinite(part).all()) for part in parts)):
+        if self.processes.most(int(not all(bool(torch.isfinite(part).all()) for part in parts))):
             _finite(math.nan, when)
 
     @property
@@ -252,11 +243,7 @@ class _Steps(TrainerCallback):
         torch.manual_seed(self.trainer.settings.seed + self.start.step + state.global_step + own)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        """Note the loss of a step, and save the state from time to time.
-
-        Raises:
-            InvalidInputError: the loss or a weight is not finite.
-        """
+        """Note the loss of a step, which must be finite, and save the state from time to time."""
         if logs is None or "loss" not in logs:  # the summary at the end
             return
         step, trainer = self.start.step + state.global_step, self.trainer
@@ -269,7 +256,7 @@ class _Steps(TrainerCallback):
             mean = sum(self.losses[-every:]) / len(self.losses[-every:])
             remark(self.progress, f"step {step} of {trainer.settings.steps}: loss {mean:.4f}")
         is_due = self.path is not None and time.monotonic() - self._saved_at >= states.SAVE_SECONDS
-        if trainer.processes.decide(int(is_due)):
+        if trainer.processes.most(int(is_due)):
             trainer.check_finite(f"after step {step}")
             current = State.of(step, self.start.loss, trainer.parameters, trainer.optimiser, self.losses)
             if self.path is not None:

@@ -13,13 +13,11 @@ Counts are integers and additive, so evidence is a function of the set of member
 
 *Predicted routing* (`EvidenceMoments`). The evidence m of a text is a weighted mean over its tokens, so that over
 texts it is nearly Gaussian, and where texts go is P(m_j is the largest), as in `registry.maths.confusion`. *Measured*
-(vocabulary of 4,096; 24,576 calibration tokens an expert; 96 windows of test text each; six sets of two to seven
-experts: near and far from their base, look-alikes, languages; windows τ of 32, 48, 64 and the whole text) against the
-share counted in test text, from 8 tokens on: the mean accuracy of a set 0.01 too low on average and off by 0.05
-typically, an expert's by 0.07. Tokens taken as independent (ρ = 0) would give 0.97 to 1.00 for every expert from 32
-tokens on, where 0.64 to 1.00 were counted. Two look-alikes alone are predicted 0.78 and were counted 0.67: their
-texts differ more within than between them. The first tokens are predicted 0.1 too high, as calibration text flatters
-rare ones. The fast window changes mean accuracies by 0.01 at most, as texts that keep their subject seldom reach it.
+(vocabulary of 4,096; 24,576 calibration tokens an expert; six sets of two to seven experts; windows τ of 32, 48, 64 and
+the whole text) against the share counted in test text, from 8 tokens on: the mean accuracy of a set 0.01 too low on
+average and off by 0.05 typically, an expert's by 0.07. Tokens taken as independent (ρ = 0) would give 0.97 to 1.00 from
+32 tokens on, where 0.64 to 1.00 were counted. The first tokens are predicted 0.1 too high, as calibration text flatters
+rare ones.
 
 Shapes: V tokens of the vocabulary, S tokens of a text, T kinds of text, E experts.
 """

@@ -57,13 +57,9 @@ def prefix_means(
 def context_scores(
     slow: Float[Tensor, "*B E"], fast: Float[Tensor, "*B E"], thresholds: Float[Tensor, "E E"], alarm: float
 ) -> Float[Tensor, "*B E"]:
-    """Return what routers compare.
+    """Return what routers compare, from m, f and θ; an excess over a threshold counts `alarm` times.
 
-    Args:
-        slow: m.
-        fast: f.
-        thresholds: θ; those outside the diagonal are infinite where a host does not compare pairs of experts.
-        alarm: what the excess over a threshold is multiplied by.
+    Thresholds outside the diagonal are infinite where a host does not compare pairs of experts.
     """
     noticed = (fast - thresholds.diagonal()).clamp(min=0.0)
     for expert, limits in enumerate(thresholds):

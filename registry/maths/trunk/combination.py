@@ -27,8 +27,7 @@ class Combination:
 
     Attributes:
         name: the dense tensor.
-        members: a pass over each member's tensor, in name order; they agree in all axes but the first, where some may
-            have rows that others lack.
+        members: a pass over each member's tensor, in name order; they agree in all axes but the first.
         weights: ω_e > 0, one a member.
         base: a pass over the base model's tensor, where the method needs it.
         digests: the members' content digests.

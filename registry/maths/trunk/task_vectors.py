@@ -15,8 +15,7 @@ from registry.maths.trunk.combination import Combination, RowBlock, aligned, ave
 
 _LEVELS = 2**32
 """Random numbers that decide on an entry, in `dare`."""
-_BITS = 16
-_PASSES = 4
+_BITS, _PASSES = 16, 4
 """Four passes of sixteen bits distinguish a float64 from its neighbours, in `ties`."""
 
 

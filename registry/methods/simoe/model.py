@@ -6,7 +6,8 @@ open and at random, so that no two experts are alike, and the router near equal 
 Shapes: B windows, S tokens, n experts, R outputs of all linear layers of attention and MLPs, H hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -17,11 +18,10 @@ from torch import Tensor, nn
 from registry.io.torch_blocks import to_tensor
 from registry.maths.interpolation import (
     change,
+    expected_gates,
     expected_sparsity,
     expert_weights,
     final_masks,
-    gate_overlap,
-    mixed_gates,
     next_multiplier,
     overlap,
     overlap_matrix,
@@ -39,12 +39,9 @@ CURVES = ("sparsity", "overlap", "multiplier")
 
 
 class Simoe(nn.Module):
-    """The SIMoE.
+    """The SIMoE of a dense model in float32, whose weights stay as they are.
 
-    Args:
-        model: a dense model in float32; its weights stay as they are.
-        modules: the names of the linear modules of its attention and MLPs, layer by layer.
-        settings: the settings of the training.
+    `modules` names the linear modules of its attention and MLPs, layer by layer.
     """
 
     def __init__(self, model: Any, modules: Sequence[str], settings: SimoeTraining) -> None:
@@ -65,7 +62,7 @@ class Simoe(nn.Module):
         self._gates: Sequence[Tensor] = ()
         self._masks: Tensor | None = None
         for number, layer in enumerate(layers):
-            layer.register_forward_hook(self._changing(number))
+            layer.register_forward_hook(partial(self._changed, number))
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -81,7 +78,7 @@ class Simoe(nn.Module):
             embedding = self.model.get_input_embeddings()
             prompt = embedding(input_ids[:, : self.settings.prompt_tokens]).float().mean(dim=1)  # (B, H)
             self._masks = self._sampled() if self.training else self.final()[0].float()
-            gates = mixed_gates(expert_weights(prompt, self.router), self._masks)
+            gates = expert_weights(prompt, self.router) @ self._masks  # g = Σ_m α_m z_m, (B, R)
         self._gates = gates.split(self.outputs, dim=1)
         return self.model(input_ids=input_ids, **others)
 
@@ -98,7 +95,7 @@ class Simoe(nn.Module):
         sparsity = float(expected_sparsity(self.log_alpha))
         value = next_multiplier(float(self.multiplier), sparsity, self.settings.sparsity, self.settings.dual_lr)
         self.multiplier.fill_(value)
-        self.record[step - 1] = torch.tensor([sparsity, float(gate_overlap(self.log_alpha)), value])
+        self.record[step - 1] = torch.tensor([sparsity, float(overlap(expected_gates(self.log_alpha))), value])
 
     def decays(self, part: nn.Parameter) -> bool:
         """Tell whether weight decay applies to a weight: to D."""
@@ -117,19 +114,12 @@ class Simoe(nn.Module):
         uniform = torch.rand(self.log_alpha.shape)  # on the CPU: the same on every device
         return sampled_gates(self.log_alpha, uniform.to(self.log_alpha.device))
 
-    def _changing(self, number: int) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-        def add(_module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-            return output + change(inputs[0], self.deltas[number], self._gates[number]).to(output.dtype)
-
-        return add
+    def _changed(self, number: int, _module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output + change(inputs[0], self.deltas[number], self._gates[number]).to(output.dtype)
 
 
 def mask_overlaps(members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
-    """Return (name, name, overlap of the masks, from 0 to 1) of every two members of one SIMoE; of others nothing.
-
-    Raises:
-        DamagedError: a mask is not what was stored.
-    """
+    """Return (name, name, overlap of the masks, from 0 to 1) of every two members of one SIMoE; of others nothing."""
     if not all(KEY in (member.version.content or {}) for member in members):
         return ()
     masks = torch.stack([_mask(member) for member in members]).float()

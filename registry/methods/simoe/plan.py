@@ -56,12 +56,7 @@ def _module(base: Member, weight: str) -> str:
 
 
 def make_simoe(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-    """Return the SIMoE of `members` (in any order).
-
-    Args:
-        members: active versions of different experts.
-        base: the base model that they were trained from.
-        recipe: the recipe.
+    """Return the SIMoE of `members`, versions of different experts in any order, on the base model of their training.
 
     Raises:
         InvalidInputError: no member, or a name twice.
@@ -93,11 +88,7 @@ def make_simoe(members: Sequence[Member], base: Member | None, recipe: Recipe) -
 
 
 def check_trained(members: Sequence[Member]) -> None:
-    """Check that members are experts of a SIMoE.
-
-    Raises:
-        IncompatibleError: one is not.
-    """
+    """Raise IncompatibleError unless members are experts of a SIMoE."""
     for member in members:
         if KEY not in member.content:
             raise IncompatibleError(

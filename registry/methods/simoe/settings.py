@@ -53,11 +53,7 @@ class SimoeTraining(WeightTraining):
         self.check_window(self.seq_len)
 
     def check_window(self, seq_len: int) -> None:
-        """Check that a window has tokens after the prompt.
-
-        Raises:
-            InvalidInputError: it has none.
-        """
+        """Raise InvalidInputError unless a window has tokens after the prompt."""
         if self.prompt_tokens >= seq_len:
             raise InvalidInputError(
                 f"prompt_tokens is {self.prompt_tokens}, and a window has {seq_len} tokens: none is left to predict",

@@ -21,11 +21,7 @@ from registry.training.training_windows import Windows, draw_windows, make_windo
 
 @dataclass(frozen=True)
 class SimoeWindows(Windows):
-    """Windows that are longer than a prompt.
-
-    Attributes:
-        prompt_tokens: first tokens of a window, which no loss counts.
-    """
+    """Windows that are longer than a prompt, whose tokens no loss counts."""
 
     prompt_tokens: int
 

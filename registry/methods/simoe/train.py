@@ -30,13 +30,11 @@ from registry.registration import Registration
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training.from_base import (
     TrainedFromBase,
-    check_libraries,
-    check_names,
+    check_joint,
     joint_training,
     opened_base,
     register_trained,
 )
-from registry.training.processes import leading
 from registry.training.sharding import array_of, stream_of
 from registry.training.training_windows import shortened
 from registry.training.weight_trainer import WeightTrainer, device_and_dtype, training_document
@@ -70,9 +68,10 @@ def train_simoe(
     of threads, equal inputs give equal bytes.
     """
     files = [Path(file) for file in require_list(data, "data")]
-    with leading() as processes:
-        processes.check_alone("a SIMoE trains")
-    _check(workspace, name, files, settings)
+    check_joint(workspace, name, settings.experts, KEY, "a SIMoE")
+    if not files:
+        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
+    Corpus(files, None)  # refuses what is no file before a weight is read
     version = workspace.resolve(base, kind="base")
     progress = workspace.progress
     with ExitStack() as stack:
@@ -111,7 +110,15 @@ def train_simoe(
                     copy_name(name, number + 1, settings.experts),
                     annotations or Annotations(),
                     hashed,
-                    [_stream(simoe, checkpoint, weight, mask) for weight in (*checkpoint.trunk, *checkpoint.mlp)],
+                    [
+                        Stream(
+                            weight,
+                            checkpoint.dtype_of(weight),
+                            checkpoint.shapes[weight],
+                            partial(_blocks, simoe, checkpoint, weight, mask),
+                        )
+                        for weight in (*checkpoint.trunk, *checkpoint.mlp)
+                    ],
                     parts,
                     windows.all,
                     {SIMOE_ARRAYS: [stream_of(array, source) for array, source in arrays.items()]},
@@ -133,16 +140,6 @@ def trainer_of(simoe: Simoe, windows: SimoeWindows, *, bfloat16: bool) -> Weight
         rate_of=simoe.rate_of,
         after_step=simoe.ascend,
     )
-
-
-def _check(workspace: Workspace, name: str, files: Sequence[Path], settings: SimoeTraining) -> None:
-    """Check what a training is given (errors as `train_simoe`)."""
-    workspace.check_owner()
-    check_names(workspace, name, settings.experts, KEY)
-    if not files:
-        raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
-    Corpus(files, None)  # refuses what is no file before a weight is read
-    check_libraries()
 
 
 def _begin(checkpoint: Checkpoint, device: str, settings: SimoeTraining) -> Simoe:
@@ -172,14 +169,8 @@ def _curves(simoe: Simoe, masks: Tensor, closed: int, every: int) -> dict[str, A
     return {"curves": curves, "masks": final}
 
 
-def _stream(simoe: Simoe, checkpoint: Checkpoint, name: str, mask: Tensor) -> Stream:
-    """Return a tensor of one expert's checkpoint: the base model's, with the rows of D added that the mask opens."""
-    return Stream(
-        name, checkpoint.dtype_of(name), checkpoint.shapes[name], partial(_blocks, simoe, checkpoint, name, mask)
-    )
-
-
 def _blocks(simoe: Simoe, checkpoint: Checkpoint, name: str, mask: Tensor) -> Iterator[Block]:
+    """Yield a tensor of one expert's checkpoint: the base model's, with the rows of D added that the mask opens."""
     matrices, source = checkpoint.family.layer_matrices(checkpoint.architecture), checkpoint.source(name)
     if name not in matrices:
         yield from source.blocks()

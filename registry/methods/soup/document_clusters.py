@@ -25,6 +25,7 @@ from registry.calibration import Corpus
 from registry.calibration.corpus import Document
 from registry.checkpoint import Checkpoint
 from registry.composition.document_means import document_means
+from registry.composition.method import counted
 from registry.errors import CalibrationError, StorageError
 from registry.names.reference import copy_name
 from registry.progress import Progress
@@ -60,11 +61,7 @@ class ClusterCorpus(Corpus):
 
 
 def check_clustering() -> None:
-    """Check that documents can be clustered.
-
-    Raises:
-        StorageError: scikit-learn is not installed.
-    """
+    """Raise StorageError if scikit-learn, which clusters documents, is not installed."""
     if importlib.util.find_spec("sklearn") is None:
         raise StorageError("clusters of documents need scikit-learn", "run: pip install 'expert-registry[train]'")
 
@@ -100,7 +97,7 @@ def cluster_documents(
     found = len(np.unique(numbers[known]))
     if found < count:
         raise CalibrationError(
-            f"the documents of {corpus.label} fall into {_counted(found, 'cluster')}, not {count}: too few differ",
+            f"the documents of {corpus.label} fall into {counted(found, 'cluster')}, not {count}: too few differ",
             f"give --clusters {found}, or other text" if found > 1 else "give other text with --domains",
         )
     names = [copy_name(CLUSTER, number, count) for number in range(1, count + 1)]
@@ -112,13 +109,9 @@ def cluster_documents(
 def _check_enough(corpus: Corpus, documents: int, count: int) -> None:
     if documents < count:
         raise CalibrationError(
-            f"{corpus.label}: {_counted(documents, 'document')} cannot make {count} clusters",
+            f"{corpus.label}: {counted(documents, 'document')} cannot make {count} clusters",
             f"give --clusters {documents} or less, or more text" if documents > 1 else "give more text with --domains",
         )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _numbers(
@@ -127,7 +120,8 @@ def _numbers(
     """Return the number of each document's cluster, from 0, the largest first; `_NONE` of one without a token."""
     places = np.flatnonzero(known)
     labels = np.full(len(known), _NONE, dtype=np.int64)
-    centres = torch.from_numpy(kmeans_centres(embedded[_spread(places, FITTED)], count, seed))
+    fitted = places if len(places) <= FITTED else places[(np.arange(FITTED) * len(places)) // FITTED]
+    centres = torch.from_numpy(kmeans_centres(embedded[fitted], count, seed))
     for start in range(0, len(places), _BLOCK):
         some = places[start : start + _BLOCK]
         labels[some] = torch.cdist(torch.from_numpy(embedded[some]).double(), centres).argmin(dim=1).numpy()
@@ -152,13 +146,6 @@ def kmeans_centres(points: npt.NDArray[np.float32], count: int, seed: int) -> np
         warnings.simplefilter("ignore", ConvergenceWarning)  # too few points that differ: the caller counts clusters
         fitted = KMeans(count, n_init=BEGINNINGS, random_state=seed % 2**32, algorithm="lloyd").fit(points)
     return np.asarray(fitted.cluster_centers_, dtype=np.float64)
-
-
-def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
-    """Return at most so many of some places, at equal distances."""
-    if len(places) <= most:
-        return places
-    return places[(np.arange(most) * len(places)) // most]
 
 
 def _split(corpus: Corpus, numbers: npt.NDArray[np.int64], paths: Sequence[Path]) -> None:

@@ -57,21 +57,6 @@ class Instantiated:
     coefficients: dict[str, float]
 
 
-@dataclass(frozen=True)
-class _Soup:
-    """A registered soup.
-
-    Attributes:
-        shared: S, with its arrays.
-        domains: names of its domains.
-        experts: the versions of its experts, by number.
-    """
-
-    shared: Member
-    domains: Sequence[str]
-    experts: Sequence[VersionRecord]
-
-
 def instantiate(
     workspace: Workspace,
     soup: str,
@@ -88,31 +73,32 @@ def instantiate(
     _check_one({"--weights": weights is not None, "--like": bool(like), "--fit": bool(fit)})
     workspace.check_owner()
     destination_of(out).check(replace=force)
-    found = _open(workspace, soup)
-    refs, base = [expert.ref for expert in found.experts], found.shared.version.ref
+    shared, experts = _open(workspace, soup)
+    refs, base = [expert.ref for expert in experts], shared.version.ref
     shares: dict[str, float] = {}
     if fit:
         recipe = fit_coefficients(workspace, refs, fit, None, settings, base=base).recipe
     else:
-        router = _router(workspace, found.shared)
-        shares = _given(found, weights) if weights is not None else _shares_of(workspace, found, router, like, settings)
+        with workspace.reading(shared.version):
+            data = shared.file(SOUP_ROUTER)
+        router = unpack_router(data, shared.content["soup"], shared.architecture.hidden_size, base)
+        if weights is not None:
+            shares = _given(shared, weights)
+        else:
+            shares = _shares_of(workspace, shared, router, like, settings)
         alpha = coefficients(
             list(shares.values()),
             (torch.from_numpy(router.hidden.copy()), torch.from_numpy(router.hidden_bias.copy())),
             (torch.from_numpy(router.output.copy()), torch.from_numpy(router.output_bias.copy())),
         )
-        names = [expert.name for expert in found.experts]
+        names = [expert.name for expert in experts]
         recipe = Recipe(to="dense", trunk=TASK_ARITHMETIC, coefficients=dict(zip(names, alpha, strict=True)))
     plan = compose(workspace, refs, out, recipe, base=base, force=force)
     return Instantiated(plan, shares, dict(recipe.coefficients))
 
 
 def _check_one(given: Mapping[str, bool]) -> None:
-    """Check that one of the options that say what the model is for is given.
-
-    Raises:
-        InvalidInputError: none is, or several are.
-    """
+    """Raise InvalidInputError unless one of the options that say what the model is for is given."""
     names = [name for name, is_given in given.items() if is_given]
     if not names:
         raise InvalidInputError(
@@ -126,17 +112,11 @@ def _check_one(given: Mapping[str, bool]) -> None:
         )
 
 
-def _open(workspace: Workspace, ref: str) -> _Soup:
-    """Return a soup and its experts.
-
-    Raises:
-        InvalidInputError: the version is no soup.
-        ConflictError: one of its experts was opted out.
-    """
+def _open(workspace: Workspace, ref: str) -> tuple[Member, list[VersionRecord]]:
+    """Return the shared weights of a soup, and its experts by number, none of which may be opted out."""
     version = workspace.resolve(ref)
     check_soup(version)
-    document = (version.content or {})["soup"]
-    experts, count = [], document["experts"]
+    experts, count = [], (version.content or {})["soup"]["experts"]
     for number in range(1, count + 1):
         name = copy_name(version.name, number, count)
         own = {"soup": version.digest, "number": number}
@@ -149,24 +129,17 @@ def _open(workspace: Workspace, ref: str) -> _Soup:
                 f"train the soup again without that text: reg train-soup {version.name} --base B --domains FILE …",
             )
         experts.append(active[-1])
-    return _Soup(load_member(workspace, version), document["domains"], experts)
+    return load_member(workspace, version), experts
 
 
-def _router(workspace: Workspace, shared: Member) -> SoupRouter:
-    with workspace.reading(shared.version):
-        data = shared.file(SOUP_ROUTER)
-    return unpack_router(data, shared.content["soup"], shared.architecture.hidden_size, shared.version.ref)
-
-
-def _given(soup: _Soup, weights: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of every domain.
-
-    Raises:
-        InvalidInputError: a name is no domain's, a weight is negative or not finite, or none is more than 0.
-    """
-    ref, listed = soup.shared.version.ref, _listed(soup)
-    if unknown := [name for name in weights if name not in soup.domains]:
-        near = suggest(unknown[0], soup.domains, most=3)
+def _given(shared: Member, weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of every domain, or raise InvalidInputError for weights that give none."""
+    ref, domains = shared.version.ref, shared.content["soup"]["domains"]
+    listed = ", ".join(domains)
+    if len(domains) > _FEW:
+        listed = f"{few(domains)}, {len(domains):,} in all; reg show {ref} lists them"
+    if unknown := [name for name in weights if name not in domains]:
+        near = suggest(unknown[0], domains, most=3)
         raise InvalidInputError(f"{unknown[0]!r} is no domain of {ref}{near}", f"its domains are: {listed}")
     for name, weight in weights.items():
         if not 0 <= weight < float("inf"):
@@ -180,22 +153,14 @@ def _given(soup: _Soup, weights: Mapping[str, float]) -> dict[str, float]:
             f"the domain weights sum to {whole:g}, and must sum to a finite number above 0",
             f"give one or more of: {listed}",
         )
-    return {name: weights.get(name, 0.0) / whole for name in soup.domains}
-
-
-def _listed(soup: _Soup) -> str:
-    """Return a soup's domains, or the first of many, how many there are, and the command that lists them."""
-    names = list(soup.domains)
-    if len(names) <= _FEW:
-        return ", ".join(names)
-    return f"{few(names)}, {len(names):,} in all; reg show {soup.shared.version.ref} lists them"
+    return {name: weights.get(name, 0.0) / whole for name in domains}
 
 
 def _shares_of(
-    workspace: Workspace, soup: _Soup, router: SoupRouter, files: Sequence[PathLike], settings: FitSettings | None
+    workspace: Workspace, shared: Member, router: SoupRouter, files: Sequence[PathLike], settings: FitSettings | None
 ) -> dict[str, float]:
     """Return the share of every domain among the documents of files (algorithm 3)."""
-    shared, device = soup.shared, None if settings is None else settings.device
+    device = None if settings is None else settings.device
     paths = [Path(file) for file in files]
     Corpus(paths, None)  # refuses what is no file before a weight is read
     with (
@@ -209,4 +174,4 @@ def _shares_of(
     if not means:
         raise CalibrationError(f"{corpus.label} holds no text to be like", "give --like a file of documents")
     shares = nearest_shares(means, torch.from_numpy(router.centroids.copy()).double())
-    return dict(zip(soup.domains, shares.tolist(), strict=True))
+    return dict(zip(shared.content["soup"]["domains"], shares.tolist(), strict=True))

@@ -21,13 +21,7 @@ from registry.methods.soup.versions import SoupRouter
 
 
 class Bank(nn.Module):
-    """One tensor of all experts: each in full, or with a rank for matrices.
-
-    Args:
-        like: the shared tensor.
-        experts: n.
-        rank: the rank of matrices; None to keep them in full.
-    """
+    """One tensor of n experts, like the shared one: each in full, or with a rank for matrices."""
 
     def __init__(self, like: Tensor, experts: int, rank: int | None) -> None:
         super().__init__()

@@ -41,11 +41,7 @@ class SoupTraining(WeightTraining):
         super().__post_init__()
 
     def support_of(self, domains: int) -> int:
-        """Return the number of domains in the mixture of a step, of k domains.
-
-        Raises:
-            InvalidInputError: there are not as many domains.
-        """
+        """Return the number of domains in the mixture of a step, of k domains, or raise InvalidInputError."""
         if self.support is not None and self.support > domains:
             raise InvalidInputError(
                 f"support is {self.support}, and there are {domains} domains", f"give --support {domains} or less"
@@ -60,11 +56,7 @@ class SoupTraining(WeightTraining):
 
 
 def check_soup(version: VersionRecord) -> None:
-    """Check that a version holds the shared weights of a soup.
-
-    Raises:
-        InvalidInputError: it does not.
-    """
+    """Raise InvalidInputError unless a version holds the shared weights of a soup."""
     document = (version.content or {}).get("soup")
     if version.kind == "base" and document is not None:
         return

@@ -6,6 +6,7 @@ Shapes: k domains, T steps, B windows of a step or a batch, N windows, M held-ou
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from registry.errors import CalibrationError
 from registry.maths.soup_weights import draw_domain_weights, draw_domains
 from registry.methods.soup.settings import SoupTraining
 from registry.progress import Progress, remark
+from registry.runtime.seen_inputs import seen_inputs
 from registry.training.training_windows import HELD_OUT, Windows, check_vocabulary, make_windows
 
 EMBEDDED = 64
@@ -112,21 +114,15 @@ def _read(
 
 def centroids(model: Any, checkpoint: Checkpoint, windows: SoupWindows, batch_size: int) -> Float[Tensor, "k H"]:
     """Return the centroid of each domain: the mean over some windows of their mean MLP inputs in the last layer."""
-    seen: list[Tensor] = []
+    device, means = next(iter(model.parameters())).device, []
     (*_, last) = checkpoint.family.mlps(model)
-    device = next(iter(model.parameters())).device
-    handle = last.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
-    means = []
-    try:
-        for first, end in zip(windows.starts, windows.starts[1:], strict=False):
+    with seen_inputs([last]) as seen, torch.no_grad():
+        for first, end in pairwise(windows.starts):
             rows = []
             for numbers in torch.arange(first, min(end, first + EMBEDDED)).split(batch_size):
                 ids, keep = windows.take(numbers)
-                with torch.no_grad():
-                    model.base_model(input_ids=ids.to(device), use_cache=False)
-                x, counted = seen.pop().double().cpu(), keep[..., None].double()  # (B, S, H), (B, S, 1)
+                model.base_model(input_ids=ids.to(device), use_cache=False)
+                x, counted = seen[0].double().cpu(), keep[..., None].double()  # (B, S, H), (B, S, 1)
                 rows.append((x * counted).sum(dim=1) / counted.sum(dim=1))  # (B, H)
             means.append(torch.cat(rows).mean(dim=0))
-    finally:
-        handle.remove()
     return torch.stack(means).float()

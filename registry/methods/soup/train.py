@@ -1,6 +1,7 @@
 """Training of a soup from a base model, and its registration: the shared weights as a base model, and the experts."""
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -29,14 +30,11 @@ from registry.registration import Registration
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training.from_base import (
     TrainedFromBase,
-    check_base,
-    check_libraries,
-    check_names,
+    check_joint,
     joint_training,
     opened_base,
     register_trained,
 )
-from registry.training.processes import leading
 from registry.training.training_windows import shortened
 from registry.training.weight_trainer import WeightTrainer, device_and_dtype, training_document
 from registry.workspace import PathLike, Workspace
@@ -72,10 +70,10 @@ def train_soup(
     """
     files = {key: [Path(file) for file in domains[key]] for key in sorted(domains)}
     count = settings.clusters or len(files)
-    with leading() as processes:
-        processes.check_alone("a soup trains")
     _check(workspace, name, files, settings)
-    check_base(workspace, base)
+    check_joint(workspace, name, settings.experts, "soup", "a soup")
+    if os.fspath(base).partition("@")[0] in workspace.catalog.names():
+        workspace.resolve(os.fspath(base), kind="base")
     progress = workspace.progress
     with ExitStack() as stack:
         checkpoint, holds = stack.enter_context(opened_base(workspace, base))
@@ -97,7 +95,6 @@ def train_soup(
         document = training_document(inputs, losses)
         router = soup.router(centroids(soup.model, checkpoint, windows, settings.batch_size))
         text = replace(windows.all, label=f"windows of the domains {few(names)}")
-
         annotations = annotations or Annotations()
         own = {"domains": names, "experts": settings.experts, "support": settings.support_of(count)}
         parts = {
@@ -116,9 +113,7 @@ def train_soup(
 
 def _check(workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]], settings: SoupTraining) -> None:
     """Check what a training is given (errors as `train_soup`)."""
-    workspace.check_owner()
     check_name_is_free(workspace.catalog, name, "base")
-    check_names(workspace, name, settings.experts, "soup")
     if empty := [domain for domain, own in files.items() if not own]:
         raise InvalidInputError(f"domain {empty[0]} has no file", f"give --domains {empty[0]}=FILE")
     if settings.clusters is not None:
@@ -137,7 +132,6 @@ def _check(workspace: Workspace, name: str, files: Mapping[str, Sequence[Path]],
             "name it: --domains NAME=FILE",
         )
     settings.support_of(settings.clusters or len(files))
-    check_libraries()
 
 
 @contextmanager
@@ -184,12 +178,12 @@ def _begin(checkpoint: Checkpoint, device: str, domains: int, settings: SoupTrai
 
 def _streams(soup: Soup, checkpoint: Checkpoint, expert: int | None) -> list[Stream]:
     """Return the tensors of the shared weights S, or with the number of an expert of S + E_j."""
-    streams = []
-    for number, name in enumerate(soup.names):
-        dtype = checkpoint.dtype_of(name)
-        streams.append(Stream(name, dtype, checkpoint.shapes[name], partial(_blocks, soup, number, expert, dtype)))
-    return streams
 
+    def blocks(number: int, dtype: str) -> list[Block]:
+        return [to_block(soup.tensor(number, expert).to(torch_dtype(dtype)))]
 
-def _blocks(soup: Soup, number: int, expert: int | None, dtype: str) -> list[Block]:
-    return [to_block(soup.tensor(number, expert).to(torch_dtype(dtype)))]
+    dtypes = [checkpoint.dtype_of(name) for name in soup.names]
+    return [
+        Stream(name, dtype, checkpoint.shapes[name], partial(blocks, number, dtype))
+        for number, (name, dtype) in enumerate(zip(soup.names, dtypes, strict=True))
+    ]

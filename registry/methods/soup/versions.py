@@ -70,21 +70,13 @@ class SoupVersions(JointTraining):
 
 @dataclass(frozen=True, eq=False)
 class SoupRouter:
-    """The router φ of a soup and the centroids of its domains, all float32.
+    """The router φ of a soup and the centroids, mean embeddings, of its domains."""
 
-    Attributes:
-        hidden: W_1, of shape (F, k).
-        hidden_bias: b_1, (F,).
-        output: W_2, (n, F).
-        output_bias: b_2, (n,).
-        centroids: mean embedding of each domain, (k, H).
-    """
-
-    hidden: npt.NDArray[np.float32]
-    hidden_bias: npt.NDArray[np.float32]
-    output: npt.NDArray[np.float32]
-    output_bias: npt.NDArray[np.float32]
-    centroids: npt.NDArray[np.float32]
+    hidden: npt.NDArray[np.float32]  # W_1, (F, k)
+    hidden_bias: npt.NDArray[np.float32]  # b_1, (F,)
+    output: npt.NDArray[np.float32]  # W_2, (n, F)
+    output_bias: npt.NDArray[np.float32]  # b_2, (n,)
+    centroids: npt.NDArray[np.float32]  # (k, H)
 
 
 def pack_router(router: SoupRouter) -> bytes:

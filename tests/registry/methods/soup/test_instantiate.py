@@ -9,6 +9,7 @@ from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -122,9 +123,9 @@ def test_wrong_input_is_refused_before_anything_is_written(soup: Registry, tmp_p
 def test_an_unknown_domain_among_hundreds_is_refused_in_one_line() -> None:
     module = import_module("registry.methods.soup.instantiate")
     names = [f"cluster-{number:03}" for number in range(1, 201)]
-    shared = SimpleNamespace(version=SimpleNamespace(ref="mix@1"))
+    shared: Any = SimpleNamespace(version=SimpleNamespace(ref="mix@1"), content={"soup": {"domains": names}})
     with pytest.raises(InvalidInputError) as caught:
-        module._given(module._Soup(shared, names, ()), {"cluster-13": 1.0})
+        module._given(shared, {"cluster-13": 1.0})
     assert caught.value.message.startswith("'cluster-13' is no domain of mix@1; did you mean 'cluster-")
     assert caught.value.message.count("cluster-") == 4
     assert caught.value.hint == (
