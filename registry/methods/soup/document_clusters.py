@@ -25,8 +25,8 @@ from registry.calibration import Corpus
 from registry.calibration.corpus import Document
 from registry.checkpoint import Checkpoint
 from registry.composition.document_means import document_means
-from registry.composition.method import counted
 from registry.errors import CalibrationError, StorageError
+from registry.io.display import counted
 from registry.names.reference import copy_name
 from registry.progress import Progress
 
