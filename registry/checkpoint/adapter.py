@@ -94,8 +94,7 @@ class Adapter:
 
     Attributes:
         label: its name in messages.
-        base_name: name of the base model in the adapter's configuration, if it has one.
-        revision: the base model's revision, if the configuration has one.
+        settings: those of its configuration.
         notes: remarks on what of it is read otherwise than it stands there, and on what is not used.
     """
 
@@ -109,8 +108,7 @@ class Adapter:
         self.label = label or str(folder)
         if (config := own_file(folder, CONFIG)) is None:
             raise CheckpointError(f"{self.label} is not an adapter: it has no {CONFIG}", SAVE)
-        self._settings = Settings(read_json(config), self.label)
-        self.base_name, self.revision = self._settings.base_name, self._settings.revision
+        self.settings = Settings(read_json(config), self.label)
         self.notes: list[str] = []
         self._stored = self._read_header()
         self._parts = self._group()
@@ -129,10 +127,10 @@ class Adapter:
             raise self._misfit(f"{some(unknown)} for no tensor of the base")
         for target, parts in changes.items():
             self._check_shapes(target, parts, shapes[target], base if target in (embedding, head) else None)
-        if absent := [name for name in self._settings.targets if not any(f".{name}." in f".{key}" for key in changes)]:
+        if absent := [name for name in self.settings.targets if not any(f".{name}." in f".{key}" for key in changes)]:
             self.notes.append(f"{some(absent)} in target_modules, and no tensor changes one: they stay the base's")
         whole = {name for name, parts in changes.items() if "whole" in parts}
-        for module in self._settings.saved:
+        for module in self.settings.saved:
             if missing := [name for name in shapes if f".{module}." in f".{name}" and name not in whole]:
                 raise CheckpointError(f"{self.label}: {some(missing)} in modules_to_save but not in {WEIGHTS}", SAVE)
         rows = {self.shape(changes.get(name, {}), shapes[name])[0]: name for name in (embedding, head) if name}
@@ -176,7 +174,7 @@ class Adapter:
 
     def _change(self, weight: "torch.Tensor", read: dict[str, "torch.Tensor"], name: str, kind: str) -> "torch.Tensor":
         """Return W of shape (outputs, inputs) after its low-rank change, rounded in between where PEFT rounds."""
-        module, settings = _module(name), self._settings
+        module, settings = _module(name), self.settings
         scaling = maths.lora_scaling(settings.alpha(module), settings.rank(module), stabilised=settings.rslora)
         delta = maths.lora_delta(read[f"{kind}A"], read[f"{kind}B"], scaling)
         if "magnitude" in read:
@@ -241,7 +239,7 @@ class Adapter:
             raise CheckpointError(f"{self.label}: {WEIGHTS} has no tensors", SAVE)
         for target, parts in grouped.items():
             kind = "embedding_" if "embedding_A" in parts else ""
-            needed = {f"{kind}A", f"{kind}B"} | ({"magnitude"} if self._settings.dora else set())
+            needed = {f"{kind}A", f"{kind}B"} | ({"magnitude"} if self.settings.dora else set())
             if (low_rank := parts.keys() - {"whole"}) and low_rank != needed:
                 raise CheckpointError(
                     f"{self.label}: for {target} there are {', '.join(sorted(low_rank))}, "
@@ -283,7 +281,7 @@ class Adapter:
                 raise self._misfit(
                     f"{parts[low_rank[0]]} is for {target}, which is not a matrix but has shape {list(shape)}"
                 )
-            rank = self._settings.rank(_module(parts[low_rank[0]]))
+            rank = self.settings.rank(_module(parts[low_rank[0]]))
             for kind, (rows, columns) in (("", shape), ("embedding_", shape[::-1])):
                 expected |= {f"{kind}A": (rank, columns), f"{kind}B": (rows, rank)}
             expected["magnitude"] = (shape["embedding_A" in parts],)
@@ -294,7 +292,7 @@ class Adapter:
                 )
 
     def _misfit(self, problem: str) -> CheckpointError:
-        base = f", {self.base_name}" if self.base_name else ""
+        base = f", {self.settings.base_name}" if self.settings.base_name else ""
         return CheckpointError(f"{self.label}: {problem}", f"give the base model that the adapter was trained on{base}")
 
     def _untied(self) -> CheckpointError:

@@ -33,7 +33,6 @@ class Settings:
 
     Attributes:
         base_name: `base_model_name_or_path`: a Hub repository, or a path on the machine where it was trained.
-        revision: the base's revision.
         saved: the modules that were trained in full.
         targets: the modules that low-rank changes were trained for, where the configuration lists them.
     """

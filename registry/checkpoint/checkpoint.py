@@ -45,8 +45,6 @@ class Checkpoint:
 
     Attributes:
         label: its name in messages.
-        config: the content of config.json.
-        architecture: the sizes and switches.
         dtype: the dtype that most weights have.
         special_tokens: `bos_token_id`, `eos_token_id`, `pad_token_id` as configured.
         mlp: names of the MLP tensors, in order.
@@ -182,7 +180,6 @@ class HashedCheckpoint:
 
     Attributes:
         tensors: tensor name → digest of its array.
-        files: file name → content.
         weights: digest over all tensors; statistics refer to their weights by it.
         tokenizer: digest of the tokenizer, or None without one.
         tokens: number of tokens in its vocabulary, or None without a tokenizer.json.

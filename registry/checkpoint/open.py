@@ -44,7 +44,6 @@ def open_checkpoint(
         scratch: the folder for merged models and copies, which are deleted afterwards.
         base: an adapter's base model, if its own configuration does not name it: a registered model's name, a folder
             or `hf://…`.
-        registered: looks up a registered model.
         remote_code: accept models that no native host carries.
         like: a version, and its files: added tokens get the numbers that it has for them.
 
@@ -64,8 +63,8 @@ def open_checkpoint(
         if is_adapter(folder):
             adapter = Adapter(folder, label)
             weights = _base_of(adapter, base, registered, opened)
-            if base is not None and adapter.base_name not in (None, os.fspath(base)):
-                other = f"its configuration names {adapter.base_name}, which is not looked at"
+            if base is not None and adapter.settings.base_name not in (None, os.fspath(base)):
+                other = f"its configuration names {adapter.settings.base_name}, which is not looked at"
                 remark(progress, f"merging {label} into {base}, as asked; {other}")
             adapter.check(weights)
             for note in adapter.notes:
@@ -120,19 +119,19 @@ def _base_of(
         if not is_hub_reference(text) and not Path(text).is_dir():
             raise NotFoundError(f"there is no base model {text!r}: neither registered nor a folder", NAME_BASE)
         return opened(*_local(text))
-    if adapter.base_name is None:
+    if adapter.settings.base_name is None:
         raise CheckpointError(f"{adapter.label} does not say which base model it belongs to", NAME_BASE)
-    if Path(adapter.base_name).is_dir():
-        return opened(Path(adapter.base_name), adapter.base_name)
-    if adapter.base_name.startswith(("/", ".", "~")):
-        named = f"its configuration names the folder {adapter.base_name} as its base model"
+    if Path(adapter.settings.base_name).is_dir():
+        return opened(Path(adapter.settings.base_name), adapter.settings.base_name)
+    if adapter.settings.base_name.startswith(("/", ".", "~")):
+        named = f"its configuration names the folder {adapter.settings.base_name} as its base model"
         raise CheckpointError(f"{adapter.label}: {named}, which is not here", NAME_BASE)
-    revision = f"@{adapter.revision}" if adapter.revision else ""
+    revision = f"@{adapter.settings.revision}" if adapter.settings.revision else ""
     try:
-        folder, label = _local(f"hf://{adapter.base_name}{revision}")
+        folder, label = _local(f"hf://{adapter.settings.base_name}{revision}")
     except RegError as error:
         raise CheckpointError(
-            f"{adapter.label}: its base model {adapter.base_name!r} cannot be fetched: {error.message}",
+            f"{adapter.label}: its base model {adapter.settings.base_name!r} cannot be fetched: {error.message}",
             f"{error.hint}; or {NAME_BASE}" if error.hint else NAME_BASE,
         ) from error
     return opened(folder, label)

@@ -54,6 +54,7 @@ def renumbered(
         yield folder
         return
     former = _added(own)
+    moves = {number: numbers[token] for token, number in former.items()}  # former number → number
     moved = [f"{token!r} from {former[token]} to {n}" for token, n in numbers.items() if n != former.get(token, n)]
     remark(
         progress, f"{label} gets the added tokens of {ref}, and {len(moved)} of its own move: {', '.join(moved[:5])}"
@@ -64,11 +65,12 @@ def renumbered(
     for name in (*checkpoint.trunk, *checkpoint.mlp):
         source, blocks, shape = checkpoint.source(name), checkpoint.source(name).blocks, checkpoint.shapes[name]
         if name in tables:
-            blocks, shape = partial(_table, source, _moves(own, numbers), rows), (rows, *shape[1:])
+            blocks, shape = partial(_table, source, moves, rows), (rows, *shape[1:])
         streams.append(Stream(name, source.dtype, shape, blocks))
-    changed = _files(files, like, own, other, numbers) | {
-        "config.json": json_file(_config(checkpoint.config, _moves(own, numbers)) | {"vocab_size": rows})
-    }
+    changed = _files(files, like, own, other, numbers)
+    for name in [name for name in ("config.json", "generation_config.json") if name in files]:
+        config = _config(json_object(files[name], name), moves)
+        changed[name] = json_file(config | {"vocab_size": rows} if name == "config.json" else config)
     with copied_folder(folder, scratch, changed, weight_files(folder), streams, progress) as copy:
         (copy / "statistics.safetensors").unlink(missing_ok=True)  # they are of the former numbers
         yield copy
@@ -111,11 +113,6 @@ def _numbers(own: dict[str, Any], other: dict[str, Any], label: str, ref: str) -
     return numbers
 
 
-def _moves(own: dict[str, Any], numbers: Mapping[str, int]) -> dict[int, int]:
-    """Return former number → number of the tokens that it had."""
-    return {number: numbers[token] for token, number in _added(own).items()}
-
-
 def _table(source: ArraySource, moves: Mapping[int, int], rows: int) -> Iterator[Block]:
     """Yield a table (V, H) with rows moved, those of tokens that it lacks the mean of its own; all of it at once."""
     import torch
@@ -136,7 +133,7 @@ def _files(
     other: dict[str, Any],
     numbers: Mapping[str, int],
 ) -> dict[str, bytes]:
-    """Return the files that have numbers of tokens, with the new ones."""
+    """Return the tokenizer's files that have numbers of tokens, with the new ones."""
     entries = {str(token["content"]): token for token in [*other.get("added_tokens", []), *own.get("added_tokens", [])]}
     listed = [{**entries[token], "id": number} for token, number in sorted(numbers.items(), key=lambda item: item[1])]
     post = _processor(own.get("post_processor"), numbers)
@@ -150,8 +147,6 @@ def _files(
         if decoders[-1]:
             both[-1]["added_tokens_decoder"] = {str(n): known[token] for token, n in numbers.items() if token in known}
         made[name] = json_file(both[-1])
-    if (name := "generation_config.json") in files:
-        made[name] = json_file(_config(json_object(files[name], name), _moves(own, numbers)))
     return made
 
 

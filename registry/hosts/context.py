@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from registry.hosts.architecture import Architecture
 from registry.hosts.context_mlp import ALARM, LEVEL, STEEP, UP, ContextMlp, compares
-from registry.hosts.head_map import STEADY, HeadMapLayer
+from registry.hosts.head_map import STEADY, HeadMapLayer, is_down, projection_of
 from registry.hosts.host import LAYERS, ContextAttention, Host
 from registry.hosts.tensors import Constant, Entries, EvidenceEmbedding, Experts, Made, Trunk, Widened
 
@@ -125,8 +125,6 @@ class ContextLayout:
     Args:
         host: a host with `context`.
         architecture: of the composition without it, in the host's terms.
-        experts: E.
-        windows: the windows that attention averages over.
         maps: add a last layer with head maps.
 
     Raises:
@@ -212,8 +210,8 @@ class ContextLayout:
         return layer | made
 
     def experts(self, tensor: Experts) -> Widened:
-        """Return a tensor of experts, widened: their down projections have the stream in their rows."""
-        down = self._is_down(tensor)
+        """Return a tensor of experts, widened."""
+        down = is_down(tensor, self._hidden)
         axis = -2 if down else -1
         shape = list(tensor.shape)
         shape[axis] = self.hidden_size
@@ -233,7 +231,7 @@ class ContextLayout:
             (self._constant, _UNIT / self._constant_size if self._kind.norm_after else UP),
             self._down_size,
         )
-        return mlp.projection(name, shape, down=self._is_down(tensor))
+        return mlp.projection(projection_of(name, tensor, self._hidden), shape)
 
     def last_experts(self, name: str, tensor: Experts) -> Made:
         """Return the last layer's counterpart of a tensor of experts: their head maps."""
@@ -272,9 +270,6 @@ class ContextLayout:
         read = name.endswith("post_attention_layernorm.weight") and not self._kind.norm_after  # by routers
         tail = tuple((channel, self._shrink) for channel in self._means) if read else ()
         return Widened(tensor, tuple(shape), 0, self._shrink, tail)
-
-    def _is_down(self, tensor: Experts) -> bool:
-        return tensor.shape[-2] == self._hidden and tensor.parts[0][1].name.endswith("down_proj.weight")
 
     # -- the context layer -------------------------------------------------------------------------------------------
 

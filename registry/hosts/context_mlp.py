@@ -45,11 +45,8 @@ class ContextMlp:
     """The experts of a context layer, which are all alike.
 
     Attributes:
-        pairs: compare each pair of experts.
         norm_after: norms follow the MLP instead of leading it.
-        means: channel of m_e of each expert.
-        fast: channel of f_e of each expert.
-        level: channel of the constant beside them.
+        means, fast, level: channels of m_e and of f_e of each expert, and of the constant beside them.
         constant: channel of the constant that up rows read, and their weight.
         size: the output for an excess of one nat, per unit of the activations.
     """
@@ -62,22 +59,18 @@ class ContextMlp:
     constant: tuple[int, float]
     size: float
 
-    def projection(self, name: str, shape: tuple[int, ...], *, down: bool) -> Entries:
-        """Return one projection of the experts, by its name, its shape and whether it is the down projection.
-
-        Where the shape has three axes, experts are stacked, and gate rows stand above up rows.
-        """
+    def projection(self, projection: str, shape: tuple[int, ...]) -> Entries:
+        """Return one projection of the experts (`projection_of`); where its shape has three axes, they are stacked."""
         thresholds: _Thresholds = []
         power = 0
-        if down:
+        if projection == "down":
             entries, power = self._down(), 0 if self.norm_after else 1
-        elif len(shape) == 3:  # no host with norms after the MLP has this layout
-            entries, thresholds = self._gate()
-            entries += [((shape[1] // 2 + row, channel), value) for (row, channel), value in self._up()]
-        elif name.endswith((".w3.weight", ".up_proj.weight")):
+        elif projection == "up":
             entries = self._up()
         else:
             (entries, thresholds), power = self._gate(), -1 if self.norm_after else 0
+        if projection == "gate_up":  # gate rows above up rows; no host with norms after the MLP has this layout
+            entries += [((shape[1] // 2 + row, channel), value) for (row, channel), value in self._up()]
         if len(shape) == 3:
             everyone = range(shape[0])
             entries = [((expert, *index), value) for expert in everyone for index, value in entries]

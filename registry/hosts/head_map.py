@@ -49,6 +49,20 @@ def _rank(kind: ContextAttention, architecture: Architecture) -> int:
     return min(architecture.hidden_size, architecture.intermediate_size // levels)
 
 
+def is_down(tensor: Experts, hidden_size: int) -> bool:
+    """Tell whether a tensor of experts holds their down projections, which have the stream in their rows."""
+    return tensor.shape[-2] == hidden_size and tensor.parts[0][1].name.endswith("down_proj.weight")
+
+
+def projection_of(name: str, tensor: Experts, hidden_size: int) -> str:
+    """Return the projection that a tensor of experts holds: `gate`, `up`, `down`, or `gate_up` if they are stacked."""
+    if is_down(tensor, hidden_size):
+        return "down"
+    if len(tensor.shape) == 3:
+        return "gate_up"
+    return "up" if name.endswith((".w3.weight", ".up_proj.weight")) else "gate"
+
+
 class HeadMapLayer:
     """The tensors of the last layer.
 
@@ -85,17 +99,10 @@ class HeadMapLayer:
 
     def experts(self, name: str, tensor: Experts, shape: tuple[int, ...]) -> HeadMap:
         """Return a tensor of experts, given that of another layer, its name, and its shape when widened."""
-        stacked = len(shape) == 3
-        if tensor.shape[-2] == self._inner.hidden_size and tensor.parts[0][1].name.endswith("down_proj.weight"):
-            projection = "down"
-        elif stacked:
-            projection = "gate_up"
-        else:
-            projection = "up" if name.endswith((".w3.weight", ".up_proj.weight")) else "gate"
         return HeadMap(
             shape,
-            tuple(range(shape[0])) if stacked else (tensor.parts[0][0],),
-            projection,
+            tuple(range(shape[0])) if len(shape) == 3 else (tensor.parts[0][0],),
+            projection_of(name, tensor, self._inner.hidden_size),
             self._inner.hidden_size,
             _rank(self._kind, self._inner),
             self._levels,

@@ -75,9 +75,7 @@ class Host:
     Attributes:
         model_type: the `model_type` written to config.json.
         class_name: the transformers class, written to `architectures`.
-        config: the architecture's own part of config.json, from (architecture, number of experts, experts per token).
         gate: name of a layer's router, below the layer.
-        experts: layout of a layer's expert MLPs.
         layers: prefix of its layers in tensor names.
         dense_config: selects the keys that are copied from the members' own config.json; a native host copies none.
         files: other files of its folder, by name.
@@ -88,7 +86,7 @@ class Host:
 
     model_type: str
     class_name: str
-    config: Callable[[Architecture, int, int], dict[str, Any]]
+    config: Callable[[Architecture, int, int], dict[str, Any]]  # of (architecture, experts, experts per token)
     gate: str = "mlp.gate.weight"
     experts: PerExpert | Fused = PerExpert("mlp.experts.{expert}.{projection}.weight")
     layers: str = LAYERS
@@ -104,13 +102,7 @@ class Host:
 
 
 class DenseClass(Protocol):
-    """A dense class of transformers, which a `Family` names.
-
-    Attributes:
-        model_type: of its config.json.
-        class_name: its name.
-        layers: name of the module of its layers.
-    """
+    """A dense class of transformers, which a `Family` names; `layers` is the module of its layers."""
 
     model_type: ClassVar[str]
     class_name: ClassVar[str]
@@ -120,11 +112,7 @@ class DenseClass(Protocol):
 def decoder_config(architecture: Architecture, top_k: int, *options: str, **own: Any) -> dict[str, Any]:
     """Return the keys of config.json that all hosts share, under the names of both transformers 4 and 5.
 
-    Args:
-        architecture: of the composition.
-        top_k: experts per token.
-        options: options of the architecture that are keys of the host.
-        own: other keys of the host.
+    Added are some `options` of the architecture and a host's `own` keys.
     """
     sizes = {name: value for name, value in vars(architecture).items() if name not in ("options", "rope_parameters")}
     everywhere = [key for key in ("rms_norm_eps", "context_layers") if key in architecture.options]

@@ -89,11 +89,8 @@ def _routed_host(
 ) -> Host:
     """Return the host of a dense class with a modelling file.
 
-    Args:
-        dense: the class.
-        module: the modelling file, without its suffix.
-        name: the class in it, and `config_class` that of its configuration.
-        own_keys: the keys that its config.json has besides those of the routed model.
+    `module` is the file without its suffix, `name` and `config_class` are classes in it. `own_keys` returns what its
+    config.json has besides the keys of the routed model.
     """
 
     def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
@@ -139,7 +136,6 @@ def modelling_file(path: Path, class_name: str = "LlamaForCausalLM", layers: str
     Args:
         path: the file, which imports from one other at most: from one beside it, or from `code/`.
         class_name: the dense class of transformers; members of several have what all classes have from any.
-        layers: name of the module of its layers.
     """
     return {path.name: _source(path, class_name, layers).encode()}
 

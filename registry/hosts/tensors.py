@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowSelection:
-    """Rows of a dense tensor.
-
-    Attributes:
-        name: the dense tensor.
-        rows: the rows, in order; None for all.
-    """
+    """Rows of a dense tensor, in order; None for all."""
 
     name: str
     rows: Sequence[int] | None = None
@@ -67,7 +62,6 @@ class Entries:
     """A tensor of zeros but for some entries.
 
     Attributes:
-        shape: its shape.
         entries: (index, value) of each.
         unit_power: values count in this power of the size of the embedding's rows, which depends on the members.
         thresholds: (index, (expert, other), factor) of entries that are a threshold of evidence times a factor.
@@ -81,13 +75,10 @@ class Entries:
 
 @dataclass(frozen=True)
 class Widened:
-    """A tensor with zeros after it along one axis.
+    """A tensor, scaled, with zeros after it along one axis.
 
     Attributes:
-        inner: the tensor.
-        shape: the widened shape.
         axis: the axis, of each part where experts are stacked: 0 for rows, -1 for columns.
-        scale: what the tensor is multiplied by.
         tail: (index along the axis, value) of what is not zero, of a vector.
     """
 
@@ -100,15 +91,12 @@ class Widened:
 
 @dataclass(frozen=True)
 class EvidenceEmbedding:
-    """The embedding with each token's evidence in reserved channels after its row (V, H).
+    """The embedding with each token's evidence in reserved channels after its row: (V, H) → (V, H′).
 
     Channel H + e holds `size` · ρ · ℓ_e, channel H + E holds `constant` · ρ, the others 0
     (`registry.hosts.context`).
 
     Attributes:
-        inner: the embedding.
-        shape: the widened shape, (V, H′).
-        experts: E.
         size: a, the size of evidence beside the row.
         constant: the size of the constant beside the row.
         epsilon: of the norm that reads it, so that ρ = √(row's mean square + epsilon); None where none does, ρ = 1.
@@ -135,7 +123,6 @@ class HeadMap:
 
     Attributes:
         shape: (I, H′) of gate and up, (H′, I) of down, or with E first and gate above up where experts are stacked.
-        experts: the experts that it holds.
         projection: `gate`, `up`, `down`, or `gate_up`.
         hidden_size: H, the channels that maps read and write.
         rank: of the maps.

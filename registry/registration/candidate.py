@@ -27,11 +27,7 @@ from registry.workspace import Workspace
 
 @dataclass(frozen=True)
 class RegistrationRequest:
-    """A checkpoint to register or to check (attributes as the arguments of `Registry.add_expert`).
-
-    Attributes:
-        name: name of the expert or base model; None if the checkpoint is only checked.
-    """
+    """A checkpoint to register, or only to check if it has no name (attributes as in `Registry.add_expert`)."""
 
     name: str | None
     checkpoint: str | PathLike[str]
@@ -48,10 +44,9 @@ class RegistrationRequest:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An opened checkpoint.
+    """An opened checkpoint, all its headers checked.
 
     Attributes:
-        checkpoint: the checkpoint, all its headers checked.
         annotations: those of the request, completed from the checkpoint's own `expert.json`.
         manifest: that file, or None without one.
         relations: its distance to every registered version of its shape, the nearest first.
@@ -64,11 +59,6 @@ class Candidate:
     settings: PassSettings
     samples: WeightSamples
     relations: tuple[Relation, ...]
-
-    @property
-    def mlps(self) -> tuple[str, ...]:
-        """Names of the tensors of its MLPs."""
-        return tuple(self.checkpoint.family.mlp_shapes(self.checkpoint.architecture))
 
 
 def _check_order(name: str, checkpoint: str, kind: str) -> None:

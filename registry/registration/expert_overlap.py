@@ -41,11 +41,7 @@ OVERLAP_OF_ACTIVATIONS = (
 
 @dataclass(frozen=True)
 class ExpertOverlap:
-    """Overlap of an expert's MLP inputs with those of a registered version.
-
-    Attributes:
-        layers: layer → overlap, for the layers that are compared.
-    """
+    """Overlap of an expert's MLP inputs with those of a registered version, by layer that is compared."""
 
     ref: str
     layers: Mapping[int, Overlap]

@@ -177,13 +177,12 @@ def check_related(label: str, relations: Iterable[Relation]) -> None:
         )
 
 
-def equal_mlps(relations: Iterable[Relation], mlps: Iterable[str]) -> tuple[str, ...]:
+def equal_mlps(relations: Iterable[Relation], mlps: Sequence[str]) -> tuple[str, ...]:
     """Return a remark if a checkpoint has the MLPs of registered versions of its base model, but other weights.
 
     Adapters of attention alone leave MLPs as they are.
     """
-    names = tuple(mlps)
-    refs = [one.ref for one in relations if one.verdict == "same base" and not any(map(one.distances.get, names))]
+    refs = [one.ref for one in relations if one.verdict == "same base" and not any(map(one.distances.get, mlps))]
     if not refs:
         return ()
     text = f"its MLPs equal those of {few(refs)}: a mixture routes between MLPs, and all else, where this one differs,"

@@ -40,7 +40,6 @@ class Registration:
     """Result of a registration.
 
     Attributes:
-        version: the version that holds the content.
         added: False if a version with the same content was registered already.
         self_sampled: the expert sampled its own calibration text, because there was no other.
         relations: its distance to every registered version of its shape, the nearest first.
@@ -85,9 +84,7 @@ def content_of(
 ) -> dict[str, Any]:
     """Return the content document of a version; with its arrays it determines the content digest.
 
-    Args:
-        kept: its calibration tokens are among the arrays.
-        computed: settings of the pass that collected its statistics (`Collected.computed`).
+    Its calibration tokens are `kept` among the arrays; `computed` is that of its statistics.
     """
     checkpoint = hashed.checkpoint
     return {
@@ -222,7 +219,7 @@ def _with_relations(workspace: Workspace, candidate: Candidate, registration: Re
     keep_summary(workspace, version, "weights", pack_weights(candidate.samples))
     if registration.added:
         _remark_difference(workspace, version, candidate.relations)
-        for text in equal_mlps(candidate.relations, candidate.mlps) if version.kind == "expert" else ():
+        for text in equal_mlps(candidate.relations, candidate.checkpoint.mlp) if version.kind == "expert" else ():
             remark(workspace.progress, text)
     try:
         newest = workspace.resolve(version.name).ref
@@ -389,7 +386,7 @@ def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
         label=checkpoint.label,
         family=checkpoint.family.model_type,
         hosts=tuple(hosts),
-        notes=(*next(iter(hosts.values())).notes, *equal_mlps(candidate.relations, candidate.mlps)),
+        notes=(*next(iter(hosts.values())).notes, *equal_mlps(candidate.relations, candidate.checkpoint.mlp)),
         dtype=checkpoint.dtype,
         parameters=checkpoint.parameters,
         tokens=hashed.tokens,

@@ -68,13 +68,9 @@ def _check_all(workspace: Workspace, requests: Sequence[RegistrationRequest]) ->
 
 
 def _compare(candidate: Candidate, kept: list[tuple[str, WeightSamples]]) -> None:
-    """Check that a candidate is related to an earlier one of its shape, if none is registered.
+    """Raise IncompatibleError if none of a candidate's shape is registered, and it is related to no earlier one.
 
-    Args:
-        kept: name and samples of earlier ones; of those that are related to each other, one.
-
-    Raises:
-        IncompatibleError: it is related to none of them.
+    `kept` has name and samples of earlier ones; of those that are related to each other, one.
     """
     if candidate.relations:
         return

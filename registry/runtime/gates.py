@@ -27,14 +27,13 @@ GATE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp\.gate|block_sparse_moe\.(?:ga
 
 @dataclass(frozen=True)
 class Gate:
-    """The router of one layer.
+    """The router of one layer, in the `block` of its mixture.
 
     Attributes:
         layer: number of the layer in the members, from 0.
         name: name of the module in the loaded model; the tensor's name in the folder may differ.
         module: in a native host it returns logits (T, E), weights (T, k) and chosen experts (T, k), see `in_order`; in
             `RoutedMLP` the logits alone; there it is linear, or a `ContextGate` without a weight.
-        block: the mixture that contains it.
     """
 
     layer: int
@@ -76,7 +75,6 @@ class RoutingRecord:
     """Routing decisions of one layer, one entry for each forward pass.
 
     Attributes:
-        layer: number of the layer.
         logits: float32 of shape (T, E), before softmax; of an ensemble the logarithms of the weights.
         chosen: int64 of shape (T, k), the largest logit first; of an ensemble all members, k = E.
         weights: float32 of shape (T, k), which sum to 1 for each token, or to less where the mixture keeps the softmax

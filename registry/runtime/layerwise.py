@@ -29,13 +29,8 @@ class LayerCalls:
 
     def __init__(self, model: Any, path: str) -> None:
         self.model, self._path = model, path
+        self.device: torch.device = model.device
         self._calls: dict[tuple[int, ...], list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the layers run on."""
-        device: torch.device = self.model.device
-        return device
 
     def embed(self, ids: Int64[Tensor, "B S"]) -> Float[Tensor, "B S H"]:
         """Return the residual stream before the first layer, and store the arguments of streams of its shape."""
@@ -90,17 +85,17 @@ class Layers(LayerCalls):
     ) -> None:
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-        self._family, self._device, self._dtype = family, device, dtype
+        self._family, self._dtype = family, dtype
         with quiet_transformers(), without_weights():
             model: Any = AutoModelForCausalLM.from_config(
                 CONFIG_MAPPING[family.model_type].from_dict(dict(config)), dtype=dtype
             )
-        super().__init__(_buffers_to(model.eval(), device), family.layers)
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the layers run on."""
-        return self._device
+        for module in model.modules():  # weights have no storage, buffers do, such as the frequencies of its rope
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(device)
+        super().__init__(model.eval(), family.layers)
+        self.device = device
 
     @property
     def norm(self) -> str:
@@ -115,7 +110,7 @@ class Layers(LayerCalls):
         """
         name = self._family.embedding.removesuffix(".weight")
         filled: Any = copy.deepcopy(self.model.get_submodule(name))  # subclasses may scale embeddings
-        filled.weight = nn.Parameter(rows.to(self._device, self._dtype), requires_grad=False)
+        filled.weight = nn.Parameter(rows.to(self.device, self._dtype), requires_grad=False)
         filled.padding_idx = None  # a member may lack that row
         return lambda ids: self._embed(ids, {name: filled, self.norm: nn.Identity()})
 
@@ -150,19 +145,10 @@ class Layers(LayerCalls):
 
     def _fill(self, module: nn.Module, prefix: str, weights: Weights) -> None:
         names = [name for name, _ in module.named_parameters()]
-        state = {name: weights(prefix + name).to(self._device, self._dtype) for name in names}
+        state = {name: weights(prefix + name).to(self.device, self._dtype) for name in names}
         module.load_state_dict(state, assign=True, strict=False)
         for parameter in module.parameters():
             parameter.requires_grad_(False)
-
-
-def _buffers_to(model: Any, device: torch.device) -> Any:
-    """Move the buffers of a model whose weights have no storage, such as the frequencies of its rope."""
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
-    return model
 
 
 class _Catcher(nn.Module):

@@ -56,14 +56,7 @@ def load_for_pass(
     In float32 narrower weights are cast module by module. With `prefer_whole` the model is loaded in float32 instead if
     that takes at most half of the free memory: for many short calls, such as sampling token by token.
 
-    Args:
-        folder: a model folder.
-        dtype: a dtype, or `auto`, with a remark if that stands for another dtype than that of the weights.
-        device: a torch device; None for the GPU if there is one.
-
-    Raises:
-        CheckpointError: keys are missing, unexpected or mismatched.
-        InvalidInputError: the device does not exist or cannot be used.
+    With `auto` there is a remark if that stands for another dtype than that of the weights (errors as `load_model`).
     """
     own, uniform, values = _stored(folder)
     report_dtype(dtype, own, device, progress)

@@ -119,13 +119,9 @@ _KEEPING = Lock()
 
 @dataclass(frozen=True)
 class KeptTensors:
-    """Files of products, sums and maps. Safe for several threads.
+    """Files of products, sums and maps. Safe for several threads; `work` makes a folder for files that are not kept.
 
     Bytes of one layer: 8 R H for the product or the map of R rows and H inputs, 4 H (H + 1) for the Grams of one site.
-
-    Attributes:
-        files: the cache; None without one.
-        work: makes a folder for files that are not kept.
     """
 
     files: FileCache | None = None
@@ -136,9 +132,6 @@ class KeptTensors:
         """Open the products W_e G_e of a member's linear maps and the Gram of their input: name → rows (r, H), float64.
 
         RegMean needs them (`registry.maths.trunk.regmean`); in float32, G_e W_e would lose digits where it is solved.
-
-        Args:
-            names: the weights of the maps, in the dense model.
 
         Raises:
             DamagedError: a stored array is damaged.

@@ -39,10 +39,9 @@ from store.arrays import ArraySource
 
 @dataclass(frozen=True)
 class OpenTensors:
-    """The tensors of an open safetensors file, read, not mapped, so that they leave the memory after their use.
+    """The tensors of an open safetensors file, by its descriptor: it stays readable if it is deleted meanwhile.
 
-    Attributes:
-        file: its descriptor; the file stays readable if it is deleted meanwhile.
+    They are read, not mapped, so that they leave the memory after their use.
     """
 
     file: int
@@ -88,13 +87,7 @@ class OpenTensors:
 
 @dataclass(frozen=True, eq=False)
 class LazyStatistics:
-    """The statistics of one layer, read or packed when they are asked for.
-
-    Attributes:
-        exponents: p of shape (C,).
-        saturated: as in `Statistics`.
-        packed: returns the upper triangle of G row by row, (P,).
-    """
+    """The statistics of one layer, as `PackedStatistics` but read or packed when they are asked for."""
 
     exponents: Int16[Tensor, "C"]
     saturated: int
@@ -117,18 +110,16 @@ def _lazy(shape: tuple[int, ...], read: Callable[[], Tensor]) -> ArraySource:
     return ArraySource("int64", shape, lambda: ArraySource.of(to_block(read()), "int64").blocks())
 
 
+@dataclass(frozen=True, eq=False)
 class LazyLayers(Sequence[Statistics]):
     """Statistics of a site layer by layer, of which each is read at every access."""
 
-    def __init__(self, items: Iterable[LazyStatistics]) -> None:
-        self.items = tuple(items)
+    items: tuple[LazyStatistics, ...]
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return LazyLayers(self.items[index])
         item = self.items[index]
         return PackedStatistics(item.packed(), item.exponents, item.saturated).unpacked()
 
@@ -229,13 +220,9 @@ Part = tuple[str, int, Statistics]
 
 
 def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) -> None:
-    """Write statistics to `path` atomically.
+    """Write statistics to `path` atomically (StorageError: the disk is full or refuses).
 
-    Args:
-        parts: written in place of its sites, layer by layer in order, so that only one is in memory at a time.
-
-    Raises:
-        StorageError: the disk is full or refuses.
+    `parts` are written in place of its sites, layer by layer in order, so that only one is in memory at a time.
     """
     streams: list[Stream] = []
 
@@ -308,10 +295,9 @@ def load(path: Path) -> Collected:
         sites, folds = {}, dict[str, ArraySource]()
         for site, saturated in document["saturated"].items():
             exponents = file.read(f"{site}.exponents")[: len(saturated)]
-            sites[site] = LazyLayers(
-                _layer(file, f"{site}.gram.{number}", own, int(held))
-                for number, (own, held) in enumerate(zip(exponents, saturated, strict=True))
-            )
+            layers = enumerate(zip(exponents, saturated, strict=True))
+            items = (_layer(file, f"{site}.gram.{number}", own, int(held)) for number, (own, held) in layers)
+            sites[site] = LazyLayers(tuple(items))
             folds |= {name: fold for layer in range(len(saturated)) for name, fold in _folds(file, site, layer)}
         calibration = None
         label = document["calibration_label"]

@@ -54,7 +54,6 @@ def take_statistics(
     No attention mask is needed: padding is on the right, where the tokens that count cannot see it.
 
     Args:
-        checkpoint: what the bounds are computed from.
         windows: whole batches of consecutive windows to count; None for all. Such parts add up to the whole, bit for
             bit: batches are numbered over all windows. Token counts are those of the whole.
         partial: a folder for the state of a running pass; the same pass, started again, resumes from it.

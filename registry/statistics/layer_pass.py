@@ -49,12 +49,7 @@ LIBRARIES = 3 << 28
 
 @dataclass(frozen=True)
 class PassMemory:
-    """Upper estimates of the memory of a pass, in bytes.
-
-    Attributes:
-        whole: the whole model with the sums of all layers.
-        by_layer: one layer with its sums.
-    """
+    """Upper estimates in bytes: of the model, of a pass of the whole model, and of one with a layer and its sums."""
 
     model: int
     whole: int
@@ -137,11 +132,7 @@ Stream = Float[Tensor, "B S H"]
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of a calibration.
-
-    Attributes:
-        size: B; all batches have one shape, as in `take_statistics`.
-    """
+    """The batches of a calibration, all of one shape with B = `size`, as in `take_statistics`."""
 
     calibration: Calibration
     size: int
@@ -255,8 +246,8 @@ def take_statistics_by_layer(
     sites: dict[str, LazyLayers] = {}
     for site in counting.scales:
         of = counting.same.get(site, site)
-        parts = [part.sites[of] for part in finished if of in part.sites]
-        sites[site] = LazyLayers(item for part in parts for item in lazy_layers(part))
+        parts = [lazy_layers(part.sites[of]) for part in finished if of in part.sites]
+        sites[site] = LazyLayers(tuple(item for part in parts for item in part))
     return replace(header, sites=sites, token_counts=calibration.counts(checkpoint.architecture.vocab_size))
 
 

@@ -96,13 +96,7 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class SlicedPass:
-    """A pass that is divided into slices.
-
-    Attributes:
-        weights: digest of the checkpoint's weights.
-        settings: settings of the pass, with the device and the dtype named.
-        computed: as `computed_by` returns it.
-    """
+    """A pass that is divided into slices: of the weights with a digest, with the device and the dtype named."""
 
     weights: str
     calibration: Calibration

@@ -282,12 +282,12 @@ def test_weights_that_are_not_finite_are_refused_by_name(
 def test_hint_names_the_base_that_the_adapter_names(adapter: Path, base: Checkpoint) -> None:
     config(r=8, base_model_name_or_path="org/base", revision="v1")(adapter)
     opened = Adapter(adapter)
-    assert (opened.base_name, opened.revision, opened.label) == ("org/base", "v1", str(adapter))
+    assert (opened.settings.base_name, opened.settings.revision, opened.label) == ("org/base", "v1", str(adapter))
     with pytest.raises(CheckpointError) as caught:
         opened.check(base)
     assert caught.value.hint == "give the base model that the adapter was trained on, org/base"
     config(base_model_name_or_path="", revision=None)(adapter)
-    assert (Adapter(adapter).base_name, Adapter(adapter).revision) == (None, None)
+    assert (Adapter(adapter).settings.base_name, Adapter(adapter).settings.revision) == (None, None)
 
 
 def test_adapter_is_told_from_a_whole_model(made: tuple[Path, Path], adapter: Path, tmp_path: Path) -> None:

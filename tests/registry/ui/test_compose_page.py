@@ -15,13 +15,13 @@ from cli.main import main
 from registry import ExpertTraining, Recipe, Registry
 from registry.composition.option import OptionKind
 from registry.composition.recipe.fields import FIELDS
+from registry.io.display import size
 from registry.methods.moe.preview import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.ui.composer.choices import BASICS, CHOICES, GROUPS, OPTIONS, Choices, select_values
 from registry.ui.composer.composing import beside_latest, suggested_folder
 from registry.ui.describing import sentences
 from registry.ui.site import url
-from registry.ui.wording import size
 from tests.conftest import Zoo
 from tests.pages import Page, Pages, served
 from tests.registry.ui.examples import commands, composed, recorded, shown, values

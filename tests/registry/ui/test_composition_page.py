@@ -6,8 +6,9 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.design import colour_class, expert_colours
+from registry.io.display import size
 from registry.report.score_words import INTERVAL_MEANS
-from registry.ui.wording import compact, size
+from registry.ui.wording import compact
 from tests.pages import Page, Pages
 from tests.registry.ui.examples import composed, record, recorded
 

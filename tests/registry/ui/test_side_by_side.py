@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry
+from registry.io.display import size
 from registry.ui.site import url
-from registry.ui.wording import compact, size
+from registry.ui.wording import compact
 from tests.pages import Page, Pages, served
 from tests.registry.ui.examples import composed, record, shown, values
 
