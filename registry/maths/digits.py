@@ -92,7 +92,6 @@ class Digits:
     """Tokens of one form.
 
     Attributes:
-        form: of the integers.
         planes: has zeros up to a multiple of 8 tokens and of 8 channels, as CUDA wants it, and in place of rare tokens.
         rows: of the planes that are taken: tokens, and rare ones.
         tokens: without the rare ones.
@@ -243,7 +242,6 @@ class Splitter:
 
 
 def _narrowest(most: int) -> Form:
-    """Return the narrowest form of digits for integers up to a magnitude."""
     return next(form for form in (SMALL, NARROW, WIDE) if most <= limit(form.bits))
 
 

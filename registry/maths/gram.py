@@ -232,7 +232,6 @@ def panels_of(width: int, device: torch.device) -> list[slice]:
 
 
 def _mirror(total: Int64[Tensor, "H1 H1"], blocks: Sequence[slice]) -> None:
-    """Copy what is above the diagonal to below it."""
     for block in blocks:
         total[block.stop :, block] = total[block, block.stop :].T
 

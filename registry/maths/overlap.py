@@ -73,8 +73,7 @@ class Overlap:
     Attributes:
         distance: ≥ 0, in standard deviations: the Mahalanobis distance of the means along the leading directions of
             both experts' tokens, corrected for its bias; infinite where the experts differ and nothing varies.
-        routing: 2Φ(−distance/2), from 0 to 1: the share of tokens that no linear router tells apart. That a token of a
-            goes to b and that one of b goes to a have probabilities that add up to this; by chance, to 1.
+        routing: 2Φ(−distance/2), from 0 to 1: the share of tokens that no linear router tells apart; by chance, 1.
         subspace: ‖U_aᵀ U_b‖²_F / r, from 0 to 1: the mean squared cosine of the angles between the r leading principal
             directions of the one and of the other (Krzanowski 1979, *JASA* 74, 703–707). By chance r/H.
     """
@@ -274,8 +273,8 @@ def summary_overlap(a: Summary, b: Summary, rank: int = 16) -> Overlap:
 def _embedded(products: Float[Tensor, "v v"], size: int) -> Float[Tensor, "d v"]:
     """Return vectors of these inner products, of H = `size` channels, in orthonormal coordinates.
 
-    Where there is room for all of them, by Cholesky: vectors that depend on others take a direction outside the span
-    then, along which both experts' tokens vary by ρ as along any other. Else in coordinates of the span alone.
+    By Cholesky where there is room for all of them, also for those that depend on others, which take a direction
+    outside the span, along which tokens vary by ρ. Else in coordinates of the span alone.
     """
     if len(products) <= size:
         products.diagonal().add_(ROUNDING)

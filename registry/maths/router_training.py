@@ -10,10 +10,9 @@ def straight_through(
 ) -> tuple[Float[Tensor, "T C"], Int64[Tensor, "T C"]]:
     """Return (weights, chosen) of the C largest logits: the weights of top-k routing, with a gradient for all C.
 
-    Top-k routing gives the k largest their softmax and the others 0; at k = 1 that is exactly 1 whatever the logits,
-    so nothing can be learnt from it. Forward the weights are these; backward they are the softmax of all C candidates'
-    logits / `temperature` (straight-through estimator, Bengio 2013, arXiv:1308.3432, §4). Where C = k > 1 and the
-    temperature is 1, both are the same. Without renormalising, all E logits have a part in both softmaxes.
+    Forward the k largest have their softmax and the others 0; at k = 1 that is 1 whatever the logits, of which nothing
+    can be learnt. Backward the weights are the softmax of all C candidates' logits / `temperature` (straight-through
+    estimator, Bengio 2013, arXiv:1308.3432, §4). Without renormalising, all E logits have a part in both softmaxes.
 
     Args:
         top_k: experts per token, k ≥ 1.

@@ -40,7 +40,7 @@ from registry.runtime.loading import device_name, load_model, load_tokenizer
 from registry.training import state as states
 from registry.training.settings import FitSettings
 from registry.training.state import State
-from registry.training.training_windows import Windows, make_windows, next_token_loss, shortened
+from registry.training.training_windows import Windows, check_vocabulary, make_windows, next_token_loss, shortened
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
 
@@ -224,8 +224,6 @@ class CombinedWeights:
 
 
 class _Fit:
-    """The coefficients of one composition, in a fit."""
-
     def __init__(
         self, plan: Plan, weights: CombinedWeights, model: Any, windows: Windows, settings: FitSettings
     ) -> None:
@@ -307,11 +305,8 @@ def _windows(paths: Sequence[Path], tokenizer: Any, settings: FitSettings, vocab
             f"{size}, of which one is held out",
             "give more text with --fit, or more of it: --fit-tokens",
         )
-    if (largest := int(windows.all.ids.max())) >= vocabulary:
-        raise CalibrationError(
-            f"{windows.all.label}: the tokenizer gives token {largest}, the model knows {vocabulary}",
-            "register the experts with the tokenizer that they were trained with",
-        )
+    hint = "register the experts with the tokenizer that they were trained with"
+    check_vocabulary(windows.all, vocabulary, windows.all.label, hint)
     return windows
 
 

@@ -107,7 +107,6 @@ def _mean_inputs(
     keep: Bool[Tensor, "N S"],
     batch_size: int,
 ) -> Float64[Tensor, "L H"]:
-    """Return the mean MLP input of every layer over the tokens that count."""
     device = layers[0].row.device
     sums = torch.zeros(len(layers), len(layers[0].row), dtype=torch.float64)
     model.eval()

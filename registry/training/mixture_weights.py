@@ -185,8 +185,6 @@ def _save(model: Any, folder: Path, whole: Mapping[str, Tensor]) -> None:
 
 
 def _in_dtype(source: ArraySource, dtype: str) -> ArraySource:
-    """Return an array rounded to a dtype."""
-
     def blocks() -> Iterator[Block]:
         for block in source.blocks():
             yield to_block(to_tensor(block, source.dtype).to(torch_dtype(dtype)))

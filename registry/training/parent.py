@@ -8,15 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from registry.calibration import Calibration
 from registry.checkpoint.model_files import Stored, weight_source
 from registry.composition.manifest import COMPOSE_AGAIN, ComposedFolder
 from registry.composition.trained import ALL, PROJECTORS, ROUTERS, trained_part
 from registry.composition.trained_history import TrainedDocument, stored_tensors, write_trained
-from registry.errors import CalibrationError, CheckpointError, ConflictError, InvalidInputError, StorageError
+from registry.errors import CheckpointError, ConflictError, InvalidInputError, StorageError
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.member import Member, copies_of, load_member
 from registry.names.resolve import by_digest
 from registry.runtime.gates import GATE, gates
+from registry.training.training_windows import check_vocabulary
 from registry.workspace import Workspace
 from store.arrays import ArraySource, digest_of
 from store.catalog import ArrayLink, VersionRecord
@@ -120,11 +122,8 @@ def check_copies_differ(workspace: Workspace, parent: Parent) -> None:
         )
 
 
-def check_loaded(parent: Parent, model: Any, largest: int, members: int) -> None:
-    """Check that the loaded routers are those of the folder, for so many members, and that the model has every token.
-
-    `largest` is the largest token of the training text.
-    """
+def check_loaded(parent: Parent, model: Any, text: Calibration, members: int) -> None:
+    """Check that the loaded routers are those of the folder, of so many members, and the model has every token."""
     loaded = {gate.layer: tuple(gate.weight.shape) for gate in gates(model)} if parent.gates else {}
     stored = {layer: tensor.shape for layer, (_, tensor) in parent.gates.items()}
     if loaded != stored or any(shape[0] != members for shape in loaded.values()):
@@ -132,11 +131,7 @@ def check_loaded(parent: Parent, model: Any, largest: int, members: int) -> None
             f"{parent.folder}: its files hold routers of shapes {stored}, the model {loaded}, for {members} members",
             "compose it again: reg compose --experts … --out DIR",
         )
-    if largest >= (known := model.get_input_embeddings().num_embeddings):
-        raise CalibrationError(
-            f"{parent.folder}: its tokenizer gives token {largest}, the model knows {known}",
-            "put the tokenizer that the model was composed with into the folder",
-        )
+    check_vocabulary(text, model.get_input_embeddings().num_embeddings, str(parent.folder))
 
 
 def keep_trained(

@@ -43,6 +43,7 @@ from registry.runtime.upcast import load_for_pass
 from registry.statistics.forward_pass import window_size
 from registry.statistics.layer_pass import mlp_statistics
 from registry.statistics.settings import PassSettings
+from registry.training.training_windows import check_vocabulary
 from registry.workspace import PathLike, Workspace
 from store.lock import exclusive
 
@@ -137,11 +138,8 @@ def _public_statistics(
     corpus, tokenizer = text
     size = window_size(checkpoint, settings)
     calibration = random_places(corpus, tokenizer, tokens=settings.tokens, seq_len=size, seed=0)
-    if int(calibration.ids.max()) >= checkpoint.architecture.vocab_size:
-        raise CalibrationError(
-            f"{corpus.label}: a token is beyond the vocabulary of {base.version.ref}",
-            "register the base model with the tokenizer that it was trained with",
-        )
+    hint = "register the base model with the tokenizer that it was trained with"
+    check_vocabulary(calibration, checkpoint.architecture.vocab_size, corpus.label, hint)
     return mlp_statistics(checkpoint, model, calibration, settings.batch_size, context.progress)
 
 

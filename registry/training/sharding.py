@@ -37,7 +37,9 @@ def shard(model: Any, processes: Processes, device: str) -> None:
         )
     weights = [part.detach() for part in model.parameters()] if processes.is_main else []
     mesh = init_device_mesh(device, (processes.count,))
-    for layer in _layers(model):
+    layers = model.config.num_hidden_layers
+    lists = (part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == layers)
+    for layer in next(lists, ()):
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     # The rest of the model is resharded too: what it gathers for held-out windows must not outlive the next step.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
@@ -117,14 +119,6 @@ def take_part(streams: list[Stream]) -> None:
 
 
 def _sharded() -> Any:
-    """Return the class of sharded tensors."""
     from torch.distributed.tensor import DTensor
 
     return DTensor
-
-
-def _layers(model: Any) -> list[nn.Module]:
-    """Return the decoder layers of a model."""
-    count = model.config.num_hidden_layers
-    lists = (part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count)
-    return list(next(lists, []))

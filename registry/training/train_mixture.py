@@ -92,7 +92,7 @@ def train_router(
     announce(progress, NAMED[ROUTERS][0], count, settings, device)
     with exclusive(home.output_lock(out), f"training into {out}"):
         model = load_model(folder, settings.dtype, settings.device)
-        check_loaded(parent, model, int(windows.all.ids.max()), len(members))
+        check_loaded(parent, model, windows.all, len(members))
         inputs = settings.document(candidates, torch.device(device).type) | {"data": windows.all.digest}
         key = json_digest(["train-router", parent.composed.digest, parent.composed.files, inputs])
         with resumable(home.partial, key, [version.digest for version in used]) as state_path:
@@ -159,7 +159,7 @@ def train_mixture(
         job = Job("mixture", folder, settings, device, dtype, windows)
         job.send(processes)
         model = job.load(processes)
-        check_loaded(parent, model, int(windows.all.ids.max()), len(members))
+        check_loaded(parent, model, windows.all, len(members))
         whole, losses = run_mixture_training(job, model, processes, state_path, scratch, progress)
         tensors = changed_tensors(model, parent, settings.train, scratch, whole)
 

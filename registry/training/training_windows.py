@@ -114,13 +114,15 @@ def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> W
     return Windows(joined, shuffled[held_out:], shuffled[:held_out] if held_out else shuffled, seed)
 
 
-def check_vocabulary(found: Calibration, vocabulary: int, label: str) -> None:
+def check_vocabulary(
+    found: Calibration,
+    vocabulary: int,
+    label: str,
+    hint: str = "put the tokenizer that the model was trained with into its folder",
+) -> None:
     """Raise CalibrationError if a text, called `label`, has a token beyond the model's vocabulary."""
     if (largest := int(found.ids.max())) >= vocabulary:
-        raise CalibrationError(
-            f"{label}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}",
-            "put the tokenizer that the model was trained with into its folder",
-        )
+        raise CalibrationError(f"{label}: token {largest:,} is beyond the model's vocabulary of {vocabulary:,}", hint)
 
 
 def draw_windows(

@@ -92,8 +92,8 @@ def thresholds(shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], tau
         θ_en = max(the reach of ℓ_n − ℓ_e in text of e, `SHARE` · μ_ee)         n ≠ e
 
     A mean f_e above θ_ee is clearly from text of e. If f_n − f_e is above θ_en, the text is clearly not e's, even where
-    n has a double and neither of the two reaches its own threshold. The second bound of θ_en is for experts far from
-    all others: where their text has a passage of another kind, every other expert has more evidence of it.
+    n has a double. The second bound of θ_en is for experts far from all others: where their text has a passage of
+    another kind, every other expert has more evidence of it.
 
     `shares` is p, `evidence` ℓ, `tau` that of the fast window.
     """
@@ -122,9 +122,8 @@ class EvidenceMoments:
 
     The kinds are the texts of the experts, in their order, unless other texts are compared with them. A text of kind e
     is taken as draws from p_e, so that m has the mean μ_e = Σ_v p_e(v) ℓ(v), and over texts the covariance
-    Cov_e(ℓ) · d, d = (1 − ρ) Σ w² / (Σ w)² + ρ, with ρ = `ALIKE`: were its tokens independent, ρ would be 0, and after
-    enough of them no text would ever be mistaken. Tokens of one text have its subject in common, which is ρ of their
-    variance and does not average out (Kish 1965, *Survey Sampling*, §5.4, the design effect).
+    Cov_e(ℓ) · d, d = (1 − ρ) Σ w² / (Σ w)² + ρ, with ρ = `ALIKE`. Tokens of one text have its subject in common, which
+    is ρ of their variance and does not average out (Kish 1965, *Survey Sampling*, §5.4, the design effect).
 
     Attributes:
         means: μ, row by row of each kind of text.

@@ -87,15 +87,11 @@ def domain_embedding(
 
     FlexOlmo (§3.3.2) starts row e as the mean embedding of expert e's text and adds a bias b_e < 0 to its logit, so
     that a token goes to an expert only where that clearly fits. Here the feature is the layer's MLP input in the base
-    model.
-
-    No host stores a router bias, and a constant is no linear function of x. The linear function nearest to it over the
-    members' text carries it approximately:
+    model. No host stores a router bias, so the linear function nearest to a constant over the members' text carries it:
 
         w_0 = argmin_w Σ_t (w·x_t − 1)² + lam ‖w‖² = (Σ_e A_e + lam·I)⁻¹ Σ_e s_e        row e += b_e w_0
 
-    after the row got its length, so that b_e counts in logits. A bias equal for all members adds one number to all
-    logits of a token and changes no choice: it is differences that count.
+    after the row got its length, so that b_e counts in logits, of which only differences matter.
 
     Args:
         statistics: one a member, of that expert's text in the base model. Taken one at a time; Grams are summed only

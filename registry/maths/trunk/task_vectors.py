@@ -23,8 +23,7 @@ def task_arithmetic(combination: Combination) -> Iterator[Tensor]:
     """Yield θ_0 + λ Σ_e ω_e (θ_e − θ_0), the weights ω scaled to a mean of 1; or θ_0 + Σ_e α_e (θ_e − θ_0).
 
     Option `scale` is λ, and α are the coefficients, where there are any. With α = 1 for one member and 0 for all others
-    every number is exactly that member's, in any dtype of up to 32 bits: differences and sums are in float64, which
-    rounds them only where a number of the base model is more than 2^28 times as large as the member's.
+    every number is exactly that member's, unless one of the base model is more than 2^28 times as large.
     """
 
     def summed(rows: RowBlock) -> Tensor:

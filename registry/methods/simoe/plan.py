@@ -51,7 +51,6 @@ def _tensors(members: tuple[Member, ...], base: Member, dtype: str | None) -> It
 
 
 def _module(base: Member, weight: str) -> str:
-    """Return the name of the linear layer of a weight in the folder."""
     return base.family.renamed.get(weight, weight).removesuffix(".weight")
 
 

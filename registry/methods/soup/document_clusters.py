@@ -149,7 +149,6 @@ def kmeans_centres(points: npt.NDArray[np.float32], count: int, seed: int) -> np
 
 
 def _split(corpus: Corpus, numbers: npt.NDArray[np.int64], paths: Sequence[Path]) -> None:
-    """Copy every document to the file of its cluster."""
     waiting: dict[Path, list[str]] = {path: [] for path in paths}
     size = 0
 
