@@ -292,7 +292,7 @@ class Member:
         return self.store.read(link.digest)
 
     def _source(self, link: ArrayLink) -> ArraySource:
-        return open_array(self.store, self.version, link)
+        return open_array(self.store, link, f"{self.version.ref}: its {link.role} array")
 
 
 def load_member(workspace: Workspace, version: VersionRecord) -> Member:

@@ -26,7 +26,7 @@ from registry.methods import dense
 from registry.methods import simoe as simoe_
 from registry.methods import soup as soup_
 from registry.names.reference import check_alias, require_list
-from registry.names.resolve import check_has_alias, composition_of, logged_as, versions_matching
+from registry.names.resolve import ALL_STATES, check_has_alias, composition_of, logged_as, versions_matching
 from registry.progress import Progress, silent
 from registry.statistics.settings import PassSettings
 from registry.training.training_paths import base_version, check_paths
@@ -57,6 +57,24 @@ class Registry:
         cluster: a result of `registry.distributed.connect`, whose nodes take parts of `add_expert`, `add_experts`,
             `compose` and `evaluate`. They see the home, the checkpoints and the outputs by the same paths.
 
+    Arguments of methods, where these do not say more:
+        name: `[a-z0-9][a-z0-9._-]*`.
+        ref: `NAME`, `NAME@NUMBER` or `NAME@ALIAS`; a bare name is its newest version.
+        experts: names, versions or aliases, in any order.
+        base: the base model, a name or version; default the only one that is registered.
+        recipe: the methods and their parameters; default the default recipe.
+        data, files: files of text: `.txt` (one document a file), `.jsonl`, `.jsonl.gz`, `.parquet`; where domains are
+            measured, domain → files.
+        settings: settings of the step; most have defaults.
+        tags: keys and values to find it by. `language` (`de` or `de,en`) and `hub` (`ORG/NAME@COMMIT`) also appear on
+            cards of its compositions; `hub` is set automatically for `hf://` checkpoints.
+        license: its license, as the Hub writes it (`apache-2.0`); default that of the checkpoint's `expert.json`.
+        alias: a movable name to point at it.
+        folder: a composed folder.
+        out: a folder to write, absent or empty; it appears whole or not at all.
+        force: replace `out` if it is an earlier composition.
+        device: a torch device; default the GPU if there is one.
+
     Every method raises subclasses of `registry.errors.RegError`, and a wrong request raises before anything is written:
     a reference that matches nothing is a NotFoundError, a version that was opted out a ConflictError, an `out` that
     holds something else an OutputError, text that cannot be read, or is none, a CalibrationError, a folder that is not
@@ -74,7 +92,7 @@ class Registry:
         create: bool | Literal["when written to"] = True,
         cluster: Cluster | None = None,
     ) -> None:
-        self._workspace = Workspace.open(home, database, progress, arrays=arrays, create=create, cluster=cluster)
+        self._workspace = Workspace.open(Home.locate(home, database, arrays), progress, create=create, cluster=cluster)
         maintenance.follow_opt_outs(self._workspace)
 
     @property
@@ -146,14 +164,7 @@ class Registry:
         `statistics.safetensors` is used; else the expert samples its own text.
 
         Args:
-            name: `[a-z0-9][a-z0-9._-]*`.
             checkpoint: a Hugging Face folder with safetensors weights, `hf://ORG/NAME[@REVISION]`, or a PEFT adapter.
-            data: calibration files (.txt, .jsonl, .jsonl.gz, .parquet).
-            settings: settings of the forward pass.
-            tags: keys and values to find it by. `language` (`de` or `de,en`) and `hub` (`ORG/NAME@COMMIT`) also appear
-                on cards of its compositions; `hub` is set automatically for `hf://` checkpoints.
-            license: its license, as the Hub writes it (`apache-2.0`); default that of the checkpoint's `expert.json`.
-            alias: a movable name to point at it.
             keep_calibration: store the calibration tokens too.
             base: an adapter's base model, if its configuration does not name it: a registered name, a folder, `hf://…`.
             allow_unrelated: accept a checkpoint that shares no ancestor with anything registered.
@@ -194,7 +205,6 @@ class Registry:
         Args:
             file: YAML, a list of experts: name, checkpoint, and what else `add_expert` takes. Paths in it start from
                 its folder.
-            settings: settings of the forward passes.
 
         Raises:
             InvalidInputError: the file is no such list; the message has the line.
@@ -241,14 +251,11 @@ class Registry:
         its loss curve, in `expert_training.json`. With a frozen trunk its trunk is the base model's to the byte.
 
         Args:
-            name: the expert's name.
             base: the model to begin from: a registered name or version, a folder, or `hf://ORG/NAME[@REVISION]`.
-            data: `FILE`s of text.
-            settings: settings of the training.
-            public_data: `FILE`s of public text: with `coordinate` the router rows begin as the differences of the
+            public_data: files of public text: with `coordinate` the router rows begin as the differences of the
                 embeddings of both texts; without, at 0.
-            out: a folder to write the checkpoint to, absent or empty; the expert is then not registered.
-            tags, license, alias, keep_calibration: as `add_expert`.
+            out: a folder to write the checkpoint to; the expert is then not registered.
+            keep_calibration: store the calibration tokens too.
 
         Raises:
             InvalidInputError: a loss is NaN or infinite.
@@ -287,13 +294,10 @@ class Registry:
         rank, one copy and the factors.
 
         Args:
-            name: the soup's name.
             base: the base model to begin from: a registered name or version, a folder, or
                 `hf://ORG/NAME[@REVISION]`.
             domains: the files of text of each domain, by its name; two domains or more. With `settings.clusters` the
                 documents of all files make that many domains, by k-means of their embeddings, and names have no part.
-            settings: settings of the training.
-            tags, license, alias: as `add_expert`, of all its versions.
 
         Raises:
             CalibrationError: a domain has no text, or there are fewer documents than clusters.
@@ -327,10 +331,7 @@ class Registry:
 
         Args:
             name: what the experts' names begin with.
-            base: the registered base model to begin from, a name or version.
-            data: `FILE`s of text.
-            settings: settings of the training.
-            tags, license, alias: as `add_expert`, of all experts.
+            base: the registered base model to begin from.
 
         Raises:
             CalibrationError: there is no text that is longer than a prompt.
@@ -408,10 +409,7 @@ class Registry:
         """Return what a composition will be, without reading a weight.
 
         Args:
-            experts: names, versions or aliases, in any order; base models too, where the recipe needs no statistics of
-                them.
-            recipe: the methods and their parameters; default the default recipe.
-            base: the base model, if the recipe needs one; default the only one that is registered.
+            experts: base models too, where the recipe needs no statistics of them.
             from_base: with no `experts`: so many copies of the base model are the experts of a mixture (sparse
                 upcycling, Komatsuzaki et al. 2023), 2 or more, with trunk `base` and router `random`, which are the
                 default recipe then.
@@ -437,7 +435,6 @@ class Registry:
         Args:
             out: a folder that does not exist or is empty; or the URL of a prefix in a bucket, as a text: s3://…, gs://…,
                 az://….; or a `Destination` that was checked.
-            force: replace `out` if it is an earlier composition.
         """
         return composition_.compose(self._workspace, experts, out, recipe, base=base, from_base=from_base, force=force)
 
@@ -465,13 +462,8 @@ class Registry:
     ) -> dict[str, float]:
         """Return, for each of `experts`, the share of documents in `files` that it is nearest to, where it is not 0.
 
-        Use them as weights of a dense composition: `Recipe(to="dense", trunk="mean", weights=…)`.
-
-        Args:
-            experts: names, versions or aliases, in any order.
-            files: `.txt` (one document a file), `.jsonl`, `.jsonl.gz`, `.parquet`.
-            base: the base model, which embeds them; default the only one that is registered.
-            device: a torch device; default the GPU if there is one.
+        The base model embeds them. Use the result as weights of a dense composition:
+        `Recipe(to="dense", trunk="mean", weights=…)`.
         """
         check_files(files, "files")
         return dense.document_shares(self._workspace, experts, files, base=base, device=device)
@@ -490,11 +482,7 @@ class Registry:
         `Registry.compose` with that recipe writes the model, `Recipe(to="dense", trunk="task-arithmetic")` by default.
 
         Args:
-            experts: names, versions or aliases, in any order.
-            files: text to fit to, as `likeness` takes it.
             recipe: how they are combined, without coefficients.
-            settings: settings of the fit.
-            base: the base model; default the only one that is registered.
 
         Raises:
             CalibrationError: a file cannot be read, or there is too little text.
@@ -520,12 +508,10 @@ class Registry:
 
         Args:
             soup: a name or version that `train_soup` registered the shared weights under.
-            out: a folder that does not exist or is empty.
             weights: domain → weight, 0 or more, in any unit; domains that are not named have 0.
             like: files of documents, of which the domain weights are the histogram over the nearest domains.
             fit: files of text that the coefficients are fitted to by gradient, without domain weights.
             settings: settings of the fit; of `like`, its device.
-            force: replace `out` if it is an earlier composition.
 
         Raises:
             InvalidInputError: it is no soup, or the weights are not those of its domains.
@@ -563,12 +549,10 @@ class Registry:
         several experts.
 
         Args:
-            experts: names, versions or aliases, in any order.
-            files: public text, as `likeness` takes it.
-            out: a folder, absent or empty; it appears whole, with `NAME.jsonl` for each expert.
-            base: the base model, in which documents are compared; default the only one that is registered.
+            files: public text.
+            out: a folder, in which each expert has `NAME.jsonl`.
+            base: the base model, in which documents are compared.
             documents: number for each expert; if there are fewer, it gets all.
-            device: a torch device; default the GPU if there is one.
 
         Raises:
             IncompatibleError: an expert has no statistics of its MLP inputs, or there is no base model.
@@ -608,11 +592,7 @@ class Registry:
         """Train weights of a composed mixture on text: routers alone, expert MLPs, or all; and return the result.
 
         Args:
-            folder: a composed folder.
-            out: the folder to write, absent or empty; or with `force` an earlier composition.
-            data: `FILE`s of text, or names of members whose calibration tokens were kept.
-            settings: settings of the training.
-            force: see `out`.
+            data: files of text, or names of members whose calibration tokens were kept.
             record: store the tensors that change, and record the result in the catalog.
 
         Raises:
@@ -670,13 +650,11 @@ class Registry:
             folders: model folders; the first one's tokenizer makes the windows, and no other may contradict it.
             data: domain → test files. A domain's own expert is the one of its name: the version in the first folder's
                 `composition.json`, else the newest active one.
-            settings: settings of the scoring.
             baselines: add rows for the base model, the domains' experts and their averaged weights, where registered.
             oracle: for every mixture, add a row with each domain's tokens sent to the domain's expert, its upper bound.
             speed: for every mixture, also measure the time of a token, relative to a dense expert's.
             experts: compose these by each of `methods` and of `sweep` too, into folders that are deleted again.
             methods: names of `registry.evaluation.METHODS`, or `all`.
-            base: the base model for these; default the only one that is registered.
             seeds: seeds of methods with randomness, 1 or more; default five, or three if their routers are trained.
             active_experts: for each folder, which must be a mixture, add a row for each of these numbers of experts per
                 token, from 1 to its number of experts; `all` for every one. Nothing is written.
@@ -712,7 +690,6 @@ class Registry:
             folder: a model folder, dense or a mixture, composed here or not.
             data: domain → files of text to run it on; default text of its members, kept or sampled, else built-in text.
             quick: read files and weights, and run nothing.
-            device: a torch device; default the GPU if there is one.
 
         Raises:
             CheckpointError: there is no such folder. Whatever is wrong with one is a finding.
@@ -732,7 +709,6 @@ class Registry:
         Args:
             folders: model folders with one tokenizer, that of the first.
             data: files of text, such as what an expert was trained on.
-            settings: settings of the audit.
 
         Raises:
             CalibrationError: no document is long enough.
@@ -757,9 +733,7 @@ class Registry:
         Args:
             schedule: experts in the order in which they join.
             data: the name of each → test files.
-            settings: settings of the scoring.
             recipe: how those so far are composed; top_k is at most their number, and weights are those of who is there.
-            base: as `plan`.
         """
         check_files(data)
         return evaluation.continual_registered(self._workspace, schedule, data, settings, recipe, base=base)
@@ -778,7 +752,6 @@ class Registry:
         Args:
             composition: a composed folder, or the beginning of the digest of a composition made here, 6 digits or more.
             data: domain → test files, for a folder; adds rows for base model, experts, their average and the oracle.
-            settings: settings of the scoring.
         """
         report_.check_source(self.catalog, composition)
         check_files(data or {})
@@ -799,7 +772,6 @@ class Registry:
         repositories, languages) is added to the card that is pushed.
 
         Args:
-            folder: a composed folder.
             target: the repository; a text is `ORG/NAME[@REVISION]`.
             license: the license of the whole; default the roll-up of the members' licenses.
 
@@ -908,8 +880,8 @@ class Registry:
             limit: at most so many versions.
             offset: skip so many.
         """
-        return self._workspace.versions(
-            kind=kind, everything=everything, tags=tags, search=search, limit=limit, offset=offset
+        return self.catalog.versions(
+            kind=kind, states=_states(everything), tags=tags, search=search, limit=limit, offset=offset
         )
 
     def count_versions(
@@ -921,7 +893,7 @@ class Registry:
         search: str | None = None,
     ) -> int:
         """Return how many versions `versions` would return without a limit (arguments as `versions`)."""
-        return self._workspace.count_versions(kind=kind, everything=everything, tags=tags, search=search)
+        return self.catalog.count_versions(kind=kind, states=_states(everything), tags=tags, search=search)
 
     def tag_counts(self, limit: int) -> list[TagCount]:
         """Return the tags of active versions with the number of versions of each, the `limit` most frequent first."""
@@ -931,7 +903,6 @@ class Registry:
         """Resolve a reference to a version, and return it.
 
         Args:
-            ref: `NAME`, `NAME@NUMBER` or `NAME@ALIAS`; a bare name is its newest version in one of `states`.
             kind: expert or base; None for either.
             states: the states that it may be in.
         """
@@ -1019,3 +990,7 @@ class Registry:
         With `dry_run` only look for it.
         """
         return maintenance.collect_garbage(self._workspace, dry_run=dry_run)
+
+
+def _states(everything: bool) -> Sequence[State]:
+    return ALL_STATES if everything else ("active",)

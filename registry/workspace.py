@@ -1,7 +1,7 @@
 """An open registry: its home, catalog, arrays and progress, and the operations that all packages share."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from registry.distributed import Cluster
 from registry.errors import ConflictError, DamagedError, NotFoundError, StorageError
 from registry.home import Home
-from registry.names.resolve import ALL_STATES, resolve
+from registry.names.resolve import resolve
 from registry.progress import Progress
 from store.actor import actor
 from store.arrays import ArraySource, ArrayStore
@@ -46,11 +46,9 @@ class Workspace:
     @classmethod
     def open(
         cls,
-        home: PathLike | None,
-        database: str | None,
+        home: Home,
         progress: Progress,
         *,
-        arrays: PathLike | None = None,
         create: bool | Literal["when written to"],
         cluster: Cluster | None = None,
     ) -> "Workspace":
@@ -61,18 +59,6 @@ class Workspace:
             InvalidInputError: REG_ACTOR is not a name.
             StorageError: the home cannot be created, or the arrays cannot be reached.
         """
-        return cls.at(Home.locate(home, database, arrays), progress, create=create, cluster=cluster)
-
-    @classmethod
-    def at(
-        cls,
-        home: Home,
-        progress: Progress,
-        *,
-        create: bool | Literal["when written to"],
-        cluster: Cluster | None = None,
-    ) -> "Workspace":
-        """Open the registry at a home that was located already, as another process did (errors as `open`)."""
         actor()  # a name that the log cannot hold is refused before any work
         home.check(create=bool(create))
         made = tuple(path for path in (home.path, *home.path.parents) if not path.exists())
@@ -100,31 +86,9 @@ class Workspace:
         """Raise ConflictError if the arrays belong to another catalog."""
         check_owner(self.catalog, self.arrays)
 
-    def versions(
-        self,
-        *,
-        kind: Kind | None = None,
-        everything: bool = False,
-        tags: Mapping[str, str] | None = None,
-        search: str | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> list[VersionRecord]:
-        """Return versions by name and number (arguments as `Registry.versions`)."""
-        return self.catalog.versions(
-            kind=kind, states=_states(everything), tags=tags, search=search, limit=limit, offset=offset
-        )
-
-    def count_versions(
-        self,
-        *,
-        kind: Kind | None = None,
-        everything: bool = False,
-        tags: Mapping[str, str] | None = None,
-        search: str | None = None,
-    ) -> int:
-        """Return how many versions match (arguments as `Registry.count_versions`)."""
-        return self.catalog.count_versions(kind=kind, states=_states(everything), tags=tags, search=search)
+    def versions(self, kind: Kind | None = None) -> list[VersionRecord]:
+        """Return the active versions, of one kind or of both, by name and number."""
+        return self.catalog.versions(kind=kind, states=("active",))
 
     def resolve(self, ref: str, *, kind: Kind | None = None, states: Sequence[State] = ("active",)) -> VersionRecord:
         """Resolve a reference to a version (arguments and errors as `names.resolve.resolve`)."""
@@ -172,8 +136,8 @@ def content_digest(content: dict[str, Any], arrays: Sequence[ArrayLink]) -> str:
     return json_digest([content, sorted([link.role, link.name, link.digest] for link in arrays)])
 
 
-def open_array(arrays: ArrayStore, version: VersionRecord, link: ArrayLink) -> ArraySource:
-    """Open one array of a version as blocks, checked while it is read.
+def open_array(arrays: ArrayStore, link: ArrayLink, called: str) -> ArraySource:
+    """Open an array as blocks, checked while it is read; messages begin with what it is `called`.
 
     Raises:
         DamagedError: its dtype or shape differs from the catalog's.
@@ -181,12 +145,8 @@ def open_array(arrays: ArrayStore, version: VersionRecord, link: ArrayLink) -> A
     source = arrays.open(link.digest)
     if (source.dtype, source.shape) != (link.dtype, link.shape):
         raise DamagedError(
-            f"{version.ref}: its {link.role} array {link.name} is {source.dtype} {list(source.shape)}, "
-            f"the catalog says {link.dtype} {list(link.shape)}",
+            f"{called} {link.name} is {source.dtype} {list(source.shape)}, the catalog says {link.dtype} "
+            f"{list(link.shape)}",
             "reg verify",
         )
     return source
-
-
-def _states(everything: bool) -> Sequence[State]:
-    return ALL_STATES if everything else ("active",)

@@ -49,7 +49,7 @@ class StoredWeights:
 
     def source(self, name: str) -> ArraySource:
         """Return one tensor as blocks, checked while it is read."""
-        return open_array(self.workspace.arrays, self.version, self._links("trunk", "mlp")[name])
+        return _opened(self.workspace, self.version, self._links("trunk", "mlp")[name])
 
     def files(self) -> dict[str, bytes]:
         """Return its small files, by name."""
@@ -107,8 +107,12 @@ def training_record(workspace: Workspace, version: VersionRecord) -> TrainingRec
         return parse_training(_content(workspace, version, links[own]), f"{version.ref}/{EXPERT_TRAINING}")
 
 
+def _opened(workspace: Workspace, version: VersionRecord, link: ArrayLink) -> ArraySource:
+    return open_array(workspace.arrays, link, f"{version.ref}: its {link.role} array")
+
+
 def _content(workspace: Workspace, version: VersionRecord, link: ArrayLink) -> bytes:
-    open_array(workspace.arrays, version, link)  # checks that it is there, of this dtype and shape
+    _opened(workspace, version, link)  # checks that it is there, of this dtype and shape
     return workspace.arrays.read(link.digest).tobytes()
 
 

@@ -304,7 +304,7 @@ def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *,
     Args:
         names: its tensors, in the order of their computation.
     """
-    workspace = Workspace.at(reference.home, silent, create=False)
+    workspace = Workspace.open(reference.home, silent, create=False)
     try:
         plan = reference.plan(workspace)
         with plan.output.opened(plan, workspace) as source:  # passes are in the cache already

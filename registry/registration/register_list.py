@@ -119,7 +119,7 @@ def _on_cluster(workspace: Workspace, cluster: Cluster, requests: Sequence[Regis
 
 def register_in_task(home: Home, request: RegistrationRequest, *, progress: Progress) -> Registration:
     """Register one expert in a task."""
-    workspace = Workspace.at(home, progress, create="when written to")
+    workspace = Workspace.open(home, progress, create="when written to")
     try:
         return _register(workspace, request)
     finally:
