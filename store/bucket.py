@@ -33,8 +33,7 @@ _COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
 def url_of(place: object) -> str | None:
     """Return the URL that a place is, in its recorded form; None for the path of a folder.
 
-    Raises:
-        InvalidInputError: it is no such URL, or a `Path` made of one, which has lost a slash.
+    Raises InvalidInputError if it is no such URL, or a `Path` made of one, which has lost a slash.
     """
     text = str(place)
     if is_url(text):
@@ -74,15 +73,11 @@ class Bucket:
             return None
 
     def read(self, key: str, size: int | None = None, *, most: int | None = None) -> bytes | None:
-        """Return the content of an object; None if it is absent.
+        """Return the content of an object; None if it is absent (StorageError: it cannot be read).
 
         Args:
             size: its size, if it is known; more than `RANGE_BYTES` are read by several ranges at once.
-            most: its largest size, where it is not known: a bucket may hold anything.
-
-        Raises:
-            ValueError: it is larger.
-            StorageError: it cannot be read.
+            most: its largest size, where it is not known: a bucket may hold anything (ValueError: it is larger).
         """
         try:
             with storage_errors(self.url, "cannot be read", key):
@@ -142,8 +137,7 @@ class Bucket:
     def ranges(self, key: str, size: int) -> Iterator["Bytes"]:
         """Yield the bytes of an object from its beginning to its end, by ranges of which several are on their way.
 
-        Raises:
-            StorageError: it cannot be read, is absent, or an answer is shorter than was asked for.
+        Raises StorageError if it cannot be read, is absent, or an answer is shorter than was asked for.
         """
 
         def fetch(start: int) -> "Bytes":

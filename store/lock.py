@@ -14,9 +14,7 @@ WAIT_SECONDS = 600.0  # seconds that a writer waits for another before it gives 
 def exclusive(path: Path, action: str) -> Iterator[None]:
     """Hold the lock file `path` (created if absent, released by the system when its process dies).
 
-    Raises:
-        ConflictError: another process holds it for more than `WAIT_SECONDS`.
-        StorageError: its folder cannot be written.
+    Raises ConflictError if another process holds it for `WAIT_SECONDS`, StorageError if its folder cannot be written.
     """
     from filelock import FileLock, Timeout
 

@@ -71,9 +71,7 @@ def is_url(place: object) -> bool:
 def parse_url(url: str) -> tuple[str, str, str]:
     """Return scheme, bucket and prefix of a URL; the prefix has no slash at either end, and may be empty.
 
-    Raises:
-        InvalidInputError: the scheme is not one of `SCHEMES`, the bucket is missing, or the prefix has an empty part,
-            `.` or `..`.
+    Raises InvalidInputError if the URL is of no bucket, or its prefix has an empty part, `.` or `..`.
     """
     found = _URL.fullmatch(url)
     if found is None or found[1] not in SCHEMES:
@@ -131,14 +129,11 @@ def open_store(url: str) -> "ObjectStore":
 
 @contextmanager
 def storage_errors(url: str, doing: str = "cannot be reached", key: str = "") -> Iterator[None]:
-    """Raise failures of an object store as errors for the user; `doing` is what failed: "cannot be read".
+    """Raise failures of an object store as StorageErrors for the user; `doing` is what failed: "cannot be read".
 
     An object that is absent (FileNotFoundError) and one that a conditional request found (AlreadyExistsError,
     PreconditionError of obstore) pass unchanged: they are answers. The same answer for a bucket that does not exist is
     a failure.
-
-    Raises:
-        StorageError: no credentials, no permission, no bucket, no network, or the store refuses.
     """
     from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 

@@ -12,12 +12,9 @@ _HINT = "name the right catalog with --database or REG_DATABASE; if it is lost, 
 
 
 def check_owner(catalog: Catalog, store: ArrayStore) -> None:
-    """Check that the arrays of `store` belong to `catalog`.
+    """Check that the arrays of `store` belong to `catalog` (ConflictError: they belong to another).
 
     Arrays written by early versions carry no id: they belong to the catalog if it knows any of them.
-
-    Raises:
-        ConflictError: the arrays belong to another catalog.
     """
     owner = store.owner()
     if owner == catalog.id:

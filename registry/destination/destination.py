@@ -56,8 +56,7 @@ class Destination(ABC):
         """Check that a composition can be written there; with `replace` an earlier one may be there.
 
         Raises:
-            OutputError: something else is there, or an earlier composition that may not be replaced.
-            StorageError: it cannot be written to.
+            OutputError, StorageError: something else is there, or may not be replaced; it cannot be written to.
         """
 
     @abstractmethod

@@ -64,10 +64,8 @@ class Cluster:
     def run(self, step: Step, progress: Progress) -> Iterator[Finished]:
         """Run the tasks of a step, and yield each when it has ended, in any order; a remark of a task is passed on.
 
-        If the caller stops early, or is interrupted, running tasks are cancelled.
-
-        Raises:
-            ClusterError: a task lost its process or node too often, or there is no node that could run it.
+        If the caller stops early, or is interrupted, running tasks are cancelled (ClusterError: a task lost its process
+        or node too often, or there is no node that could run it).
         """
         import ray
 

@@ -58,14 +58,9 @@ _COUNTS = "The statistics are how often each token came in the calibration"
 def write_expert(member: Member, folder: Path, *, calibration: bool, progress: Progress) -> ExpertManifest:
     """Write the files of an expert, except its card, to an absent or empty folder, and return its manifest.
 
-    Args:
-        calibration: include kept calibration tokens that were taken from text; tokens that the expert generated
-            itself are always included.
-        progress: reports the bytes written, and a remark if tokens are left out.
-
-    Raises:
-        StorageError: the folder cannot be written.
-        DamagedError: an array is damaged.
+    `calibration` includes kept calibration tokens that were taken from text, else a remark says that they are left out;
+    tokens that the expert generated itself are always included (StorageError: the folder cannot be written;
+    DamagedError: an array is damaged).
     """
     collected = collected_of(member)
     digest = member.version.digest

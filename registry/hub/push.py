@@ -117,10 +117,8 @@ def _target(target: Target | str) -> Target:
 def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license_id: str | None) -> dict[str, Outgoing]:
     """Return the files to push of a composed folder; `license_id` overrides the members' licenses.
 
-    Raises:
-        CheckpointError: the folder was not composed by this program, or was changed since.
-        ConflictError: a member was opted out.
-        InvalidInputError: no license follows from the members' licenses, and no `license_id` is given.
+    Raises CheckpointError if the folder was changed, ConflictError if a member was opted out, and InvalidInputError if
+    no license follows from those of the members and no `license_id` is given.
     """
     folder, manifest, files = composed.path, composed.manifest, composed.files
     versions = _versions_of(workspace.catalog, composed)

@@ -52,14 +52,12 @@ def check_account(target: Target) -> None:
 def upload(target: Target, commit: Commit, on_start: Callable[[], None], progress: Progress) -> Pushed:
     """Push the files of `commit` to `target`, and compare what arrived; the account was checked.
 
-    Args:
-        on_start: called after all checks, when the repository exists, just before files are sent.
+    `on_start` is called after all checks, when the repository exists, just before files are sent.
 
     Raises:
         NotFoundError: the revision does not exist, or the repository for a pull request does not.
         ConflictError: the repository holds something else, or another push changed it.
-        DamagedError: the files that arrived differ from those sent.
-        StorageError: the Hub or the connection fails.
+        DamagedError, StorageError: other files arrived than were sent; the Hub or the connection fails.
     """
     remote, files = _Remote(target), commit.files
     with _translated(target, lambda: remote.state), _progress_bars():
@@ -128,11 +126,7 @@ class _Remote:
             self.head = None
 
     def check_replaceable(self, commit: Commit) -> None:
-        """Check that the repository's content may be replaced.
-
-        Raises:
-            ConflictError: this program did not push the content, or it is another composition or expert.
-        """
+        """Raise ConflictError if this program did not push the content, or it is another composition or expert."""
         target, marker = self._target, commit.marker
         if set(self.files) <= _BLANK:
             return

@@ -17,10 +17,7 @@ def atomic_file(path: Path, partial: str | None = None, *, durable: bool = True)
 
     The folder is not created: it may have been deleted meanwhile, with all its files. The temporary file is named
     `partial`, default that of `path` with `.partial` appended. If `durable`, file and folder are flushed to disk, so
-    that a crash of the system loses neither.
-
-    Raises:
-        OSError: the disk is full or refuses; the file at `path` is unchanged.
+    that a crash of the system loses neither (OSError: the disk is full or refuses; the file at `path` is unchanged).
     """
     fresh = path.with_name(partial or f"{path.name}.partial")
     try:

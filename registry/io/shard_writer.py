@@ -79,10 +79,8 @@ def write_shards(shards: Sequence[Shard], advance: Advance, *, flush: bool = Tru
         workers: rendering threads. With 1 the calling thread renders; with more, each runs torch on one thread.
 
     Raises:
-        DamagedError: an array does not have its digest.
-        StorageError: a tensor has another size than its stream.
-        OSError: the disk is full or refuses.
-        RegError: any error of `Stream.blocks`.
+        DamagedError, StorageError: an array does not have its digest; a tensor has another size than its stream.
+        OSError, RegError: the disk is full or refuses; any error of `Stream.blocks`.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(shard.path.open("wb", buffering=0)).fileno() for shard in shards]

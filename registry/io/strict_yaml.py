@@ -43,9 +43,7 @@ class Located:
 def parse_yaml(data: bytes, where: str) -> Located:
     """Read one YAML document, from a file that messages call `where`.
 
-    Raises:
-        InvalidInputError: the file is too large or nested too deep, is not YAML, or has what is refused (see the
-            module); the message has the line.
+    Raises InvalidInputError, with the line, if it is too large or nested too deep, no YAML, or has what is refused.
     """
     if len(data) > YAML_BYTES:
         raise InvalidInputError(f"{where} has {len(data):,} bytes, the limit is {YAML_BYTES:,}", _HINT)

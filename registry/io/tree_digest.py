@@ -40,9 +40,7 @@ def combine(head: bytes, tensors: Iterable[str]) -> str:
 def tree_digest(path: Path, advance: Advance = lambda amount: None) -> str:
     """Return the tree digest of a file; `advance` receives the bytes read, called by one thread at a time.
 
-    Raises:
-        CheckpointError: the file is not a safetensors file, or has a dtype that no composition has.
-        OSError: the file cannot be read.
+    Raises CheckpointError if it is no safetensors file, or has a dtype that no composition has; OSError: unreadable.
     """
     with path.open("rb") as file:
         number, size, lock = file.fileno(), os.fstat(file.fileno()).st_size, Lock()

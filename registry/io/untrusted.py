@@ -25,10 +25,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def parse_json(data: bytes, *, values: int = JSON_VALUES) -> Any:
     """Return the document in `data`: UTF-8, no key twice in one object, every number finite, text that can be written.
 
-    The size of the data has been checked; `values` is the largest number of values.
-
-    Raises:
-        ValueError: the data is not such a document, is nested deeper than `JSON_DEPTH`, or has too many values or keys.
+    The size of the data has been checked (ValueError: the data is not such a document, is nested deeper than
+    `JSON_DEPTH`, or has more than `values` values or too many keys).
     """
     text = data.decode("utf-8")
     _check_structure(data, values)
@@ -99,10 +97,8 @@ def own_file(folder: Path, name: str) -> Path | None:
     """Return the path of a regular file in a checkpoint's folder, or None if it has no such file.
 
     A symbolic link may lead to another file of the folder, and from a snapshot of the Hub's cache to its blobs, where
-    the cache keeps every file. One that leads elsewhere could copy any file of this machine into a model.
-
-    Raises:
-        CheckpointError: the file is a symbolic link out of the folder.
+    the cache keeps every file. One that leads elsewhere could copy any file of this machine into a model: it raises
+    CheckpointError.
     """
     path = folder / name
     if not path.is_file():
@@ -196,8 +192,7 @@ def fields(
 ) -> dict[str, Any]:
     """Return `document`, named `where` in messages, if it is an object of these keys, each of its kind.
 
-    Raises:
-        CheckpointError: `document` is not an object, a key is unknown or missing, or a value is of another kind.
+    Raises CheckpointError if it is no object, a key is unknown or missing, or a value is of another kind.
     """
     if not isinstance(document, dict):
         raise CheckpointError(f"{where} is not a JSON object", hint)

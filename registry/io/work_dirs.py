@@ -60,10 +60,7 @@ def resumable(above: Path | None, key: str, holds: Collection[str]) -> Iterator[
 
     It is None if states are not kept (`above` is None), or another process runs the same pass. Its folder may disappear
     meanwhile, if a version was opted out; the state need not be written then. `key` is a digest of everything that the
-    pass depends on.
-
-    Raises:
-        StorageError: `above` cannot be written.
+    pass depends on (StorageError: `above` cannot be written).
     """
     if above is None:
         yield None
@@ -78,10 +75,7 @@ def resumable_folder(above: Path | None, key: str, holds: Collection[str]) -> It
 
     It is deleted when the context ends without an error, or holds nothing. If another process runs the same pass, the
     folder is a new one; without `above` it is a temporary one, deleted in any case. It may disappear meanwhile, if a
-    version was opted out. `key` is a digest of everything that the pass depends on.
-
-    Raises:
-        StorageError: the folder cannot be written, or the disk refused a file in it.
+    version was opted out. `key` is as in `resumable` (StorageError: the disk refuses the folder, or a file in it).
     """
     with temporary_folder() if above is None else _resumed(above, key, holds, or_new=True) as folder:
         assert folder is not None

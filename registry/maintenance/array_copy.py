@@ -35,16 +35,12 @@ def copy_arrays(
     """Copy all arrays and the id of their catalog from one place to another; both places keep them.
 
     Every array is checked against its digest where it is read, and read back where it is written. If it is interrupted,
-    repeating it goes on: what is there and intact is not written again.
-
-    Args:
-        home: the registry's home, as in `Registry`: if the arrays at either place are its own, its writers wait.
+    repeating it goes on: what is there and intact is not written again. If the arrays at either place are those of the
+    registry at `home` (as in `Registry`), its writers wait.
 
     Raises:
-        InvalidInputError: both places are the same.
-        NotFoundError: there are no arrays.
-        ConflictError: the target holds arrays of another catalog.
-        StorageError: a place cannot be read or written.
+        InvalidInputError, NotFoundError: both places are the same; there are no arrays.
+        ConflictError, StorageError: the target holds arrays of another catalog; a place cannot be read or written.
     """
     first, second = Home.locate(home, database, source), Home.locate(home, database, target)
     from_store, to_store = first.open_arrays(), second.open_arrays()

@@ -29,9 +29,8 @@ def upgrade(
     """Upgrade the catalog to this program's revision; a copy of an older SQLite database is kept beside it.
 
     Raises:
-        SchemaError: the catalog is newer than this program.
+        SchemaError, StorageError: the catalog is newer than this program; the copy cannot be written.
         ConflictError: arrays exist but no catalog: their catalog is elsewhere, or lost.
-        StorageError: the copy cannot be written.
     """
     location = Home.locate(home, database, arrays)
     location.check(create=True)

@@ -40,8 +40,7 @@ def configuration(
 ) -> list[Setting]:
     """Return every setting with its source; nothing is created or fetched.
 
-    Args:
-        given: those of `home`, `database` and `arrays` that an option named; the others come from the environment.
+    `given` are those of `home`, `database` and `arrays` that an option named; the others come from the environment.
     """
     location = Home.locate(home, database, arrays)
 

@@ -66,11 +66,8 @@ def resolve(
 def by_digest(catalog: Catalog, name: str, digest: str, holder: str, composition: str | None = None) -> VersionRecord:
     """Return the active version of `name` with a content digest, of any number.
 
-    `holder` is the composition that it is a member of, for messages, and `composition` its digest, if that is known.
-
-    Raises:
-        NotFoundError: no version matches.
-        ConflictError: the version was opted out.
+    `holder` is the composition that it is a member of, for messages, and `composition` its digest, if that is known
+    (NotFoundError: no version matches; ConflictError: the version was opted out).
     """
     version = find_by_digest(catalog, name, digest, holder, composition)
     if version is None:
@@ -131,8 +128,7 @@ def versions_matching(catalog: Catalog, ref: str) -> list[VersionRecord]:
 def composition_of(catalog: Catalog, text: str) -> CompositionRecord | None:
     """Return the composition whose digest begins with `text`; None if `text` is a registered name, or not a digest.
 
-    Raises:
-        NotFoundError, InvalidInputError: no composition has such a digest, or several have.
+    Raises NotFoundError if no composition has such a digest, and InvalidInputError if several have.
     """
     if not _DIGEST.fullmatch(text) or text in catalog.names():
         return None

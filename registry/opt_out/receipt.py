@@ -187,8 +187,7 @@ def plan_remaining(workspace: Workspace, manifest: CompositionManifest, members:
     top_k is reduced to the number of members if it is larger. No weights are read.
 
     Raises:
-        NotFoundError: a member is not registered here.
-        ConflictError: a member was opted out.
+        NotFoundError, ConflictError: a member is not registered here; a member was opted out.
         InvalidInputError: the members cannot be composed.
     """
     if manifest.parent is not None:
@@ -221,9 +220,7 @@ def read_receipt(path: Path) -> Receipt:
 def receipt_file(path: Path, ref: str) -> Iterator[Callable[[Receipt], None]]:
     """Reserve the file for the receipt of opting `ref` out; yield the function that writes it.
 
-    Raises:
-        OutputError: the file exists, or its folder does not.
-        StorageError: the file cannot be written.
+    Raises OutputError if the file exists or its folder does not, and StorageError if it cannot be written.
     """
     path = path.absolute()
     check_new_receipt(path)

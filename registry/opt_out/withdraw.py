@@ -75,8 +75,7 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
     completes it. The caller holds the registry's lock.
 
     Raises:
-        ConflictError: the arrays belong to another catalog.
-        StorageError: a file cannot be deleted.
+        ConflictError, StorageError: the arrays belong to another catalog; a file cannot be deleted.
     """
     home, catalog, store = workspace.home, workspace.catalog, workspace.arrays
     claim(catalog, store)

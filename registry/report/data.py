@@ -114,12 +114,9 @@ class ScoreRow:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The data of scores and measured routing.
+    """The data of scores and measured routing: domain → number of predicted tokens, and → label of its text.
 
-    Attributes:
-        at: the time of the evaluation, ISO 8601, or None for now.
-        tokens: domain → number of predicted tokens.
-        labels: domain → label of its text.
+    `at` is the time of the evaluation, ISO 8601, or None for now.
     """
 
     at: str | None

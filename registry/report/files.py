@@ -13,20 +13,14 @@ from store.catalog import Catalog
 def check_source(catalog: Catalog, composition: str | os.PathLike[str]) -> None:
     """Check that `composition` is a composed folder, or the beginning of a composition's digest.
 
-    Raises:
-        CheckpointError: it is neither.
-        NotFoundError: no composition has such a digest.
+    Raises CheckpointError if it is neither, and NotFoundError if no composition has such a digest.
     """
     if Path(composition).is_dir() or composition_of(catalog, os.fspath(composition)) is None:
         require_composed(Path(composition))
 
 
 def check_page(out: Path, *, replace: bool) -> None:
-    """Check that a page can be written at `out`.
-
-    Raises:
-        OutputError: the file exists and `replace` is False, or its folder does not exist.
-    """
+    """Check that a page can be written (OutputError: it exists and `replace` is False, or it has no folder)."""
     if out.is_dir() or (not replace and (out.exists() or out.is_symlink())):
         raise OutputError(
             f"{out} exists", "choose another --out" + ("" if out.is_dir() else ", or replace it: --force")
@@ -36,11 +30,7 @@ def check_page(out: Path, *, replace: bool) -> None:
 
 
 def write_page(out: Path, text: str, *, replace: bool) -> None:
-    """Write a page.
-
-    Raises:
-        OutputError, StorageError: as in `check_page`; or the page cannot be written.
-    """
+    """Write a page (errors as `check_page`; StorageError: it cannot be written)."""
     check_page(out, replace=replace)
     try:
         with atomic_file(out, f".{out.name}.{os.getpid()}.partial", durable=False) as fresh:

@@ -55,10 +55,8 @@ def lineage_graph(figures: ReportData) -> Spec:
 def mask_joins(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]) -> tuple[MaskJoin, ...]:
     """Return the joins of average linkage over 1 - overlap (Sokal and Michener 1958), the most alike first.
 
-    `overlap` is (expert, expert, overlap from 0 to 1) of every two experts, in the order of `combinations`.
-
-    Raises:
-        RegError: scipy is not installed.
+    `overlap` is (expert, expert, overlap from 0 to 1) of every two experts, in the order of `combinations` (RegError:
+    scipy is not installed).
     """
     if not overlap:
         return ()

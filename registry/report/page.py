@@ -45,8 +45,7 @@ class Frame:
 def page(figures: ReportData, frame: Frame | None = None) -> str:
     """Return the report as HTML: a file of its own, or with a frame a page among the local ones.
 
-    Raises:
-        RegError: Jinja2 or vl-convert-python is not installed.
+    Raises RegError if Jinja2 or vl-convert-python is not installed.
     """
     frame = frame or Frame()
     templates = environment(_FOLDER / "templates")
@@ -87,11 +86,7 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
 
 @cache
 def library() -> str:
-    """Return the JavaScript of Vega, Vega-Lite and Vega-Embed, which sets `vegaEmbed`.
-
-    Raises:
-        RegError: vl-convert-python is not installed.
-    """
+    """Return the JavaScript that sets `vegaEmbed` (RegError: vl-convert-python is not installed)."""
     try:
         import vl_convert
     except ImportError as error:

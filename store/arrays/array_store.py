@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from store.arrays.chunk_files import ArrayFiles, decoded_chunks, raw_blocks
-from store.arrays.content_digest import Block, checked, damaged
+from store.arrays.content_digest import Block, checked, damaged, little_endian
 from store.arrays.source import ArraySource, digest_of, rows_per_block
-from store.arrays.zarr_layout import CARRIERS, ROW_ELEMENTS
+from store.arrays.zarr_layout import CARRIERS, ROW_ELEMENTS, Layout
 from store.digest import is_digest
 from store.errors import DamagedError, InvalidInputError, NotFoundError, RegError, StorageError
 from store.permissions import SPACE
@@ -67,18 +67,14 @@ class ArrayStore(ABC):
         """Write the id of the catalog that these arrays belong to, atomically (ConflictError: another has done so)."""
 
     def put(self, source: ArraySource, *, compress: bool = False, digest: str | None = None) -> str:
-        """Store `source` unless an intact copy exists, and return its digest.
+        """Store `source` unless an intact copy exists, and return its digest, which the caller may know already.
 
         On return the bytes are in lasting storage, and were read back from there and compared with the digest.
-
-        Args:
-            compress: compress with zstd, as for statistics; weights stay raw so that composing copies bytes.
-            digest: the digest of `source`, if the caller has computed it already.
+        `compress` is for statistics; weights stay raw so that composing copies bytes.
 
         Raises:
             InvalidInputError: the dtype is not supported, the array is empty, or a row exceeds `ROW_ELEMENTS`.
-            StorageError: the array cannot be written.
-            DamagedError: the bytes read back differ from those written.
+            StorageError, DamagedError: the array cannot be written; the bytes read back differ from those written.
         """
         sound = source.dtype in CARRIERS and bool(source.shape) and min(source.shape) >= 1
         if not sound or math.prod(source.shape[1:]) > ROW_ELEMENTS:
@@ -90,7 +86,8 @@ class ArrayStore(ABC):
         if self.is_intact(digest):
             return digest
         try:
-            self._write(source, digest, compress)
+            layout = Layout(source.dtype, source.shape, rows_per_block(source.shape), compress)
+            self._write(digest, layout, map(little_endian, source.blocks()))
         except OSError as error:
             self._abandon(digest)
             if isinstance(error, RegError):
@@ -110,14 +107,11 @@ class ArrayStore(ABC):
     def open(self, digest: str, *, cached: bool = True) -> ArraySource:
         """Return `digest` as a source; every full pass over it ends with a check of the digest.
 
-        Args:
-            cached: copies of its files may be read in their place, where the store keeps copies.
+        If `cached`, copies of its files may be read in their place, where the store keeps copies.
 
         Raises:
-            NotFoundError: the array does not exist.
-            DamagedError: `zarr.json` is not one that this program writes; during a pass, the bytes do not match the
-                digest.
-            StorageError: it cannot be fetched.
+            NotFoundError, StorageError: the array does not exist; it cannot be fetched.
+            DamagedError: this program writes no such `zarr.json`; during a pass, the bytes do not match the digest.
         """
         files = self._files(digest, cached=cached)
         layout = files.layout
@@ -147,11 +141,8 @@ class ArrayStore(ABC):
     def sample(self, digest: str, rows: "npt.NDArray[np.int64]") -> Block:
         """Return some rows of an uncompressed array, in its carrier dtype, without checking them against the digest.
 
-        Only these rows, given in ascending order, are read, so that sampling many large arrays is cheap.
-
-        Raises:
-            DamagedError: the array is missing or damaged.
-            StorageError: it cannot be fetched.
+        Only these rows, given in ascending order, are read, so that sampling many large arrays is cheap
+        (DamagedError: the array is missing or damaged; StorageError: it cannot be fetched).
         """
         import numpy as np
 
@@ -223,8 +214,8 @@ class ArrayStore(ABC):
         """Return the files of an array (errors as `open`)."""
 
     @abstractmethod
-    def _write(self, source: ArraySource, digest: str, compress: bool) -> None:
-        """Write an array that is absent, incomplete or damaged (OSError: storage refuses, or a read fails)."""
+    def _write(self, digest: str, layout: Layout, blocks: Iterator[Block]) -> None:
+        """Write an array that is absent, incomplete or damaged, given in little-endian order (OSError: it fails)."""
 
     def _abandon(self, digest: str) -> None:
         """Delete what a write that failed has left, where nobody else can use it."""

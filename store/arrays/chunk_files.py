@@ -33,9 +33,8 @@ class ArrayFiles(ABC):
         """Open one chunk at its first byte, after checking its size; the caller closes it.
 
         Raises:
-            OSError: it is absent, or cannot be read.
+            OSError: it is absent, or cannot be read; a StorageError if it cannot be fetched.
             ValueError: it has another size or type than in the layout.
-            StorageError: it cannot be fetched.
         """
 
     def open_all(self) -> Iterator[ChunkFile]:
@@ -60,9 +59,7 @@ class ArrayFiles(ABC):
 
     def check(self, state: "hashlib._Hash") -> None:
         """Check that a hash of all bytes, begun with `new_hash`, matches the digest (DamagedError: it does not)."""
-        if state.hexdigest() != self.digest:
-            self.drop()
-        check_digest(self.digest, state)
+        check_digest(self.digest, state, self.drop)
 
 
 class FolderFiles(ArrayFiles):

@@ -28,9 +28,10 @@ def little_endian(block: Block) -> Block:
     return np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))
 
 
-def check_digest(digest: str, state: "hashlib._Hash") -> None:
-    """Check that a hash, begun with `new_hash`, matches the digest of an array (DamagedError: it does not)."""
+def check_digest(digest: str, state: "hashlib._Hash", drop: Callable[[], None]) -> None:
+    """Check that a hash, begun with `new_hash`, matches the digest of an array (DamagedError, after `drop`, if not)."""
     if state.hexdigest() != digest:
+        drop()
         raise damaged(digest, f"its content has digest {state.hexdigest()[:12]}")
 
 
@@ -39,11 +40,8 @@ def checked(
 ) -> Iterator[Block]:
     """Yield the blocks of an array, and check them against its digest after the last one.
 
-    `drop` is called before an error of the content is raised.
-
-    Raises:
-        DamagedError: the blocks cannot be decoded, or have another digest.
-        StorageError: they cannot be fetched.
+    `drop` is called before an error of the content is raised (DamagedError: the blocks cannot be decoded, or have
+    another digest; StorageError: they cannot be fetched).
     """
     state = new_hash(dtype, shape)
     while True:
@@ -58,9 +56,7 @@ def checked(
             break
         state.update(little_endian(block).data)
         yield block
-    if state.hexdigest() != digest:
-        drop()
-    check_digest(digest, state)
+    check_digest(digest, state, drop)
 
 
 def unreadable(digest: str, error: Exception) -> DamagedError:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from store.arrays.array_store import OWNER_BYTES, OWNER_FILE, ArrayStore, key_of
 from store.arrays.chunk_files import ArrayFiles, FolderFiles, flush, write_array
-from store.arrays.content_digest import damaged, little_endian
-from store.arrays.source import ArraySource, rows_per_block
+from store.arrays.content_digest import Block, damaged
 from store.arrays.zarr_layout import Layout, read_layout, regular_size
 from store.digest import is_digest
 from store.errors import NotFoundError, StorageError
@@ -77,12 +76,11 @@ class FolderArrays(ArrayStore):
         except (OSError, ValueError) as error:
             raise damaged(digest, f"zarr.json is unreadable ({error})") from error
 
-    def _write(self, source: ArraySource, digest: str, compress: bool) -> None:
+    def _write(self, digest: str, layout: Layout, blocks: Iterator[Block]) -> None:
         path = self.path(digest)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-        layout = Layout(source.dtype, source.shape, rows_per_block(source.shape), compress)
-        write_array(path, layout, map(little_endian, source.blocks()))
+        write_array(path, layout, blocks)
         flush(path.parent)
         flush(path.parent.parent)
 

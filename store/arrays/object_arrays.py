@@ -19,9 +19,8 @@ from typing import TypeVar
 from store.arrays.array_store import OWNER_BYTES, OWNER_FILE, ArrayStore, key_of
 from store.arrays.chunk_cache import ChunkCache, cache_bytes
 from store.arrays.chunk_files import ArrayFiles, decoded, encoded_files, encoded_layout, open_chunk
-from store.arrays.content_digest import damaged, little_endian
+from store.arrays.content_digest import Block, damaged
 from store.arrays.folder_arrays import FolderArrays
-from store.arrays.source import ArraySource, rows_per_block
 from store.arrays.zarr_layout import DESCRIPTION, DESCRIPTION_BYTES, ChunkFile, Layout, check_chunk, parse_layout
 from store.bucket import Bucket
 from store.digest import is_digest
@@ -125,12 +124,10 @@ class ObjectArrays(ArrayStore):
             cache.keep(digest, DESCRIPTION, data)
         return _ObjectFiles(digest, layout, self.bucket, cache)
 
-    def _write(self, source: ArraySource, digest: str, compress: bool) -> None:
+    def _write(self, digest: str, layout: Layout, blocks: Iterator[Block]) -> None:
         if self.cache is not None:
             self.cache.drop(digest)
             self.cache.allow(digest)
-        layout = Layout(source.dtype, source.shape, rows_per_block(source.shape), compress)
-        files = encoded_files(layout, map(little_endian, source.blocks()))
         bucket, prefix = self.bucket, key_of(digest)
 
         def write(numbered: tuple[int, tuple[str, list[bytes | memoryview]]]) -> None:
@@ -140,7 +137,7 @@ class ObjectArrays(ArrayStore):
             if not bucket.create(key, data) and not _is_chunk(bucket.read(key), layout, number, data):
                 bucket.put(key, data)
 
-        for _ in _ahead(write, enumerate(files), _chunks_ahead(layout)):
+        for _ in _ahead(write, enumerate(encoded_files(layout, blocks)), _chunks_ahead(layout)):
             pass
         description, key = encoded_layout(layout), f"{prefix}/{DESCRIPTION}"
         if not bucket.create(key, description) and bucket.read(key) != description:

@@ -116,8 +116,6 @@ def read_layout(folder: Path) -> Layout:
 
 def parse_layout(data: bytes) -> Layout:
     """Return the layout that the content of a zarr.json describes (ValueError: this program writes no such one)."""
-    if len(data) > DESCRIPTION_BYTES:
-        raise ValueError(f"zarr.json has more than {DESCRIPTION_BYTES:,} bytes")
     try:
         document = json.loads(data, object_pairs_hook=_unique)
         shape, dtype = document["shape"], document["attributes"]["dtype"]
@@ -140,9 +138,7 @@ def parse_layout(data: bytes) -> Layout:
 def check_chunk(layout: Layout, number: int, file: ChunkFile) -> None:
     """Check that an open chunk expands to the size in `layout`, before it is read; afterwards it is at its first byte.
 
-    Raises:
-        ValueError: it has another size, or its padding is not zeros.
-        OSError: it cannot be read.
+    Raises ValueError if it has another size, or its padding is not zeros, and OSError if it cannot be read.
     """
     name, expected = layout.chunk_name(number), layout.chunk_bytes
     size = _expanded(file.read(_HEAD_BYTES) or b"") if layout.compressed else file.seek(0, os.SEEK_END)

@@ -86,8 +86,7 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
         If it is `shared`, others that share it may hold it at the same time, where the database allows that.
 
         Raises:
-            ConflictError: another process has held it for more than `store.lock.WAIT_SECONDS`.
-            StorageError: the lock cannot be reached.
+            ConflictError, StorageError: another process holds it for too long; the lock cannot be reached.
         """
         return self._locks.hold(action, shared=shared)
 
@@ -301,7 +300,7 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
                 shared = sorted(digests & needed)
                 row = session.get_one(Version, version.id)
                 rows = seals.seals_of(session, names={version.name: row.expert_id}, versions={version.ref: row.id})
-                rows |= {f"composition {digest}": seals.composition_seal(session, digest) for digest in tainted}
+                rows |= dict(seals.composition_seal(session, digest) for digest in tainted)
                 log(session, "purge", version.ref, digest=version.digest, deleted=deleted, shared=shared, rows=rows)
 
 

@@ -36,12 +36,8 @@ class Compositions(Transactions):
     ) -> None:
         """Record that `digest` is being composed from `members` to the folder `out`; repeating it adds no composition.
 
-        Args:
-            document: the document that the digest covers.
-            arrays: the tensors that a training changed, which are complete on disk.
-
-        Raises:
-            ConflictError: a member was withdrawn in the meantime.
+        The digest covers `document`. `arrays` are the tensors that a training changed, which are complete on disk
+        (ConflictError: a member was withdrawn in the meantime).
         """
         with self._writing() as session:
             for member in members:
@@ -56,7 +52,7 @@ class Compositions(Transactions):
             for link in arrays:
                 session.merge(CompositionArray(composition_digest=digest, name=link.name, digest=link.digest))
             session.flush()
-            rows = {f"composition {digest}": composition_seal(session, digest)}
+            rows = dict([composition_seal(session, digest)])
             log(session, "compose", digest, members=[member.ref for member in members], out=out, rows=rows)
 
     def compositions(self, containing: Sequence[VersionRecord] | None = None) -> list[CompositionRecord]:
@@ -138,7 +134,7 @@ class Compositions(Transactions):
                 )
             )
             session.flush()
-            rows = {evaluation_group(composition, asked): evaluation_seal(session, composition, asked)}
+            rows = dict([evaluation_seal(session, composition, asked)])
             log(session, "evaluate", composition, asked=asked, rows=rows)
 
     @staticmethod

@@ -25,10 +25,8 @@ _DAMAGE = ("malformed", "not a database", "no such column", "no such table", "Co
 def make_engine(url: str) -> Engine:
     """Return an engine for `url` (any SQLAlchemy URL). On SQLite a writing transaction takes its lock at its start.
 
-    A SQLite database whose file or folder cannot be written is opened read-only.
-
-    Raises:
-        InvalidInputError: `url` is not a database URL, or its driver is not installed.
+    A SQLite database whose file or folder cannot be written is opened read-only (InvalidInputError: `url` is not a
+    database URL, or its driver is not installed).
     """
     try:
         place = postgresql.named(make_url(url))

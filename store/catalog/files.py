@@ -22,6 +22,7 @@ from store.catalog.postgresql import WAIT_SECONDS as STATEMENT_SECONDS
 from store.catalog.tables import Base
 from store.catalog.transactions import Transactions
 from store.errors import StorageError
+from store.permissions import SPACE
 
 _SUFFIX = ".backup"
 WAIT_SECONDS = 30.0  # seconds to wait for other processes that read
@@ -41,10 +42,7 @@ _OLDER = """SELECT count(*) FROM pg_stat_activity
 def backup(engine: Engine, revision: str) -> Path | None:
     """Copy a SQLite database at `revision` beside itself and return the copy; None if the database is not a file.
 
-    The name contains the revision and the time, so an existing file is never replaced.
-
-    Raises:
-        StorageError: the copy cannot be written.
+    The name has the revision and the time, so no file is ever replaced (StorageError: the copy cannot be written).
     """
     file = file_of(engine)
     if file is None:
@@ -62,8 +60,7 @@ def backup(engine: Engine, revision: str) -> Path | None:
     except (OSError, sqlite3.Error) as error:
         partial.unlink(missing_ok=True)
         raise StorageError(
-            f"the catalog {file} cannot be copied to {path} before it is upgraded: {error}",
-            "free some space on that disk, then repeat the command",
+            f"the catalog {file} cannot be copied to {path} before it is upgraded: {error}", SPACE
         ) from error
     return path
 

@@ -43,19 +43,19 @@ _NONE: Mapping[str, int] = {}
 RESTORE = "restore the catalog from a backup"
 GONE = "gone"  # the digest recorded for deleted rows
 
-UNREADABLE = "unreadable"
-"""The digest of rows whose values cannot be represented in JSON, which this program never writes."""
+UNREADABLE = "unreadable"  # the digest of rows that cannot be JSON, which this program never writes
+Seal = tuple[str, str]  # the name of a group in the log, and the digest of its rows
 
 
-def name_seal(session: Session, expert: int) -> str:
-    """Return the digest of a name and its aliases."""
-    return _digest(session, (Expert, Expert.id == expert), (Alias, Alias.expert_id == expert))
+def name_seal(session: Session, name: str, expert: int) -> Seal:
+    """Return the seal of a name and its aliases."""
+    return f"name {name}", _digest(session, (Expert, Expert.id == expert), (Alias, Alias.expert_id == expert))
 
 
-def version_seal(session: Session, version: int) -> str:
-    """Return the digest of a version, its arrays, statistics and tags."""
+def version_seal(session: Session, ref: str, version: int) -> Seal:
+    """Return the seal of a version, its arrays, statistics and tags."""
     arrays = select(VersionArray.digest).where(VersionArray.version_id == version)
-    return _digest(
+    return f"version {ref}", _digest(
         session,
         (Version, Version.id == version),
         (VersionArray, VersionArray.version_id == version),
@@ -65,8 +65,8 @@ def version_seal(session: Session, version: int) -> str:
     )
 
 
-def composition_seal(session: Session, digest: str) -> str:
-    """Return the digest of a composition, its members, and its trained arrays if it has any."""
+def composition_seal(session: Session, digest: str) -> Seal:
+    """Return the seal of a composition, its members, and its trained arrays if it has any."""
     parts: list[tuple[type[Base], Any]] = [
         (Composition, Composition.digest == digest),
         (CompositionMember, CompositionMember.composition_digest == digest),
@@ -74,12 +74,13 @@ def composition_seal(session: Session, digest: str) -> str:
     arrays = session.scalars(select(CompositionArray.digest).where(CompositionArray.composition_digest == digest)).all()
     if arrays:  # logs have digests of compositions from before there were any
         parts += [(CompositionArray, CompositionArray.composition_digest == digest), (Array, Array.digest.in_(arrays))]
-    return _digest(session, *parts)
+    return f"composition {digest}", _digest(session, *parts)
 
 
-def evaluation_seal(session: Session, digest: str, asked: str) -> str:
-    """Return the digest of an evaluation."""
-    return _digest(session, (Evaluation, (Evaluation.composition_digest == digest) & (Evaluation.asked == asked)))
+def evaluation_seal(session: Session, digest: str, asked: str) -> Seal:
+    """Return the seal of an evaluation."""
+    is_it = (Evaluation.composition_digest == digest) & (Evaluation.asked == asked)
+    return evaluation_group(digest, asked), _digest(session, (Evaluation, is_it))
 
 
 def evaluation_group(digest: str, asked: str) -> str:
@@ -92,8 +93,8 @@ def seals_of(
 ) -> dict[str, str]:
     """Return group → digest for the details of an event; `names` and `versions` map to row ids."""
     session.flush()
-    names_sealed = {f"name {name}": name_seal(session, number) for name, number in names.items()}
-    return names_sealed | {f"version {ref}": version_seal(session, number) for ref, number in versions.items()}
+    sealed = dict(name_seal(session, name, number) for name, number in names.items())
+    return sealed | dict(version_seal(session, ref, number) for ref, number in versions.items())
 
 
 def check_name(session: Session, name: str) -> None:
@@ -122,22 +123,22 @@ def rows_in(details: object) -> dict[str, str]:
         return {}
 
 
-def now(session: Session) -> Iterator[tuple[str, str]]:
-    """Yield (group, digest) for all rows of the tables."""
+def now(session: Session) -> Iterator[Seal]:
+    """Yield the seals of all rows of the tables."""
     for name in session.scalars(select(Expert.name).order_by(Expert.id)).all():
         yield from _now_of_name(session, name)
     for digest in session.scalars(select(Composition.digest)).all():
-        yield f"composition {digest}", composition_seal(session, digest)
+        yield composition_seal(session, digest)
     for digest, asked in session.execute(select(Evaluation.composition_digest, Evaluation.asked)).all():
-        yield evaluation_group(digest, asked), evaluation_seal(session, digest, asked)
+        yield evaluation_seal(session, digest, asked)
 
 
-def _now_of_name(session: Session, name: str) -> Iterator[tuple[str, str]]:
+def _now_of_name(session: Session, name: str) -> Iterator[Seal]:
     for expert in session.scalars(select(Expert.id).where(Expert.name == name)).all():
-        yield f"name {name}", name_seal(session, expert)
+        yield name_seal(session, name, expert)
         numbers = select(Version.id, Version.number).where(Version.expert_id == expert)
         for version, number in session.execute(numbers).all():
-            yield f"version {name}@{number}", version_seal(session, version)
+            yield version_seal(session, f"{name}@{number}", version)
 
 
 def in_order(table: Table) -> list[ColumnElement[Any]]:

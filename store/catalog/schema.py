@@ -78,9 +78,7 @@ def _upgrade_line(engine: Engine) -> str:
 def upgrade(engine: Engine) -> Upgrade:
     """Upgrade the database to `HEAD` in one transaction, after copying an older SQLite database.
 
-    Raises:
-        SchemaError: the database is newer than this program.
-        StorageError: the copy cannot be written.
+    Raises SchemaError if the database is newer than this program, and StorageError if the copy cannot be written.
     """
     before = current(engine)
     if before is not None and before not in _known_revisions():
