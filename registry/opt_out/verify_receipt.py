@@ -9,7 +9,7 @@ from registry.errors import ConflictError, NotFoundError, RegError
 from registry.io.model_folder import MARKER
 from registry.maintenance.verify import BROKEN
 from registry.names.reference import require_list
-from registry.names.resolve import version_of_content
+from registry.names.resolve import ALL_STATES, version_of_content
 from registry.opt_out.receipt import Affected, Receipt, plan_remaining, read_receipt
 from registry.opt_out.withdraw import pushable
 from registry.workspace import PathLike, Workspace
@@ -52,7 +52,7 @@ def verify_receipt(workspace: Workspace, file: PathLike, folders: Sequence[PathL
             "name the registry that it belongs to: --home DIR",
         )
     check = ReceiptCheck(receipt)
-    known = {version.ref: version for version in workspace.versions(everything=True)}
+    known = {version.ref: version for version in workspace.catalog.versions(states=ALL_STATES)}
     _versions(check, known)
     _log(workspace, check)
     _arrays(workspace, check, known)
