@@ -1,4 +1,3 @@
-from .family import PROJECTIONS as PROJECTIONS
 from .family import Family as Family
 from .family import NormOutput as NormOutput
 from .family import ResidualStream as ResidualStream

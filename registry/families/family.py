@@ -14,9 +14,6 @@ from registry.hosts.remote_code import REMOTE_CODE, remote_code_host
 TANH_GELU = "gelu_pytorch_tanh"
 """Name of Gemma's activation in configurations."""
 
-PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-"""The three matrices of a gated MLP."""
-
 Shapes = dict[str, tuple[int, ...]]
 
 _COMMON = {
@@ -124,6 +121,7 @@ class Family:
         last_norm: the norm before the head, by its full name.
         host: the one native host, which has the trunk's tensors under the same names.
         refused: why no native host carries the family.
+        refused_options: option → why no native host carries a model that has it.
     """
 
     model_type: ClassVar[str]
@@ -145,6 +143,9 @@ class Family:
     last_norm: ClassVar[NormOutput] = NormOutput("model.norm")
     host: ClassVar[Host | None] = None
     refused: ClassVar[str | None] = None
+    refused_options: ClassVar[Mapping[str, str]] = {
+        "mlp_bias": "its MLPs have biases (mlp_bias), and no native host has expert biases"
+    }
 
     # -- configuration -----------------------------------------------------------------------------------------------
 
@@ -218,7 +219,7 @@ class Family:
     def projections(self, layer: int, architecture: Architecture) -> Projections:
         """Return the location of the three matrices of a layer's gated MLP."""
         tensors = self.mlp_tensors(layer, architecture)
-        return {projection: tensors[f"{projection}.weight"] for projection in PROJECTIONS}
+        return {projection: tensors[f"{projection}.weight"] for projection in ("gate_proj", "up_proj", "down_proj")}
 
     def trunk_shapes(self, architecture: Architecture) -> Shapes:
         """Return the shape of every trunk tensor."""
@@ -290,9 +291,8 @@ class Family:
 
     def refusal(self, architecture: Architecture) -> str | None:
         """Return why no native host carries this model exactly, or None if one does."""
-        if architecture.options.get("mlp_bias"):
-            return "its MLPs have biases (mlp_bias), and no native host has expert biases"
-        return self.refused
+        reasons = (why for option, why in self.refused_options.items() if architecture.options.get(option))
+        return next(reasons, self.refused)
 
     def translations(self, architecture: Architecture) -> list[Translation]:
         """Return the translations to native hosts that carry the model exactly, the preferred one first."""

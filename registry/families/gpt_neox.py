@@ -73,6 +73,3 @@ class GPTNeoX(Family):
             for row in range((3 * head + 2) * size, (3 * head + 3) * size)
         )
         return Attention((fused,), "attention.dense", fused, values)
-
-
-GPT_NEOX = GPTNeoX()

@@ -66,7 +66,3 @@ class Olmo3(Olmo2):
         cut = f"flex_olmo has no sliding window: the context ends at {limit:,} tokens (the experts' is {context:,})"
         notes = (cut,) if limit < context else ()
         return [Translation(FLEX_OLMO, carried, self.unchanged(architecture), notes)]
-
-
-OLMO2 = Olmo2()
-OLMO3 = Olmo3()

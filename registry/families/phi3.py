@@ -146,6 +146,3 @@ def _attention_factor(architecture: Architecture) -> float:
     original = rope["original_max_position_embeddings"]
     factor = rope.get("factor") or architecture.max_position_embeddings / original
     return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
-
-
-PHI3 = Phi3()

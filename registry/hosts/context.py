@@ -206,7 +206,7 @@ class ContextLayout:
         if self._inner.tie_word_embeddings:
             head = trunk["model.embed_tokens.weight"]
             assert isinstance(head, Trunk)
-            made["lm_head.weight"] = Widened(head, (*head.shape[:-1], self.hidden_size), -1)
+            made["lm_head.weight"] = Widened((*head.shape[:-1], self.hidden_size), head, -1)
         return layer | made
 
     def experts(self, tensor: Experts) -> Widened:
@@ -215,7 +215,7 @@ class ContextLayout:
         axis = -2 if down else -1
         shape = list(tensor.shape)
         shape[axis] = self.hidden_size
-        return Widened(tensor, tuple(shape), 0 if down else -1)
+        return Widened(tuple(shape), tensor, 0 if down else -1)
 
     def own_experts(self, name: str, tensor: Experts) -> Made:
         """Return the context layer's counterpart of a tensor of layer 0's experts, which are all alike there."""
@@ -264,12 +264,12 @@ class ContextLayout:
                 multiplier = float(self._inner.options.get("embedding_multiplier", 1.0))
                 epsilon = float(self._inner.options["rms_norm_eps"]) / multiplier**2
             sizes = evidence_size(self._hidden), self._constant_size
-            return EvidenceEmbedding(tensor, tuple(shape), self._experts, *sizes, epsilon)
+            return EvidenceEmbedding(tuple(shape), tensor, self._experts, *sizes, epsilon)
         if not name.endswith("norm.weight"):
-            return Widened(tensor, tuple(shape), axis)
+            return Widened(tuple(shape), tensor, axis)
         read = name.endswith("post_attention_layernorm.weight") and not self._kind.norm_after  # by routers
         tail = tuple((channel, self._shrink) for channel in self._means) if read else ()
-        return Widened(tensor, tuple(shape), 0, self._shrink, tail)
+        return Widened(tuple(shape), tensor, 0, self._shrink, tail)
 
     # -- the context layer -------------------------------------------------------------------------------------------
 
