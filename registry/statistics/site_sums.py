@@ -5,7 +5,7 @@ H channels of a site (the hidden size, or heads times their size).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,12 +165,11 @@ class SiteSums:
     @contextmanager
     def attached(self, points: Iterable[HookPoint]) -> Iterator[None]:
         """Hook the modules of these sums while the context is open; other hook points are left out."""
-        handles = [self._hook(point) for point in points if (point.site, point.layer) in self.sums]
-        try:
+        with ExitStack() as stack:
+            for point in points:
+                if (point.site, point.layer) in self.sums:
+                    stack.enter_context(self._hook(point))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def pop(self, site_layer: SiteLayer) -> Statistics:
         """Return the sums of one site and layer on the CPU; release them."""
