@@ -10,10 +10,11 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
+from registry.checkpoint.checkpoint import Checkpoint
 from registry.checkpoint.model_files import (
     SINGLE,
     TOKENIZER_FILES,
@@ -26,6 +27,7 @@ from registry.checkpoint.model_files import (
 )
 from registry.checkpoint.plain_folder import renamed_note, unwrapped
 from registry.checkpoint.tokenizer import token_rows
+from registry.checkpoint.version_files import StoredWeights
 from registry.errors import CheckpointError
 from registry.io.display import few, some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
@@ -65,22 +67,8 @@ Parts = dict[str, str]
 """The change of one tensor: part → name of the adapter's tensor. `whole` replaces it; `head` must equal `whole`."""
 
 
-class DenseWeights(Protocol):
-    """A dense model whose linear layers are stored as (outputs, inputs)."""
-
-    @property
-    def registered_as(self) -> tuple[str, ...]:
-        """Digest of the registered version, if the model is one."""
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor, by name, without a head that is tied to the embedding."""
-
-    def source(self, name: str) -> ArraySource:
-        """Return one tensor as blocks of rows."""
-
-    def files(self) -> dict[str, bytes]:
-        """Return config.json, the tokenizer's files and generation_config.json, by name."""
+DenseWeights = Checkpoint | StoredWeights
+"""A base model: a folder, or a registered version. Its linear layers are stored as (outputs, inputs)."""
 
 
 def is_adapter(folder: Path) -> bool:

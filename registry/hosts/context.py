@@ -157,8 +157,7 @@ class ContextLayout:
         self._last = None
         if maps:
             steady = self._steady if self._has_steady else self._constant
-            sizes = self.hidden_size, self._constant_size
-            self._last = HeadMapLayer(self._kind, architecture, sizes, steady, self._means)
+            self._last = HeadMapLayer(self._kind, architecture, self._shrink, steady, self._constant_size, self._means)
 
     @property
     def architecture(self) -> Architecture:
