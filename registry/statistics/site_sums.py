@@ -4,7 +4,7 @@ Shapes: N windows of a calibration, S tokens of a window, B windows of a batch, 
 H channels of a site (the hidden size, or heads times their size).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -70,10 +70,6 @@ class HookPoint:
     layer: int
     module: nn.Module
     after: bool = False
-
-
-HookPoints = Callable[[Any], Sequence[HookPoint]]
-"""Returns the hook points of a loaded model."""
 
 
 def dense_hook_points(checkpoint: Checkpoint, model: Any) -> list[HookPoint]:
