@@ -50,21 +50,6 @@ class NormOutput:
 
 
 @dataclass(frozen=True)
-class ResidualStream:
-    """A site whose input is the residual stream: the sum of embeddings and of norms' outputs so far.
-
-    Attributes:
-        embedding: the embedding's tensor.
-        after_attention: the norm of each attention's output, below the layer.
-        after_mlp: the norm of each MLP's output, below the layer.
-    """
-
-    embedding: str = "model.embed_tokens.weight"
-    after_attention: str = "post_attention_layernorm"
-    after_mlp: str = "post_feedforward_layernorm"
-
-
-@dataclass(frozen=True)
 class Attention:
     """The linear modules of a layer's attention, by their names below the layer.
 
@@ -116,7 +101,8 @@ class Family:
         free_head_dim: config.json may give a head size that does not divide the hidden size.
         norms: those over the hidden axis in each layer.
         has_head_norms: each layer has norms of queries and keys, head by head.
-        attention_norm: what determines the bounds of the input of each layer's attention.
+        attention_norm: the norm that each layer's attention reads; None where it reads the residual stream itself, and
+            `post_attention_layernorm` and `post_feedforward_layernorm` follow attention and MLP.
         mlp_norm: the same of its MLP.
         last_norm: the norm before the head, by its full name.
         host: the one native host, which has the trunk's tensors under the same names.
@@ -138,8 +124,8 @@ class Family:
     free_head_dim: ClassVar[bool] = True
     norms: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
     has_head_norms: ClassVar[bool] = False
-    attention_norm: ClassVar[NormOutput | ResidualStream] = NormOutput("input_layernorm")
-    mlp_norm: ClassVar[NormOutput | ResidualStream] = NormOutput()
+    attention_norm: ClassVar[NormOutput | None] = NormOutput("input_layernorm")
+    mlp_norm: ClassVar[NormOutput | None] = NormOutput()
     last_norm: ClassVar[NormOutput] = NormOutput("model.norm")
     host: ClassVar[Host | None] = None
     refused: ClassVar[str | None] = None
@@ -278,8 +264,8 @@ class Family:
         names = [*(f"{module}.weight" for module in (*attention.inputs, attention.output)), *of_mlp]
         return tuple(self.tensor_name(layer, name) for layer in range(architecture.num_hidden_layers) for name in names)
 
-    def mlp_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
-        """Return the input of each layer's MLP, which determines its bounds."""
+    def mlp_input(self, architecture: Architecture) -> NormOutput | None:
+        """Return the norm that each layer's MLP reads, as `mlp_norm`."""
         return self.mlp_norm
 
     def mlps(self, model: Any) -> Iterator[Any]:

@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError
-from registry.families import NormOutput
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT, SITES
 from registry.io.process import defer_sigint
 from registry.maths.digits import Splitter
@@ -205,9 +204,8 @@ def _joined(runs: Iterable[slice]) -> tuple[slice, ...]:
 def same_inputs(checkpoint: Checkpoint, sites: str) -> dict[str, str]:
     """Return those of `SITES[sites]` whose activations equal those of another site of the same layer: → that site."""
     family, architecture = checkpoint.family, checkpoint.architecture
-    attention_input = family.attention_norm
-    is_norm = isinstance(attention_input, NormOutput)
-    if sites == "all" and is_norm and attention_input == family.mlp_input(architecture):
+    norm = family.attention_norm
+    if sites == "all" and norm is not None and norm == family.mlp_input(architecture):
         return {ATTENTION_INPUT: MLP_INPUT}
     return {}
 
