@@ -249,8 +249,6 @@ def take_statistics_by_layer(
 
 
 class _CheckpointLayers(Layers):
-    """The layers of a checkpoint, read when they are needed."""
-
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(checkpoint.family, checkpoint.config, device, dtype)
         self.checkpoint, self.dtype = checkpoint, dtype
