@@ -35,7 +35,7 @@ from registry.io.model_folder import INDEX, fresh_folder, json_file, write_files
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
 from registry.io.untrusted import json_object, own_file, read_json
-from registry.progress import Progress
+from registry.progress import Progress, remark
 from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ class Adapter:
 
     Attributes:
         label: its name in messages.
-        settings: those of its configuration.
         notes: remarks on what of it is read otherwise than it stands there, and on what is not used.
     """
 
@@ -294,7 +293,8 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
     """Merge an adapter into its base and write the dense model to `out`, one tensor in memory at a time.
 
     The tokenizer and generation_config.json are the adapter's if it has them, else the base's. The calibration text and
-    the statistics in the adapter's folder are copied. `out` is an absent or empty folder, written atomically.
+    the statistics in the adapter's folder are copied. `out` is an absent or empty folder, written atomically. `progress`
+    receives the adapter's notes.
 
     Raises:
         CheckpointError: the adapter does not fit, or weights are NaN or infinite.
@@ -302,6 +302,8 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
         StorageError: the disk is full or refuses.
     """
     changes, streams = adapter.check(base), []
+    for note in adapter.notes:
+        remark(progress, f"{adapter.label}: {note}")
     for name, shape in base.shapes.items():
         source, parts = base.source(name), changes.get(name, {})
         blocks = partial(adapter.merged, name, parts, source) if parts else source.blocks
