@@ -293,8 +293,8 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
     """Merge an adapter into its base and write the dense model to `out`, one tensor in memory at a time.
 
     The tokenizer and generation_config.json are the adapter's if it has them, else the base's. The calibration text and
-    the statistics in the adapter's folder are copied. `out` is an absent or empty folder, written atomically. `progress`
-    receives the adapter's notes.
+    the statistics in the adapter's folder are copied. `out` is an absent or empty folder, written atomically.
+    `progress` receives the adapter's notes.
 
     Raises:
         CheckpointError: the adapter does not fit, or weights are NaN or infinite.

@@ -48,18 +48,18 @@ def multipliers(architecture: Architecture) -> dict[str, Any]:
     return {name: architecture.options.get(name, neutral[name]) for name in MULTIPLIERS}
 
 
-def _granitemoe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    bias = architecture.options.get("attention_bias", False)
-    own = multipliers(architecture)
-    return decoder_config(architecture, top_k, attention_bias=bias, num_local_experts=experts, **own)
-
-
 GRANITEMOE = Host(
     model_type="granitemoe",
     class_name="GraniteMoeForCausalLM",
     gate="block_sparse_moe.router.layer.weight",
     experts=Fused("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
-    config=_granitemoe,
+    config=lambda architecture, experts, top_k: decoder_config(
+        architecture,
+        top_k,
+        attention_bias=architecture.options.get("attention_bias", False),
+        num_local_experts=experts,
+        **multipliers(architecture),
+    ),
     context=ContextAttention(lambda architecture: multipliers(architecture)["attention_multiplier"], fixed_heads=True),
 )
 """GraniteMoE: attention biases and multipliers."""
