@@ -7,7 +7,6 @@ from anywhere, so it is checked before torch or transformers read it.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, ClassVar
 
 from registry.built_in import SEQUENCE_HOSTS, instances
@@ -55,14 +54,10 @@ class SequenceHost(ABC):
         """
 
 
-@cache
-def _hosts() -> tuple[SequenceHost, ...]:
-    return tuple(instances(SEQUENCE_HOSTS))
-
-
 def sequence_host(model_type: object) -> SequenceHost | None:
     """Return the host of a model type; None of one that routes the tokens of each layer, or none."""
-    return next((host for host in _hosts() if str(model_type).startswith(host.model_type)), None)
+    hosts: tuple[SequenceHost, ...] = instances(SEQUENCE_HOSTS)
+    return next((host for host in hosts if str(model_type).startswith(host.model_type)), None)
 
 
 def dense_class(model_type: str, prefix: str) -> str:
