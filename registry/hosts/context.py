@@ -36,13 +36,13 @@ from registry.hosts.host import LAYERS, ContextAttention, Host
 from registry.hosts.tensors import Constant, Entries, EvidenceEmbedding, Experts, Made, Trunk, Widened
 
 _EVIDENCE = 2.0**-10
-"""Least size of a nat of evidence beside the embedding's row."""
+"""Least size of a nat of evidence, relative to the embedding's row."""
 
 _CONSTANT = 2.0**-7
-"""Size of the constant beside the row, in a stream of 256 channels."""
+"""Size of the constant relative to the row, in a stream of 256 channels."""
 
 MEAN = 2.0**-10
-"""s: size of a nat of mean evidence beside the embedding's mean row."""
+"""s: size of a nat of mean evidence, relative to the embedding's mean row."""
 
 SHARPNESS = 2.0**15 * 0.05
 """κ times the temperature: 2^15 at the default temperature of 0.05, the largest power of two in float16."""

@@ -26,7 +26,7 @@ from registry.hosts.host import ContextAttention
 from registry.hosts.tensors import Constant, Entries, Experts, HeadMap, Made
 
 STEADY = 2.0**-5
-"""Size of the channel with the same value everywhere, beside the embedding's mean row."""
+"""Size of the channel with the same value everywhere, relative to the embedding's mean row."""
 
 _AREAS = dict.fromkeys(("silu", "swish"), math.pi**2 / 12) | dict.fromkeys(
     ("gelu", "gelu_new", "gelu_pytorch_tanh"), 0.25

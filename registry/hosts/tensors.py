@@ -97,8 +97,8 @@ class EvidenceEmbedding(Made):
     (`registry.hosts.context`).
 
     Attributes:
-        size: a, the size of evidence beside the row.
-        constant: the size of the constant beside the row.
+        size: a, the size of evidence relative to the row.
+        constant: the size of the constant relative to the row.
         epsilon: of the norm that reads it, so that ρ = √(row's mean square + epsilon); None where none does, ρ = 1.
     """
 

@@ -187,6 +187,12 @@ def list_of(kind: Kind) -> Kind:
     )
 
 
+LISTS_OF_COUNTS = Kind(
+    "an object of lists of counts",
+    lambda value: isinstance(value, dict) and all(map(list_of(COUNT).holds, value.values())),
+)
+
+
 def fields(
     document: object,
     kinds: Mapping[str, Kind],

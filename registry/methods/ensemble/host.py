@@ -6,7 +6,7 @@ from typing import Any
 
 from registry.errors import CheckpointError
 from registry.hosts.remote_code import modelling_file
-from registry.io.untrusted import COUNT, LABEL, Kind, fields, list_of, maybe
+from registry.io.untrusted import COUNT, LABEL, LISTS_OF_COUNTS, fields, list_of, maybe
 from registry.runtime.sequence_hosts import (
     MOST_TOKENS,
     POSITIVE,
@@ -33,10 +33,7 @@ _OF_ENSEMBLE = {
     "routing_temperature": POSITIVE,
     "routing_tokens": maybe(COUNT),
     "routing_top_k": COUNT,
-    "shared_tensors": Kind(
-        "an object of lists of counts",
-        lambda value: isinstance(value, dict) and all(list_of(COUNT).holds(owners) for owners in value.values()),
-    ),
+    "shared_tensors": LISTS_OF_COUNTS,
     "mixing": one_of("probabilities", "logits"),
 }
 
