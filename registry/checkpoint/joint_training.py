@@ -5,6 +5,7 @@ Each method that has such a training implements `JointTraining`; `built_in.py` h
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -71,9 +72,10 @@ class JointTraining(ABC):
         """Return what a version is in it."""
 
 
+@cache
 def joint_trainings() -> tuple[JointTraining, ...]:
     """Return every kind of such a training."""
-    return instances(JOINT_TRAININGS)
+    return tuple(instances(JOINT_TRAININGS))
 
 
 def parts_in(content: Mapping[str, Any] | None) -> Iterator[tuple[JointTraining, Document]]:

@@ -7,7 +7,7 @@ composed folder, whose record has the same form.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from registry.checkpoint.model_files import EXPERT_TRAINING
@@ -137,14 +137,13 @@ def training_of(document: Mapping[str, Any], where: str, hint: str) -> TrainingR
         CheckpointError: it is of another form or format.
     """
     kinds = {"format": COUNT, "training": OBJECT, "held_out": OBJECT, "every": COUNT, "loss": list_of(_LOSS)}
-    chosen = partial(fields, others=True, hint=hint)
-    found = chosen(document, kinds, where)
+    found = _chosen(document, kinds, where, hint)
     training, inside = found["training"], f"{where}: training"
-    counts = chosen(training, {"steps": COUNT, "tokens": COUNT}, inside)
+    counts = _chosen(training, {"steps": COUNT, "tokens": COUNT}, inside, hint)
     if training.keys() >= set(_SIZES):
-        sizes = chosen(training, dict.fromkeys(_SIZES, COUNT), inside)
+        sizes = _chosen(training, dict.fromkeys(_SIZES, COUNT), inside, hint)
         counts["tokens"] = counts["steps"] * math.prod(sizes.values())
-    sides = chosen(found["held_out"], {"before": _LOSS, "after": _LOSS}, f"{where}: held_out")
+    sides = _chosen(found["held_out"], {"before": _LOSS, "after": _LOSS}, f"{where}: held_out", hint)
     loss, every, steps = tuple(found["loss"]), found["every"], counts["steps"]
     if found["format"] != 1:
         raise CheckpointError(f"{where} has format {found['format']}, this program reads 1", hint)
@@ -156,3 +155,8 @@ def training_of(document: Mapping[str, Any], where: str, hint: str) -> TrainingR
             hint,
         )
     return TrainingRecord(steps, counts["tokens"], sides["before"], sides["after"], every, loss)
+
+
+def _chosen(document: Mapping[str, Any], kinds: Mapping[str, Kind], where: str, hint: str) -> dict[str, Any]:
+    """Return some fields of a document, whose other fields are not looked at (errors as `fields`)."""
+    return fields({key: document[key] for key in kinds if key in document}, kinds, where, hint=hint)

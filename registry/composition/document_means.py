@@ -12,7 +12,7 @@ from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint
 from registry.member import Member
 from registry.progress import Progress
-from registry.runtime.layerwise import seen_inputs
+from registry.runtime.seen_inputs import seen_inputs
 
 DOCUMENT_TOKENS = 256
 """Tokens of a document that are used at most."""

@@ -187,31 +187,15 @@ def list_of(kind: Kind) -> Kind:
     )
 
 
-LISTS_OF_COUNTS = Kind(
-    "an object of lists of counts",
-    lambda value: isinstance(value, dict) and all(map(list_of(COUNT).holds, value.values())),
-)
-
-
 def fields(
-    document: object,
-    kinds: Mapping[str, Kind],
-    where: str,
-    *,
-    optional: Collection[str] = (),
-    others: bool = False,
-    hint: str = _AGAIN,
+    document: object, kinds: Mapping[str, Kind], where: str, *, optional: Collection[str] = (), hint: str = _AGAIN
 ) -> dict[str, Any]:
     """Return `document`, named `where` in messages, if it is an object of these keys, each of its kind.
-
-    With `others` it may have other keys, which are left out.
 
     Raises CheckpointError if it is no object, a key is unknown or missing, or a value is of another kind.
     """
     if not isinstance(document, dict):
         raise CheckpointError(f"{where} is not a JSON object", hint)
-    if others:
-        document = {key: document[key] for key in kinds if key in document}
     if unknown := [key for key in document if key not in kinds]:
         raise CheckpointError(f"{where} has a key {unknown[0]!r}, which this program does not know", hint)
     if missing := [key for key in kinds if key not in document and key not in optional]:

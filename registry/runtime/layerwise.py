@@ -5,7 +5,7 @@ Shapes: B windows of a batch, S tokens of a window, H hidden size. The residual 
 
 import copy
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -155,17 +155,6 @@ class _Catcher(nn.Module):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         self.stream, self.args, self.kwargs = hidden_states, args, kwargs
         return hidden_states
-
-
-@contextmanager
-def seen_inputs(modules: Iterable[nn.Module]) -> Iterator[dict[int, Tensor]]:
-    """Yield the input of each module by its number, which every pass replaces while the context is open."""
-    seen: dict[int, Tensor] = {}
-    with ExitStack() as stack:
-        for number, module in enumerate(modules):
-            hook = module.register_forward_pre_hook(lambda _, inputs, number=number: seen.update({number: inputs[0]}))
-            stack.enter_context(hook)
-        yield seen
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from anywhere, so it is checked before torch or transformers read it.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 from registry.built_in import SEQUENCE_HOSTS, instances
@@ -54,10 +55,26 @@ class SequenceHost(ABC):
         """
 
 
+@cache
+def _hosts() -> tuple[SequenceHost, ...]:
+    return tuple(instances(SEQUENCE_HOSTS))
+
+
 def sequence_host(model_type: object) -> SequenceHost | None:
     """Return the host of a model type; None of one that routes the tokens of each layer, or none."""
-    hosts: tuple[SequenceHost, ...] = instances(SEQUENCE_HOSTS)
-    return next((host for host in hosts if str(model_type).startswith(host.model_type)), None)
+    return next((host for host in _hosts() if str(model_type).startswith(host.model_type)), None)
+
+
+def given(
+    config: Mapping[str, Any],
+    kinds: Mapping[str, Kind],
+    where: str,
+    *,
+    optional: tuple[str, ...] = (),
+    hint: str = HINT,
+) -> dict[str, Any]:
+    """Return the keys of a configuration that are of some kinds (errors as `fields`)."""
+    return fields({key: config[key] for key in kinds if key in config}, kinds, where, optional=optional, hint=hint)
 
 
 def dense_class(model_type: str, prefix: str) -> str:
@@ -67,7 +84,7 @@ def dense_class(model_type: str, prefix: str) -> str:
 
 def check_member_configs(config: Mapping[str, Any], where: str) -> None:
     """Check that each member has a configuration of a known family (arguments and errors as `SequenceHost.check`)."""
-    configs = fields(config, {"member_configs": list_of(OBJECT)}, where, others=True, hint=HINT)["member_configs"]
+    configs = given(config, {"member_configs": list_of(OBJECT)}, where)["member_configs"]
     if len(configs) != (members := len(config["members"])):
         problem = f"has {len(configs)} configurations, expected {members}, one a member"
         raise CheckpointError(f"{where}: member_configs {problem}", HINT)

@@ -32,7 +32,7 @@ from registry.families.sites import CONTENT_COUNTS, COUNTS, TOKEN_COUNTS
 from registry.io.dtypes import NAMES
 from registry.io.safetensors_file import Entry, Stream, read_header, replace_shard
 from registry.io.torch_blocks import to_block, torch_dtype
-from registry.io.untrusted import DIGEST, LABEL, LISTS_OF_COUNTS, OBJECT, TEXT, WHOLE, fields, json_object, maybe
+from registry.io.untrusted import COUNT, DIGEST, LABEL, OBJECT, TEXT, WHOLE, Kind, fields, json_object, list_of, maybe
 from registry.maths.statistics import PackedStatistics, Statistics
 from store.arrays import ArraySource
 
@@ -149,14 +149,18 @@ _TENSORS = {
     re.compile(r"calibration\.lengths"): ("I32", 1),
 }
 """Pattern of a tensor's name → its dtype and number of axes."""
+_LISTS = Kind(
+    "an object of lists of counts",
+    lambda value: isinstance(value, dict) and all(map(list_of(COUNT).holds, value.values())),
+)
 _KINDS = {
     "format": TEXT,
     "weights": DIGEST,
-    "saturated": LISTS_OF_COUNTS,
+    "saturated": _LISTS,
     "calibration_digest": DIGEST,
     "calibration_label": LABEL,
     "computed": OBJECT,
-    "done": maybe(LISTS_OF_COUNTS),
+    "done": maybe(_LISTS),
 }
 _ADDED = {"sites", "folds", "evidence"}
 """Keys that older files lack, and files of text without chats the last."""

@@ -6,8 +6,16 @@ from typing import Any
 
 from registry.errors import CheckpointError
 from registry.hosts.remote_code import modelling_file
-from registry.io.untrusted import COUNT, LABEL, SWITCH, Kind, fields, list_of
-from registry.runtime.sequence_hosts import FACTOR, HINT, MOST_TOKENS, POSITIVE, SequenceHost, check_member_configs
+from registry.io.untrusted import COUNT, LABEL, SWITCH, Kind, list_of
+from registry.runtime.sequence_hosts import (
+    FACTOR,
+    HINT,
+    MOST_TOKENS,
+    POSITIVE,
+    SequenceHost,
+    check_member_configs,
+    given,
+)
 
 HETERO = "ensemble_hetero"
 """Their `model_type`."""
@@ -35,7 +43,7 @@ class HeteroHost(SequenceHost):
         return [modelling_file(MODELLING_FILE)]
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
-        own = fields(config, _OF_HETERO, where, others=True, hint=HINT)
+        own = given(config, _OF_HETERO, where)
         members, tokens, wrong = len(own["members"]), own["routing_tokens"], ""
         if not 1 <= own["routing_top_k"] <= members:
             wrong = f"routing_top_k is {own['routing_top_k']}, it must be from 1 to {members}, the number of members"
