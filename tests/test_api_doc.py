@@ -51,12 +51,14 @@ def test_every_public_name_and_method_has_an_example_and_nothing_else() -> None:
 
 
 def test_every_method_documents_its_arguments_and_result() -> None:
+    usual = (inspect.getdoc(Registry) or "").partition("Arguments of methods")[2]
     for name, method in METHODS.items():
         text = inspect.getdoc(method) or ""
         signature = inspect.signature(method)
         elsewhere = re.search(r"[Aa]rguments as", text)
         for parameter in list(signature.parameters)[1:]:
-            described = re.search(rf"^ +(\w+, )*{parameter}(, \w+)*: ", text, re.MULTILINE) or f"`{parameter}`" in text
+            listed = rf"^ +(\w+, )*{parameter}(, \w+)*: "
+            described = re.search(listed, f"{text}\n{usual}", re.MULTILINE) or f"`{parameter}`" in text
             assert described or elsewhere, f"Registry.{name} does not say what {parameter} is"
         if signature.return_annotation not in (None, "None"):
             assert re.search(r"\b[Rr]eturns?\b", text), f"Registry.{name} does not say what it returns"
