@@ -19,14 +19,14 @@ from transformers import Trainer as TransformersTrainer
 
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
-from registry.progress import Advance, Progress, remark
+from registry.progress import Advance, Progress
 from registry.runtime.loading import device_name
 from registry.runtime.upcast import is_fast
 from registry.training import sharding
 from registry.training import state as states
 from registry.training.processes import Processes
 from registry.training.settings import WeightTraining
-from registry.training.state import REMARKS, State
+from registry.training.state import State
 from registry.training.training_windows import IGNORED, Windows
 
 BETAS = (0.9, 0.95)
@@ -251,10 +251,7 @@ class _Steps(TrainerCallback):
             trainer.after_step(step)
         self.losses.append(_finite(float(logs["loss"]), f"in step {step}"))
         self.advance(1)
-        every = max(1, trainer.settings.steps // REMARKS)
-        if step % every == 0:
-            mean = sum(self.losses[-every:]) / len(self.losses[-every:])
-            remark(self.progress, f"step {step} of {trainer.settings.steps}: loss {mean:.4f}")
+        states.remark_on_loss(self.progress, step, trainer.settings.steps, self.losses)
         is_due = self.path is not None and time.monotonic() - self._saved_at >= states.SAVE_SECONDS
         if trainer.processes.most(int(is_due)):
             trainer.check_finite(f"after step {step}")
