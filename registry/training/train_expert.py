@@ -129,7 +129,7 @@ def _trained(
     with ExitStack() as stack:
         state_path = stack.enter_context(resumable(home.partial, json_digest(["train-expert", inputs]), holds))
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
-        job = Job("expert", checkpoint.folder, settings, device, dtype, windows, public)
+        job = Job(checkpoint.folder, settings, device, dtype, windows, public)
         job.send(processes)
         trainable, losses = run_training(job, checkpoint, processes, state_path, scratch, progress)
         document = training_document(inputs, losses)

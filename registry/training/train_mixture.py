@@ -156,7 +156,7 @@ def train_mixture(
         stack.enter_context(exclusive(home.output_lock(out), f"training into {out}"))
         state_path = stack.enter_context(resumable(home.partial, key, holds))
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
-        job = Job("mixture", folder, settings, device, dtype, windows)
+        job = Job(folder, settings, device, dtype, windows)
         job.send(processes)
         model = job.load(processes)
         check_loaded(parent, model, windows.all, len(members))
