@@ -1,6 +1,5 @@
 """The files of a pushed expert: its checkpoint as registered, its statistics, and its manifest."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from registry.composition.card import CARD
 from registry.composition.stored import write_dense
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.hub.card_additions import languages_of
-from registry.hub.target import ConflictReason, Outgoing
+from registry.hub.target import Outgoing
 from registry.io.disk import file_digest
 from registry.io.model_folder import json_file
 from registry.maths.statistics import Statistics
@@ -139,15 +138,3 @@ def outgoing(folder: Path, page: bytes, progress: Progress) -> dict[str, Outgoin
     with progress("hashing", sum(path.stat().st_size for path in paths), "B") as advance:
         files = {path.name: Outgoing(path, file_digest(path, advance)) for path in paths}
     return files | {CARD: Outgoing.of(page)}
-
-
-def conflict_reason(name: str, digest: str) -> ConflictReason:
-    """Return the check that a repository holds only the expert `name` with content `digest`."""
-
-    def reason(marker: Mapping[str, object]) -> str | None:
-        other, digits = str(marker.get("name"))[:40], str(marker.get("digest"))[:12]
-        if other != name:
-            return f"another expert, {other}"
-        return None if marker.get("digest") == digest else f"another version of {name}, {digits}"
-
-    return reason

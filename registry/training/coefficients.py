@@ -50,12 +50,7 @@ LEAST_WINDOWS = 10
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of a fit.
-
-    Attributes:
-        recipe: the recipe with the fitted coefficients, and the record of the fit.
-        losses: the loss of every step in nats per token, before its change.
-    """
+    """The result of a fit: its recipe, and the loss of every step in nats per token, before its change."""
 
     recipe: Recipe
     losses: tuple[float, ...]

@@ -143,11 +143,7 @@ def leading() -> Iterator[Processes]:
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """Join the other processes of the launcher, and leave them when the context ends.
-
-    Raises:
-        InvalidInputError: the launcher was asked for what this program does itself.
-    """
+    """Join the other processes of the launcher, and leave them when the context ends (errors as `leading`)."""
     global _joined, _round
     for name in _FOREIGN:
         if os.environ.get(name, "").lower() == "true":
@@ -172,11 +168,7 @@ def joined() -> Iterator[Processes]:
 
 
 def own_device(device: str) -> str:
-    """Return the device of this process, `cpu` or `cuda`, and let libraries use it: each has a GPU of its own.
-
-    Raises:
-        InvalidInputError: there are more processes than GPUs.
-    """
+    """Return the device of this process, and let libraries use it (InvalidInputError: more processes than GPUs)."""
     if device != "cuda" or _joined is None:
         return device
     import torch

@@ -81,9 +81,6 @@ def gather(model: nn.Module, path: Path, processes: Processes) -> dict[str, Tens
     """Gather the parameters of a sharded model, one after another, in a safetensors file of the main process.
 
     All processes must call this. Return the parameters by name, read from the file when they are used; none in workers.
-
-    Raises:
-        OSError: the disk is full or refuses.
     """
     from safetensors.torch import load_file
 

@@ -160,11 +160,9 @@ def take_steps(
 
     Args:
         optimiser: the optimiser, of one group.
-        settings: the number of steps and their rates.
         step: takes a step, counted from 0, and returns its loss.
         loss: returns the loss on held-out windows, before the first step.
         path: the file to save states in from time to time, and when the user interrupts; None to save none.
-        progress: reports steps, and remarks on the loss.
     """
     (group,) = optimiser.param_groups
     steps, is_fit = settings.steps, isinstance(settings, FitSettings)

@@ -39,10 +39,7 @@ POINTS = 2000
 class Losses:
     """Language-model losses of a training, in nats per token.
 
-    Attributes:
-        steps: of every step, before its change, with the penalty if there is one.
-        before: on held-out windows, before the first step.
-        after: on the same windows, after the last step.
+    `steps` are of every step, before its change, with the penalty if there is one; the others are on held-out windows.
     """
 
     steps: tuple[float, ...]
@@ -55,17 +52,13 @@ class WeightTrainer:
     """The training of some weights of a model.
 
     Attributes:
-        model: the model, on its device.
         parameters: the weights that train.
-        windows: the windows to train on.
-        settings: the settings of the training.
         bfloat16: multiply in bfloat16; weights stay in float32.
         penalty: called after each pass of a batch in training; a scalar that is added to its loss.
         processes: the processes that train together; each passes its share of a batch's windows.
         decays: tells whether weight decay applies to a weight; by default to matrices.
         rate_of: returns the highest learning rate of a weight; by default that of the settings.
         after_step: called after a step of AdamW with its number, from 1, to change what no gradient changes.
-        optimiser: AdamW.
     """
 
     model: Any
@@ -99,13 +92,7 @@ class WeightTrainer:
         )
 
     def train(self, state_path: Path | None, scratch: Path, progress: Progress) -> Losses:
-        """Train, and return the losses.
-
-        Args:
-            state_path: the file of the training's state; if it exists, training continues from it. None to save no
-                state, and in workers.
-            scratch: a folder for the library.
-            progress: reports steps, and remarks on the loss.
+        """Train, from the state at `state_path` if there is one, and return the losses; `scratch` is for the library.
 
         Raises:
             InvalidInputError: a loss or a weight is NaN or infinite; the last saved state stays.
