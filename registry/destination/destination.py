@@ -55,8 +55,7 @@ class Destination(ABC):
     def check(self, *, replace: bool) -> None:
         """Check that a composition can be written there; with `replace` an earlier one may be there.
 
-        Raises:
-            OutputError, StorageError: something else is there, or may not be replaced; it cannot be written to.
+        (OutputError: something is there that may not be replaced; StorageError: it cannot be written to.)
         """
 
     @abstractmethod

@@ -58,8 +58,7 @@ def write_expert(member: Member, folder: Path, *, calibration: bool, progress: P
     """Write the files of an expert, except its card, to an absent or empty folder, and return its manifest.
 
     `calibration` includes kept calibration tokens that were taken from text, else a remark says that they are left out;
-    tokens that the expert generated itself are always included (StorageError: the folder cannot be written;
-    DamagedError: an array is damaged).
+    tokens that the expert generated itself are always included.
     """
     collected = collected_of(member)
     digest = member.version.digest

@@ -121,9 +121,11 @@ class Commit:
 
 @dataclass(frozen=True)
 class Pushed:
-    """The result of a push; not `added` if the repository already held exactly these files.
+    """The result of a push.
 
-    `revision` is the branch, or the pull request (`refs/pr/3`), and `url` its page.
+    Attributes:
+        revision: the branch, or the pull request (`refs/pr/3`); `url` is its page.
+        added: False if the repository already held exactly these files.
     """
 
     repo_id: str

@@ -1,6 +1,6 @@
 """Registration of many experts: all are checked before the first is registered, then each is a task or a turn.
 
-Each expert is registered as `register_checkpoint` does, in this process or in one of a cluster. An expert that cannot be
+Each expert is registered by `register_checkpoint`, in this process or in one of a cluster. An expert that cannot be
 registered after all names itself, and the others are registered; a repeat skips those that are.
 """
 

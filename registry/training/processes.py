@@ -84,9 +84,9 @@ class Processes:
 
     def report(self, error: BaseException) -> RegError:
         """Let the main process know why this worker failed, and return that as an error."""
-        line = error.message if isinstance(error, RegError) else f"{type(error).__name__}: {first_line(error)}"
-        hint = error.hint if isinstance(error, RegError) else None
-        told = f"process {self.rank} of {self.count} failed: {line}", hint or "repeat the command to resume"
+        known = error if isinstance(error, RegError) else RegError(f"{type(error).__name__}: {first_line(error)}")
+        hint = known.hint or "repeat the command to resume"
+        told = f"process {self.rank} of {self.count} failed: {known.message}", hint
         self.store.set(_FAILURE, json.dumps(told))
         return RegError(*told)
 

@@ -105,16 +105,13 @@ class WeightTrainer:
             current = current or State(done, math.nan, (), (), ())  # of a worker, which reports no losses
             current.restore(self.parameters, self.optimiser, self.processes)
             current.remark_on(progress, settings.steps)
+        losses = list(current.losses)
         if current.step < settings.steps:
             with progress("training", settings.steps, "step") as advance:
                 advance(current.step)
-                steps = _Steps(self, current, state_path, advance, progress)
-                self._run(current.step, steps, scratch)
-                losses = tuple(steps.losses)
-        else:
-            losses = current.losses
+                self._run(current.step, _Steps(self, current, state_path, advance, progress, losses), scratch)
         self.check_finite("after the last step")
-        return Losses(losses, current.loss, self.loss())
+        return Losses(tuple(losses), current.loss, self.loss())
 
     def loss(self) -> float:
         """Return the loss (nats per token) on held-out windows, or raise InvalidInputError if it is not finite."""
@@ -220,9 +217,8 @@ class _Steps(TrainerCallback):
     path: Path | None
     advance: Advance
     progress: Progress
-
-    def __post_init__(self) -> None:
-        self.losses, self._saved_at = list(self.start.losses), time.monotonic()
+    losses: list[float]
+    saved_at: float = field(default_factory=time.monotonic)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Seed what a model draws in a step, so that a training that goes on draws the same; each process its own."""
@@ -239,7 +235,7 @@ class _Steps(TrainerCallback):
         self.losses.append(_finite(float(logs["loss"]), f"in step {step}"))
         self.advance(1)
         states.remark_on_loss(self.progress, step, trainer.settings.steps, self.losses)
-        is_due = self.path is not None and time.monotonic() - self._saved_at >= states.SAVE_SECONDS
+        is_due = self.path is not None and time.monotonic() - self.saved_at >= states.SAVE_SECONDS
         if trainer.processes.most(int(is_due)):
             trainer.check_finite(f"after step {step}")
             current = State.of(step, self.start.loss, trainer.parameters, trainer.optimiser, self.losses)
@@ -247,7 +243,7 @@ class _Steps(TrainerCallback):
                 states.save(self.path, current)
             elif trainer.settings.fsdp:
                 sharding.take_part(states.streams_of(current))
-            self._saved_at = time.monotonic()
+            self.saved_at = time.monotonic()
 
 
 def device_and_dtype(settings: WeightTraining) -> tuple[str, str]:
