@@ -66,7 +66,6 @@ class Destination(ABC):
 
         Args:
             home: the registry's, for records of what was written and for scratch files.
-            replace: see `check`.
             nbytes: bytes of the tensors.
             holds: digests of the versions that the content comes from.
             reusable: the tensors, if files of an earlier composition that are unchanged may be taken over.

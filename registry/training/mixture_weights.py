@@ -129,7 +129,10 @@ def changed_tensors(
         StorageError: the disk is full or refuses.
     """
     if train == PROJECTORS:
-        return _changed_projectors(model, parent)
+        parts = dict(model.named_parameters())
+        names = _projectors(parts, model.config.to_dict())
+        arrays = {name: array_of(parts[name], parent.dtype_of(name)) for name in names}
+        return {name: array for name, array in arrays.items() if digest_of(array) != digest_of(parent.source(name))}
     saved = scratch / "trained"
     _save(model, saved, whole)
     places = read_headers(weight_files(saved))
@@ -154,13 +157,6 @@ def changed_tensors(
             )
         changed[name] = source
     return changed
-
-
-def _changed_projectors(model: Any, parent: Parent) -> dict[str, ArraySource]:
-    parameters = dict(model.named_parameters())
-    names = _projectors(parameters, model.config.to_dict())
-    trained = {name: array_of(parameters[name], parent.dtype_of(name)) for name in names}
-    return {name: array for name, array in trained.items() if digest_of(array) != digest_of(parent.source(name))}
 
 
 def _projectors(tensors: Mapping[str, object], config: Mapping[str, Any]) -> list[str]:

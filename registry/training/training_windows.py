@@ -99,9 +99,7 @@ def next_token_loss(
 
 def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> Windows:
     """Join the windows of all sources, cut or padded to `size` tokens, and hold some out by `seed`."""
-    ids = torch.cat(
-        [torch.nn.functional.pad(c.ids[:, :size], (0, max(0, size - c.ids.shape[1]))) for c in calibrations]
-    )
+    ids = torch.cat([F.pad(c.ids[:, :size], (0, max(0, size - c.ids.shape[1]))) for c in calibrations])
     lengths = torch.cat([c.lengths.clamp(max=size) for c in calibrations])
     joined = Calibration(ids, lengths, ", ".join(c.label for c in calibrations))
     usable = (lengths > 1).nonzero().flatten()
