@@ -68,8 +68,6 @@ class Processes:
 
     def conclude(self, *, well: bool) -> None:
         """Let workers know the outcome of the main process."""
-        if self.store is None:
-            return
         if not well:
             self.store.compare_set(_JOB, "", "null")  # unless it was sent
         self.store.set(_ENDED_WELL, json.dumps(well))
