@@ -193,8 +193,7 @@ class Registry:
             remote_code,
             tokenizer_of,
         )
-        with registration.open_candidate(self._workspace, request) as candidate:
-            return registration.register_expert(self._workspace, candidate)
+        return registration.register_checkpoint(self._workspace, request)
 
     def add_experts(self, file: PathLike, *, settings: PassSettings | None = None) -> registration.RegisteredList:
         """Register the experts of a list, each as `add_expert` does, and return registrations and errors, by name.
@@ -228,8 +227,7 @@ class Registry:
         request = registration.RegistrationRequest(
             name, checkpoint, "base", annotations=annotations, remote_code=remote_code
         )
-        with registration.open_candidate(self._workspace, request) as candidate:
-            return registration.register_base(self._workspace, candidate)
+        return registration.register_checkpoint(self._workspace, request)
 
     def train_expert(
         self,
@@ -577,7 +575,7 @@ class Registry:
         """
         require_composed(Path(folder))
         check_paths(Path(folder).absolute(), Path(out).absolute(), data, replace=force)
-        return training.train_router(self._workspace, folder, out, data, settings, force=force, record=record)
+        return training.train_mixture(self._workspace, folder, out, data, settings, force=force, record=record)
 
     def train(
         self,

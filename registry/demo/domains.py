@@ -19,11 +19,7 @@ _TEST_SHARE = 10  # one document in ten is for testing
 
 
 def check_demo_folder(out: Path) -> None:
-    """Check that a demo can be made in `out`.
-
-    Raises:
-        OutputError: `out` is a file, or holds something else.
-    """
+    """Check that a demo can be made in `out` (OutputError: it is a file, or holds something else)."""
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out} exists and is not a folder", "choose another --out")
     if out.exists() and any(out.iterdir()) and not (out / MARKER).is_file():
@@ -31,10 +27,9 @@ def check_demo_folder(out: Path) -> None:
 
 
 def write_domains(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Write each domain's documents as `<domain>.train.jsonl.gz` and `<domain>.test.jsonl.gz` and return both paths.
+    """Write each domain's documents, and return its files for training and for testing.
 
-    Raises:
-        CheckpointError: this Python is installed without the source of its standard library.
+    (CheckpointError: this Python is installed without the source of its standard library.)
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}

@@ -55,8 +55,7 @@ class Destination(ABC):
     def check(self, *, replace: bool) -> None:
         """Check that a composition can be written there; with `replace` an earlier one may be there.
 
-        Raises:
-            OutputError, StorageError: something else is there, or may not be replaced; it cannot be written to.
+        (OutputError: something is there that may not be replaced; StorageError: it cannot be written to.)
         """
 
     @abstractmethod
@@ -67,7 +66,6 @@ class Destination(ABC):
 
         Args:
             home: the registry's, for records of what was written and for scratch files.
-            replace: see `check`.
             nbytes: bytes of the tensors.
             holds: digests of the versions that the content comes from.
             reusable: the tensors, if files of an earlier composition that are unchanged may be taken over.

@@ -167,14 +167,10 @@ class Cluster:
 
 @contextmanager
 def connect(address: str, *, gpus: float = 0.0) -> Iterator[Cluster]:
-    """Connect to a Ray cluster, or start one on this machine.
+    """Connect to a Ray cluster, or start one on this machine; each task takes so many `gpus`.
 
-    Args:
-        address: `local`; the address of a cluster's head, HOST:PORT; or `auto` for the one that this node belongs to.
-        gpus: GPUs that each task takes.
-
-    Raises:
-        StorageError, ClusterError: Ray is not installed, or there is no cluster at the address.
+    `address` is `local`, that of a cluster's head, HOST:PORT, or `auto` for the cluster that this node belongs to
+    (StorageError, ClusterError: Ray is not installed, or there is no cluster there).
     """
     if importlib.util.find_spec("ray") is None:
         raise StorageError("--ray needs Ray, which is not installed", "run: pip install 'expert-registry[ray]'")

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,30 +68,6 @@ class Finished:
     kind: str
 
 
-@dataclass
-class _Report:
-    """The progress of a running task: remarks are kept, units of its step go to a file."""
-
-    board: Path
-    unit: str
-    remarks: list[str] = field(default_factory=list)
-    done: int = 0
-    written: float = 0.0
-
-    @contextmanager
-    def progress(self, label: str, total: int, unit: str) -> Iterator[Advance]:
-        if not unit:
-            self.remarks.append(label)
-        yield self._advance if unit == self.unit else lambda amount: None
-
-    def _advance(self, amount: int) -> None:
-        self.done += amount
-        if time.monotonic() - self.written >= _SECONDS:
-            self.written = time.monotonic()
-            with suppress(OSError):  # the step has ended, or an opt-out deleted the folder
-                self.board.write_text(str(self.done))
-
-
 def run_task(
     shared: Any, function: Callable[..., Any], task: Task, board: Path, unit: str, threads: int, device: str
 ) -> Finished:
@@ -99,19 +75,35 @@ def run_task(
     import torch
 
     torch.set_num_threads(threads)
-    report = _Report(board, unit)
     result, failure = None, None
+    remarks: list[str] = []
+    done, written = 0, 0.0
+
+    def advance(amount: int) -> None:
+        nonlocal done, written
+        done += amount
+        if time.monotonic() - written >= _SECONDS:
+            written = time.monotonic()
+            with suppress(OSError):  # the step has ended, or an opt-out deleted the folder
+                board.write_text(str(done))
+
+    @contextmanager
+    def progress(label: str, total: int, own_unit: str) -> Iterator[Advance]:
+        if not own_unit:
+            remarks.append(label)
+        yield advance if own_unit == unit else lambda amount: None
+
     try:
         if not board.parent.is_dir():
             raise ClusterError(
                 f"{socket.gethostname()} does not see the folder {board.parent}",
                 "name a folder on a file system that all nodes of the cluster share",
             )
-        result = function(shared, *task.arguments, progress=report.progress)
+        result = function(shared, *task.arguments, progress=progress)
     except RegError as error:
         failure = error
-    done = replace(task, arguments=())
-    return Finished(done, result, failure, tuple(report.remarks), socket.gethostname(), node_kind(device))
+    task = replace(task, arguments=())
+    return Finished(task, result, failure, tuple(remarks), socket.gethostname(), node_kind(device))
 
 
 def node_kind(device: str, threads: int | None = None) -> str:

@@ -21,7 +21,7 @@ from registry.evaluation.table import Table, Wanted
 from registry.io.work_dirs import temporary_folder, working_folder
 from registry.member import Member, load_members
 from registry.names.reference import require_list
-from registry.training import TrainSettings, train_router
+from registry.training import TrainSettings, train_mixture
 from registry.workspace import Workspace
 
 Data = Mapping[str, Sequence[str | PathLike[str]]]
@@ -160,7 +160,7 @@ def composer_of(
         untrained = folder.with_name(f"{folder.name} untrained")
         write_plan(workspace, plan, untrained)
         names = [member.version.ref for member in plan.members]
-        train_router(workspace, untrained, folder, names, TrainSettings(steps=steps, seed=seed), record=False)
+        train_mixture(workspace, untrained, folder, names, TrainSettings(steps=steps, seed=seed), record=False)
         shutil.rmtree(untrained)
 
     return compose

@@ -1,6 +1,5 @@
 """The files of a pushed expert: its checkpoint as registered, its statistics, and its manifest."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from registry.composition.card import CARD
 from registry.composition.stored import write_dense
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.hub.card_additions import languages_of
-from registry.hub.target import ConflictReason, Outgoing
+from registry.hub.target import Outgoing
 from registry.io.disk import file_digest
 from registry.io.model_folder import json_file
 from registry.maths.statistics import Statistics
@@ -59,8 +58,7 @@ def write_expert(member: Member, folder: Path, *, calibration: bool, progress: P
     """Write the files of an expert, except its card, to an absent or empty folder, and return its manifest.
 
     `calibration` includes kept calibration tokens that were taken from text, else a remark says that they are left out;
-    tokens that the expert generated itself are always included (StorageError: the folder cannot be written;
-    DamagedError: an array is damaged).
+    tokens that the expert generated itself are always included.
     """
     collected = collected_of(member)
     digest = member.version.digest
@@ -139,15 +137,3 @@ def outgoing(folder: Path, page: bytes, progress: Progress) -> dict[str, Outgoin
     with progress("hashing", sum(path.stat().st_size for path in paths), "B") as advance:
         files = {path.name: Outgoing(path, file_digest(path, advance)) for path in paths}
     return files | {CARD: Outgoing.of(page)}
-
-
-def conflict_reason(name: str, digest: str) -> ConflictReason:
-    """Return the check that a repository holds only the expert `name` with content `digest`."""
-
-    def reason(marker: Mapping[str, object]) -> str | None:
-        other, digits = str(marker.get("name"))[:40], str(marker.get("digest"))[:12]
-        if other != name:
-            return f"another expert, {other}"
-        return None if marker.get("digest") == digest else f"another version of {name}, {digits}"
-
-    return reason

@@ -4,11 +4,10 @@ import json
 import re
 
 from registry.checkpoint.hub_download import reason
-from registry.errors import CheckpointError, ConflictError, InvalidInputError, NotFoundError, RegError, StorageError
+from registry.errors import CheckpointError, ConflictError, NotFoundError, RegError, StorageError
 from registry.hub.target import Target
 
 LOGIN = "hf auth login, with a token that may write; or set HF_TOKEN"
-ONLINE = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, then type the command again"
 AGAIN = "type the command again: it resumes this upload"
 _QUOTA = re.compile(r"quota|storage limit|storage (?:space )?exceeded|payment required|out of storage", re.IGNORECASE)
 
@@ -86,11 +85,6 @@ def bad_card(answer: str, state: str) -> RegError:
         f"{endpoint()} does not accept the metadata of the card: {printable}; {state}",
         "choose a license that it knows: --license ID, such as apache-2.0 or other",
     )
-
-
-def offline(target: Target) -> RegError:
-    """Return the error for a push in offline mode."""
-    return InvalidInputError(f"HF_HUB_OFFLINE is set, and pushing to {target} needs the Hub", ONLINE)
 
 
 def _chain(error: Exception) -> list[BaseException]:

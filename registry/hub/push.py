@@ -1,6 +1,6 @@
 """Pushing composed folders and experts to the Hub, and recording each push."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,7 +27,6 @@ from registry.workspace import PathLike, Workspace
 from store.catalog import Catalog, PushRecord, VersionRecord
 
 RECOMPOSE = "compose it again, and push that"
-LICENSE_HINT = "choose the license of the whole: --license ID, an identifier of the Hub; other for a custom one"
 
 
 def push(workspace: Workspace, folder: PathLike, target: Target | str, license_id: str | None = None) -> Pushed:
@@ -43,18 +42,7 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
     if not workspace.catalog.has_composition(digest):
         remark(workspace.progress, f"{folder} was not composed in this registry: no receipt will list this push")
     names = ", ".join(member.name for member in composed.manifest.members)
-
-    def conflict_reason(marker: Mapping[str, object]) -> str | None:
-        other = str(marker.get("digest", ""))
-        return None if other == digest else f"another composition, {other[:12]}"
-
-    commit = Commit(
-        files,
-        MARKER,
-        conflict_reason,
-        f"Composition {digest[:12]} of {names}"[:200],
-        f"Pushed by expert-registry.\n\ncomposition {digest}",
-    )
+    commit = Commit(files, MARKER, digest, f"Composition {digest[:12]} of {names}"[:200])
     return _upload(workspace, target, commit, digest)
 
 
@@ -82,13 +70,8 @@ def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibra
         folder = Path(temporary) / "expert"
         manifest = expert_files.write_expert(member, folder, calibration=calibration, progress=workspace.progress)
         page = expert_files.card(member, manifest, target.repo_id, kept=calibration_kept)
-        commit = Commit(
-            expert_files.outgoing(folder, page, workspace.progress),
-            FILE_NAME,
-            expert_files.conflict_reason(version.name, manifest.digest),
-            f"Expert {version.name}, {manifest.digest[:12]}",
-            f"Pushed by expert-registry.\n\nexpert {manifest.digest}",
-        )
+        files, digest = expert_files.outgoing(folder, page, workspace.progress), manifest.digest
+        commit = Commit(files, FILE_NAME, digest, f"Expert {version.name}, {digest[:12]}", version.name)
         return _upload(workspace, target, commit, version.ref)
 
 
@@ -159,7 +142,10 @@ def _check_license(own: str | None, chosen: str | None, versions: Sequence[Versi
     if own is None and chosen is None:
         combined = roll_up({version.name: (version.content or {}).get("license") for version in versions})
         why = combined.why or "its card has none"
-        raise InvalidInputError(f"{subject} cannot be published under its members' licenses: {why}", LICENSE_HINT)
+        raise InvalidInputError(
+            f"{subject} cannot be published under its members' licenses: {why}",
+            "choose the license of the whole: --license ID, an identifier of the Hub; other for a custom one",
+        )
 
 
 def _versions_of(catalog: Catalog, composed: ComposedFolder) -> list[VersionRecord]:

@@ -1,7 +1,7 @@
 """The target of a push, its files and its result."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,25 +81,37 @@ class Outgoing:
         return git_hash(self.source if isinstance(self.source, bytes) else self.source.read_bytes())
 
 
-ConflictReason = Callable[[Mapping[str, Any]], str | None]
-"""Function from the marker in a repository to the reason why its content may not be replaced, or None."""
-
-
 @dataclass(frozen=True)
 class Commit:
     """The commit of one push.
 
     Attributes:
         files: path in the repository → file; all other files in the repository are deleted.
-        marker: the JSON file by which this program recognises its own pushes, which `conflict_reason` is called with.
-        message: the first line of the commit message; `description` is the rest.
+        marker: the JSON file by which this program recognises its own pushes.
+        digest: the digest of the composition or expert, which the marker holds.
+        message: the first line of the commit message.
+        expert: the name of the expert; None for a composition.
     """
 
     files: Mapping[str, Outgoing]
     marker: str
-    conflict_reason: ConflictReason
+    digest: str
     message: str
-    description: str
+    expert: str | None = None
+
+    @property
+    def description(self) -> str:
+        """The rest of the commit message."""
+        return f"Pushed by expert-registry.\n\n{'composition' if self.expert is None else 'expert'} {self.digest}"
+
+    def conflict_reason(self, marker: Mapping[str, Any]) -> str | None:
+        """Return why the content of a repository with this marker may not be replaced, or None."""
+        other = str(marker.get("digest", ""))
+        if self.expert is not None and (name := str(marker.get("name"))[:40]) != self.expert:
+            return f"another expert, {name}"
+        if other == self.digest:
+            return None
+        return f"another {'composition' if self.expert is None else f'version of {self.expert}'}, {other[:12]}"
 
     @property
     def nbytes(self) -> int:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.card import CARD
-from registry.errors import ConflictError, DamagedError, NotFoundError, RegError, StorageError
-from registry.hub.hub_errors import AGAIN, LOGIN, bad_card, endpoint, offline, translate_error
+from registry.errors import ConflictError, DamagedError, InvalidInputError, NotFoundError, RegError, StorageError
+from registry.hub.hub_errors import AGAIN, LOGIN, bad_card, endpoint, translate_error
 from registry.hub.target import Commit, Outgoing, Pushed, Target
 from registry.io.display import some
 from registry.io.limits import JSON_BYTES
@@ -39,7 +39,10 @@ def check_account(target: Target) -> None:
     from huggingface_hub import HfApi, constants, get_token
 
     if constants.HF_HUB_OFFLINE:
-        raise offline(target)
+        raise InvalidInputError(
+            f"HF_HUB_OFFLINE is set, and pushing to {target} needs the Hub",
+            "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, then type the command again",
+        )
     if get_token() is None:
         raise StorageError(f"there is no token, and pushing to {target} needs one", LOGIN)
     with _translated(target, lambda: "nothing was sent"):

@@ -7,7 +7,6 @@ from .lineage import relations_of_version as relations_of_version
 from .register import Check as Check
 from .register import Registration as Registration
 from .register import check_candidate as check_candidate
-from .register import register_base as register_base
-from .register import register_expert as register_expert
+from .register import register_checkpoint as register_checkpoint
 from .register_list import RegisteredList as RegisteredList
 from .register_list import register_experts as register_experts

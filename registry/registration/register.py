@@ -19,7 +19,7 @@ from registry.errors import ConflictError
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.io.torch_blocks import to_block
 from registry.progress import Progress, remark
-from registry.registration.candidate import Candidate
+from registry.registration.candidate import Candidate, RegistrationRequest, open_candidate
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, summarise
 from registry.registration.lineage import Relation, equal_mlps, pack_weights
 from registry.registration.summary_store import keep_summary
@@ -55,23 +55,19 @@ class Registration:
     newest: str = ""
 
 
-def register_expert(workspace: Workspace, candidate: Candidate) -> Registration:
-    """Register a candidate as the next version of its expert (errors as `Registry.add_expert`)."""
-    registration = _expert(workspace, candidate, hash_checkpoint(candidate.checkpoint, workspace.progress))
-    manifest, version = candidate.manifest, registration.version
-    if manifest is not None and manifest.digest != version.digest:
-        remark(
-            workspace.progress,
-            f"{candidate.request.checkpoint} announces {manifest.digest[:12]}, and is {version.digest[:12]} here: "
-            "license, statistics or files differ",
-        )
-    return _with_relations(workspace, candidate, registration)
-
-
-def register_base(workspace: Workspace, candidate: Candidate) -> Registration:
-    """Register a candidate as the next version of its base model (errors as `Registry.add_base`)."""
-    hashed = hash_checkpoint(candidate.checkpoint, workspace.progress)
-    return _with_relations(workspace, candidate, _register(workspace, candidate, hashed))
+def register_checkpoint(workspace: Workspace, request: RegistrationRequest) -> Registration:
+    """Register a checkpoint as the next version of an expert or base model (errors as `Registry.add_expert`)."""
+    with open_candidate(workspace, request) as candidate:
+        hashed = hash_checkpoint(candidate.checkpoint, workspace.progress)
+        registration = (_register if request.kind == "base" else _expert)(workspace, candidate, hashed)
+        manifest, version = candidate.manifest, registration.version
+        if request.kind == "expert" and manifest is not None and manifest.digest != version.digest:
+            remark(
+                workspace.progress,
+                f"{request.checkpoint} announces {manifest.digest[:12]}, and is {version.digest[:12]} here: license, "
+                "statistics or files differ",
+            )
+        return _with_relations(workspace, candidate, registration)
 
 
 def content_of(

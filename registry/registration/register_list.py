@@ -1,6 +1,6 @@
 """Registration of many experts: all are checked before the first is registered, then each is a task or a turn.
 
-Each expert is registered as `register_expert` does, in this process or in one of a cluster. An expert that cannot be
+Each expert is registered by `register_checkpoint`, in this process or in one of a cluster. An expert that cannot be
 registered after all names itself, and the others are registered; a repeat skips those that are.
 """
 
@@ -15,7 +15,7 @@ from registry.io.work_dirs import temporary
 from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate, RegistrationRequest, open_candidate
 from registry.registration.lineage import WeightSamples, check_related, relation
-from registry.registration.register import Registration, register_expert
+from registry.registration.register import Registration, register_checkpoint
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.workspace import Workspace
 
@@ -46,7 +46,7 @@ def register_experts(workspace: Workspace, requests: Sequence[RegistrationReques
         for request in requests:
             name = str(request.name)
             try:
-                result.registered[name] = _register(workspace, request)
+                result.registered[name] = register_checkpoint(workspace, request)
             except RegError as error:
                 result.failed[name] = error
                 remark(workspace.progress, f"{name} is not registered: {error.message}")
@@ -121,12 +121,6 @@ def register_in_task(home: Home, request: RegistrationRequest, *, progress: Prog
     """Register one expert in a task."""
     workspace = Workspace.open(home, progress, create="when written to")
     try:
-        return _register(workspace, request)
+        return register_checkpoint(workspace, request)
     finally:
         workspace.close()
-
-
-def _register(workspace: Workspace, request: RegistrationRequest) -> Registration:
-    workspace = replace(workspace, cluster=None)  # an expert is not divided further
-    with open_candidate(workspace, request) as candidate:
-        return register_expert(workspace, candidate)

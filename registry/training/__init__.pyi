@@ -12,5 +12,4 @@ from .train_expert import TrainedExpert as TrainedExpert
 from .train_expert import train_expert as train_expert
 from .train_mixture import Trained as Trained
 from .train_mixture import train_mixture as train_mixture
-from .train_mixture import train_router as train_router
 from .training_paths import check_proxy as check_proxy

@@ -37,9 +37,8 @@ from registry.member import Member
 from registry.names.reference import require_list
 from registry.progress import Progress
 from registry.runtime.loading import device_name, load_model, load_tokenizer
-from registry.training import state as states
 from registry.training.settings import FitSettings
-from registry.training.state import State
+from registry.training.state import State, take_steps
 from registry.training.training_windows import Windows, check_vocabulary, make_windows, next_token_loss, shortened
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
@@ -51,12 +50,7 @@ LEAST_WINDOWS = 10
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of a fit.
-
-    Attributes:
-        recipe: the recipe with the fitted coefficients, and the record of the fit.
-        losses: the loss of every step in nats per token, before its change.
-    """
+    """The result of a fit: its recipe, and the loss of every step in nats per token, before its change."""
 
     recipe: Recipe
     losses: tuple[float, ...]
@@ -106,7 +100,7 @@ def fit_coefficients(
         fit = _Fit(plan, CombinedWeights(plan, model), model, windows, settings)
         with resumable(_states_in(workspace.home.partial), json_digest(["fit", *inputs]), digests) as state_path:
             state = fit.run(state_path, progress)
-            after = fit.held_out_loss(state.changes[0])
+            after = fit.held_out_loss()
     assert plan.base is not None
     record = CoefficientFit(
         members=fitted_members(((one.name, one.version.digest) for one in plan.members), plan.base.version.digest),
@@ -234,9 +228,9 @@ class _Fit:
         self._optimiser = torch.optim.Adam([self._coefficients], lr=settings.lr)
         self._good: Tensor | None = None
 
-    def held_out_loss(self, coefficients: Float64[Tensor, "E"]) -> float:
+    def held_out_loss(self) -> float:
         """Return the loss on held-out windows in nats per token, or raise InvalidInputError if it is not finite."""
-        self._weights.set(coefficients.tolist())
+        self._weights.set(self._coefficients.tolist())
         loss = self._windows.loss(self._model, self._settings.batch_size)
         if not math.isfinite(loss):
             raise self._not_finite(f"the loss is {loss} on held-out windows")
@@ -244,12 +238,7 @@ class _Fit:
 
     def run(self, state_path: Path | None, progress: Progress) -> State:
         """Fit, and return the last state; one that `state_path` holds goes on, and every step is saved there."""
-        steps = self._settings.steps
-        start = states.resume(state_path, self._optimiser, steps, progress, "an interrupted fit goes on")
-        if start is None:
-            start = State(0, self.held_out_loss(self._coefficients), (), (), ())
-        with progress("fitting coefficients", steps, "step") as advance:
-            return states.take_steps(start, self._optimiser, self._settings, self._step, state_path, advance, 0.0)
+        return take_steps(self._optimiser, self._settings, self._step, self.held_out_loss, state_path, progress)
 
     def _step(self, number: int) -> float:
         """Give the coefficients the gradient of a step; return its loss."""

@@ -23,7 +23,7 @@ from registry.member import load_member
 from registry.names.reference import NAME_LIMIT, check_name, copy_name
 from registry.names.resolve import check_name_is_free
 from registry.progress import Progress, silent
-from registry.registration import Registration, RegistrationRequest, open_candidate, register_base, register_expert
+from registry.registration import Registration, RegistrationRequest, register_checkpoint
 from registry.statistics import file as statistics
 from registry.statistics.collect import counted
 from registry.statistics.forward_pass import computed_by
@@ -41,10 +41,7 @@ from store.lock import exclusive
 class TrainedFromBase:
     """The result of a training from a base model.
 
-    Attributes:
-        document: the content of `expert_training.json`.
-        losses: the losses.
-        tokens: the number of held-out tokens that `losses.before` and `losses.after` are averaged over.
+    `document` is the content of `expert_training.json`; the losses on held-out text are means over `tokens`.
     """
 
     document: dict[str, Any]
@@ -91,9 +88,7 @@ def check_libraries() -> None:
 def opened_base(workspace: Workspace, base: PathLike) -> Iterator[tuple[Checkpoint, tuple[str, ...]]]:
     """Open a base model as a folder; yield it and the digests of the registered versions that it comes from.
 
-    Raises:
-        NotFoundError: there is no such base model.
-        CheckpointError: it is not a checkpoint of a known family.
+    (NotFoundError: there is no such base model; CheckpointError: it is not a checkpoint of a known family.)
     """
     version = base_version(workspace.catalog, base)
     if version is None:
@@ -119,14 +114,8 @@ def joint_training(
 ) -> Iterator[Losses]:
     """Train experts that share weights; yield the losses. The saved state is deleted when the context ends well.
 
-    Args:
-        workspace: the registry.
-        kind: the key of what versions of such a training store of it.
-        name: the training's name.
-        trainer: the training.
-        inputs: everything that its result depends on.
-        holds: digests of the registered versions that it begins from.
-        what: what trains, in words.
+    `kind` is as in `check_joint`, `inputs` everything that the result depends on, `holds` the digests of the registered
+    versions that it begins from, and `what` trains, in words.
     """
     home = workspace.home
     count = sum(part.numel() for part in trainer.parameters if part.requires_grad)
@@ -151,14 +140,10 @@ def write_checkpoint(
     """Write a trained checkpoint to an absent or empty folder, which appears whole or not at all.
 
     Args:
-        target: the folder.
         hashed: the base model, whose files but weights it has too.
-        streams: its tensors.
-        files: name → content of its own files.
+        files: name → content of its own files; `arrays` has the tensors of further safetensors files.
         text: the training text, to write how often it has each token, which is all that combining experts by
             coefficients needs; None to write nothing of it.
-        arrays: name → tensors of further safetensors files.
-        progress: reports bytes.
     """
     arrays, nbytes = arrays or {}, sum(stream.nbytes for stream in streams)
     more = sum(stream.nbytes for own in arrays.values() for stream in own)
@@ -197,5 +182,4 @@ def register_trained(
             allow_unrelated=True,  # it comes from a base model, registered or not
             remote_code=True,
         )
-        with open_candidate(workspace, request) as candidate:
-            return (register_base if text is None else register_expert)(workspace, candidate)
+        return register_checkpoint(workspace, request)

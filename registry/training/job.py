@@ -12,9 +12,6 @@ from registry.training.processes import Processes, own_device
 from registry.training.settings import ExpertTraining, MixtureTraining
 from registry.training.training_windows import Windows
 
-_SETTINGS: dict[str, type[ExpertTraining | MixtureTraining]] = {"expert": ExpertTraining, "mixture": MixtureTraining}
-"""Settings of each kind of job."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -23,7 +20,6 @@ class Job:
     `dtype` is that of the products; `public` has windows of public text, where a training has any.
     """
 
-    kind: str
     folder: Path
     settings: Any
     device: str
@@ -40,12 +36,10 @@ class Job:
         tensors += [part for text in texts for part in (text.ids, text.lengths)]
         processes.send(
             {
-                "kind": self.kind,
                 "folder": str(self.folder),
                 "settings": asdict(self.settings),
                 "device": self.device,
                 "dtype": self.dtype,
-                "seed": self.windows.seed,
                 "tensors": [[list(part.shape), str(part.dtype).removeprefix("torch.")] for part in tensors],
             }
         )
@@ -69,13 +63,7 @@ def receive_job(processes: Processes) -> Job | None:
     for part in parts:
         torch.distributed.broadcast(part, 0)
     training, held_out, *texts = parts
-    found = [Calibration(ids, lengths, "the main process's") for ids, lengths in zip(*[iter(texts)] * 2, strict=True)]
-    return Job(
-        message["kind"],
-        Path(message["folder"]),
-        _SETTINGS[message["kind"]](**message["settings"]),
-        message["device"],
-        message["dtype"],
-        Windows(found[0], training, held_out, message["seed"]),
-        *found[1:],
-    )
+    found = [Calibration(texts[at], texts[at + 1], "") for at in range(0, len(texts), 2)]
+    settings = (MixtureTraining if "train" in message["settings"] else ExpertTraining)(**message["settings"])
+    windows = Windows(found[0], training, held_out, settings.seed)
+    return Job(Path(message["folder"]), settings, message["device"], message["dtype"], windows, *found[1:])

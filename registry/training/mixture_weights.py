@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.checkpoint.model_files import read_config, read_headers, weight_files, weight_source
-from registry.composition.trained import ALL, PROJECTORS
+from registry.composition.trained import ALL, PROJECTORS, ROUTERS
 from registry.errors import CheckpointError, InvalidInputError, StorageError
 from registry.io.dtypes import NAMES
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
@@ -85,8 +85,10 @@ def check_projectors(parent: Parent) -> None:
 
 
 def trained_weights(parent: Parent, train: str) -> int:
-    """Return the number of weights of a checked folder that a training of `mlps`, `all` or `projectors` changes."""
-    if train == PROJECTORS:
+    """Return the number of weights of a checked folder that a training of a part, a key of `NAMED`, changes."""
+    if train == ROUTERS:
+        names = [name for name, _ in parent.gates.values()]
+    elif train == PROJECTORS:
         names = _projectors(parent.tensors, read_config(parent.folder))
     else:
         blocks = _blocks(parent)
@@ -119,8 +121,6 @@ def changed_tensors(
 
     Args:
         model: the trained mixture, loaded from the parent.
-        parent: the folder.
-        train: `mlps`, `all` or `projectors`.
         scratch: a folder for the model in float32, which the tensors are read from.
         whole: the weights of a sharded model by name; empty for any other.
 
@@ -129,7 +129,10 @@ def changed_tensors(
         StorageError: the disk is full or refuses.
     """
     if train == PROJECTORS:
-        return _changed_projectors(model, parent)
+        parts = dict(model.named_parameters())
+        names = _projectors(parts, model.config.to_dict())
+        arrays = {name: array_of(parts[name], parent.dtype_of(name)) for name in names}
+        return {name: array for name, array in arrays.items() if digest_of(array) != digest_of(parent.source(name))}
     saved = scratch / "trained"
     _save(model, saved, whole)
     places = read_headers(weight_files(saved))
@@ -154,13 +157,6 @@ def changed_tensors(
             )
         changed[name] = source
     return changed
-
-
-def _changed_projectors(model: Any, parent: Parent) -> dict[str, ArraySource]:
-    parameters = dict(model.named_parameters())
-    names = _projectors(parameters, model.config.to_dict())
-    trained = {name: array_of(parameters[name], parent.dtype_of(name)) for name in names}
-    return {name: array for name, array in trained.items() if digest_of(array) != digest_of(parent.source(name))}
 
 
 def _projectors(tensors: Mapping[str, object], config: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """Parent of a training: the composed folder whose weights are trained, its members, and the folder of the result."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -139,7 +139,7 @@ def keep_trained(
     parent: Parent,
     used: Sequence[VersionRecord],
     tensors: Mapping[str, ArraySource],
-    training: Callable[[dict[str, str]], dict[str, Any]],
+    training: Mapping[str, Any],
     out: Path,
     *,
     replace: bool,
@@ -150,18 +150,16 @@ def keep_trained(
     Arrays are complete on disk before the catalog refers to them; a failure leaves none of them behind.
 
     Args:
-        workspace: the registry.
-        parent: the folder that was trained.
-        used: the versions that it was composed of.
+        used: the versions that the parent was composed of.
         tensors: the tensors that changed, by name.
-        training: returns what the document says of the training, from name → array digest of the tensors.
+        training: what the document says of the training; of other weights than routers it names the tensors too.
         out: the folder; absent, empty, or with `replace` an earlier composition.
-        replace: see `out`.
         record: store the tensors, and record the composition in the catalog.
     """
     catalog, composed = workspace.catalog, parent.composed
     digests = {name: digest_of(tensors[name]) for name in sorted(tensors)}
-    document = composed.document | {"parent": composed.digest, "training": training(digests)}
+    named = {} if trained_part(training) == ROUTERS else {"tensors": digests}
+    document = composed.document | {"parent": composed.digest, "training": dict(training) | named}
     trained = TrainedDocument(json_digest(document), document)
 
     def recorded() -> None:

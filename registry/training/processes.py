@@ -8,7 +8,6 @@ tensors; none is a pickle.
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ from registry.errors import InvalidInputError, RegError, first_line
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that every launcher sets."""
 _FOREIGN = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
-_JOB, _OUTCOME, _FAILURE = "job", "outcome", "failure"
-_DONE, _FAILED = b"done", b"failed"
+_JOB, _ENDED_WELL, _FAILURE = "job", "ended well", "failure"
 _WAIT = timedelta(days=7)
 """Longest wait for another process: preparing a large model takes hours, and a launcher ends all if one dies."""
-GRACE_SECONDS = 5.0
-"""Seconds to wait for what another process says of its failure."""
+_GRACE = timedelta(seconds=5)
+"""Longest wait for what another process says of its failure."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,11 @@ class Processes:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message from the main process to all workers."""
-        if self.store is not None:
-            self.store.set(_JOB, json.dumps(message))
+        self.store.set(_JOB, json.dumps(message))
 
     def receive(self) -> dict[str, Any] | None:
         """Wait for the message of the main process; None if that failed before it sent one."""
-        self.store.wait([_JOB], _WAIT)
-        message: dict[str, Any] | None = json.loads(self.store.get(_JOB))
+        message: dict[str, Any] | None = self._find(_JOB, _WAIT)
         return message
 
     def most(self, value: int) -> int:
@@ -72,43 +68,36 @@ class Processes:
 
     def conclude(self, *, well: bool) -> None:
         """Let workers know the outcome of the main process."""
-        if self.store is None:
-            return
         if not well:
             self.store.compare_set(_JOB, "", "null")  # unless it was sent
-        self.store.set(_OUTCOME, _DONE if well else _FAILED)
+        self.store.set(_ENDED_WELL, json.dumps(well))
 
     def ends_well(self) -> bool:
         """Wait for the outcome of the main process."""
-        self.store.wait([_OUTCOME], _WAIT)
-        return bool(self.store.get(_OUTCOME) == _DONE)
+        return self._find(_ENDED_WELL, _WAIT) is True
 
     def has_failed(self) -> bool:
         """Tell whether the main process failed too, or does so soon."""
-        return self._find(_OUTCOME) == _FAILED
+        return self._find(_ENDED_WELL) is False
 
     def report(self, error: BaseException) -> RegError:
         """Let the main process know why this worker failed, and return that as an error."""
-        line = error.message if isinstance(error, RegError) else f"{type(error).__name__}: {first_line(error)}"
-        hint = error.hint if isinstance(error, RegError) else None
-        told = f"process {self.rank} of {self.count} failed: {line}", hint or "repeat the command to resume"
+        known = error if isinstance(error, RegError) else RegError(f"{type(error).__name__}: {first_line(error)}")
+        hint = known.hint or "repeat the command to resume"
+        told = f"process {self.rank} of {self.count} failed: {known.message}", hint
         self.store.set(_FAILURE, json.dumps(told))
         return RegError(*told)
 
     def failure(self) -> RegError | None:
         """Return why a worker failed, or None if none says so soon."""
         found = self._find(_FAILURE)
-        return None if found is None else RegError(*json.loads(found))
+        return None if found is None else RegError(*found)
 
-    def _find(self, key: str) -> bytes | None:
+    def _find(self, key: str, longest: timedelta = _GRACE) -> Any:
         """Return a value of the store, or None if there is none in time, or no store any more."""
-        deadline = time.monotonic() + GRACE_SECONDS
-        with suppress(RuntimeError):  # of torch, without a connection
-            while time.monotonic() < deadline:
-                if self.store.check([key]):
-                    value: bytes = self.store.get(key)
-                    return value
-                time.sleep(0.1)
+        with suppress(RuntimeError):  # of torch
+            self.store.wait([key], longest)
+            return json.loads(self.store.get(key))
         return None
 
 
@@ -152,11 +141,7 @@ def leading() -> Iterator[Processes]:
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """Join the other processes of the launcher, and leave them when the context ends.
-
-    Raises:
-        InvalidInputError: the launcher was asked for what this program does itself.
-    """
+    """Join the other processes of the launcher, and leave them when the context ends (errors as `leading`)."""
     global _joined, _round
     for name in _FOREIGN:
         if os.environ.get(name, "").lower() == "true":
@@ -181,11 +166,7 @@ def joined() -> Iterator[Processes]:
 
 
 def own_device(device: str) -> str:
-    """Return the device of this process, `cpu` or `cuda`, and let libraries use it: each has a GPU of its own.
-
-    Raises:
-        InvalidInputError: there are more processes than GPUs.
-    """
+    """Return the device of this process, and let libraries use it (InvalidInputError: more processes than GPUs)."""
     if device != "cuda" or _joined is None:
         return device
     import torch

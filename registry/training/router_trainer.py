@@ -23,12 +23,11 @@ from torch import Tensor
 
 from registry.errors import CheckpointError, InvalidInputError
 from registry.maths.router_training import balance_loss, straight_through, whitener
-from registry.progress import Progress, remark
+from registry.progress import Progress
 from registry.runtime.gates import Gate, as_returned, gates, in_order
 from registry.runtime.seen_inputs import seen_inputs
-from registry.training import state as states
 from registry.training.settings import TrainSettings
-from registry.training.state import REMARKS, State, take_steps
+from registry.training.state import take_steps
 from registry.training.training_windows import Windows, next_token_loss
 
 WHITENING_WINDOWS = 32
@@ -69,50 +68,34 @@ class RouterTrainer:
         return self.windows.loss(self.model, self.settings.batch_size)
 
     def train(self, state_path: Path | None, progress: Progress) -> float:
-        """Train, and return the loss on held-out windows before the first step; a state at `state_path` goes on."""
-        settings = self.settings
-        every, recent = max(1, settings.steps // REMARKS), list[float]()
+        """Train, and return the loss on held-out windows before the first step; a state at `state_path` goes on.
 
-        def step(number: int) -> float:
-            recent.append(loss := self._step(number))
-            if (number + 1) % every == 0:
-                remark(progress, f"step {number + 1} of {settings.steps}: loss {sum(recent) / len(recent):.4f}")
-                recent.clear()
-            return loss
-
-        start = states.resume(state_path, self._optimiser, settings.steps, progress)
-        if start is None:
-            start = State(0, self.loss(), (), (), ())
-        else:
-            self._apply()
-        with self._trained(), progress("training routers", settings.steps, "step") as advance:
-            take_steps(start, self._optimiser, settings, step, state_path, advance)
-        return start.loss
+        The model has the routers of the last step but one afterwards.
+        """
+        return take_steps(self._optimiser, self.settings, self._step, self.loss, state_path, progress).loss
 
     def _step(self, step: int) -> float:
+        for gate, weight in zip(self.gates, self.weights(), strict=True):
+            gate.weight.data.copy_(weight)
         ids, keep = self.windows.take(self._numbers[step])
         self._balance.clear()
-        loss = next_token_loss(self.model, ids, keep, "mean")
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise InvalidInputError(
-                f"the loss is {value} in step {step + 1}", "give a smaller --lr, or compute with --dtype float32"
-            )
-        if self.settings.balance:
-            loss = loss + self.settings.balance * torch.stack(self._balance).sum()
-        loss.backward()
+        with self._trained():
+            loss = next_token_loss(self.model, ids, keep, "mean")
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise InvalidInputError(
+                    f"the loss is {value} in step {step + 1}", "give a smaller --lr, or compute with --dtype float32"
+                )
+            if self.settings.balance:
+                loss = loss + self.settings.balance * torch.stack(self._balance).sum()
+            loss.backward()
         for gate, change, whitening in zip(self.gates, self._changes, self._maps, strict=True):
             gradient = gate.weight.grad
             # W = W_0 + D (s M), so ∂D = ∂W (s M)ᵀ: (E, H) by (H, H).
             change.grad = torch.zeros_like(change) if gradient is None else gradient.float() @ whitening.T
             gate.weight.grad = None
         self._optimiser.step()
-        self._apply()
         return value
-
-    def _apply(self) -> None:
-        for gate, weight in zip(self.gates, self.weights(), strict=True):
-            gate.weight.data.copy_(weight)
 
     def _whitened(self) -> list[Float32[Tensor, "H H"]]:
         """Return s M of each router."""

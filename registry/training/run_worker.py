@@ -3,8 +3,9 @@
 from registry.checkpoint import Checkpoint
 from registry.io.work_dirs import temporary_folder
 from registry.progress import silent
-from registry.training.job import Job, receive_job
-from registry.training.processes import Processes, joined
+from registry.training.job import receive_job
+from registry.training.processes import joined
+from registry.training.settings import ExpertTraining
 from registry.training.train_expert import run_training
 from registry.training.train_mixture import run_mixture_training
 
@@ -23,18 +24,15 @@ def run_worker() -> bool:
             job = receive_job(processes)
             if job is None:
                 return False
-            _train(job, processes)
+            with temporary_folder() as scratch:
+                if isinstance(job.settings, ExpertTraining):
+                    checkpoint = Checkpoint(job.folder, remote_code=True)
+                    run_training(job, checkpoint, processes, None, scratch, silent)
+                else:
+                    run_mixture_training(job, job.load(processes), processes, None, scratch, silent)
         except Exception as error:
             reported = processes.report(error)
             if processes.has_failed():  # of the same, or this process has lost it
                 return False
             raise reported from error
         return processes.ends_well()
-
-
-def _train(job: Job, processes: Processes) -> None:
-    with temporary_folder() as scratch:
-        if job.kind == "expert":
-            run_training(job, Checkpoint(job.folder, remote_code=True), processes, None, scratch, silent)
-        else:
-            run_mixture_training(job, job.load(processes), processes, None, scratch, silent)

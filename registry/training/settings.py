@@ -194,17 +194,14 @@ class ExpertTraining(WeightTraining):
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Settings of the training of routers.
+    """Settings of the training of routers; `batch_size`, `seq_len` and `seed` as in `WeightTraining`.
 
     Attributes:
         steps: the number of batches; every window is used once before any is used again.
-        batch_size: windows in a batch.
-        seq_len: tokens in a window.
         lr: the highest learning rate of AdamW, which bounds the change of one step, in units of the spread of a
             router's logits over its whitened inputs.
         warmup: steps in which the rate rises; None for a tenth of them. It then falls to 0 as a cosine.
         weight_decay: of AdamW, towards the untrained router.
-        seed: the seed of the choice of windows and of their order.
         top_k_train: experts that each token's gradient compares, None for 2, or the folder's own top-k if that is more.
         temperature: divides the logits in that comparison only.
         balance: weight of the load-balance loss (BTX §3.3), summed over layers.
@@ -246,10 +243,8 @@ class TrainSettings:
     def candidates(self, top_k: int, experts: int) -> int:
         """Return the number of experts that each token's gradient compares, from 2 to `experts`.
 
-        `top_k` is the folder's own number of experts per token.
-
-        Raises:
-            InvalidInputError: there is only one expert, or `top_k_train` is out of range.
+        `top_k` is the folder's own number of experts per token (InvalidInputError: there is only one expert, or
+        `top_k_train` is out of range).
         """
         if experts < 2:
             raise InvalidInputError(
@@ -356,15 +351,12 @@ class MixtureTraining:
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of a fit of coefficients.
+    """Settings of a fit of coefficients; `batch_size`, `seq_len` and `seed` as in `WeightTraining`.
 
     Attributes:
         tokens: tokens of text in all; files provide equal numbers of them.
         steps: steps of Adam, each on one batch; every window is used once before any is used again.
         lr: the highest learning rate, which bounds the change of a coefficient in one step; it falls to 0 as a cosine.
-        seed: the seed of the choice of windows and of their order.
-        batch_size: windows in a batch.
-        seq_len: tokens in a window.
         device: a torch device, or None for the GPU if there is one.
     """
 

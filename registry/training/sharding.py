@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from registry.errors import CheckpointError
 from registry.io.safetensors_file import Stream, in_order, write_shard
@@ -26,9 +30,6 @@ def shard(model: Any, processes: Processes, device: str) -> None:
     Raises:
         CheckpointError: transformers creates other weights for the architecture than it loads.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     count = len(list(model.parameters()))
     if processes.most(int(count != processes.most(count))):  # or the processes would wait for one another
         raise CheckpointError(
@@ -52,13 +53,13 @@ def shard(model: Any, processes: Processes, device: str) -> None:
 
 def full(tensor: Tensor) -> Tensor:
     """Return a whole tensor; every process must call it if the tensor is sharded."""
-    whole: Tensor = tensor.full_tensor() if isinstance(tensor, _sharded()) else tensor
+    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.detach()
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds."""
-    part: Tensor = tensor.to_local() if isinstance(tensor, _sharded()) else tensor
+    part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part.detach()
 
 
@@ -69,9 +70,7 @@ def spread(value: Tensor | None, like: Tensor, processes: Processes) -> Tensor:
         return value.to(like.device)
     place: Any = {"dtype": like.dtype, "device": like.device}
     whole = torch.empty(like.shape, **place) if value is None else value.detach().to(**place).contiguous()
-    if isinstance(like, _sharded()):
-        from torch.distributed.tensor import distribute_tensor
-
+    if isinstance(like, DTensor):
         return distribute_tensor(whole, like.device_mesh, like.placements)
     torch.distributed.broadcast(whole, 0)
     return whole
@@ -81,12 +80,7 @@ def gather(model: nn.Module, path: Path, processes: Processes) -> dict[str, Tens
     """Gather the parameters of a sharded model, one after another, in a safetensors file of the main process.
 
     All processes must call this. Return the parameters by name, read from the file when they are used; none in workers.
-
-    Raises:
-        OSError: the disk is full or refuses.
     """
-    from safetensors.torch import load_file
-
     streams = [stream_of(name, array_of(part)) for name, part in model.named_parameters()]
     if processes.is_main:
         write_shard(path, streams)
@@ -116,9 +110,3 @@ def take_part(streams: list[Stream]) -> None:
     for stream in in_order(streams):
         for _ in stream.blocks():
             pass
-
-
-def _sharded() -> Any:
-    from torch.distributed.tensor import DTensor
-
-    return DTensor

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from registry.errors import StorageError
 from registry.io.safetensors_file import Stream, replace_shard
-from registry.progress import Advance, Progress, remark
+from registry.progress import Progress, remark
 from registry.training.processes import Processes
 from registry.training.settings import GOES_ON, FitSettings, TrainSettings
 from registry.training.sharding import array_of, spread, stream_of
@@ -138,50 +138,55 @@ def load(path: Path | None, parameters: Sequence[Tensor], steps: int) -> State |
     return state if readable and fits and 0 < state.step <= steps else None
 
 
-def resume(
-    path: Path | None, optimiser: torch.optim.Optimizer, steps: int, progress: Progress, goes_on: str = GOES_ON
-) -> State | None:
-    """Give what an optimiser of one group trains the saved state, and return that; None if there is none."""
-    (group,) = optimiser.param_groups
-    if (state := load(path, group["params"], steps)) is not None:
-        state.restore(group["params"], optimiser)
-        state.remark_on(progress, steps, goes_on)
-    return state
+def remark_on_loss(progress: Progress, step: int, steps: int, losses: Sequence[float]) -> None:
+    """Remark on the mean loss of the latest steps, `REMARKS` times in a training."""
+    every = max(1, steps // REMARKS)
+    if step % every == 0:
+        latest = losses[-every:]
+        remark(progress, f"step {step} of {steps}: loss {sum(latest) / len(latest):.4f}")
 
 
 def take_steps(
-    state: State,
     optimiser: torch.optim.Optimizer,
     settings: TrainSettings | FitSettings,
     step: Callable[[int], float],
+    loss: Callable[[], float],
     path: Path | None,
-    advance: Advance,
-    seconds: float | None = None,
+    progress: Progress,
 ) -> State:
-    """Take the steps after a state, each at its rate, and return the last state.
+    """Take the steps of a training, or those after an interruption, each at its rate, and return the last state.
+
+    Of a fit every state is saved, and no loss is remarked on.
 
     Args:
-        state: the state to start from.
         optimiser: the optimiser, of one group.
-        settings: the number of steps and their rates.
         step: takes a step, counted from 0, and returns its loss.
+        loss: returns the loss on held-out windows, before the first step.
         path: the file to save states in from time to time, and when the user interrupts; None to save none.
-        advance: is told of every step.
-        seconds: between two saved states; None for `SAVE_SECONDS`.
     """
     (group,) = optimiser.param_groups
-    saved_at, seconds = time.monotonic(), SAVE_SECONDS if seconds is None else seconds
-    advance(state.step)
+    steps, is_fit = settings.steps, isinstance(settings, FitSettings)
+    state = load(path, group["params"], steps)
+    if state is None:
+        state = State(0, loss(), (), (), ())
+    else:
+        state.restore(group["params"], optimiser)
+        state.remark_on(progress, steps, "an interrupted fit goes on" if is_fit else GOES_ON)
+    saved_at = time.monotonic()
     try:
-        for number in range(state.step, settings.steps):
-            group["lr"] = settings.rate(number)
-            losses = (*state.losses, step(number))
-            # copied, so that a step which is interrupted does not change it
-            state = State.of(number + 1, state.loss, group["params"], optimiser, losses).copied()
-            advance(1)
-            if path is not None and time.monotonic() - saved_at >= seconds:
-                save(path, state)
-                saved_at = time.monotonic()
+        with progress("fitting coefficients" if is_fit else "training routers", steps, "step") as advance:
+            advance(state.step)
+            for number in range(state.step, steps):
+                group["lr"] = settings.rate(number)
+                losses = (*state.losses, step(number))
+                # copied, so that a step which is interrupted does not change it
+                state = State.of(number + 1, state.loss, group["params"], optimiser, losses).copied()
+                advance(1)
+                if not is_fit:
+                    remark_on_loss(progress, state.step, steps, losses)
+                if path is not None and (is_fit or time.monotonic() - saved_at >= SAVE_SECONDS):
+                    save(path, state)
+                    saved_at = time.monotonic()
     except KeyboardInterrupt:
         if path is not None and state.step:
             save(path, state)

@@ -18,7 +18,7 @@ from registry.io.work_dirs import resumable, temporary
 from registry.names.reference import check_name, require_list
 from registry.names.resolve import check_name_is_free
 from registry.progress import Progress
-from registry.registration import Registration, RegistrationRequest, open_candidate, register_expert
+from registry.registration import Registration, RegistrationRequest, register_checkpoint
 from registry.runtime.loading import load_tokenizer
 from registry.statistics.settings import PassSettings
 from registry.training.coordinated import WINDOWS, begin_rows
@@ -97,9 +97,7 @@ def train_expert(
             keep_calibration=keep_calibration,
             allow_unrelated=True,  # it comes from a base model, registered or not
         )
-        with open_candidate(workspace, request) as candidate:
-            registration = register_expert(workspace, candidate)
-        return TrainedExpert(document, losses, tokens, registration=registration)
+        return TrainedExpert(document, losses, tokens, registration=register_checkpoint(workspace, request))
 
 
 def _trained(
@@ -129,7 +127,7 @@ def _trained(
     with ExitStack() as stack:
         state_path = stack.enter_context(resumable(home.partial, json_digest(["train-expert", inputs]), holds))
         scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
-        job = Job("expert", checkpoint.folder, settings, device, dtype, windows, public)
+        job = Job(checkpoint.folder, settings, device, dtype, windows, public)
         job.send(processes)
         trainable, losses = run_training(job, checkpoint, processes, state_path, scratch, progress)
         document = training_document(inputs, losses)

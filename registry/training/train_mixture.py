@@ -1,7 +1,6 @@
 """Training of a composed folder on text, into a new folder: of its routers alone, or of its weights."""
 
 import hashlib
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from registry.training.mixture_weights import (
 from registry.training.parent import Parent, check_copies_differ, check_loaded, keep_trained, open_parent
 from registry.training.processes import Processes, leading
 from registry.training.router_trainer import RouterTrainer
-from registry.training.settings import MixtureTraining, TrainSettings, announce
+from registry.training.settings import ExpertTraining, MixtureTraining, TrainSettings, announce
 from registry.training.sharding import gather, shard
 from registry.training.training_windows import read_windows, shortened
 from registry.training.weight_trainer import Losses, WeightTrainer, curve, device_and_dtype
@@ -46,14 +45,10 @@ TOP_K = 2
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a training.
+    """The result of a training: the digest of the trained composition, and the document that it covers.
 
-    Attributes:
-        digest: the digest of the trained composition.
-        document: the document that the digest covers.
-        before: language-model loss (nats per token) on held-out windows with the parent's routers.
-        after: the same loss with the trained routers, as written.
-        tokens: the number of tokens that the losses are averaged over.
+    `before` and `after` are the language-model losses (nats per token, the mean over `tokens`) on held-out windows of
+    the parent and of what was written.
     """
 
     digest: str
@@ -63,111 +58,94 @@ class Trained:
     tokens: int
 
 
-def train_router(
-    workspace: Workspace,
-    folder: PathLike,
-    out: PathLike,
-    data: Sequence[str],
-    settings: TrainSettings,
-    *,
-    force: bool = False,
-    record: bool = True,
-) -> Trained:
-    """Train the routers of the composed `folder` (arguments and errors as `Registry.train_router`).
-
-    An interrupted training continues when it is started again, and gives the same bytes. On one machine with one number
-    of threads, equal inputs give equal bytes.
-    """
-    with leading() as processes:
-        processes.check_alone("routers alone train")
-    folder, out = Path(folder).absolute(), Path(out).absolute()
-    home, progress = workspace.home, workspace.progress
-    parent, members, used = open_parent(workspace, folder, ROUTERS)
-    check_copies_differ(workspace, parent)
-    settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
-    candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
-    with workspace.reading(*used):
-        windows = read_windows(data, members, load_tokenizer(folder), settings)
-    device, count = device_name(settings.device), sum(math.prod(stored.shape) for _, stored in parent.gates.values())
-    announce(progress, NAMED[ROUTERS][0], count, settings, device)
-    with exclusive(home.output_lock(out), f"training into {out}"):
-        model = load_model(folder, settings.dtype, settings.device)
-        check_loaded(parent, model, windows.all, len(members))
-        inputs = settings.document(candidates, torch.device(device).type) | {"data": windows.all.digest}
-        key = json_digest(["train-router", parent.composed.digest, parent.composed.files, inputs])
-        with resumable(home.partial, key, [version.digest for version in used]) as state_path:
-            trainer = RouterTrainer(model, windows, settings, candidates)
-            before = trainer.train(state_path, progress)
-            tensors, result = {}, hashlib.sha256()
-            for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
-                name, _ = parent.gates[gate.layer]
-                rounded = weight.to(torch_dtype(parent.dtype_of(name)))
-                gate.weight.data.copy_(rounded)  # so that the loss is that of what is written
-                block = to_block(rounded)
-                tensors[name] = ArraySource.of(block, parent.dtype_of(name))
-                result.update(block.tobytes())
-            after = trainer.loss()
-            training = inputs | {"routers": result.hexdigest()}
-            trained = keep_trained(
-                workspace, parent, used, tensors, lambda _: training, out, replace=force, record=record
-            )
-    return Trained(trained.digest, dict(trained.content), before, after, windows.predicted)
-
-
 def train_mixture(
     workspace: Workspace,
     folder: PathLike,
     out: PathLike,
     data: Sequence[str],
-    settings: MixtureTraining,
+    settings: TrainSettings | MixtureTraining,
     *,
     force: bool = False,
     record: bool = True,
 ) -> Trained:
-    """Train weights of a composed folder, and write the trained composition to `out`.
+    """Train a composed folder, with `TrainSettings` its routers alone, and write the trained composition to `out`.
 
     Arguments and errors are those of `Registry.train`. An interrupted training continues when it is started again; on
     one machine with one number of threads and of processes, it gives the same bytes. Under a launcher this is for the
     main process (`training.processes`).
     """
-    if settings.train == ROUTERS:
-        return train_router(workspace, folder, out, data, settings.routers, force=force, record=record)
+    if isinstance(settings, MixtureTraining) and settings.train == ROUTERS:
+        settings = settings.routers
+    part = ROUTERS if isinstance(settings, TrainSettings) else settings.train
     folder, out = Path(folder).absolute(), Path(out).absolute()
     home, progress = workspace.home, workspace.progress
     with ExitStack() as stack:
         processes = stack.enter_context(leading())
-        settings.weights.check_processes(processes.count)
-        check_libraries()
-        parent, members, used = open_parent(workspace, folder, settings.train)
-        if settings.train == PROJECTORS:
+        if isinstance(settings, TrainSettings):
+            processes.check_alone("routers alone train")
+        else:
+            settings.weights.check_processes(processes.count)
+            check_libraries()
+        parent, members, used = open_parent(workspace, folder, part)
+        if part == ROUTERS:
+            check_copies_differ(workspace, parent)
+        elif part == PROJECTORS:
             check_projectors(parent)
             processes.check_alone("projectors train")
         else:
             _check_has_gradient(parent, len(members))
         settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
+        if isinstance(settings, TrainSettings):
+            amount: TrainSettings | ExpertTraining = settings
+            device, dtype = device_name(settings.device), settings.dtype
+            candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
+            inputs = settings.document(candidates, torch.device(device).type)
+        else:
+            amount = settings.weights
+            device, dtype = device_and_dtype(amount)
+            inputs = settings.document(torch.device(device).type, dtype, processes.count)
         with workspace.reading(*used):
-            windows = read_windows(data, members, load_tokenizer(folder), settings.weights)
-        device, dtype = device_and_dtype(settings.weights)
-        count = trained_weights(parent, settings.train)
-        announce(progress, NAMED[settings.train][0], count, settings.weights, device, processes.count)
+            windows = read_windows(data, members, load_tokenizer(folder), amount)
+        inputs["data"] = windows.all.digest
+        announce(progress, NAMED[part][0], trained_weights(parent, part), amount, device, processes.count)
         holds = [version.digest for version in used]
-        inputs = settings.document(torch.device(device).type, dtype, processes.count) | {"data": windows.all.digest}
-        key = json_digest(["train", parent.composed.digest, parent.composed.files, inputs])
+        kind = "train-router" if part == ROUTERS else "train"
+        key = json_digest([kind, parent.composed.digest, parent.composed.files, inputs])
         stack.enter_context(exclusive(home.output_lock(out), f"training into {out}"))
         state_path = stack.enter_context(resumable(home.partial, key, holds))
-        scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
-        job = Job("mixture", folder, settings, device, dtype, windows)
-        job.send(processes)
-        model = job.load(processes)
-        check_loaded(parent, model, windows.all, len(members))
-        whole, losses = run_mixture_training(job, model, processes, state_path, scratch, progress)
-        tensors = changed_tensors(model, parent, settings.train, scratch, whole)
+        if isinstance(settings, TrainSettings):
+            model = load_model(folder, dtype, settings.device)
+            check_loaded(parent, model, windows.all, len(members))
+            trainer = RouterTrainer(model, windows, settings, candidates)
+            before = trainer.train(state_path, progress)
+            tensors = _rounded_routers(trainer, parent)
+            after = trainer.loss()
+            digest = hashlib.sha256(b"".join(block.tobytes() for one in tensors.values() for block in one.blocks()))
+            training: dict[str, Any] = {"routers": digest.hexdigest()}
+        else:
+            scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
+            job = Job(folder, settings, device, dtype, windows)
+            job.send(processes)
+            model = job.load(processes)
+            check_loaded(parent, model, windows.all, len(members))
+            whole, losses = run_mixture_training(job, model, processes, state_path, scratch, progress)
+            tensors = changed_tensors(model, parent, part, scratch, whole)
+            before, after = losses.before, losses.after
+            training = curve(losses)
+        trained = keep_trained(workspace, parent, used, tensors, inputs | training, out, replace=force, record=record)
+    return Trained(trained.digest, dict(trained.content), before, after, windows.predicted)
 
-        def document(digests: dict[str, str]) -> dict[str, Any]:
-            return inputs | curve(losses) | {"tensors": digests}
 
-        trained = keep_trained(workspace, parent, used, tensors, document, out, replace=force, record=record)
-    return Trained(trained.digest, dict(trained.content), losses.before, losses.after, windows.predicted)
+def _rounded_routers(trainer: RouterTrainer, parent: Parent) -> dict[str, ArraySource]:
+    """Return the trained routers in the dtypes of the folder, and give the model these, so that its loss is theirs."""
+    tensors = {}
+    for gate, weight in zip(trainer.gates, trainer.weights(), strict=True):
+        name, _ = parent.gates[gate.layer]
+        dtype = parent.dtype_of(name)
+        rounded = weight.to(torch_dtype(dtype))
+        gate.weight.data.copy_(rounded)
+        tensors[name] = ArraySource.of(to_block(rounded), dtype)
+    return tensors
 
 
 def run_mixture_training(

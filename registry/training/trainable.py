@@ -72,11 +72,7 @@ class Trainable:
         self._gathered = gather(self.model, path, processes)
 
     def streams(self, hashed: HashedCheckpoint) -> Iterator[Stream]:
-        """Yield the tensors of the trained checkpoint, each in the dtype that it has in the base model.
-
-        Raises:
-            CheckpointError: a weight that is frozen has moved.
-        """
+        """Yield the trained tensors in the base model's dtypes (CheckpointError: a frozen one has moved)."""
         checkpoint, own = self._checkpoint, self._whole()
         tensors = {name: own[now] for name, now in self._names.items()}
         public = {name: own[within(name, PUBLIC)] for name in checkpoint.mlp if self.layers}

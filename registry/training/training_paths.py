@@ -20,12 +20,8 @@ _SHOWN = 8
 def check_paths(folder: Path, out: Path, data: Sequence[PathLike], *, replace: bool) -> None:
     """Check the output and the text of a training, without torch, before a file of the folder is read in full.
 
-    Text is files, or members whose calibration tokens were kept. With `replace`, `out` may be an earlier composition.
-
-    Raises:
-        OutputError: `out` cannot be written to.
-        InvalidInputError: there is no text.
-        CalibrationError: a source is neither a file of text nor a member.
+    Text is files, or members whose calibration tokens were kept. With `replace`, `out` may be an earlier composition
+    (OutputError: it cannot be written to; InvalidInputError: there is no text; CalibrationError: it is neither).
     """
     check_apart(out, folder, "the parent is never overwritten")
     check_output(out, replace=replace)

@@ -46,16 +46,14 @@ class Windows:
 
     def used(self, count: int) -> Int64[Tensor, "count"]:
         """Return the numbers of the first windows of a training, in a seeded order: all once before any again."""
-        epochs = range(-(-count // len(self.training)))
-        return torch.cat([self.training[self.order(epoch)] for epoch in epochs])[:count]
+        epochs = -(-count // len(self.training))
+        generators = [torch.Generator().manual_seed(self.seed + 1 + epoch) for epoch in range(epochs)]
+        orders = [torch.randperm(len(self.training), generator=generator) for generator in generators]
+        return self.training[torch.cat(orders)][:count]
 
     def take(self, numbers: Int64[Tensor, "B"]) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
         """Return (ids, keep) of some windows; keep is False at padding."""
         return self.all.ids[numbers].long(), self.all.keep[numbers]
-
-    def order(self, epoch: int) -> Int64[Tensor, "N"]:
-        """Return the order of the training windows in an epoch."""
-        return torch.randperm(len(self.training), generator=torch.Generator().manual_seed(self.seed + 1 + epoch))
 
     def inputs(self, place: int) -> dict[str, Tensor]:
         """Return what the model gets besides the tokens of window `place` of all steps."""
@@ -101,9 +99,7 @@ def next_token_loss(
 
 def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> Windows:
     """Join the windows of all sources, cut or padded to `size` tokens, and hold some out by `seed`."""
-    ids = torch.cat(
-        [torch.nn.functional.pad(c.ids[:, :size], (0, max(0, size - c.ids.shape[1]))) for c in calibrations]
-    )
+    ids = torch.cat([F.pad(c.ids[:, :size], (0, max(0, size - c.ids.shape[1]))) for c in calibrations])
     lengths = torch.cat([c.lengths.clamp(max=size) for c in calibrations])
     joined = Calibration(ids, lengths, ", ".join(c.label for c in calibrations))
     usable = (lengths > 1).nonzero().flatten()
@@ -157,10 +153,8 @@ def read_windows(
 ) -> Windows:
     """Read the windows of every `--data`, and hold some out.
 
-    A source is a file's path, or a member's name or version. Files provide equal numbers of windows.
-
-    Raises:
-        CalibrationError: a source is neither, a file holds no text or cannot be read, or there is no token to predict.
+    A source is a file's path, or a member's name or version. Files provide equal numbers of windows (CalibrationError:
+    a source is neither, a file holds no text or cannot be read, or there is no token to predict).
     """
     size, seed = settings.seq_len, settings.seed
     windows = -(-settings.windows // len(sources)) + HELD_OUT

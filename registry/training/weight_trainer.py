@@ -19,14 +19,14 @@ from transformers import Trainer as TransformersTrainer
 
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
-from registry.progress import Advance, Progress, remark
+from registry.progress import Advance, Progress
 from registry.runtime.loading import device_name
 from registry.runtime.upcast import is_fast
 from registry.training import sharding
 from registry.training import state as states
 from registry.training.processes import Processes
 from registry.training.settings import WeightTraining
-from registry.training.state import REMARKS, State
+from registry.training.state import State
 from registry.training.training_windows import IGNORED, Windows
 
 BETAS = (0.9, 0.95)
@@ -39,10 +39,7 @@ POINTS = 2000
 class Losses:
     """Language-model losses of a training, in nats per token.
 
-    Attributes:
-        steps: of every step, before its change, with the penalty if there is one.
-        before: on held-out windows, before the first step.
-        after: on the same windows, after the last step.
+    `steps` are of every step, before its change, with the penalty if there is one; the others are on held-out windows.
     """
 
     steps: tuple[float, ...]
@@ -55,17 +52,13 @@ class WeightTrainer:
     """The training of some weights of a model.
 
     Attributes:
-        model: the model, on its device.
         parameters: the weights that train.
-        windows: the windows to train on.
-        settings: the settings of the training.
         bfloat16: multiply in bfloat16; weights stay in float32.
         penalty: called after each pass of a batch in training; a scalar that is added to its loss.
         processes: the processes that train together; each passes its share of a batch's windows.
         decays: tells whether weight decay applies to a weight; by default to matrices.
         rate_of: returns the highest learning rate of a weight; by default that of the settings.
         after_step: called after a step of AdamW with its number, from 1, to change what no gradient changes.
-        optimiser: AdamW.
     """
 
     model: Any
@@ -99,13 +92,7 @@ class WeightTrainer:
         )
 
     def train(self, state_path: Path | None, scratch: Path, progress: Progress) -> Losses:
-        """Train, and return the losses.
-
-        Args:
-            state_path: the file of the training's state; if it exists, training continues from it. None to save no
-                state, and in workers.
-            scratch: a folder for the library.
-            progress: reports steps, and remarks on the loss.
+        """Train, from the state at `state_path` if there is one, and return the losses; `scratch` is for the library.
 
         Raises:
             InvalidInputError: a loss or a weight is NaN or infinite; the last saved state stays.
@@ -118,16 +105,13 @@ class WeightTrainer:
             current = current or State(done, math.nan, (), (), ())  # of a worker, which reports no losses
             current.restore(self.parameters, self.optimiser, self.processes)
             current.remark_on(progress, settings.steps)
+        losses = list(current.losses)
         if current.step < settings.steps:
             with progress("training", settings.steps, "step") as advance:
                 advance(current.step)
-                steps = _Steps(self, current, state_path, advance, progress)
-                self._run(current.step, steps, scratch)
-                losses = tuple(steps.losses)
-        else:
-            losses = current.losses
+                self._run(current.step, _Steps(self, current, state_path, advance, progress, losses), scratch)
         self.check_finite("after the last step")
-        return Losses(losses, current.loss, self.loss())
+        return Losses(tuple(losses), current.loss, self.loss())
 
     def loss(self) -> float:
         """Return the loss (nats per token) on held-out windows, or raise InvalidInputError if it is not finite."""
@@ -233,9 +217,8 @@ class _Steps(TrainerCallback):
     path: Path | None
     advance: Advance
     progress: Progress
-
-    def __post_init__(self) -> None:
-        self.losses, self._saved_at = list(self.start.losses), time.monotonic()
+    losses: list[float]
+    saved_at: float = field(default_factory=time.monotonic)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Seed what a model draws in a step, so that a training that goes on draws the same; each process its own."""
@@ -251,11 +234,8 @@ class _Steps(TrainerCallback):
             trainer.after_step(step)
         self.losses.append(_finite(float(logs["loss"]), f"in step {step}"))
         self.advance(1)
-        every = max(1, trainer.settings.steps // REMARKS)
-        if step % every == 0:
-            mean = sum(self.losses[-every:]) / len(self.losses[-every:])
-            remark(self.progress, f"step {step} of {trainer.settings.steps}: loss {mean:.4f}")
-        is_due = self.path is not None and time.monotonic() - self._saved_at >= states.SAVE_SECONDS
+        states.remark_on_loss(self.progress, step, trainer.settings.steps, self.losses)
+        is_due = self.path is not None and time.monotonic() - self.saved_at >= states.SAVE_SECONDS
         if trainer.processes.most(int(is_due)):
             trainer.check_finite(f"after step {step}")
             current = State.of(step, self.start.loss, trainer.parameters, trainer.optimiser, self.losses)
@@ -263,7 +243,7 @@ class _Steps(TrainerCallback):
                 states.save(self.path, current)
             elif trainer.settings.fsdp:
                 sharding.take_part(states.streams_of(current))
-            self._saved_at = time.monotonic()
+            self.saved_at = time.monotonic()
 
 
 def device_and_dtype(settings: WeightTraining) -> tuple[str, str]:
