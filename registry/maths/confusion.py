@@ -27,6 +27,7 @@ trunk of a composition these are gone. So `composed_confusion` has two correctio
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -61,14 +62,14 @@ def predicted_confusion(
         ValueError: an expert has no tokens, or statistics and rows differ in number.
     """
     gate = gate.double()
-    rows, points = [], sample(len(gate))
+    rows = []
     with one_thread():
         for item in statistics:
             if item.count < 1:
                 raise ValueError("an expert without tokens goes nowhere")
             mean = gate @ item.moment / item.count
             covariance = gate @ (item.gram @ gate.T) / item.count - torch.outer(mean, mean)
-            rows.append(chosen(mean if bias is None else mean + bias, covariance, points))
+            rows.append(chosen(mean if bias is None else mean + bias, covariance))
     if len(rows) != len(gate):
         raise ValueError(f"statistics of {len(rows)} experts do not go with a router of {len(gate)}")
     return torch.stack(rows)
@@ -111,14 +112,15 @@ def composed_confusion(
         assert isinstance(summed, Tensor)
         moments = means * torch.tensor(counts, dtype=torch.float64)[:, None]
         gate = as_gate(solve(summed, moments.T.contiguous(), lam), normalize)
-        points, rows = sample(len(gate)), []
+        rows = []
         for mean, gram in zip(means, grams, strict=True):
             covariance = gate @ (gram - torch.outer(mean, mean)) @ gate.T
-            rows.append(chosen(gate @ mean, covariance * SPREAD**2, points))
+            rows.append(chosen(gate @ mean, covariance * SPREAD**2))
     return torch.stack(rows)
 
 
-def sample(experts: int) -> Float[Tensor, "N d"]:
+@cache
+def _sample(experts: int) -> Float[Tensor, "N d"]:
     """Return the fixed sample of d = E − 2 independent standard normals: a Sobol sequence, centred in its cells."""
     if experts <= 2:
         return torch.zeros((1, 0), dtype=torch.float64)
@@ -127,10 +129,8 @@ def sample(experts: int) -> Float[Tensor, "N d"]:
     return points
 
 
-def chosen(
-    mean: Float[Tensor, "E"], covariance: Float[Tensor, "E E"], points: Float[Tensor, "N d"]
-) -> Float[Tensor, "E"]:
-    """Return for each entry of a Gaussian vector the probability that it is the largest; `points` is `sample(E)`."""
+def chosen(mean: Float[Tensor, "E"], covariance: Float[Tensor, "E E"]) -> Float[Tensor, "E"]:
+    """Return for each entry of a Gaussian vector the probability that it is the largest."""
     if len(mean) == 1:
         return mean.new_ones(1)
     mean = mean - mean.mean()
@@ -141,7 +141,7 @@ def chosen(
     axes = axes * torch.sign(axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)))
     factor = (axes * values.clamp(min=0).sqrt()).flip(1)[:, :-1]
     # Entry i is level_i + slope_i z with z normal; j is above i where rise · z > gap.
-    slope, level = factor[:, 0], mean + points @ factor[:, 1:].T
+    slope, level = factor[:, 0], mean + _sample(len(mean)) @ factor[:, 1:].T
     shares = []
     for j in range(len(mean)):
         gap, rise = level - level[:, j, None], slope[j] - slope

@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.maths.cholesky import cholesky_factor
 from registry.maths.products import filled_up, linear
 from registry.maths.threads import one_thread
 
@@ -132,13 +133,12 @@ class Factor:
 
     def __init__(self, gram: Float[Tensor, "I I"], damping: float = RIDGE) -> None:
         self._r = damping * float(gram.diagonal().mean())
-        self._lower = gram.clone()
-        self._lower.diagonal().add_(self._r)
-        info = torch.empty((), dtype=torch.int32, device=gram.device)
+        lower = gram.clone()
+        lower.diagonal().add_(self._r)
         with one_thread():
-            torch.linalg.cholesky_ex(self._lower, out=(self._lower, info))  # in place
-        if int(info) != 0:
-            raise ValueError(f"the Gram of its inputs is not positive definite (order {int(info)} of {len(gram)})")
+            self._lower, order = cholesky_factor(lower.mT)
+        if order:
+            raise ValueError(f"the Gram of its inputs is not positive definite (order {order} of {len(gram)})")
 
     def solve(self, cross: Float[Tensor, "O I"], towards: Float[Tensor, "O I"]) -> Float[Tensor, "O I"]:
         """Return W = (B + r W₀) (G + r I)⁻¹ in float64, on one thread; W₀ is `towards`, in any floating dtype."""

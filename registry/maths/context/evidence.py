@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from registry.maths.confusion import chosen, sample
+from registry.maths.confusion import chosen
 from registry.maths.threads import one_thread
 
 SMOOTHING = 0.03
@@ -147,12 +147,9 @@ class EvidenceMoments:
 
         m is nearly Gaussian, so that P(m_j is the largest) is that of `confusion`. `weights` is w(Δ).
         """
-        points, spread = sample(self.means.shape[1]), _spread(weights)
+        spread = _spread(weights)
         with one_thread():
-            rows = [
-                chosen(mean, covariance * spread, points)
-                for mean, covariance in zip(self.means, self.covariances, strict=True)
-            ]
+            rows = [chosen(*moments) for moments in zip(self.means, self.covariances * spread, strict=True)]
         return torch.stack(rows)
 
     def mistaken(self, text: int, other: int, weights: Float[Tensor, "S"]) -> float:

@@ -196,9 +196,5 @@ def discriminant(
     """
     if min(own.count, other.count) < 1:
         raise ValueError("a text without tokens has no mean")
-    size = own.exponents.numel()
-    gram = torch.zeros((size, size), dtype=torch.float64)  # of which `solve` reads the upper triangle alone
-    own.add_upper_gram_to(gram, 1.0, first=True)
-    other.add_upper_gram_to(gram, 1.0, first=False)
     difference = own.moment / own.count - other.moment / other.count
-    return solve(gram, difference[:, None], lam)[:, 0]
+    return solve(own.gram.add_(other.gram), difference[:, None], lam)[:, 0]

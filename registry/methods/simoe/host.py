@@ -1,14 +1,13 @@
 """Folders of SIMoEs: the dense class with linear layers between the experts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
 from registry.families import FAMILIES
-from registry.hosts.remote_code import modelling_file
 from registry.io.untrusted import COUNT, LABEL, list_of
-from registry.runtime.sequence_hosts import HINT, MOST_TOKENS, SequenceHost, dense_class, given
+from registry.runtime.sequence_hosts import HINT, MOST_TOKENS, SequenceHost, given
 
 SIMOE = "simoe_"
 """Prefix of a SIMoE's `model_type`, before that of the dense model."""
@@ -20,9 +19,7 @@ class SimoeHost(SequenceHost):
     """SIMoEs of a dense class."""
 
     model_type = SIMOE
-
-    def code(self, model_type: str) -> Sequence[Mapping[str, bytes]]:
-        return [modelling_file(MODELLING_FILE, dense_class(model_type, SIMOE))]
+    files = (MODELLING_FILE,)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
         keys = given(config, _KEYS, where)
