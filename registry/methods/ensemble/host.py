@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from registry.errors import CheckpointError
 from registry.io.untrusted import COUNT, LABEL, Kind, list_of, maybe
@@ -37,7 +37,7 @@ class EnsembleHost(SequenceHost):
     """Ensembles of one architecture."""
 
     model_type = ENSEMBLE
-    files = (WHOLE, MIXED)
+    files: ClassVar[tuple[Path, ...]] = (WHOLE, MIXED)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
         module = str((config.get("auto_map") or {}).get("AutoModelForCausalLM")).partition(".")[0]
@@ -59,8 +59,8 @@ class EnsembleHost(SequenceHost):
         for name, owners in keys["shared_tensors"].items():
             if len(owners) != whole or any(owner >= whole or owners[owner] != owner for owner in owners):
                 wrong = wrong or (
-                    f"shared_tensors of {name[:80]} is {str(owners)[:80]}, expected {whole} numbers of models that keep "
-                    "their own"
+                    f"shared_tensors of {name[:80]} is {str(owners)[:80]}, expected {whole} numbers of models that "
+                    "keep their own"
                 )
         if wrong:
             raise CheckpointError(f"{where}: {wrong}", _HINT)

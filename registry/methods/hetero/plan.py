@@ -11,16 +11,13 @@ from registry.composition.compatibility import common_dtype
 from registry.composition.plan import OutputTensor, Plan, Source
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import Computed, Stored
-from registry.composition.taken_files import taken_notes
 from registry.hosts.host import dense_config
 from registry.member import Member
 from registry.methods.hetero.fit import SOFTCAP, HeteroFit, Tables, make_tables
 from registry.methods.hetero.host import HETERO, MODELLING_FILE
-from registry.methods.whole_members import common_sizes, loading, own_config
+from registry.methods.whole_members import common_sizes, loading, own_config, weighing
 
 CLASS_NAME = "HeteroForCausalLM"
-SEQUENCE = "sequence"
-"""Routing, in config.json: by the mean embedding of the first tokens."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +54,9 @@ def opened(plan: Plan) -> Iterator[Source]:
         fit.close()
 
 
-def notes(plan: Plan) -> Iterator[str]:
-    """Yield remarks on the result for its user."""
-    yield "load it with trust_remote_code=True: the folder carries its modelling file"
-    yield from taken_notes(plan.members, plan.lead)
-    fitted = [name for name, (_, to_head) in zip(plan.names, plan.parts.projected, strict=True) if to_head]
-    if fitted:
-        yield f"the head of {plan.lead.name} stands in for that of {', '.join(fitted)}, by least squares"
-
-
 def config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the shared sizes, the configuration of each member, and how members are weighed."""
-    lead, recipe = plan.lead.architecture, plan.recipe.document(plan.names)
+    lead = plan.lead.architecture
     settings = dense_config(json.loads(plan.lead.file("config.json")))
     return {
         **loading(plan, MODELLING_FILE.stem, "HeteroConfig"),
@@ -79,16 +67,12 @@ def config(plan: Plan) -> dict[str, Any]:
         "logit_scale": lead.options.get("logit_scale"),
         "logits_scaling": lead.options.get("logits_scaling"),
         SOFTCAP: lead.options.get(SOFTCAP),
-        "members": plan.names,
         "member_configs": [own_config(member) for member in plan.members],
         "input_projectors": [from_embedding for from_embedding, _ in plan.parts.projected],
         "output_projectors": [to_head for _, to_head in plan.parts.projected],
         "lead": plan.lead.name,
-        "routing": SEQUENCE,
-        # `top_k` and `temperature` would be taken for settings of generation.
-        "routing_temperature": recipe["temperature"],
-        "routing_tokens": recipe["routing_tokens"],
-        "routing_top_k": recipe["top_k"],
+        "routing": "sequence",
+        **weighing(plan),
     }
 
 

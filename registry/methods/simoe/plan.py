@@ -4,9 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from registry.composition.card import digest_cell, license_cell
 from registry.composition.compatibility import make_subset
-from registry.composition.method import Card
 from registry.composition.plan import OutputTensor, Plan
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import Stacked, Stored
@@ -29,7 +27,6 @@ def config(plan: Plan) -> dict[str, Any]:
         **dense_config(json.loads(base.file("config.json"))),
         **loading(plan, MODELLING_FILE.stem, "SimoeConfig"),
         "interpolated_layers": [_module(base, name) for name in base.family.layer_matrices(base.architecture)],
-        "members": plan.names,
         "prompt_tokens": int(plan.members[0].content[KEY]["prompt_tokens"]),
         "vocab_size": base.architecture.vocab_size,
     }
@@ -121,28 +118,3 @@ def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord:
             f"name one: --base {min(one.ref for one in found)}",
         )
     return found[-1]
-
-
-def simoe_card(plan: Plan) -> Card:
-    """Return the card of a SIMoE."""
-    trained, base = plan.members[0].content[KEY], plan.lead
-    prompt = trained["prompt_tokens"]
-    first = f"the mean embedding of the first {prompt} tokens"
-    return Card(
-        tags=["simoe", plan.model_type],
-        title=" + ".join(plan.names),
-        intro=f"{len(plan.members)} sparse interpolated experts of one base model ({plan.model_type}), put together by "
-        "expert-registry.",
-        columns=("index", "expert", "content digest", "license"),
-        rows=[(str(i), one.name, digest_cell(one), license_cell(one)) for i, one in enumerate(plan.members)],
-        settings=[
-            ("base model", f"{base.name} `{base.version.digest}`"),
-            ("shared weights", f"`{trained['delta']}`, trained by {trained['experts']} experts together"),
-            ("router", f"{first} gives each expert its weight, for the whole sequence"),
-            ("parameters", f"{plan.parameters:,}, all of which run on every token"),
-        ],
-        notes="A linear layer of weight\nW gives W x + g ∘ (D x), where D is shared and g is the mean of the members' "
-        f"masks by their weights. Before there are\n{prompt} tokens, all experts have equal weights. The mask and the "
-        "router row of an expert that is no member are not\nhere; what D learned with it is.",
-        works=plan.output.works,
-    )
