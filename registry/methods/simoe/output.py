@@ -65,8 +65,8 @@ class Simoe(Output):
         return Card(
             tags=["simoe", plan.model_type],
             title=" + ".join(plan.names),
-            intro=f"{len(plan.members)} sparse interpolated experts of one base model ({plan.model_type}), put together "
-            "by expert-registry.",
+            intro=f"{len(plan.members)} sparse interpolated experts of one base model ({plan.model_type}), put "
+            "together by expert-registry.",
             columns=("index", "expert", "content digest", "license"),
             rows=[(str(i), one.name, digest_cell(one), license_cell(one)) for i, one in enumerate(plan.members)],
             settings=[
@@ -76,8 +76,8 @@ class Simoe(Output):
                 ("parameters", f"{plan.parameters:,}, all of which run on every token"),
             ],
             notes="A linear layer of weight\nW gives W x + g ∘ (D x), where D is shared and g is the mean of the "
-            f"members' masks by their weights. Before there are\n{prompt} tokens, all experts have equal weights. The mask "
-            "and the router row of an expert that is no member are not\nhere; what D learned with it is.",
+            f"members' masks by their weights. Before there are\n{prompt} tokens, all experts have equal weights. The "
+            "mask and the router row of an expert that is no member are not\nhere; what D learned with it is.",
             works=plan.output.works,
         )
 
