@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,27 +16,6 @@ from registry.methods.hetero.fit import SOFTCAP, HeteroFit, Tables, make_tables
 from registry.methods.hetero.host import HETERO, MODELLING_FILE
 from registry.methods.whole_members import common_sizes, loading, own_config, weighing
 
-CLASS_NAME = "HeteroForCausalLM"
-
-
-@dataclass(frozen=True)
-class HeteroParts:
-    """Parts of the plan of members of different architectures.
-
-    Attributes:
-        lead: those that all share.
-        fit: the projectors between the lead's tables and each member, and the router.
-    """
-
-    tables: tuple[Tables, ...]
-    lead: Tables
-    fit: HeteroFit
-
-    @property
-    def projected(self) -> list[tuple[bool, bool]]:
-        """Tell of each member whether it has a projector from the embedding, and one to the head."""
-        return [(one.has_input_projector(self.lead), one.has_output_projector(self.lead)) for one in self.tables]
-
 
 @contextmanager
 def opened(plan: Plan) -> Iterator[Source]:
@@ -46,7 +24,7 @@ def opened(plan: Plan) -> Iterator[Source]:
     Raises:
         IncompatibleError: the lead's head has not full rank.
     """
-    fit: HeteroFit = plan.parts.fit
+    fit: HeteroFit = plan.parts
     try:
         fit.check()
         yield Source([tensor.stream() for tensor in plan.tensors])
@@ -81,16 +59,16 @@ def make_hetero(members: Sequence[Member], recipe: Recipe) -> Plan:
     tables, lead = make_tables(members, recipe)
     ordered = tuple(each.member for each in tables)
     dtype = recipe.dtype or common_dtype(ordered)
-    parts = HeteroParts(tables, lead, HeteroFit(tables, lead, float(recipe.lam), recipe.routing_tokens))
-    tensors = (*_fitted(parts, dtype), *_tensors(tables, lead, recipe.dtype))
-    return Plan(recipe, ordered, None, lead.member, dtype, HETERO, CLASS_NAME, tensors, parts)
+    fit = HeteroFit(tables, lead, float(recipe.lam), recipe.routing_tokens)
+    tensors = (*_fitted(fit, dtype), *_tensors(tables, lead, recipe.dtype))
+    return Plan(recipe, ordered, None, lead.member, dtype, HETERO, "HeteroForCausalLM", tensors, fit)
 
 
-def _fitted(parts: HeteroParts, dtype: str) -> Iterator[OutputTensor]:
+def _fitted(fit: HeteroFit, dtype: str) -> Iterator[OutputTensor]:
     """Yield what is computed: the router, and the projectors of each member."""
-    shared, fit = parts.lead.width, parts.fit
-    yield OutputTensor("router.weight", dtype, Computed((len(parts.tables), shared), fit.router))
-    for index, (tables, (is_input, is_output)) in enumerate(zip(parts.tables, parts.projected, strict=True)):
+    shared = fit.lead.width
+    yield OutputTensor("router.weight", dtype, Computed((len(fit.tables), shared), fit.router))
+    for index, (tables, (is_input, is_output)) in enumerate(zip(fit.tables, fit.projected, strict=True)):
         body, table = f"members.{index}", tables.embedding.removeprefix(tables.prefix).removesuffix(".weight")
         if is_input:
             made = Computed((tables.width, shared), partial(fit.input_projector, index))

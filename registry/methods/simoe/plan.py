@@ -17,8 +17,6 @@ from registry.methods.whole_members import loading
 from registry.workspace import Workspace
 from store.catalog import VersionRecord
 
-CLASS_NAME = "SimoeForCausalLM"
-
 
 def config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the base model's own, the members, and the layers that have a D."""
@@ -79,8 +77,8 @@ def make_simoe(members: Sequence[Member], base: Member | None, recipe: Recipe) -
             "name the base model that it was trained from: --base NAME[@V]",
         )
     dtype = recipe.dtype or str(base.content["dtype"])
-    tensors = tuple(_tensors(subset.members, base, recipe.dtype))
-    return Plan(recipe, subset.members, base, base, dtype, f"{SIMOE}{base.family.model_type}", CLASS_NAME, tensors)
+    tensors, host = tuple(_tensors(subset.members, base, recipe.dtype)), f"{SIMOE}{base.family.model_type}"
+    return Plan(recipe, subset.members, base, base, dtype, host, "SimoeForCausalLM", tensors)
 
 
 def check_trained(members: Sequence[Member]) -> None:

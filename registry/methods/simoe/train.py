@@ -17,7 +17,6 @@ from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.checkpoint.trained_files import pack_document
 from registry.errors import CheckpointError, InvalidInputError
-from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.maths.interpolation import expert_weight, overlap_matrix, pack_bits
 from registry.methods.simoe.model import CURVES, Simoe
@@ -34,6 +33,7 @@ from registry.training.from_base import (
     joint_training,
     opened_base,
     register_trained,
+    streams_like,
 )
 from registry.training.sharding import array_of, stream_of
 from registry.training.training_windows import shortened
@@ -104,26 +104,11 @@ def train_simoe(
         for number, mask in enumerate(masks):
             parts = {SIMOE_FILE: pack_document(own | {"number": number + 1}), EXPERT_TRAINING: record}
             arrays = deltas | {MASK: array_of(pack_bits(mask)), ROW: array_of(simoe.router[number])}
-            experts.append(
-                register_trained(
-                    workspace,
-                    copy_name(name, number + 1, settings.experts),
-                    annotations or Annotations(),
-                    hashed,
-                    [
-                        Stream(
-                            weight,
-                            checkpoint.dtype_of(weight),
-                            checkpoint.shapes[weight],
-                            partial(_blocks, simoe, checkpoint, weight, mask),
-                        )
-                        for weight in (*checkpoint.trunk, *checkpoint.mlp)
-                    ],
-                    parts,
-                    windows.all,
-                    {SIMOE_ARRAYS: [stream_of(array, source) for array, source in arrays.items()]},
-                )
-            )
+            more = {SIMOE_ARRAYS: [stream_of(array, source) for array, source in arrays.items()]}
+            names = (*checkpoint.trunk, *checkpoint.mlp)
+            streams = streams_like(checkpoint, names, partial(_blocks, simoe, checkpoint, mask))
+            expert = copy_name(name, number + 1, settings.experts)
+            experts.append(register_trained(workspace, expert, annotations, hashed, streams, parts, windows.all, more))
     return TrainedSimoe(document, losses, windows.predicted, tuple(experts))
 
 
@@ -169,7 +154,7 @@ def _curves(simoe: Simoe, masks: Tensor, closed: int, every: int) -> dict[str, A
     return {"curves": curves, "masks": final}
 
 
-def _blocks(simoe: Simoe, checkpoint: Checkpoint, name: str, mask: Tensor) -> Iterator[Block]:
+def _blocks(simoe: Simoe, checkpoint: Checkpoint, mask: Tensor, name: str) -> Iterator[Block]:
     """Yield a tensor of one expert's checkpoint: the base model's, with the rows of D added that the mask opens."""
     matrices, source = checkpoint.family.layer_matrices(checkpoint.architecture), checkpoint.source(name)
     if name not in matrices:
