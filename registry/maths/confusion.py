@@ -54,9 +54,7 @@ def predicted_confusion(
 
     Rows sum to 1. Experts whose rows in the gate are equal share what goes to them. A temperature changes nothing.
 
-    Args:
-        statistics: one a member, in the gate's order; taken one at a time.
-        bias: what is added to each logit; None for 0.
+    Statistics are in the gate's order, and taken one at a time; `bias` is added to the logits.
 
     Raises:
         ValueError: an expert has no tokens, or statistics and rows differ in number.
@@ -80,13 +78,8 @@ def composed_confusion(
 ) -> Float[Tensor, "E E"]:
     """Return, row by row, the share of expert e's tokens that solved routers will send to each expert first, float64.
 
-    Rows sum to 1. Costs one eigendecomposition, O(H³), and holds E + 3 matrices of H × H.
-
-    Args:
-        statistics: one a member, at one layer's `mlp_input`, over the same channels at whatever scales.
-        weights: ω_e > 0, one a member.
-        lam: λ ≥ 0, absolute.
-        normalize: router columns at unit length.
+    Rows sum to 1. Costs one eigendecomposition, O(H³), and holds E + 3 matrices of H × H. Statistics are those of one
+    layer's `mlp_input`, at whatever scales; ω_e > 0, and λ ≥ 0 is absolute.
 
     Raises:
         ValueError: an expert has no tokens, weights and statistics differ in number, nothing varies, or the router

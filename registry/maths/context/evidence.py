@@ -52,9 +52,8 @@ ALIKE = 0.2
 def token_evidence(counts: Sequence[Int64[Tensor, "_"]], neutral: Collection[int] = ()) -> Float[Tensor, "V E"]:
     """Return ℓ, float64, one row a token: its mean over the experts is 0.
 
-    Args:
-        counts: c_e, one vector a member; one that is shorter counts 0 for the tokens that it lacks.
-        neutral: tokens whose evidence is 0, such as those that begin, end and pad a text.
+    `counts` are c_e, of which one that is shorter counts 0 for the tokens that it lacks. The evidence of `neutral`
+    tokens, such as those that begin, end and pad a text, is 0.
 
     Raises:
         ValueError: there is no expert, a count is negative, or an expert counted no token.

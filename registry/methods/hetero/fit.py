@@ -33,11 +33,6 @@ class Tables:
         return self.member.architecture.hidden_size
 
     @property
-    def rows(self) -> int:
-        """Its rows."""
-        return self.member.architecture.vocab_size
-
-    @property
     def embedding(self) -> str:
         """The name of its embedding."""
         return self.member.family.embedding
@@ -204,7 +199,7 @@ class HeteroFit:
 
     def _shared_rows(self, tables: Tables) -> int:
         """Return how many rows the lead's tables and a member's have in common."""
-        return min(tables.rows, self.lead.rows)
+        return min(one.member.architecture.vocab_size for one in (tables, self.lead))
 
     def _low_rank(self, count: int, problem: str) -> IncompatibleError:
         lead = self.lead

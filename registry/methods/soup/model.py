@@ -47,16 +47,9 @@ class Bank(nn.Module):
 
 
 class Soup(nn.Module):
-    """The soup.
+    """The soup of a dense model in float32, whose weights, as its checkpoint names them, become the shared ones.
 
-    Args:
-        model: a dense model in float32, whose weights become the shared ones.
-        names: its weights, as its checkpoint names them.
-        domains: k.
-        experts: n.
-        hidden: F.
-        rank: the rank of the experts' matrices; None for full ones.
-        seed: of the router, and of low-rank factors.
+    `rank` is that of the experts' matrices, None for full ones; `seed` is of the router, and of low-rank factors.
 
     Raises:
         InvalidInputError: the rank is more than a matrix has.
