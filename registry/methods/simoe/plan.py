@@ -11,7 +11,7 @@ from registry.composition.stored import Stacked, Stored
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.hosts.host import dense_config
 from registry.member import Member
-from registry.methods.simoe.host import MODELLING_FILE, SIMOE
+from registry.methods.simoe.host import MODELLING_FILE, SIMOE, interpolated_layers
 from registry.methods.simoe.versions import DELTA, KEY, MASK, ROW
 from registry.methods.whole_members import loading
 from registry.workspace import Workspace
@@ -24,7 +24,7 @@ def config(plan: Plan) -> dict[str, Any]:
     return {
         **dense_config(json.loads(base.file("config.json"))),
         **loading(plan, MODELLING_FILE.stem, "SimoeConfig"),
-        "interpolated_layers": [_module(base, name) for name in base.family.layer_matrices(base.architecture)],
+        "interpolated_layers": interpolated_layers(base.family, base.architecture),
         "prompt_tokens": int(plan.members[0].content[KEY]["prompt_tokens"]),
         "vocab_size": base.architecture.vocab_size,
     }
@@ -37,16 +37,12 @@ def _tensors(members: tuple[Member, ...], base: Member, dtype: str | None) -> It
         if link.role in ("trunk", "mlp"):
             name = renamed.get(link.name, link.name)
             yield OutputTensor(name, dtype or link.dtype, Stored(base, link.role, link.name))
-    for layer in base.family.layer_matrices(base.architecture):  # in the order of the masks' bits
-        array = f"{DELTA}{layer}"
+    arrays = (f"{DELTA}{name}" for name in base.family.layer_matrices(base.architecture))
+    for layer, array in zip(interpolated_layers(base.family, base.architecture), arrays, strict=True):
         own = dtype or members[0].link(KEY, array).dtype
-        yield OutputTensor(f"{_module(base, layer)}.delta", own, Stored(members[0], KEY, array))
+        yield OutputTensor(f"{layer}.delta", own, Stored(members[0], KEY, array))
     for name, array in (("masks", MASK), ("router", ROW)):
         yield OutputTensor(name, members[0].link(KEY, array).dtype, Stacked(members, KEY, array))
-
-
-def _module(base: Member, weight: str) -> str:
-    return base.family.renamed.get(weight, weight).removesuffix(".weight")
 
 
 def make_simoe(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:

@@ -19,6 +19,7 @@ from registry.checkpoint.trained_files import pack_document
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.maths.interpolation import expert_weight, overlap_matrix, pack_bits
+from registry.methods.simoe.host import interpolated_layers
 from registry.methods.simoe.model import CURVES, Simoe
 from registry.methods.simoe.settings import SimoeTraining
 from registry.methods.simoe.text import SimoeWindows, read_simoe_windows
@@ -128,9 +129,8 @@ def trainer_of(simoe: Simoe, windows: SimoeWindows, *, bfloat16: bool) -> Weight
 
 
 def _begin(checkpoint: Checkpoint, device: str, settings: SimoeTraining) -> Simoe:
-    model, family = load_model(checkpoint.folder, "float32", device), checkpoint.family
-    names = family.layer_matrices(checkpoint.architecture)
-    modules = [family.renamed.get(name, name).removesuffix(".weight") for name in names]
+    model = load_model(checkpoint.folder, "float32", device)
+    modules = interpolated_layers(checkpoint.family, checkpoint.architecture)
     known = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     if missing := sorted(set(modules) - known):
         raise CheckpointError(
