@@ -206,12 +206,8 @@ def centred(of: Statistics) -> tuple[Float[Tensor, "H"], Float[Tensor, "H H"]]:
 class Summary:
     """Summary of one expert's statistics at one layer, from which overlaps are estimated without its Gram.
 
-    Attributes:
-        mean: μ.
-        directions: U, orthonormal columns, those along which the tokens vary most first.
-        spread: Λ, the diagonal of Uᵀ C U.
-        rest: ρ, ≥ 0.
-        count: n.
+    It is μ, U, of orthonormal columns, those along which the tokens vary most first, Λ, the diagonal of Uᵀ C U, ρ ≥ 0
+    and n.
     """
 
     mean: Float[Tensor, "H"]

@@ -55,12 +55,10 @@ def table_map(
     sizes: tuple[int, int],
     lam: float = 0.0,
 ) -> Float[Tensor, "d D"]:
-    """Return (Aᵀ C A + r I)⁻¹ Aᵀ C B of a shared table A and a member's own B, float64.
+    """Return (Aᵀ C A + r I)⁻¹ Aᵀ C B of a shared table A and a member's own B, float64; `sizes` are d and D.
 
-    Args:
-        blocks: rows of A and of B, with c of their tokens; all in float64.
-        sizes: d and D.
-        lam: λ ≥ 0; r is λ times the mean of the diagonal of Aᵀ C A.
+    Blocks are rows of A and of B, with c of their tokens, in float64. r is λ ≥ 0 times the mean of the diagonal of
+    Aᵀ C A.
 
     Raises:
         ValueError: the regularised sum is not positive definite.
@@ -92,11 +90,9 @@ def head_rank(head: Float[Tensor, "V d"]) -> int:
 
 
 def sequence_router(members: Iterable[Iterable[Float[Tensor, "n d"]]], size: int, lam: float) -> Float[Tensor, "E d"]:
-    """Return Wᵀ for λ ≥ 0, as the weight of a linear map, float64.
+    """Return Wᵀ for λ ≥ 0, as the weight of a linear map, float64; `size` is d.
 
-    Args:
-        members: m of each member's windows, block by block in float64, in the order of their names; none is without.
-        size: d.
+    Members, in the order of their names, have m of one window or more, block by block in float64.
 
     Raises:
         ValueError: the regularised sum is not positive definite.

@@ -109,9 +109,7 @@ class LeastSquares:
     def solve(self, towards: Float[Tensor, "O I"], damping: float = RIDGE) -> Float[Tensor, "O I"]:
         """Return W in float64, by Cholesky on one thread: the same whatever the number of threads.
 
-        Args:
-            towards: W₀, in any floating dtype; what stays where no token shows otherwise.
-            damping: ≥ 0, times the mean of G's diagonal.
+        `towards` is W₀, in any floating dtype, which stays where no token shows otherwise; damping as in `Factor`.
 
         Raises:
             ValueError: G + r I is not positive definite: no token, or a damping of 0 and inputs that never vary.
@@ -124,8 +122,7 @@ class LeastSquares:
 class Factor:
     """The Cholesky factor of G + r I, by which any map of these inputs is solved; G's lower triangle is read.
 
-    Args:
-        damping: ≥ 0, times the mean of G's diagonal.
+    r is `damping` ≥ 0 times the mean of G's diagonal.
 
     Raises:
         ValueError: G + r I is not positive definite.

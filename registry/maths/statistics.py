@@ -202,9 +202,7 @@ class GramSum:
 def gram_sum(statistics: Iterable[PackedStatistics], weights: Sequence[float]) -> GramSum:
     """Return the sum over members, added in the order given: callers give name order.
 
-    Args:
-        statistics: one a member; scales may differ. Taken one at a time, so that only one need be in memory.
-        weights: ω_e, one a member.
+    Scales may differ. Statistics are taken one at a time, so that only one need be in memory.
 
     Raises:
         ValueError: there is no member.

@@ -12,10 +12,7 @@ from registry.member import Member
 def loading(plan: Plan, module: str, config: str) -> dict[str, Any]:
     """Return what config.json says of the class that loads the folder, of its dtype, special tokens and members.
 
-    Args:
-        plan: the composition.
-        module: the modelling file.
-        config: the class of the configuration in it.
+    `module` is the modelling file, and `config` the class of the configuration in it.
     """
     return {
         "architectures": [plan.class_name],

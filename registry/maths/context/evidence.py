@@ -123,10 +123,6 @@ class EvidenceMoments:
     is taken as draws from p_e, so that m has the mean μ_e = Σ_v p_e(v) ℓ(v), and over texts the covariance
     Cov_e(ℓ) · d, d = (1 − ρ) Σ w² / (Σ w)² + ρ, with ρ = `ALIKE`. Tokens of one text have its subject in common, which
     is ρ of their variance and does not average out (Kish 1965, *Survey Sampling*, §5.4, the design effect).
-
-    Attributes:
-        means: μ, row by row of each kind of text.
-        covariances: Cov of each kind of text.
     """
 
     means: Float[Tensor, "T E"]

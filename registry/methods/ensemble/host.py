@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from registry.errors import CheckpointError
 from registry.io.untrusted import COUNT, LABEL, Kind, list_of, maybe
+from registry.methods.ensemble.output import MIXING, PROMPT_PERPLEXITY, ROUTINGS
 from registry.runtime.sequence_hosts import MOST_TOKENS, POSITIVE, SequenceHost, check_member_configs, given, one_of
 
 ENSEMBLE = "ensemble_"
@@ -16,11 +17,9 @@ WHOLE, MIXED, FAMILIES = (Path(__file__).with_name(f"modeling_{kind}.py") for ki
 """Modelling files: of plain ensembles, of those weighed by the prompt or mixed by logits, and of several families."""
 
 _HINT = "compose it again: reg compose --to ensemble, or copy the folder again"
-_OF_MIXED = "prompt-perplexity"
-_BY_BASE = "task-vector"
 _OF_ENSEMBLE = {
     "members": list_of(LABEL),
-    "routing": one_of("posterior", "perplexity", _OF_MIXED, _BY_BASE),
+    "routing": one_of(*ROUTINGS),
     "routing_prior": maybe(list_of(POSITIVE)),
     "routing_temperature": POSITIVE,
     "routing_tokens": maybe(COUNT),
@@ -29,7 +28,7 @@ _OF_ENSEMBLE = {
         "an object of lists of counts",
         lambda value: isinstance(value, dict) and all(list_of(COUNT).holds(owners) for owners in value.values()),
     ),
-    "mixing": one_of("probabilities", "logits"),
+    "mixing": one_of(*MIXING.choices),
 }
 
 
@@ -44,17 +43,18 @@ class EnsembleHost(SequenceHost):
         mixes = module in (MIXED.stem, FAMILIES.stem)
         keys = given(config, _OF_ENSEMBLE, where, optional=() if mixes else ("mixing",), hint=_HINT)
         members, routing, tokens = len(keys["members"]), keys["routing"], keys["routing_tokens"]
-        whole = members + (routing == _BY_BASE)
-        by_first_tokens = routing in (_OF_MIXED, _BY_BASE)
-        least = 0 if routing == _OF_MIXED else 2
+        whole = members + ROUTINGS[routing].needs_base
+        least = 0 if routing == PROMPT_PERPLEXITY else 2
         wrong = ""
         if not 1 <= keys["routing_top_k"] <= members:
             wrong = f"routing_top_k is {keys['routing_top_k']}, it must be from 1 to {members}, the number of members"
         elif keys["routing_prior"] is not None and len(keys["routing_prior"]) != members:
             wrong = f"routing_prior has {len(keys['routing_prior'])} numbers, expected {members}, one a member"
-        elif routing == _OF_MIXED and not mixes:
+        elif routing == PROMPT_PERPLEXITY and not mixes:
             wrong = f"routing {routing!r} needs {MIXED.name}"
-        elif by_first_tokens and (tokens is None or tokens == 1 or not least <= tokens <= MOST_TOKENS):
+        elif ROUTINGS[routing].by_first_tokens and (
+            tokens is None or tokens == 1 or not least <= tokens <= MOST_TOKENS
+        ):
             wrong = f"routing_tokens is {tokens}, it must be from {max(2, least)} to {MOST_TOKENS:,}"
         for name, owners in keys["shared_tensors"].items():
             if len(owners) != whole or any(owner >= whole or owners[owner] != owner for owner in owners):

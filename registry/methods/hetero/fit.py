@@ -108,11 +108,7 @@ class HeteroFit:
 
     The lead's tables wait in temporary files meanwhile; of the others one block of rows is read at a time.
 
-    Args:
-        tables: the members'.
-        lead: those that all share.
-        lam: λ of input projectors and router.
-        routing_tokens: how many first tokens of a window the router sees; 0 for all.
+    λ is of input projectors and router, which sees `routing_tokens` first tokens of a window; 0 for all.
     """
 
     def __init__(self, tables: Sequence[Tables], lead: Tables, lam: float, routing_tokens: int) -> None:

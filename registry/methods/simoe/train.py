@@ -45,11 +45,7 @@ from store.arrays import Block, digest_of
 
 @dataclass(frozen=True)
 class TrainedSimoe(TrainedFromBase):
-    """The result of a training; held-out losses are of the final masks.
-
-    Attributes:
-        experts: the registrations of the experts, by number.
-    """
+    """The result of a training: its experts by number; held-out losses are of the final masks."""
 
     experts: tuple[Registration, ...]
 

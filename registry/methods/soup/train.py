@@ -45,9 +45,7 @@ from store.arrays import Block
 class TrainedSoup(TrainedFromBase):
     """The result of a training; held-out losses are of each domain's windows with all weight on the domain.
 
-    Attributes:
-        shared: the registration of the shared weights S, a base model.
-        experts: the registrations of S + E_1 to S + E_n, experts.
+    The shared weights S are a base model, S + E_1 to S + E_n experts.
     """
 
     shared: Registration
