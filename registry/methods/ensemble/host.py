@@ -52,10 +52,8 @@ class EnsembleHost(SequenceHost):
             wrong = f"routing_prior has {len(keys['routing_prior'])} numbers, expected {members}, one a member"
         elif routing == PROMPT_PERPLEXITY and not mixes:
             wrong = f"routing {routing!r} needs {MIXED.name}"
-        elif ROUTINGS[routing].by_first_tokens and (
-            tokens is None or tokens == 1 or not least <= tokens <= MOST_TOKENS
-        ):
-            wrong = f"routing_tokens is {tokens}, it must be from {max(2, least)} to {MOST_TOKENS:,}"
+        elif ROUTINGS[routing].by_first_tokens and (tokens in (None, 1) or not least <= tokens <= MOST_TOKENS):
+            wrong = f"routing_tokens is {tokens}, it must be from 2 to {MOST_TOKENS:,}"
         for name, owners in keys["shared_tensors"].items():
             if len(owners) != whole or any(owner >= whole or owners[owner] != owner for owner in owners):
                 wrong = wrong or (
