@@ -166,7 +166,8 @@ class GramAccumulator:
         blocks = [slice(block.start, min(block.stop, size)) for block in blocks]
         for panel, block in enumerate(blocks):
             rows = total[block, block.start :]
-            parts = [pending.panels[number, panel][: len(rows), : len(rows.T)] for number in range(len(form.factors))]
+            height, width = rows.shape
+            parts = [pending.panels[number, panel][:height, :width] for number in range(len(form.factors))]
             rows.copy_(parts[0])
             if form.factors[0] != 1:
                 rows.mul_(form.factors[0])
