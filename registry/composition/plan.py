@@ -284,7 +284,7 @@ class Output(Target):
 
     def notes(self, plan: Plan) -> Iterable[str]:
         """Return remarks on the result for its user."""
-        return ()
+        return ["load it with trust_remote_code=True: the folder carries its modelling file"] if self.needs_code else []
 
     def active_parameters(self, plan: Plan) -> int:
         """Return the weights that take part in one token, at most."""

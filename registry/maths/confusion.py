@@ -27,6 +27,7 @@ trunk of a composition these are gone. So `composed_confusion` has two correctio
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -53,22 +54,20 @@ def predicted_confusion(
 
     Rows sum to 1. Experts whose rows in the gate are equal share what goes to them. A temperature changes nothing.
 
-    Args:
-        statistics: one a member, in the gate's order; taken one at a time.
-        bias: what is added to each logit; None for 0.
+    Statistics are in the gate's order, and taken one at a time; `bias` is added to the logits.
 
     Raises:
         ValueError: an expert has no tokens, or statistics and rows differ in number.
     """
     gate = gate.double()
-    rows, points = [], sample(len(gate))
+    rows = []
     with one_thread():
         for item in statistics:
             if item.count < 1:
                 raise ValueError("an expert without tokens goes nowhere")
             mean = gate @ item.moment / item.count
             covariance = gate @ (item.gram @ gate.T) / item.count - torch.outer(mean, mean)
-            rows.append(chosen(mean if bias is None else mean + bias, covariance, points))
+            rows.append(chosen(mean if bias is None else mean + bias, covariance))
     if len(rows) != len(gate):
         raise ValueError(f"statistics of {len(rows)} experts do not go with a router of {len(gate)}")
     return torch.stack(rows)
@@ -79,13 +78,8 @@ def composed_confusion(
 ) -> Float[Tensor, "E E"]:
     """Return, row by row, the share of expert e's tokens that solved routers will send to each expert first, float64.
 
-    Rows sum to 1. Costs one eigendecomposition, O(H³), and holds E + 3 matrices of H × H.
-
-    Args:
-        statistics: one a member, at one layer's `mlp_input`, over the same channels at whatever scales.
-        weights: ω_e > 0, one a member.
-        lam: λ ≥ 0, absolute.
-        normalize: router columns at unit length.
+    Rows sum to 1. Costs one eigendecomposition, O(H³), and holds E + 3 matrices of H × H. Statistics are those of one
+    layer's `mlp_input`, at whatever scales; ω_e > 0, and λ ≥ 0 is absolute.
 
     Raises:
         ValueError: an expert has no tokens, weights and statistics differ in number, nothing varies, or the router
@@ -111,14 +105,15 @@ def composed_confusion(
         assert isinstance(summed, Tensor)
         moments = means * torch.tensor(counts, dtype=torch.float64)[:, None]
         gate = as_gate(solve(summed, moments.T.contiguous(), lam), normalize)
-        points, rows = sample(len(gate)), []
+        rows = []
         for mean, gram in zip(means, grams, strict=True):
             covariance = gate @ (gram - torch.outer(mean, mean)) @ gate.T
-            rows.append(chosen(gate @ mean, covariance * SPREAD**2, points))
+            rows.append(chosen(gate @ mean, covariance * SPREAD**2))
     return torch.stack(rows)
 
 
-def sample(experts: int) -> Float[Tensor, "N d"]:
+@cache
+def _sample(experts: int) -> Float[Tensor, "N d"]:
     """Return the fixed sample of d = E − 2 independent standard normals: a Sobol sequence, centred in its cells."""
     if experts <= 2:
         return torch.zeros((1, 0), dtype=torch.float64)
@@ -127,10 +122,8 @@ def sample(experts: int) -> Float[Tensor, "N d"]:
     return points
 
 
-def chosen(
-    mean: Float[Tensor, "E"], covariance: Float[Tensor, "E E"], points: Float[Tensor, "N d"]
-) -> Float[Tensor, "E"]:
-    """Return for each entry of a Gaussian vector the probability that it is the largest; `points` is `sample(E)`."""
+def chosen(mean: Float[Tensor, "E"], covariance: Float[Tensor, "E E"]) -> Float[Tensor, "E"]:
+    """Return for each entry of a Gaussian vector the probability that it is the largest."""
     if len(mean) == 1:
         return mean.new_ones(1)
     mean = mean - mean.mean()
@@ -141,7 +134,7 @@ def chosen(
     axes = axes * torch.sign(axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)))
     factor = (axes * values.clamp(min=0).sqrt()).flip(1)[:, :-1]
     # Entry i is level_i + slope_i z with z normal; j is above i where rise · z > gap.
-    slope, level = factor[:, 0], mean + points @ factor[:, 1:].T
+    slope, level = factor[:, 0], mean + _sample(len(mean)) @ factor[:, 1:].T
     shares = []
     for j in range(len(mean)):
         gap, rise = level - level[:, j, None], slope[j] - slope

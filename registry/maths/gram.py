@@ -146,23 +146,16 @@ class GramAccumulator:
         if device.type == "cuda":  # its products want the rows of both factors to run along the sum
             planes = [plane.T.contiguous().T for plane in planes]
         for left, right, number in digits.form.products:
-            fresh = number == len(pending.panels)
-            if fresh:
-                pending.panels.append([])
             for panel, block in enumerate(blocks):
-                factors = planes[left][:, block].T, planes[right][:, block.start :]
-                if digits.form is WHOLE:
-                    if fresh:
-                        pending.panels[number].append(torch.mm(*factors))
-                    else:
-                        pending.panels[number][panel].addmm_(*factors)
-                    continue
-                if fresh:
-                    pending.panels[number].append(torch._int_mm(*factors))
-                    continue
-                shape = len(factors[0]), factors[1].shape[1]
-                product = self._splitter.take("product", shape, torch.int32, device)
-                pending.panels[number][panel].add_(torch._int_mm(*factors, out=product))
+                one, other = planes[left][:, block].T, planes[right][:, block.start :]
+                total = pending.panels.get((number, panel))
+                if total is None:
+                    pending.panels[number, panel] = one @ other if digits.form is WHOLE else torch._int_mm(one, other)
+                elif digits.form is WHOLE:
+                    total.addmm_(one, other)
+                else:
+                    product = self._splitter.take("product", tuple(total.shape), torch.int32, device)
+                    total.add_(torch._int_mm(one, other, out=product))
         pending.tokens += digits.tokens
 
     def _fold(self, pending: "_Pending") -> Tensor:
@@ -173,7 +166,8 @@ class GramAccumulator:
         blocks = [slice(block.start, min(block.stop, size)) for block in blocks]
         for panel, block in enumerate(blocks):
             rows = total[block, block.start :]
-            parts = [panels[panel][: rows.shape[0], : rows.shape[1]] for panels in pending.panels]
+            height, width = rows.shape
+            parts = [pending.panels[number, panel][:height, :width] for number in range(len(form.factors))]
             rows.copy_(parts[0])
             if form.factors[0] != 1:
                 rows.mul_(form.factors[0])
@@ -194,10 +188,10 @@ class GramAccumulator:
 
 @dataclass
 class _Pending:
-    """Sums that are not folded yet: of each sum of a form its panels, int32 or float64."""
+    """Sums that are not folded yet, int32 or float64: (the number of a form's sum, that of a panel) → its part."""
 
     form: Form
-    panels: list[list[Tensor]] = field(default_factory=list)
+    panels: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     tokens: int = 0
 
 

@@ -60,11 +60,6 @@ def expected_gates(log_alpha: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"
     return (torch.sigmoid(log_alpha) * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
 
 
-def open_gates(log_alpha: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """Tell which gates are open: those that are more than 1/2 without noise."""
-    return expected_gates(log_alpha) > 0.5
-
-
 def expected_sparsity(log_alpha: Float[Tensor, "n R"]) -> Float[Tensor, ""]:
     """Return the expected share of closed gates, 1 - mean P(z ≠ 0); P = sigmoid(log α - β log(-γ / ζ)) (eq. 12)."""
     closed: Tensor = 1 - torch.sigmoid(log_alpha - TEMPERATURE * math.log(-GAMMA / ZETA))
@@ -98,10 +93,10 @@ def next_multiplier(multiplier: float, sparsity: float, least: float, rate: floa
 def final_masks(log_alpha: Float[Tensor, "n R"], least: float) -> tuple[Bool[Tensor, "n R"], int]:
     """Return the masks that stay, with a share of zeros of at least τ, and the number of gates closed for that.
 
-    Gates are open as `open_gates` says. Where too many are, those of the smallest log α are closed, of equal ones the
-    last. `least` is τ, from 0 to below 1.
+    Gates of more than 1/2 without noise are open. Where too many are, those of the smallest log α are closed, of equal
+    ones the last. `least` is τ, from 0 to below 1.
     """
-    masks, count = open_gates(log_alpha), log_alpha.numel()
+    masks, count = expected_gates(log_alpha) > 0.5, log_alpha.numel()
     allowed = min(count, math.ceil(count * (1 - least)) + 1)
     while (count - allowed) / count < least:
         allowed -= 1

@@ -98,11 +98,8 @@ def overlap(a: Statistics, b: Statistics, rank: int = 16) -> Overlap:
 
     Costs three times `leading_directions`, O(H² r), and holds about five H × H matrices of float64 at a time.
 
-    Args:
-        a: one expert's statistics.
-        b: the other's, over the same channels at whatever scales.
-        rank: r, the directions looked along, lowered to H, and to the fewer tokens / `TOKENS_PER_DIRECTION`. At H = 256
-            anything from 8 to 32 tells one text from another.
+    `rank` is r, the directions looked along, lowered to H, and to the fewer tokens / `TOKENS_PER_DIRECTION`. At H = 256
+    anything from 8 to 32 tells one text from another. Scales may differ.
 
     Raises:
         ValueError: the channels differ in number, rank is below 1, an expert has fewer than 4 tokens, or a Gram is that
@@ -134,13 +131,8 @@ def _compared(
     n_a: int,
     n_b: int,
 ) -> Overlap:
-    """Return the overlap of two experts of so many tokens.
-
-    Args:
-        scatter_a: C of the one, in any orthonormal coordinates; it is overwritten.
-        scatter_b: C of the other.
-        difference: δ.
-        products: U_aᵀ U_b.
+    """Return the overlap by C of either, in any orthonormal coordinates, of which the first is overwritten; by δ and
+    U_aᵀ U_b.
     """
     rank = len(products)
     subspace = products.square().sum() / rank
@@ -214,12 +206,8 @@ def centred(of: Statistics) -> tuple[Float[Tensor, "H"], Float[Tensor, "H H"]]:
 class Summary:
     """Summary of one expert's statistics at one layer, from which overlaps are estimated without its Gram.
 
-    Attributes:
-        mean: μ.
-        directions: U, orthonormal columns, those along which the tokens vary most first.
-        spread: Λ, the diagonal of Uᵀ C U.
-        rest: ρ, ≥ 0.
-        count: n.
+    It is μ, U, of orthonormal columns, those along which the tokens vary most first, Λ, the diagonal of Uᵀ C U, ρ ≥ 0
+    and n.
     """
 
     mean: Float[Tensor, "H"]

@@ -25,6 +25,8 @@ Sums are added block by block, in float64 and on one thread, so that bits do not
 Shapes: V vocabulary, r rows of a block, n windows, d shared hidden size, D a member's, E members.
 """
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -37,6 +39,9 @@ RANK_TOLERANCE = 1e-6
 """A head has full rank if its smallest singular value is more than this share of its largest one; its Gram is then
 positive definite far beyond the rounding of float64."""
 
+ROWS = 1024
+"""Rows of tables that are summed at once."""
+
 UNUSED = 0.1
 """δ: what a token that was never used counts in the map to the head, in mean counts.
 
@@ -45,83 +50,63 @@ through this map 300 to 312 with δ from 0.01 to 1.2, and 442 with all tokens al
 """
 
 
-class TableSums:
-    """Sums over the vocabulary, float64: Aᵀ C A and Aᵀ C B of a shared table A (V, d) and a member's own B (V, D)."""
+def table_map(
+    blocks: Iterable[tuple[Float[Tensor, "r d"], Float[Tensor, "r D"], Float[Tensor, "r"]]],
+    sizes: tuple[int, int],
+    lam: float = 0.0,
+) -> Float[Tensor, "d D"]:
+    """Return (Aᵀ C A + r I)⁻¹ Aᵀ C B of a shared table A and a member's own B, float64; `sizes` are d and D.
 
-    def __init__(self, shared: int, own: int) -> None:
-        self._gram = torch.zeros((shared, shared), dtype=torch.float64)
-        self._cross = torch.zeros((shared, own), dtype=torch.float64)
+    Blocks are rows of A and of B, with c of their tokens, in float64. r is λ ≥ 0 times the mean of the diagonal of
+    Aᵀ C A.
 
-    def add(self, shared: Float[Tensor, "r d"], own: Float[Tensor, "r D"], counts: Float[Tensor, "r"]) -> None:
-        """Add rows of A and of B, each with c of its token; all in float64."""
+    Raises:
+        ValueError: the regularised sum is not positive definite.
+    """
+    gram = torch.zeros((sizes[0], sizes[0]), dtype=torch.float64)
+    cross = torch.zeros(sizes, dtype=torch.float64)
+    for shared, own, counts in blocks:
         with one_thread():
             weighted = shared * counts[:, None]
-            self._gram.addmm_(weighted.T, shared)
-            self._cross.addmm_(weighted.T, own)
-
-    def solve(self, lam: float = 0.0) -> Float[Tensor, "d D"]:
-        """Return (Aᵀ C A + r I)⁻¹ Aᵀ C B, where r is λ ≥ 0 times the mean of the diagonal; the sums are used up.
-
-        Raises:
-            ValueError: the regularised sum is not positive definite.
-        """
-        with one_thread():
-            self._gram.diagonal().add_(lam * float(self._gram.diagonal().mean()))
-            factor, order = cholesky_factor(self._gram)
-            if order:
-                size = len(self._gram)
-                raise ValueError(f"the tables' Gram plus {lam:g} of its mean is singular (order {order} of {size})")
-            solved: Tensor = cholesky_solved(factor, self._cross).contiguous()
-            return solved
+            gram.addmm_(weighted.T, shared)
+            cross.addmm_(weighted.T, own)
+    with one_thread():
+        gram.diagonal().add_(lam * float(gram.diagonal().mean()))
+        factor, order = cholesky_factor(gram)
+        if order:
+            raise ValueError(f"the tables' Gram plus {lam:g} of its mean is singular (order {order} of {len(gram)})")
+        solved: Tensor = cholesky_solved(factor, cross).contiguous()
+        return solved
 
 
-class HeadGram:
-    """Hᵀ H, (d, d) in float64."""
-
-    def __init__(self, size: int) -> None:
-        self._gram = torch.zeros((size, size), dtype=torch.float64)
-
-    def add(self, rows: Float[Tensor, "r d"]) -> None:
-        """Add rows of H, in float64."""
-        with one_thread():
-            self._gram.addmm_(rows.T, rows)
-
-    def rank(self) -> int:
-        """Return how many singular values of H are more than `RANK_TOLERANCE` of the largest one."""
-        with one_thread():
-            squared = torch.linalg.eigvalsh(self._gram)
-        return int((squared > RANK_TOLERANCE**2 * squared[-1].clamp(min=0)).sum())
+def head_rank(head: Float[Tensor, "V d"]) -> int:
+    """Return how many singular values of a head are more than `RANK_TOLERANCE` of the largest one."""
+    gram = torch.zeros((head.shape[1], head.shape[1]), dtype=torch.float64)
+    with one_thread():
+        for rows in head.split(ROWS):
+            gram.addmm_(rows.double().T, rows.double())
+        squared = torch.linalg.eigvalsh(gram)
+    return int((squared > RANK_TOLERANCE**2 * squared[-1].clamp(min=0)).sum())
 
 
-class SequenceSums:
-    """Sums over members, (d, d) and (d,) in float64, added in the order of their names."""
+def sequence_router(members: Iterable[Iterable[Float[Tensor, "n d"]]], size: int, lam: float) -> Float[Tensor, "E d"]:
+    """Return Wᵀ for λ ≥ 0, as the weight of a linear map, float64; `size` is d.
 
-    def __init__(self, size: int) -> None:
-        self._gram = torch.zeros((size, size), dtype=torch.float64)
-        self._moments: list[Tensor] = []
-        self._own = torch.zeros((size, size), dtype=torch.float64)
-        self._moment, self._count = torch.zeros(size, dtype=torch.float64), 0
+    Members, in the order of their names, have m of one window or more, block by block in float64.
 
-    def add(self, means: Float[Tensor, "n d"]) -> None:
-        """Add windows of the present member, in float64."""
-        with one_thread():
-            self._own.addmm_(means.T, means)
-            self._moment += means.sum(dim=0)
-            self._count += len(means)
-
-    def close_member(self) -> None:
-        """End the present member, of which there is a window, and begin with the next one."""
-        self._gram += self._own / self._count
-        self._moments.append(self._moment / self._count)
-        self._own.zero_()
-        self._moment, self._count = torch.zeros_like(self._moment), 0
-
-    def solve(self, lam: float) -> Float[Tensor, "E d"]:
-        """Return Wᵀ for λ ≥ 0, as the weight of a linear map; the sums are used up.
-
-        Raises:
-            ValueError: the regularised sum is not positive definite.
-        """
-        strength = lam * float(self._gram.diagonal().mean())
-        router: Tensor = solve(self._gram, torch.stack(self._moments, dim=1), strength).T.contiguous()
-        return router
+    Raises:
+        ValueError: the regularised sum is not positive definite.
+    """
+    total, moments = torch.zeros((size, size), dtype=torch.float64), []
+    for blocks in members:
+        gram, moment, count = torch.zeros_like(total), torch.zeros(size, dtype=torch.float64), 0
+        for means in blocks:
+            with one_thread():
+                gram.addmm_(means.T, means)
+                moment += means.sum(dim=0)
+            count += len(means)
+        total += gram / count
+        moments.append(moment / count)
+    strength = lam * float(total.diagonal().mean())
+    router: Tensor = solve(total, torch.stack(moments, dim=1), strength).T.contiguous()
+    return router

@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from registry.maths.cholesky import cholesky_factor
 from registry.maths.products import filled_up, linear
 from registry.maths.threads import one_thread
 
@@ -108,9 +109,7 @@ class LeastSquares:
     def solve(self, towards: Float[Tensor, "O I"], damping: float = RIDGE) -> Float[Tensor, "O I"]:
         """Return W in float64, by Cholesky on one thread: the same whatever the number of threads.
 
-        Args:
-            towards: W₀, in any floating dtype; what stays where no token shows otherwise.
-            damping: ≥ 0, times the mean of G's diagonal.
+        `towards` is W₀, in any floating dtype, which stays where no token shows otherwise; damping as in `Factor`.
 
         Raises:
             ValueError: G + r I is not positive definite: no token, or a damping of 0 and inputs that never vary.
@@ -123,8 +122,7 @@ class LeastSquares:
 class Factor:
     """The Cholesky factor of G + r I, by which any map of these inputs is solved; G's lower triangle is read.
 
-    Args:
-        damping: ≥ 0, times the mean of G's diagonal.
+    r is `damping` ≥ 0 times the mean of G's diagonal.
 
     Raises:
         ValueError: G + r I is not positive definite.
@@ -132,13 +130,12 @@ class Factor:
 
     def __init__(self, gram: Float[Tensor, "I I"], damping: float = RIDGE) -> None:
         self._r = damping * float(gram.diagonal().mean())
-        self._lower = gram.clone()
-        self._lower.diagonal().add_(self._r)
-        info = torch.empty((), dtype=torch.int32, device=gram.device)
+        lower = gram.clone()
+        lower.diagonal().add_(self._r)
         with one_thread():
-            torch.linalg.cholesky_ex(self._lower, out=(self._lower, info))  # in place
-        if int(info) != 0:
-            raise ValueError(f"the Gram of its inputs is not positive definite (order {int(info)} of {len(gram)})")
+            self._lower, order = cholesky_factor(lower.mT)
+        if order:
+            raise ValueError(f"the Gram of its inputs is not positive definite (order {order} of {len(gram)})")
 
     def solve(self, cross: Float[Tensor, "O I"], towards: Float[Tensor, "O I"]) -> Float[Tensor, "O I"]:
         """Return W = (B + r W₀) (G + r I)⁻¹ in float64, on one thread; W₀ is `towards`, in any floating dtype."""

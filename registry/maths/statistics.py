@@ -92,16 +92,6 @@ class Statistics:
         """A in real units, float64."""
         return real_value(self.matrix[:-1, :-1], self.exponents)
 
-    def add_upper_gram_to(self, total: Float[Tensor, "H H"], weight: float, *, first: bool) -> None:
-        """Add the upper triangle of `weight` · A to that of `total`, or with `first` put it there.
-
-        The bits are those of adding `gram`. Rows go in tiles, so that nothing of the size of A is made.
-        """
-        scale, size = power_of_two(-self.exponents), len(total)
-        for start in range(0, size, _TILE):
-            stop = min(start + _TILE, size)
-            _add_tile(total, self.matrix[start:stop, start:-1].double(), scale, start, weight, first=first)
-
     @property
     def moment(self) -> Float[Tensor, "H"]:
         """s in real units, float64."""
@@ -162,7 +152,10 @@ class PackedStatistics:
         return self.packed[self._starts()].double() * scale * scale
 
     def add_upper_gram_to(self, total: Float[Tensor, "H H"], weight: float, *, first: bool) -> None:
-        """Add the upper triangle of `weight` · A to that of `total` (as `Statistics.add_upper_gram_to`)."""
+        """Add the upper triangle of `weight` · A to that of `total`, or with `first` put it there.
+
+        The bits are those of adding the whole A. Rows go in tiles, so that nothing of the size of A is made.
+        """
         scale, size, values = power_of_two(-self.exponents), len(total), self.packed.numpy()
         begins = self._starts().tolist()
         room = torch.zeros((_TILE, size), dtype=torch.float64)
@@ -172,7 +165,11 @@ class PackedStatistics:
             rows = tile.numpy()
             for row in range(start, stop):
                 rows[row - start, row - start :] = values[begins[row] : begins[row] + size - row]
-            _add_tile(total, tile, scale, start, weight, first=first)
+            tile.mul_(scale[start:stop, None]).mul_(scale[None, start:])
+            if first:
+                torch.mul(tile, weight, out=total[start:stop, start:])
+            else:
+                total[start:stop, start:].add_(tile, alpha=weight)
 
     @property
     def gram(self) -> Float[Tensor, "H H"]:
@@ -194,24 +191,6 @@ class PackedStatistics:
         return row * size - row * (row - 1) // 2
 
 
-def _add_tile(
-    total: Float[Tensor, "H H"],
-    tile: Float[Tensor, "r c"],
-    scale: Float[Tensor, "H"],
-    start: int,
-    weight: float,
-    *,
-    first: bool,
-) -> None:
-    """Add rows of integers, from their diagonal on, in real units to `total`; the tile is overwritten."""
-    rows = slice(start, start + len(tile))
-    tile.mul_(scale[rows, None]).mul_(scale[None, start:])
-    if first:
-        torch.mul(tile, weight, out=total[rows, start:])
-    else:
-        total[rows, start:].add_(tile, alpha=weight)
-
-
 @dataclass(frozen=True, eq=False)
 class GramSum:
     """Σ_e ω_e A_e, of which the upper triangle alone counts, and [ω_1 s_1 … ω_E s_E], in real units, float64."""
@@ -220,12 +199,10 @@ class GramSum:
     moments: Float[Tensor, "H E"]
 
 
-def gram_sum(statistics: Iterable[Statistics | PackedStatistics], weights: Sequence[float]) -> GramSum:
+def gram_sum(statistics: Iterable[PackedStatistics], weights: Sequence[float]) -> GramSum:
     """Return the sum over members, added in the order given: callers give name order.
 
-    Args:
-        statistics: one a member; scales may differ. Taken one at a time, so that only one need be in memory.
-        weights: ω_e, one a member.
+    Scales may differ. Statistics are taken one at a time, so that only one need be in memory.
 
     Raises:
         ValueError: there is no member.

@@ -22,11 +22,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Once(Generic[T]):
-    """A value that the first thread to ask for it computes; the others wait.
-
-    Args:
-        compute: the computation; where it fails, the next one to ask repeats it.
-    """
+    """A value that the first thread to ask for it computes; the others wait. The next one repeats what fails."""
 
     def __init__(self, compute: Callable[[], T]) -> None:
         self._compute, self._lock = compute, Lock()

@@ -8,17 +8,11 @@ from registry.composition.taken_files import special_tokens
 from registry.hosts.host import dense_config
 from registry.member import Member
 
-OF_WHOLE = ("architectures", "dtype", "torch_dtype")
-"""Keys of a member's config.json that the whole folder has, with other values."""
-
 
 def loading(plan: Plan, module: str, config: str) -> dict[str, Any]:
-    """Return what config.json says of the class that loads the folder, of its dtype and of special tokens.
+    """Return what config.json says of the class that loads the folder, of its dtype, special tokens and members.
 
-    Args:
-        plan: the composition.
-        module: the modelling file.
-        config: the class of the configuration in it.
+    `module` is the modelling file, and `config` the class of the configuration in it.
     """
     return {
         "architectures": [plan.class_name],
@@ -27,6 +21,17 @@ def loading(plan: Plan, module: str, config: str) -> dict[str, Any]:
         "dtype": plan.dtype,
         "torch_dtype": plan.dtype,
         **special_tokens(plan.output.file_members(plan), plan.lead),
+        "members": plan.names,
+    }
+
+
+def weighing(plan: Plan) -> dict[str, Any]:
+    """Return what config.json says of how many members are kept, and of what their weights follow from."""
+    recipe = plan.recipe.document(plan.names)
+    return {  # `top_k` and `temperature` would be taken for settings of generation
+        "routing_temperature": recipe["temperature"],
+        "routing_tokens": recipe["routing_tokens"],
+        "routing_top_k": recipe["top_k"],
     }
 
 
@@ -45,7 +50,7 @@ def common_sizes(plan: Plan) -> dict[str, Any]:
 def own_config(member: Member) -> dict[str, Any]:
     """Return the configuration of a member in a folder of several architectures."""
     given = dense_config(json.loads(member.file("config.json")))
-    kept = {key: value for key, value in given.items() if key not in OF_WHOLE}
+    kept = {key: value for key, value in given.items() if key not in ("architectures", "dtype", "torch_dtype")}
     own = member.architecture
     return kept | {
         "model_type": member.family.model_type,

@@ -183,7 +183,7 @@ def has_our_code(folder: Path) -> bool:
 def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
     """Return the modelling files, by their names, of each kind of folder of a `model_type`."""
     if (host := sequence_host(model_type)) is not None:
-        return list(host.code(model_type))
+        return host.code(model_type)
     if model_type.startswith(ROUTED):
         family = FAMILIES[model_type.removeprefix(ROUTED)]
         kinds = (remote_code_host, context_code_host, biased_code_host, softmax_topk_code_host)

@@ -6,13 +6,15 @@ from anywhere, so it is checked before torch or transformers read it.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from registry.built_in import SEQUENCE_HOSTS, instances
 from registry.errors import CheckpointError
 from registry.families import FAMILIES
+from registry.hosts.remote_code import modelling_file
 from registry.io.untrusted import OBJECT, Kind, fields, list_of, maybe
 
 HINT = "compose it again, or copy the folder again"
@@ -38,13 +40,17 @@ class SequenceHost(ABC):
 
     Attributes:
         model_type: that of its `config.json`, or the beginning of it, before that of the dense model.
+        files: the modelling file of each kind of its folders.
     """
 
     model_type: ClassVar[str]
+    files: ClassVar[tuple[Path, ...]]
 
-    @abstractmethod
-    def code(self, model_type: str) -> Sequence[Mapping[str, bytes]]:
-        """Return the modelling files, by their names, of each kind of its folders."""
+    def code(self, model_type: str) -> list[Mapping[str, bytes]]:
+        """Return each modelling file, by its name, as a folder has it (KeyError: the dense model is unknown)."""
+        dense = model_type.removeprefix(self.model_type)
+        class_name = [FAMILIES[dense].class_name] if dense else []
+        return [modelling_file(path, *class_name) for path in self.files]
 
     @abstractmethod
     def check(self, config: Mapping[str, Any], where: str) -> None:
@@ -75,11 +81,6 @@ def given(
 ) -> dict[str, Any]:
     """Return the keys of a configuration that are of some kinds (errors as `fields`)."""
     return fields({key: config[key] for key in kinds if key in config}, kinds, where, optional=optional, hint=hint)
-
-
-def dense_class(model_type: str, prefix: str) -> str:
-    """Return the dense class of transformers of a model type that begins with a host's prefix (KeyError: unknown)."""
-    return FAMILIES[model_type.removeprefix(prefix)].class_name
 
 
 def check_member_configs(config: Mapping[str, Any], where: str) -> None:

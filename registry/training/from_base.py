@@ -1,9 +1,10 @@
 """Steps of all trainings from a base model: checks, the base model as a folder, checkpoints, their registration."""
 
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from registry.training.settings import announce
 from registry.training.training_paths import base_version
 from registry.training.weight_trainer import Losses, WeightTrainer
 from registry.workspace import PathLike, Workspace
+from store.arrays import Block
 from store.digest import json_digest
 from store.lock import exclusive
 
@@ -161,10 +163,17 @@ def write_checkpoint(
             statistics.save(folder / statistics.FILE_NAME, counted(weights, text, hashed.checkpoint, computed))
 
 
+def streams_like(
+    checkpoint: Checkpoint, names: Iterable[str], blocks: Callable[[str], Iterable[Block]]
+) -> list[Stream]:
+    """Return tensors of a base model's names, dtypes and shapes, whose values `blocks` returns by their names."""
+    return [Stream(name, checkpoint.dtype_of(name), checkpoint.shapes[name], partial(blocks, name)) for name in names]
+
+
 def register_trained(
     workspace: Workspace,
     name: str,
-    annotations: Annotations,
+    annotations: Annotations | None,
     hashed: HashedCheckpoint,
     streams: Sequence[Stream],
     files: Mapping[str, bytes],
@@ -178,7 +187,7 @@ def register_trained(
             name,
             scratch / "model",
             "base" if text is None else "expert",
-            annotations=annotations,
+            annotations=annotations or Annotations(),
             allow_unrelated=True,  # it comes from a base model, registered or not
             remote_code=True,
         )

@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from registry.maths.confusion import chosen, sample
+from registry.maths.confusion import chosen
 from registry.maths.threads import one_thread
 
 SMOOTHING = 0.03
@@ -52,9 +52,8 @@ ALIKE = 0.2
 def token_evidence(counts: Sequence[Int64[Tensor, "_"]], neutral: Collection[int] = ()) -> Float[Tensor, "V E"]:
     """Return ℓ, float64, one row a token: its mean over the experts is 0.
 
-    Args:
-        counts: c_e, one vector a member; one that is shorter counts 0 for the tokens that it lacks.
-        neutral: tokens whose evidence is 0, such as those that begin, end and pad a text.
+    `counts` are c_e, of which one that is shorter counts 0 for the tokens that it lacks. The evidence of `neutral`
+    tokens, such as those that begin, end and pad a text, is 0.
 
     Raises:
         ValueError: there is no expert, a count is negative, or an expert counted no token.
@@ -124,10 +123,6 @@ class EvidenceMoments:
     is taken as draws from p_e, so that m has the mean μ_e = Σ_v p_e(v) ℓ(v), and over texts the covariance
     Cov_e(ℓ) · d, d = (1 − ρ) Σ w² / (Σ w)² + ρ, with ρ = `ALIKE`. Tokens of one text have its subject in common, which
     is ρ of their variance and does not average out (Kish 1965, *Survey Sampling*, §5.4, the design effect).
-
-    Attributes:
-        means: μ, row by row of each kind of text.
-        covariances: Cov of each kind of text.
     """
 
     means: Float[Tensor, "T E"]
@@ -147,12 +142,9 @@ class EvidenceMoments:
 
         m is nearly Gaussian, so that P(m_j is the largest) is that of `confusion`. `weights` is w(Δ).
         """
-        points, spread = sample(self.means.shape[1]), _spread(weights)
+        spread = _spread(weights)
         with one_thread():
-            rows = [
-                chosen(mean, covariance * spread, points)
-                for mean, covariance in zip(self.means, self.covariances, strict=True)
-            ]
+            rows = [chosen(*moments) for moments in zip(self.means, self.covariances * spread, strict=True)]
         return torch.stack(rows)
 
     def mistaken(self, text: int, other: int, weights: Float[Tensor, "S"]) -> float:

@@ -56,12 +56,9 @@ class RotaryTables:
 
 
 def rotary_tables(parameters: Mapping[str, Any], head_dim: int, context: int) -> RotaryTables:
-    """Return the frequencies of a model.
+    """Return the frequencies of a model, whose longest text is `context`, in tokens; `head_dim` is d.
 
-    Args:
-        parameters: `rope_parameters` in the form of transformers 5, over whole heads.
-        head_dim: d.
-        context: the longest text, in tokens.
+    `parameters` are `rope_parameters` in the form of transformers 5, over whole heads.
 
     Raises:
         ValueError: the rope's type is unknown.

@@ -51,10 +51,8 @@ def ridge(total: GramSum, lam: float, normalize: bool = True) -> Float[Tensor, "
         W = (Σ_e ω_e A_e + lam·I)⁻¹ [ω_1 s_1 … ω_E s_E]            (H, E), DUME eq. 6–7
         gate.weight = (W / column norms)ᵀ                           (E, H)
 
-    Args:
-        total: the weighted sum of the members' statistics at the layer's `mlp_input`, in name order; overwritten.
-        lam: ridge strength ≥ 0, absolute (not relative to the Gram).
-        normalize: False leaves W's columns as they are: gate.weight = Wᵀ, whose logits estimate the experts' shares.
+    `total` is over the layer's `mlp_input`, and is overwritten; λ ≥ 0 is absolute. Without `normalize` gate.weight is
+    Wᵀ, whose logits estimate the experts' shares.
 
     Raises:
         ValueError: the regularised Gram is not positive definite, or a column is zero.
@@ -93,12 +91,8 @@ def domain_embedding(
 
     after the row got its length, so that b_e counts in logits, of which only differences matter.
 
-    Args:
-        statistics: one a member, of that expert's text in the base model. Taken one at a time; Grams are summed only
-            where there is a bias.
-        lam: λ ≥ 0 of w_0, absolute.
-        bias: b_e, one a member; empty for zeros.
-        normalize: False leaves μ_e as it is.
+    Statistics are those of each expert's text in the base model, taken one at a time; Grams are summed only where there
+    is a bias. λ ≥ 0 is absolute; without `normalize` μ_e stays as it is.
 
     Raises:
         ValueError: there is no expert, one has no tokens or a mean of zero, or the regularised Gram is not positive
@@ -127,13 +121,8 @@ def random(
 ) -> Float[Tensor, "E H"]:
     """Return gate.weight of one layer, float64: row e is normal, of expected squared length 1 (BTX before training).
 
-    A row is a function of (seed, layer, the member's digest) alone, through SHA-256.
-
-    Args:
-        digests: one a member; copies of one version have different ones (`Member.row_key`).
-        hidden_size: H ≥ 1.
-        seed: another seed, other rows.
-        normalize: rows at unit length exactly.
+    A row is a function of (seed, layer, the member's digest) alone, through SHA-256; copies of one version have
+    different digests (`Member.row_key`). With `normalize` rows have unit length exactly.
 
     Raises:
         ValueError: there is no expert.
@@ -196,9 +185,5 @@ def discriminant(
     """
     if min(own.count, other.count) < 1:
         raise ValueError("a text without tokens has no mean")
-    size = own.exponents.numel()
-    gram = torch.zeros((size, size), dtype=torch.float64)  # of which `solve` reads the upper triangle alone
-    own.add_upper_gram_to(gram, 1.0, first=True)
-    other.add_upper_gram_to(gram, 1.0, first=False)
     difference = own.moment / own.count - other.moment / other.count
-    return solve(gram, difference[:, None], lam)[:, 0]
+    return solve(own.gram.add_(other.gram), difference[:, None], lam)[:, 0]

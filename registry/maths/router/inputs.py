@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from registry.maths.statistics import GramSum, PackedStatistics, Statistics, gram_sum
+from registry.maths.statistics import GramSum, PackedStatistics, gram_sum
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RouterInputs:
         kept_sum: returns the weighted sum of the statistics where it is kept; None to add them up.
     """
 
-    statistics: Iterable[Statistics | PackedStatistics] = ()
+    statistics: Iterable[PackedStatistics] = ()
     weights: Sequence[float] = ()
     lam: float = 0.0
     normalize: bool = True

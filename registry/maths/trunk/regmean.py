@@ -50,10 +50,7 @@ def regression_mean(combination: Combination) -> Iterator[Tensor]:
 def regression_means(combinations: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
     """Yield the rows of several W of one input, each with its map's number: the bits of `regression_mean`, one by one.
 
-    Their Gram is summed and factored once.
-
-    Args:
-        combinations: of two members or more, with `inputs` and `products`.
+    Their Gram is summed and factored once. They are of two members or more, and have `inputs` and `products`.
 
     Raises:
         ValueError: the summed Gram is not positive definite.

@@ -1,21 +1,13 @@
 """Folders of ensembles: their modelling files, and the keys of `config.json` that say how members are mixed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from registry.errors import CheckpointError
-from registry.hosts.remote_code import modelling_file
 from registry.io.untrusted import COUNT, LABEL, Kind, list_of, maybe
-from registry.runtime.sequence_hosts import (
-    MOST_TOKENS,
-    POSITIVE,
-    SequenceHost,
-    check_member_configs,
-    dense_class,
-    given,
-    one_of,
-)
+from registry.methods.ensemble.output import MIXING, PROMPT_PERPLEXITY, ROUTINGS
+from registry.runtime.sequence_hosts import MOST_TOKENS, POSITIVE, SequenceHost, check_member_configs, given, one_of
 
 ENSEMBLE = "ensemble_"
 """Prefix of an ensemble's `model_type`, before that of the dense model."""
@@ -25,11 +17,9 @@ WHOLE, MIXED, FAMILIES = (Path(__file__).with_name(f"modeling_{kind}.py") for ki
 """Modelling files: of plain ensembles, of those weighed by the prompt or mixed by logits, and of several families."""
 
 _HINT = "compose it again: reg compose --to ensemble, or copy the folder again"
-_OF_MIXED = "prompt-perplexity"
-_BY_BASE = "task-vector"
 _OF_ENSEMBLE = {
     "members": list_of(LABEL),
-    "routing": one_of("posterior", "perplexity", _OF_MIXED, _BY_BASE),
+    "routing": one_of(*ROUTINGS),
     "routing_prior": maybe(list_of(POSITIVE)),
     "routing_temperature": POSITIVE,
     "routing_tokens": maybe(COUNT),
@@ -38,7 +28,7 @@ _OF_ENSEMBLE = {
         "an object of lists of counts",
         lambda value: isinstance(value, dict) and all(list_of(COUNT).holds(owners) for owners in value.values()),
     ),
-    "mixing": one_of("probabilities", "logits"),
+    "mixing": one_of(*MIXING.choices),
 }
 
 
@@ -46,50 +36,40 @@ class EnsembleHost(SequenceHost):
     """Ensembles of one architecture."""
 
     model_type = ENSEMBLE
-
-    def code(self, model_type: str) -> Sequence[Mapping[str, bytes]]:
-        return [modelling_file(path, dense_class(model_type, ENSEMBLE)) for path in (WHOLE, MIXED)]
+    files: ClassVar[tuple[Path, ...]] = (WHOLE, MIXED)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
-        check_mixing(config, where)
+        module = str((config.get("auto_map") or {}).get("AutoModelForCausalLM")).partition(".")[0]
+        mixes = module in (MIXED.stem, FAMILIES.stem)
+        keys = given(config, _OF_ENSEMBLE, where, optional=() if mixes else ("mixing",), hint=_HINT)
+        members, routing, tokens = len(keys["members"]), keys["routing"], keys["routing_tokens"]
+        whole = members + ROUTINGS[routing].needs_base
+        least = 0 if routing == PROMPT_PERPLEXITY else 2
+        wrong = ""
+        if not 1 <= keys["routing_top_k"] <= members:
+            wrong = f"routing_top_k is {keys['routing_top_k']}, it must be from 1 to {members}, the number of members"
+        elif keys["routing_prior"] is not None and len(keys["routing_prior"]) != members:
+            wrong = f"routing_prior has {len(keys['routing_prior'])} numbers, expected {members}, one a member"
+        elif routing == PROMPT_PERPLEXITY and not mixes:
+            wrong = f"routing {routing!r} needs {MIXED.name}"
+        elif ROUTINGS[routing].by_first_tokens and (tokens in (None, 1) or not least <= tokens <= MOST_TOKENS):
+            wrong = f"routing_tokens is {tokens}, it must be from 2 to {MOST_TOKENS:,}"
+        for name, owners in keys["shared_tensors"].items():
+            if len(owners) != whole or any(owner >= whole or owners[owner] != owner for owner in owners):
+                wrong = wrong or (
+                    f"shared_tensors of {name[:80]} is {str(owners)[:80]}, expected {whole} numbers of models that "
+                    "keep their own"
+                )
+        if wrong:
+            raise CheckpointError(f"{where}: {wrong}", _HINT)
 
 
-class FamiliesHost(SequenceHost):
+class FamiliesHost(EnsembleHost):
     """Ensembles whose members differ in family or size."""
 
     model_type = FAMILIES_ENSEMBLE
-
-    def code(self, model_type: str) -> Sequence[Mapping[str, bytes]]:
-        return [modelling_file(FAMILIES)]
+    files = (FAMILIES,)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
-        check_mixing(config, where)
+        super().check(config, where)
         check_member_configs(config, where)
-
-
-def check_mixing(config: Mapping[str, Any], where: str) -> None:
-    """Check the keys that say how an ensemble mixes its members (arguments and errors as `SequenceHost.check`)."""
-    module = str((config.get("auto_map") or {}).get("AutoModelForCausalLM")).partition(".")[0]
-    mixes = module in (MIXED.stem, FAMILIES.stem)
-    keys = given(config, _OF_ENSEMBLE, where, optional=() if mixes else ("mixing",), hint=_HINT)
-    members, routing, tokens = len(keys["members"]), keys["routing"], keys["routing_tokens"]
-    whole = members + (routing == _BY_BASE)
-    by_first_tokens = routing in (_OF_MIXED, _BY_BASE)
-    least = 0 if routing == _OF_MIXED else 2
-    wrong = ""
-    if not 1 <= keys["routing_top_k"] <= members:
-        wrong = f"routing_top_k is {keys['routing_top_k']}, it must be from 1 to {members}, the number of members"
-    elif keys["routing_prior"] is not None and len(keys["routing_prior"]) != members:
-        wrong = f"routing_prior has {len(keys['routing_prior'])} numbers, expected {members}, one a member"
-    elif routing == _OF_MIXED and not mixes:
-        wrong = f"routing {routing!r} needs {MIXED.name}"
-    elif by_first_tokens and (tokens is None or tokens == 1 or not least <= tokens <= MOST_TOKENS):
-        wrong = f"routing_tokens is {tokens}, it must be from {max(2, least)} to {MOST_TOKENS:,}"
-    for name, owners in keys["shared_tensors"].items():
-        if len(owners) != whole or any(owner >= whole or owners[owner] != owner for owner in owners):
-            wrong = wrong or (
-                f"shared_tensors of {name[:80]} is {str(owners)[:80]}, expected {whole} numbers of models that keep "
-                "their own"
-            )
-    if wrong:
-        raise CheckpointError(f"{where}: {wrong}", _HINT)

@@ -181,12 +181,10 @@ class Ensemble(Output):
         return ensemble.opened(plan, workspace)
 
     def config(self, plan: Plan) -> dict[str, Any]:
-        config: dict[str, Any] = plan.parts.config(plan)
-        return config
+        return ensemble.config(plan)
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
-        code: Mapping[str, bytes] = plan.parts.code(plan)
-        return code
+        return ensemble.code(plan)
 
     def card(self, plan: Plan) -> Card:
         recipe, routing, base = plan.recipe.document(plan.names), routing_of(plan.recipe), plan.base
@@ -240,14 +238,12 @@ class Ensemble(Output):
     def notes(self, plan: Plan) -> Sequence[str]:
         from registry.composition.taken_files import taken_notes
 
-        code = "load it with trust_remote_code=True: the folder carries its modelling file"
-        return (code, *taken_notes(plan.members, plan.lead))
+        return (*super().notes(plan), *taken_notes(plan.members, plan.lead))
 
     def active_parameters(self, plan: Plan) -> int:
         if not routing_of(plan.recipe).by_first_tokens:
             return plan.parameters
-        active: int = plan.parts.active_parameters(plan)
-        return min(plan.parameters, active)
+        return min(plan.parameters, ensemble.active_parameters(plan))
 
     def peak_bytes(self, plan: Plan) -> int:
         trunk = plan.parts.trunk

@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from registry.composition.compatibility import (
@@ -30,17 +31,17 @@ from registry.methods.moe.checks import check_soups, check_statistics, takes_tas
 from registry.methods.moe.model_writer import rendering_threads, streams_of
 from registry.methods.moe.passes import tensor_source_of
 from registry.methods.moe.plan import trunk_dtype
-from registry.methods.whole_members import common_sizes, loading, own_config
+from registry.methods.whole_members import common_sizes, loading, own_config, weighing
 from registry.workspace import Workspace
-from store.catalog.records import Role
 
 OWNER = 0
 """The member under whose name a shared trunk is stored."""
+SAME_TOKENS = "an ensemble mixes distributions over the same tokens: leave one of them out"
 
 
 @dataclass(frozen=True)
 class EnsembleParts:
-    """Parts of the plan of an ensemble whose members have one architecture.
+    """Parts of the plan of an ensemble.
 
     Attributes:
         shared: tensor → for each member, and the base model last, the number of the one whose tensor it uses; only
@@ -51,44 +52,59 @@ class EnsembleParts:
     shared: Mapping[str, list[int]]
     trunk: Plan | None = None
 
-    def active_parameters(self, plan: Plan) -> int:
-        """Return the weights of the top_k members that run after the first tokens; what all share counts once."""
-        renamed, top_k = plan.lead.family.renamed, int(plan.recipe.document(plan.names)["top_k"])
-        common = {name for name, owners in self.shared.items() if len({*owners[: len(plan.members)]}) == 1}
-        return sum(
-            math.prod(link.shape) * (1 if renamed.get(link.name, link.name) in common else top_k)
-            for link in plan.lead.arrays
-            if link.role in ("trunk", "mlp")
-        )
 
-    def code(self, plan: Plan) -> Mapping[str, bytes]:
-        """Return the modelling files."""
-        return modelling_file(MIXED if mixes(plan.recipe) else WHOLE, plan.lead.family.class_name)
+def active_parameters(plan: Plan) -> int:
+    """Return the weights of the members that run after the first tokens.
 
-    def config(self, plan: Plan) -> dict[str, Any]:
-        """Return config.json: the lead's own, the members and how they are weighed."""
-        return {
-            **dense_config(json.loads(plan.lead.file("config.json"))),
-            **loading(plan, (MIXED if mixes(plan.recipe) else WHOLE).stem, "EnsembleConfig"),
-            **routing_config(plan),
-            "shared_tensors": dict(self.shared),
-            **({"mixing": plan.recipe.mixing} if mixes(plan.recipe) else {}),
-            "vocab_size": plan.lead.architecture.vocab_size,
+    Of one architecture what all share counts once; of several these are the largest members.
+    """
+    top_k = int(plan.recipe.document(plan.names)["top_k"])
+    if plan.model_type == FAMILIES_ENSEMBLE:
+        sizes = (sum(math.prod(link.shape) for link in m.arrays if link.role in ("trunk", "mlp")) for m in plan.members)
+        return sum(sorted(sizes, reverse=True)[:top_k])
+    renamed, shared = plan.lead.family.renamed, plan.parts.shared
+    common = {name for name, owners in shared.items() if len({*owners[: len(plan.members)]}) == 1}
+    return sum(
+        math.prod(link.shape) * (1 if renamed.get(link.name, link.name) in common else top_k)
+        for link in plan.lead.arrays
+        if link.role in ("trunk", "mlp")
+    )
+
+
+def code(plan: Plan) -> dict[str, bytes]:
+    """Return the modelling file, by its name."""
+    if plan.model_type == FAMILIES_ENSEMBLE:
+        return modelling_file(FAMILIES)
+    return modelling_file(_modelling_path(plan), plan.lead.family.class_name)
+
+
+def _modelling_path(plan: Plan) -> Path:
+    if plan.model_type == FAMILIES_ENSEMBLE:
+        return FAMILIES
+    return MIXED if mixes(plan.recipe) else WHOLE
+
+
+def config(plan: Plan) -> dict[str, Any]:
+    """Return config.json: sizes, those of each member where they differ, and how members are weighed."""
+    path = _modelling_path(plan)
+    if path == FAMILIES:
+        sizes = common_sizes(plan) | {
+            "vocab_size": min(member.architecture.vocab_size for member in plan.members),
+            "tie_word_embeddings": False,  # each member's configuration says it
+            "member_configs": [own_config(member) for member in plan.members],
         }
-
-
-def routing_config(plan: Plan) -> dict[str, Any]:
-    """Return what config.json says of the members and of how they are weighed."""
-    recipe = plan.recipe.document(plan.names)
-    weights = recipe["weights"] if plan.recipe.routing == POSTERIOR else None
+    else:
+        sizes = dense_config(json.loads(plan.lead.file("config.json")))
+        sizes["vocab_size"] = plan.lead.architecture.vocab_size
+    weights = plan.recipe.document(plan.names)["weights"] if plan.recipe.routing == POSTERIOR else None
     return {
-        "members": plan.names,
+        **sizes,
+        **loading(plan, path.stem, "FamiliesConfig" if path == FAMILIES else "EnsembleConfig"),
+        **weighing(plan),
         "routing": plan.recipe.routing,
-        # `top_k` and `temperature` would be taken for settings of generation.
         "routing_prior": weights and [weight / sum(weights.values()) for weight in weights.values()],
-        "routing_temperature": recipe["temperature"],
-        "routing_tokens": recipe["routing_tokens"],
-        "routing_top_k": recipe["top_k"],
+        "shared_tensors": dict(plan.parts.shared),
+        **({} if path == WHOLE else {"mixing": plan.recipe.mixing}),
     }
 
 
@@ -120,7 +136,12 @@ def _of_one_architecture(members: Sequence[Member], base: Member | None, recipe:
     _check_vocabularies(subset, recipe)
     dtype = recipe.dtype or common_dtype(subset.everyone)
     trunk = _merged_trunk(subset, recipe, dtype)
-    shared, tensors = _tensors(subset, recipe)
+    everyone = _modules(subset.members) | ({"base": subset.base} if subset.base and has_base else {})
+    owners = [OWNER] * len(everyone) if trunk else []
+    if trunk and has_base and recipe.trunk != "base":  # whose rows are the base model's to the bit
+        owners[-1] = len(subset.members)
+    places = ((index, array) for array in subset.lead.roles for index in range(len(everyone)))
+    shared, tensors = _stored(everyone, places, recipe.dtype, owners)
     return Plan(
         recipe,
         subset.members,
@@ -156,89 +177,30 @@ def _merged_trunk(subset: Subset, recipe: Recipe, dtype: str) -> Plan | None:
     return Plan(shared, subset.members, base, subset.lead, dtype, "", "", tensors, family.dense(architecture))
 
 
-def _tensors(subset: Subset, recipe: Recipe) -> tuple[dict[str, list[int]], tuple[OutputTensor, ...]]:
-    """Return who uses whose tensor, by equal digests or because a trunk is shared, and the versions' own to store."""
-    family = subset.lead.family
-    has_base = routing_of(recipe).needs_base
-    everyone = subset.everyone if has_base else subset.members
-    count = len(subset.members)
-    prefixes = [f"members.{index}" for index in range(count)] + ["base"] * has_base
-    shared: dict[str, list[int]] = {}
-    tensors = []
-    for array, role in subset.lead.roles.items():
-        name = family.renamed.get(array, array)
-        if recipe.trunk is not None and role == "trunk":
-            # The rows of a trunk of the base model are the base model's to the bit.
-            owners = [OWNER] * count + ([OWNER if recipe.trunk == "base" else count] if has_base else [])
-            own = {*owners} - {OWNER}
-        else:
-            digests = [member.link(role, array).digest for member in everyone]
-            owners = [digests.index(digest) for digest in digests]
-            own = {*owners}
-        if owners != list(range(len(everyone))):
-            shared[name] = owners
-        for owner in sorted(own):
-            dtype = recipe.dtype or everyone[owner].link(role, array).dtype
-            tensors.append(OutputTensor(f"{prefixes[owner]}.{name}", dtype, Stored(everyone[owner], role, array)))
-    return shared, tuple(tensors)
-
-
 def _check_vocabularies(subset: Subset, recipe: Recipe) -> None:
     """Check that all distributions are over the same tokens.
 
     Members that share a trunk have one embedding and one head, with a row for every token that any of them knows.
     """
-    lead, rows = subset.lead, subset.lead.architecture.vocab_size
-    whole = subset.everyone
+    lead, rows, others, hint = subset.lead, subset.lead.architecture.vocab_size, subset.everyone, SAME_TOKENS
     if recipe.trunk is not None:
         widest = max(subset.members, key=lambda member: member.architecture.vocab_size)
-        whole = (widest, *([subset.base] if subset.base and routing_of(recipe).needs_base else []))
-    for other in whole if recipe.trunk is None or routing_of(recipe).needs_base else ():
+        others = (widest, subset.base) if subset.base and routing_of(recipe).needs_base else ()
+        hint = "choose another --routing, such as prompt-perplexity, which does not run the base model"
+    for other in others:
         if other.architecture.vocab_size != rows:
             raise IncompatibleError(
                 f"{lead.version.ref} and {other.version.ref} cannot stand in one ensemble: "
                 f"vocab_size {rows} against {other.architecture.vocab_size}",
-                "an ensemble mixes distributions over the same tokens: leave one of them out"
-                if recipe.trunk is None
-                else "choose another --routing, such as prompt-perplexity, which does not run the base model",
+                hint,
             )
-
-
-CLASS_NAME = "FamiliesForCausalLM"
-
-
-class FamiliesParts(EnsembleParts):
-    """Parts of the plan of an ensemble whose members have several architectures."""
-
-    def active_parameters(self, plan: Plan) -> int:
-        """Return the weights of the largest top_k members, which run after the first tokens."""
-        sizes = (sum(math.prod(link.shape) for link in m.arrays if link.role in ("trunk", "mlp")) for m in plan.members)
-        top_k = int(plan.recipe.document(plan.names)["top_k"])
-        return sum(sorted(sizes, reverse=True)[:top_k])
-
-    def code(self, plan: Plan) -> Mapping[str, bytes]:
-        """Return the modelling files."""
-        return modelling_file(FAMILIES)
-
-    def config(self, plan: Plan) -> dict[str, Any]:
-        """Return config.json: the lead's sizes, the configuration of each member, and how they are weighed."""
-        return {
-            **loading(plan, FAMILIES.stem, "FamiliesConfig"),
-            **common_sizes(plan),
-            "vocab_size": min(m.architecture.vocab_size for m in plan.members),
-            "tie_word_embeddings": False,  # each member's configuration says it
-            "member_configs": [own_config(member) for member in plan.members],
-            **routing_config(plan),
-            "shared_tensors": dict(self.shared),
-            "mixing": plan.recipe.mixing,
-        }
 
 
 def _of_several(members: Sequence[Member], recipe: Recipe) -> Plan:
     """Return the plan of an ensemble of members of several architectures (arguments and errors as `Output.plan`)."""
     ordered = ordered_members(members, recipe)
     lead = max(ordered, key=lambda member: member.known_tokens)
-    other = next(m for m in ordered if m is not lead and _differ(m, lead))
+    other = next(m for m in ordered if differ_in_shape((m, lead)))
     if recipe.routing == TASK_VECTOR or recipe.trunk is not None:
         user = f"trunk method {recipe.trunk!r}" if recipe.trunk else f"routing method {recipe.routing!r}"
         raise IncompatibleError(
@@ -255,43 +217,44 @@ def _of_several(members: Sequence[Member], recipe: Recipe) -> Plan:
             raise IncompatibleError(
                 f"{pair}: the tokenizer of {lead.version.ref} has {known:,} tokens, and {each.version.ref} predicts "
                 f"{rows:,}",
-                "an ensemble mixes distributions over the same tokens: leave one of them out",
+                SAME_TOKENS,
             )
-    shared, tensors = _shared(ordered), tuple(_whole_tensors(ordered, recipe.dtype))
-    dtype = recipe.dtype or common_dtype(ordered)
-    parts = FamiliesParts(shared)
-    return Plan(recipe, ordered, None, lead, dtype, FAMILIES_ENSEMBLE, CLASS_NAME, tensors, parts)
-
-
-def _differ(one: Member, other: Member) -> bool:
-    return one.family is not other.family or bool(one.architecture.differences(other.architecture))
+    places = ((index, array) for index, member in enumerate(ordered) for array in member.roles)
+    shared, tensors = _stored(_modules(ordered), places, recipe.dtype)
+    dtype, parts = recipe.dtype or common_dtype(ordered), EnsembleParts(shared)
+    return Plan(recipe, ordered, None, lead, dtype, FAMILIES_ENSEMBLE, "FamiliesForCausalLM", tensors, parts)
 
 
 def _described(member: Member) -> str:
     return f"{member.family.model_type}, hidden size {member.architecture.hidden_size}"
 
 
-def _owners(members: Sequence[Member]) -> Iterator[tuple[int, str, str, Role, int]]:
-    """Yield number, name in the folder, array and role of each member's tensors, and the first that has the same."""
-    first: dict[tuple[str, str], int] = {}
-    for index, member in enumerate(members):
-        for array, role in member.roles.items():
-            name = member.family.renamed.get(array, array)
-            yield index, name, array, role, first.setdefault((name, member.link(role, array).digest), index)
+def _modules(members: Sequence[Member]) -> dict[str, Member]:
+    return {f"members.{index}": member for index, member in enumerate(members)}
 
 
-def _shared(members: Sequence[Member]) -> dict[str, list[int]]:
-    """Return the tensors that members share by equal digests → the number of the one whose tensor each uses."""
+def _stored(
+    everyone: Mapping[str, Member], places: Iterable[tuple[int, str]], dtype: str | None, trunk: Sequence[int] = ()
+) -> tuple[dict[str, list[int]], tuple[OutputTensor, ...]]:
+    """Return who uses whose tensor, by equal digests or because a trunk is shared, and the versions' own to store.
+
+    Args:
+        everyone: module → the version in it: the members, and the base model last where it is in the folder.
+        places: number of the version and array of each tensor, in the order of the folder.
+        dtype: that of the recipe.
+        trunk: for each version, whose trunk it uses; empty where this follows from digests.
+    """
+    modules, first = list(everyone), dict[tuple[str, str], int]()
     shared: dict[str, list[int]] = {}
-    for index, name, _, _, owner in _owners(members):
+    tensors = []
+    for index, array in places:
+        member = everyone[modules[index]]
+        role, name = member.roles[array], member.family.renamed.get(array, array)
+        link, is_merged = member.link(role, array), bool(trunk) and role == "trunk"
+        owner = trunk[index] if is_merged else first.setdefault((name, link.digest), index)
         if owner != index:
-            shared.setdefault(name, list(range(len(members))))[index] = owner
-    return shared
-
-
-def _whole_tensors(members: Sequence[Member], dtype: str | None) -> Iterator[OutputTensor]:
-    """Yield the tensors to store: each once."""
-    for index, name, array, role, owner in _owners(members):
-        if owner == index:
-            own = dtype or members[index].link(role, array).dtype
-            yield OutputTensor(f"members.{index}.{name}", own, Stored(members[index], role, array))
+            shared.setdefault(name, list(range(len(everyone))))[index] = owner
+        elif not (is_merged and index == OWNER):
+            own = f"{modules[index]}.{name}"
+            tensors.append(OutputTensor(own, dtype or link.dtype, Stored(member, role, array)))
+    return shared, tuple(tensors)

@@ -1,4 +1,3 @@
 from .plan import config as config
 from .plan import make_hetero as make_hetero
-from .plan import notes as notes
 from .plan import opened as opened

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
 
 import torch
 from jaxtyping import Float, Int64
@@ -15,7 +14,7 @@ from registry.composition.stored import in_file, pass_over
 from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.io.process import return_freed_memory
-from registry.maths.projection import UNUSED, HeadGram, SequenceSums, TableSums
+from registry.maths.projection import ROWS, UNUSED, head_rank, sequence_router, table_map
 from registry.maths.threads import Once
 from registry.member import Member
 
@@ -32,11 +31,6 @@ class Tables:
     def width(self) -> int:
         """Its hidden size."""
         return self.member.architecture.hidden_size
-
-    @property
-    def rows(self) -> int:
-        """Its rows."""
-        return self.member.architecture.vocab_size
 
     @property
     def embedding(self) -> str:
@@ -109,34 +103,30 @@ def _check_pair(lead: Member, other: Member) -> None:
         )
 
 
-_ROWS = 1024
-"""Rows of tables that are summed at once, and embeddings that are averaged at once."""
-
-
 class HeteroFit:
     """The projectors between the lead's tables and each member, and the router; computed when asked for and not kept.
 
-    The lead's tables wait in temporary files meanwhile; of the others one block of rows is read at a time. Safe for
-    several threads.
+    The lead's tables wait in temporary files meanwhile; of the others one block of rows is read at a time.
 
-    Args:
-        lam: λ of input projectors and router.
-        routing_tokens: how many first tokens of a window the router sees; 0 for all.
+    λ is of input projectors and router, which sees `routing_tokens` first tokens of a window; 0 for all.
     """
 
-    def __init__(self, members: Sequence[Tables], lead: Tables, lam: float, routing_tokens: int) -> None:
-        self._members, self._lead = members, lead
+    def __init__(self, tables: Sequence[Tables], lead: Tables, lam: float, routing_tokens: int) -> None:
+        self.tables, self.lead = tables, lead
         self._lam, self._tokens = lam, routing_tokens
-        self._lock = Lock()
         self.close()
 
+    @property
+    def projected(self) -> list[tuple[bool, bool]]:
+        """Tell of each member whether it has a projector from the embedding, and one to the head."""
+        return [(one.has_input_projector(self.lead), one.has_output_projector(self.lead)) for one in self.tables]
+
     def close(self) -> None:
-        """Let go of the lead's tables and of what was made of them; they are read again when needed."""
-        lead = self._lead
+        """Delete the lead's tables, which are read again when needed."""
+        lead = self.lead
         self._embedding = Once(lambda: _table(lead.member, lead.embedding))
         own_head = lead.head != lead.embedding
         self._head = Once(lambda: _table(lead.member, lead.head)) if own_head else self._embedding
-        self._checked: set[int] = set()
 
     def check(self) -> None:
         """Check that every projector out of a member can be computed.
@@ -144,9 +134,10 @@ class HeteroFit:
         Raises:
             IncompatibleError: the lead's head has not full rank; the message has its rank.
         """
-        for tables in self._members:
-            if tables.has_output_projector(self._lead):
-                self._check_rank(self._shared_rows(tables))
+        projected = [tables for tables in self.tables if tables.has_output_projector(self.lead)]
+        for count in dict.fromkeys(map(self._shared_rows, projected)):
+            if (rank := head_rank(self._head()[:count])) < self.lead.width:
+                raise self._low_rank(count, f"has rank {rank}")
 
     def input_projector(self, index: int) -> Float[Tensor, "D d"]:
         """Return P of a member as the weight of a linear map, float64.
@@ -154,44 +145,36 @@ class HeteroFit:
         Raises:
             IncompatibleError: the embeddings of the tokens that it uses do not determine it.
         """
-        tables, shared = self._members[index], self._embedding()
-        sums = self._sums(tables, tables.embedding, shared, token_counts(tables.member)[: len(shared)].double())
+        tables, shared = self.tables[index], self._embedding()
+        blocks = _blocks(tables.member, tables.embedding, shared, token_counts(tables.member)[: len(shared)].double())
         try:
-            return sums.solve(self._lam).T.contiguous()
+            return table_map(blocks, (self.lead.width, tables.width), self._lam).T.contiguous()
         except ValueError as error:
             raise IncompatibleError(
                 f"{tables.member.version.ref}: its tokens do not determine the map from the embedding of "
-                f"{self._lead.member.version.ref}: {error}",
+                f"{self.lead.member.version.ref}: {error}",
                 "give a ridge strength: --lam 0.01",
             ) from error
         finally:
             return_freed_memory()
 
     def output_projector(self, index: int) -> Float[Tensor, "d D"]:
-        """Return R of a member as the weight of a linear map, float64 (errors as `check`)."""
-        tables, shared = self._members[index], self._head()
+        """Return R of a member as the weight of a linear map, float64.
+
+        Raises:
+            IncompatibleError: the lead's head has nearly not full rank.
+        """
+        tables, shared = self.tables[index], self._head()
         count = self._shared_rows(tables)
-        self._check_rank(count)
         counts = token_counts(tables.member)[:count].double()
         weights = counts + UNUSED * (float(counts.mean()) or 1.0)
-        sums = self._sums(tables, tables.head, shared, weights)
+        blocks = _blocks(tables.member, tables.head, shared, weights)
         try:
-            return sums.solve() * (tables.scale / self._lead.scale)
+            return table_map(blocks, (self.lead.width, tables.width)) * (tables.scale / self.lead.scale)
         except ValueError as error:
             raise self._low_rank(count, f"is nearly of lower rank for the tokens of {tables.member.name}") from error
         finally:
             return_freed_memory()
-
-    def _sums(self, tables: Tables, name: str, shared: Float[Tensor, "V d"], weights: Float[Tensor, "n"]) -> TableSums:
-        """Return the sums over the first rows of a member's table and of the lead's; rows of weight 0 take no part."""
-        sums, start = TableSums(self._lead.width, tables.width), 0
-        for own in _pieces(tables.member, name):
-            here = weights[start : start + len(own)]
-            used = here.nonzero()[:, 0]
-            if len(used):
-                sums.add(shared[used + start].double(), own[used].double(), here[used])
-            start += len(own)
-        return sums
 
     def router(self) -> Float[Tensor, "E d"]:
         """Return the weight of the router, float64.
@@ -199,13 +182,10 @@ class HeteroFit:
         Raises:
             IncompatibleError: the members' windows do not determine it.
         """
-        sums, shared = SequenceSums(self._lead.width), self._embedding()
-        for tables in self._members:
-            for means in _means(tables.member, shared, self._tokens):
-                sums.add(means)
-            sums.close_member()
+        shared = self._embedding()
         try:
-            return sums.solve(self._lam)
+            means = (_means(tables.member, shared, self._tokens) for tables in self.tables)
+            return sequence_router(means, self.lead.width, self._lam)
         except ValueError as error:
             raise IncompatibleError(
                 f"the members' texts do not determine the router: {error}", "give a ridge strength: --lam 0.01"
@@ -215,23 +195,11 @@ class HeteroFit:
 
     def _shared_rows(self, tables: Tables) -> int:
         """Return how many rows the lead's tables and a member's have in common."""
-        return min(tables.rows, self._lead.rows)
-
-    def _check_rank(self, count: int) -> None:
-        """Check that the first rows of the lead's head have full rank."""
-        with self._lock:
-            if count in self._checked:
-                return
-            rows, gram = self._head(), HeadGram(self._lead.width)
-            for start in range(0, count, _ROWS):
-                gram.add(rows[start : min(start + _ROWS, count)].double())
-            if (rank := gram.rank()) < self._lead.width:
-                raise self._low_rank(count, f"has rank {rank}")
-            self._checked.add(count)
+        return min(one.member.architecture.vocab_size for one in (tables, self.lead))
 
     def _low_rank(self, count: int, problem: str) -> IncompatibleError:
-        lead = self._lead
-        others = [tables.member.name for tables in self._members if tables.member.name != lead.member.name]
+        lead = self.lead
+        others = [tables.member.name for tables in self.tables if tables.member.name != lead.member.name]
         return IncompatibleError(
             f"the head of {lead.member.version.ref}, {lead.head} of shape {count} x {lead.width}, {problem}: what "
             "others give cannot be projected in front of it",
@@ -253,7 +221,7 @@ def _means(member: Member, embedding: Float[Tensor, "V w"], tokens: int) -> Iter
     calibration = member.calibration
     assert calibration is not None, "members of one model have kept tokens"
     width = min(tokens, calibration.ids.shape[1]) if tokens else calibration.ids.shape[1]
-    at_once = max(1, _ROWS // width)
+    at_once = max(1, ROWS // width)
     lengths = calibration.lengths.clamp(max=width).long()
     for start in range(0, len(lengths), at_once):
         own = lengths[start : start + at_once]
@@ -267,7 +235,20 @@ def _means(member: Member, embedding: Float[Tensor, "V w"], tokens: int) -> Iter
 def _pieces(member: Member, name: str) -> Iterator[Float[Tensor, "r w"]]:
     """Yield rows of a table; all of it is read, which checks its digest."""
     for block in pass_over(member, name)():
-        yield from block.split(_ROWS)
+        yield from block.split(ROWS)
+
+
+def _blocks(
+    member: Member, name: str, shared: Float[Tensor, "V d"], weights: Float[Tensor, "n"]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield rows of the lead's table and of a member's, with their weights, float64; those of weight 0 are left out."""
+    start = 0
+    for own in _pieces(member, name):
+        here = weights[start : start + len(own)]
+        used = here.nonzero()[:, 0]
+        if len(used):
+            yield shared[used + start].double(), own[used].double(), here[used]
+        start += len(own)
 
 
 def _table(member: Member, name: str) -> Float[Tensor, "V w"]:

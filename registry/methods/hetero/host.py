@@ -1,11 +1,10 @@
 """Folders of members of several architectures between one embedding and one head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
-from registry.hosts.remote_code import modelling_file
 from registry.io.untrusted import COUNT, LABEL, SWITCH, Kind, list_of
 from registry.runtime.sequence_hosts import (
     FACTOR,
@@ -38,9 +37,7 @@ class HeteroHost(SequenceHost):
     """Members of several architectures."""
 
     model_type = HETERO
-
-    def code(self, model_type: str) -> Sequence[Mapping[str, bytes]]:
-        return [modelling_file(MODELLING_FILE)]
+    files = (MODELLING_FILE,)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
         own = given(config, _OF_HETERO, where)

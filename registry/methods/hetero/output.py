@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -142,8 +142,14 @@ class Hetero(Output):
             works=plan.output.works,
         )
 
-    def notes(self, plan: Plan) -> Iterable[str]:
-        return hetero.notes(plan)
+    def notes(self, plan: Plan) -> Iterator[str]:
+        from registry.composition.taken_files import taken_notes
+
+        yield from super().notes(plan)
+        yield from taken_notes(plan.members, plan.lead)
+        fitted = [name for name, (_, to_head) in zip(plan.names, plan.parts.projected, strict=True) if to_head]
+        if fitted:
+            yield f"the head of {plan.lead.name} stands in for that of {', '.join(fitted)}, by least squares"
 
     def active_parameters(self, plan: Plan) -> int:
         bodies = [

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,35 +10,11 @@ from registry.composition.compatibility import common_dtype
 from registry.composition.plan import OutputTensor, Plan, Source
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import Computed, Stored
-from registry.composition.taken_files import taken_notes
 from registry.hosts.host import dense_config
 from registry.member import Member
 from registry.methods.hetero.fit import SOFTCAP, HeteroFit, Tables, make_tables
 from registry.methods.hetero.host import HETERO, MODELLING_FILE
-from registry.methods.whole_members import common_sizes, loading, own_config
-
-CLASS_NAME = "HeteroForCausalLM"
-SEQUENCE = "sequence"
-"""Routing, in config.json: by the mean embedding of the first tokens."""
-
-
-@dataclass(frozen=True)
-class HeteroParts:
-    """Parts of the plan of members of different architectures.
-
-    Attributes:
-        lead: those that all share.
-        fit: the projectors between the lead's tables and each member, and the router.
-    """
-
-    tables: tuple[Tables, ...]
-    lead: Tables
-    fit: HeteroFit
-
-    @property
-    def projected(self) -> list[tuple[bool, bool]]:
-        """Tell of each member whether it has a projector from the embedding, and one to the head."""
-        return [(one.has_input_projector(self.lead), one.has_output_projector(self.lead)) for one in self.tables]
+from registry.methods.whole_members import common_sizes, loading, own_config, weighing
 
 
 @contextmanager
@@ -49,7 +24,7 @@ def opened(plan: Plan) -> Iterator[Source]:
     Raises:
         IncompatibleError: the lead's head has not full rank.
     """
-    fit: HeteroFit = plan.parts.fit
+    fit: HeteroFit = plan.parts
     try:
         fit.check()
         yield Source([tensor.stream() for tensor in plan.tensors])
@@ -57,18 +32,9 @@ def opened(plan: Plan) -> Iterator[Source]:
         fit.close()
 
 
-def notes(plan: Plan) -> Iterator[str]:
-    """Yield remarks on the result for its user."""
-    yield "load it with trust_remote_code=True: the folder carries its modelling file"
-    yield from taken_notes(plan.members, plan.lead)
-    fitted = [name for name, (_, to_head) in zip(plan.names, plan.parts.projected, strict=True) if to_head]
-    if fitted:
-        yield f"the head of {plan.lead.name} stands in for that of {', '.join(fitted)}, by least squares"
-
-
 def config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the shared sizes, the configuration of each member, and how members are weighed."""
-    lead, recipe = plan.lead.architecture, plan.recipe.document(plan.names)
+    lead = plan.lead.architecture
     settings = dense_config(json.loads(plan.lead.file("config.json")))
     return {
         **loading(plan, MODELLING_FILE.stem, "HeteroConfig"),
@@ -79,16 +45,12 @@ def config(plan: Plan) -> dict[str, Any]:
         "logit_scale": lead.options.get("logit_scale"),
         "logits_scaling": lead.options.get("logits_scaling"),
         SOFTCAP: lead.options.get(SOFTCAP),
-        "members": plan.names,
         "member_configs": [own_config(member) for member in plan.members],
         "input_projectors": [from_embedding for from_embedding, _ in plan.parts.projected],
         "output_projectors": [to_head for _, to_head in plan.parts.projected],
         "lead": plan.lead.name,
-        "routing": SEQUENCE,
-        # `top_k` and `temperature` would be taken for settings of generation.
-        "routing_temperature": recipe["temperature"],
-        "routing_tokens": recipe["routing_tokens"],
-        "routing_top_k": recipe["top_k"],
+        "routing": "sequence",
+        **weighing(plan),
     }
 
 
@@ -97,16 +59,16 @@ def make_hetero(members: Sequence[Member], recipe: Recipe) -> Plan:
     tables, lead = make_tables(members, recipe)
     ordered = tuple(each.member for each in tables)
     dtype = recipe.dtype or common_dtype(ordered)
-    parts = HeteroParts(tables, lead, HeteroFit(tables, lead, float(recipe.lam), recipe.routing_tokens))
-    tensors = (*_fitted(parts, dtype), *_tensors(tables, lead, recipe.dtype))
-    return Plan(recipe, ordered, None, lead.member, dtype, HETERO, CLASS_NAME, tensors, parts)
+    fit = HeteroFit(tables, lead, float(recipe.lam), recipe.routing_tokens)
+    tensors = (*_fitted(fit, dtype), *_tensors(tables, lead, recipe.dtype))
+    return Plan(recipe, ordered, None, lead.member, dtype, HETERO, "HeteroForCausalLM", tensors, fit)
 
 
-def _fitted(parts: HeteroParts, dtype: str) -> Iterator[OutputTensor]:
+def _fitted(fit: HeteroFit, dtype: str) -> Iterator[OutputTensor]:
     """Yield what is computed: the router, and the projectors of each member."""
-    shared, fit = parts.lead.width, parts.fit
-    yield OutputTensor("router.weight", dtype, Computed((len(parts.tables), shared), fit.router))
-    for index, (tables, (is_input, is_output)) in enumerate(zip(parts.tables, parts.projected, strict=True)):
+    shared = fit.lead.width
+    yield OutputTensor("router.weight", dtype, Computed((len(fit.tables), shared), fit.router))
+    for index, (tables, (is_input, is_output)) in enumerate(zip(fit.tables, fit.projected, strict=True)):
         body, table = f"members.{index}", tables.embedding.removeprefix(tables.prefix).removesuffix(".weight")
         if is_input:
             made = Computed((tables.width, shared), partial(fit.input_projector, index))

@@ -1,14 +1,14 @@
 """Folders of SIMoEs: the dense class with linear layers between the experts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
-from registry.families import FAMILIES
-from registry.hosts.remote_code import modelling_file
+from registry.families import FAMILIES, Family
+from registry.hosts.architecture import Architecture
 from registry.io.untrusted import COUNT, LABEL, list_of
-from registry.runtime.sequence_hosts import HINT, MOST_TOKENS, SequenceHost, dense_class, given
+from registry.runtime.sequence_hosts import HINT, MOST_TOKENS, SequenceHost, given
 
 SIMOE = "simoe_"
 """Prefix of a SIMoE's `model_type`, before that of the dense model."""
@@ -16,22 +16,25 @@ MODELLING_FILE = Path(__file__).with_name("modeling_simoe.py")
 _KEYS = {"members": list_of(LABEL), "prompt_tokens": COUNT, "interpolated_layers": list_of(LABEL)}
 
 
+def interpolated_layers(family: Family, architecture: Architecture) -> list[str]:
+    """Return the modules that have a D, as transformers names them: all linear ones of attention and MLPs, in order."""
+    names = family.layer_matrices(architecture)
+    return [family.renamed.get(name, name).removesuffix(".weight") for name in names]
+
+
 class SimoeHost(SequenceHost):
     """SIMoEs of a dense class."""
 
     model_type = SIMOE
-
-    def code(self, model_type: str) -> Sequence[Mapping[str, bytes]]:
-        return [modelling_file(MODELLING_FILE, dense_class(model_type, SIMOE))]
+    files = (MODELLING_FILE,)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
         keys = given(config, _KEYS, where)
         family, tokens = FAMILIES[config["model_type"].removeprefix(SIMOE)], keys["prompt_tokens"]
         try:
-            names = family.layer_matrices(family.architecture(config))
+            layers = interpolated_layers(family, family.architecture(config))
         except ValueError as error:
             raise CheckpointError(f"{where}: {error}", HINT) from error
-        layers = [family.renamed.get(name, name).removesuffix(".weight") for name in names]
         if not 1 <= tokens <= MOST_TOKENS:
             raise CheckpointError(f"{where}: prompt_tokens is {tokens}, it must be from 1 to {MOST_TOKENS:,}", HINT)
         if not keys["members"]:

@@ -77,7 +77,11 @@ class Simoe(nn.Module):
         with torch.autocast(input_ids.device.type, enabled=False):
             embedding = self.model.get_input_embeddings()
             prompt = embedding(input_ids[:, : self.settings.prompt_tokens]).float().mean(dim=1)  # (B, H)
-            self._masks = self._sampled() if self.training else self.final()[0].float()
+            if self.training:
+                uniform = torch.rand(self.log_alpha.shape)  # on the CPU: the same on every device
+                self._masks = sampled_gates(self.log_alpha, uniform.to(self.log_alpha.device))
+            else:
+                self._masks = self.final()[0].float()
             gates = expert_weights(prompt, self.router) @ self._masks  # g = Σ_m α_m z_m, (B, R)
         self._gates = gates.split(self.outputs, dim=1)
         return self.model(input_ids=input_ids, **others)
@@ -110,10 +114,6 @@ class Simoe(nn.Module):
         """Return the masks that stay, and the number of gates that were closed for the sparsity."""
         return final_masks(self.log_alpha.detach(), self.settings.sparsity)
 
-    def _sampled(self) -> Float[Tensor, "n R"]:
-        uniform = torch.rand(self.log_alpha.shape)  # on the CPU: the same on every device
-        return sampled_gates(self.log_alpha, uniform.to(self.log_alpha.device))
-
     def _changed(self, number: int, _module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output + change(inputs[0], self.deltas[number], self._gates[number]).to(output.dtype)
 
@@ -122,13 +122,8 @@ def mask_overlaps(members: Sequence[Member]) -> tuple[tuple[str, str, float], ..
     """Return (name, name, overlap of the masks, from 0 to 1) of every two members of one SIMoE; of others nothing."""
     if not all(KEY in (member.version.content or {}) for member in members):
         return ()
-    masks = torch.stack([_mask(member) for member in members]).float()
+    packed = [torch.cat([to_tensor(one, "uint8") for one in member.open(KEY, MASK).blocks()]) for member in members]
+    masks = torch.stack([unpack_bits(bits, 8 * len(bits)) for bits in packed]).float()  # the last, of no output, are 0
     found = overlap_matrix(masks)
     pairs = combinations(range(len(members)), 2)
     return tuple((members[one].name, members[other].name, float(found[one, other])) for one, other in pairs)
-
-
-def _mask(member: Member) -> Bool[Tensor, "R"]:
-    """Return a member's mask; the last bits, of no output, are 0."""
-    packed = torch.cat([to_tensor(block, "uint8") for block in member.open(KEY, MASK).blocks()])
-    return unpack_bits(packed, 8 * len(packed))

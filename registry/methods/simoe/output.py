@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from registry.composition.card import digest_cell, license_cell
 from registry.composition.method import Card, Settings
 from registry.composition.plan import Output
 from registry.composition.recipe.shared_options import DTYPE
 from registry.io.display import counted
+from registry.methods import simoe
 from registry.methods.simoe.versions import KEY
 from registry.methods.works import L0, SIMOE
 
@@ -39,19 +41,13 @@ class Simoe(Output):
         return True
 
     def base_of(self, workspace: Workspace, members: Sequence[Member], base: str | None) -> str | None:
-        from registry.methods.simoe.plan import base_of
-
-        return base_of(workspace, members).ref if base is None else base
+        return simoe.base_of(workspace, members).ref if base is None else base
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-        from registry.methods.simoe.plan import make_simoe
-
-        return make_simoe(members, base, recipe)
+        return simoe.make_simoe(members, base, recipe)
 
     def config(self, plan: Plan) -> dict[str, Any]:
-        from registry.methods.simoe.plan import config
-
-        return config(plan)
+        return simoe.config(plan)
 
     def code(self, plan: Plan) -> Mapping[str, bytes]:
         from registry.hosts.remote_code import modelling_file
@@ -63,19 +59,35 @@ class Simoe(Output):
         return (plan.lead,)
 
     def card(self, plan: Plan) -> Card:
-        from registry.methods.simoe.plan import simoe_card
-
-        return simoe_card(plan)
+        trained, base = plan.members[0].content[KEY], plan.lead
+        prompt = trained["prompt_tokens"]
+        first = f"the mean embedding of the first {prompt} tokens"
+        return Card(
+            tags=["simoe", plan.model_type],
+            title=" + ".join(plan.names),
+            intro=f"{len(plan.members)} sparse interpolated experts of one base model ({plan.model_type}), put "
+            "together by expert-registry.",
+            columns=("index", "expert", "content digest", "license"),
+            rows=[(str(i), one.name, digest_cell(one), license_cell(one)) for i, one in enumerate(plan.members)],
+            settings=[
+                ("base model", f"{base.name} `{base.version.digest}`"),
+                ("shared weights", f"`{trained['delta']}`, trained by {trained['experts']} experts together"),
+                ("router", f"{first} gives each expert its weight, for the whole sequence"),
+                ("parameters", f"{plan.parameters:,}, all of which run on every token"),
+            ],
+            notes="A linear layer of weight\nW gives W x + g ∘ (D x), where D is shared and g is the mean of the "
+            f"members' masks by their weights. Before there are\n{prompt} tokens, all experts have equal weights. The "
+            "mask and the router row of an expert that is no member are not\nhere; what D learned with it is.",
+            works=plan.output.works,
+        )
 
     def notes(self, plan: Plan) -> Sequence[str]:
         count = plan.members[0].content[KEY]["experts"]
         joint = f"its shared weights were trained by all {count} experts together, whichever of them are members"
-        return ("load it with trust_remote_code=True: the folder carries its modelling file", joint)
+        return (*super().notes(plan), joint)
 
     def mask_overlaps(self, members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
-        from registry.methods.simoe.model import mask_overlaps
-
-        return mask_overlaps(members)
+        return simoe.mask_overlaps(members)
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         return [f"{counted(len(document['members']), 'expert')} of a SIMoE, as they were trained together"]

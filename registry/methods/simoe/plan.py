@@ -4,22 +4,18 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from registry.composition.card import digest_cell, license_cell
 from registry.composition.compatibility import make_subset
-from registry.composition.method import Card
 from registry.composition.plan import OutputTensor, Plan
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import Stacked, Stored
 from registry.errors import IncompatibleError, InvalidInputError
 from registry.hosts.host import dense_config
 from registry.member import Member
-from registry.methods.simoe.host import MODELLING_FILE, SIMOE
+from registry.methods.simoe.host import MODELLING_FILE, SIMOE, interpolated_layers
 from registry.methods.simoe.versions import DELTA, KEY, MASK, ROW
 from registry.methods.whole_members import loading
 from registry.workspace import Workspace
 from store.catalog import VersionRecord
-
-CLASS_NAME = "SimoeForCausalLM"
 
 
 def config(plan: Plan) -> dict[str, Any]:
@@ -28,8 +24,7 @@ def config(plan: Plan) -> dict[str, Any]:
     return {
         **dense_config(json.loads(base.file("config.json"))),
         **loading(plan, MODELLING_FILE.stem, "SimoeConfig"),
-        "interpolated_layers": [_module(base, name) for name in base.family.layer_matrices(base.architecture)],
-        "members": plan.names,
+        "interpolated_layers": interpolated_layers(base.family, base.architecture),
         "prompt_tokens": int(plan.members[0].content[KEY]["prompt_tokens"]),
         "vocab_size": base.architecture.vocab_size,
     }
@@ -42,16 +37,12 @@ def _tensors(members: tuple[Member, ...], base: Member, dtype: str | None) -> It
         if link.role in ("trunk", "mlp"):
             name = renamed.get(link.name, link.name)
             yield OutputTensor(name, dtype or link.dtype, Stored(base, link.role, link.name))
-    for layer in base.family.layer_matrices(base.architecture):  # in the order of the masks' bits
-        array = f"{DELTA}{layer}"
+    arrays = (f"{DELTA}{name}" for name in base.family.layer_matrices(base.architecture))
+    for layer, array in zip(interpolated_layers(base.family, base.architecture), arrays, strict=True):
         own = dtype or members[0].link(KEY, array).dtype
-        yield OutputTensor(f"{_module(base, layer)}.delta", own, Stored(members[0], KEY, array))
+        yield OutputTensor(f"{layer}.delta", own, Stored(members[0], KEY, array))
     for name, array in (("masks", MASK), ("router", ROW)):
         yield OutputTensor(name, members[0].link(KEY, array).dtype, Stacked(members, KEY, array))
-
-
-def _module(base: Member, weight: str) -> str:
-    return base.family.renamed.get(weight, weight).removesuffix(".weight")
 
 
 def make_simoe(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
@@ -82,8 +73,8 @@ def make_simoe(members: Sequence[Member], base: Member | None, recipe: Recipe) -
             "name the base model that it was trained from: --base NAME[@V]",
         )
     dtype = recipe.dtype or str(base.content["dtype"])
-    tensors = tuple(_tensors(subset.members, base, recipe.dtype))
-    return Plan(recipe, subset.members, base, base, dtype, f"{SIMOE}{base.family.model_type}", CLASS_NAME, tensors)
+    tensors, host = tuple(_tensors(subset.members, base, recipe.dtype)), f"{SIMOE}{base.family.model_type}"
+    return Plan(recipe, subset.members, base, base, dtype, host, "SimoeForCausalLM", tensors)
 
 
 def check_trained(members: Sequence[Member]) -> None:
@@ -121,28 +112,3 @@ def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord:
             f"name one: --base {min(one.ref for one in found)}",
         )
     return found[-1]
-
-
-def simoe_card(plan: Plan) -> Card:
-    """Return the card of a SIMoE."""
-    trained, base = plan.members[0].content[KEY], plan.lead
-    prompt = trained["prompt_tokens"]
-    first = f"the mean embedding of the first {prompt} tokens"
-    return Card(
-        tags=["simoe", plan.model_type],
-        title=" + ".join(plan.names),
-        intro=f"{len(plan.members)} sparse interpolated experts of one base model ({plan.model_type}), put together by "
-        "expert-registry.",
-        columns=("index", "expert", "content digest", "license"),
-        rows=[(str(i), one.name, digest_cell(one), license_cell(one)) for i, one in enumerate(plan.members)],
-        settings=[
-            ("base model", f"{base.name} `{base.version.digest}`"),
-            ("shared weights", f"`{trained['delta']}`, trained by {trained['experts']} experts together"),
-            ("router", f"{first} gives each expert its weight, for the whole sequence"),
-            ("parameters", f"{plan.parameters:,}, all of which run on every token"),
-        ],
-        notes="A linear layer of weight\nW gives W x + g ∘ (D x), where D is shared and g is the mean of the members' "
-        f"masks by their weights. Before there are\n{prompt} tokens, all experts have equal weights. The mask and the "
-        "router row of an expert that is no member are not\nhere; what D learned with it is.",
-        works=plan.output.works,
-    )

@@ -17,9 +17,9 @@ from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.checkpoint.trained_files import pack_document
 from registry.errors import CheckpointError, InvalidInputError
-from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.maths.interpolation import expert_weight, overlap_matrix, pack_bits
+from registry.methods.simoe.host import interpolated_layers
 from registry.methods.simoe.model import CURVES, Simoe
 from registry.methods.simoe.settings import SimoeTraining
 from registry.methods.simoe.text import SimoeWindows, read_simoe_windows
@@ -34,6 +34,7 @@ from registry.training.from_base import (
     joint_training,
     opened_base,
     register_trained,
+    streams_like,
 )
 from registry.training.sharding import array_of, stream_of
 from registry.training.training_windows import shortened
@@ -44,11 +45,7 @@ from store.arrays import Block, digest_of
 
 @dataclass(frozen=True)
 class TrainedSimoe(TrainedFromBase):
-    """The result of a training; held-out losses are of the final masks.
-
-    Attributes:
-        experts: the registrations of the experts, by number.
-    """
+    """The result of a training: its experts by number; held-out losses are of the final masks."""
 
     experts: tuple[Registration, ...]
 
@@ -104,26 +101,11 @@ def train_simoe(
         for number, mask in enumerate(masks):
             parts = {SIMOE_FILE: pack_document(own | {"number": number + 1}), EXPERT_TRAINING: record}
             arrays = deltas | {MASK: array_of(pack_bits(mask)), ROW: array_of(simoe.router[number])}
-            experts.append(
-                register_trained(
-                    workspace,
-                    copy_name(name, number + 1, settings.experts),
-                    annotations or Annotations(),
-                    hashed,
-                    [
-                        Stream(
-                            weight,
-                            checkpoint.dtype_of(weight),
-                            checkpoint.shapes[weight],
-                            partial(_blocks, simoe, checkpoint, weight, mask),
-                        )
-                        for weight in (*checkpoint.trunk, *checkpoint.mlp)
-                    ],
-                    parts,
-                    windows.all,
-                    {SIMOE_ARRAYS: [stream_of(array, source) for array, source in arrays.items()]},
-                )
-            )
+            more = {SIMOE_ARRAYS: [stream_of(array, source) for array, source in arrays.items()]}
+            names = (*checkpoint.trunk, *checkpoint.mlp)
+            streams = streams_like(checkpoint, names, partial(_blocks, simoe, checkpoint, mask))
+            expert = copy_name(name, number + 1, settings.experts)
+            experts.append(register_trained(workspace, expert, annotations, hashed, streams, parts, windows.all, more))
     return TrainedSimoe(document, losses, windows.predicted, tuple(experts))
 
 
@@ -143,9 +125,8 @@ def trainer_of(simoe: Simoe, windows: SimoeWindows, *, bfloat16: bool) -> Weight
 
 
 def _begin(checkpoint: Checkpoint, device: str, settings: SimoeTraining) -> Simoe:
-    model, family = load_model(checkpoint.folder, "float32", device), checkpoint.family
-    names = family.layer_matrices(checkpoint.architecture)
-    modules = [family.renamed.get(name, name).removesuffix(".weight") for name in names]
+    model = load_model(checkpoint.folder, "float32", device)
+    modules = interpolated_layers(checkpoint.family, checkpoint.architecture)
     known = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     if missing := sorted(set(modules) - known):
         raise CheckpointError(
@@ -169,7 +150,7 @@ def _curves(simoe: Simoe, masks: Tensor, closed: int, every: int) -> dict[str, A
     return {"curves": curves, "masks": final}
 
 
-def _blocks(simoe: Simoe, checkpoint: Checkpoint, name: str, mask: Tensor) -> Iterator[Block]:
+def _blocks(simoe: Simoe, checkpoint: Checkpoint, mask: Tensor, name: str) -> Iterator[Block]:
     """Yield a tensor of one expert's checkpoint: the base model's, with the rows of D added that the mask opens."""
     matrices, source = checkpoint.family.layer_matrices(checkpoint.architecture), checkpoint.source(name)
     if name not in matrices:

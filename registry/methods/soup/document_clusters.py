@@ -69,17 +69,13 @@ def check_clustering() -> None:
 def cluster_documents(
     corpus: Corpus, count: int, seed: int, embedder: tuple[Checkpoint, Any, Any], scratch: Path, progress: Progress
 ) -> dict[str, Corpus]:
-    """Return the name of each cluster, which sort by number, and its documents.
+    """Return the name of each of K = `count` ≥ 2 clusters, which sort by number, and its documents.
 
     Equal documents, model and seed give equal clusters on one kind of machine.
 
     Args:
-        corpus: the documents.
-        count: K, 2 or more.
-        seed: of k-means.
         embedder: the base model's checkpoint, the model, and its tokenizer.
         scratch: an empty folder, for embeddings and the clusters' text; it must outlive the result.
-        progress: reports documents.
 
     Raises:
         CalibrationError: there are fewer documents than clusters, or too few that differ.

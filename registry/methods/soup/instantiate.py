@@ -34,10 +34,10 @@ from registry.names.suggest import suggest
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
 from registry.training import FitSettings, fit_coefficients
+from registry.training.coefficients import TASK_ARITHMETIC
 from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
 
-TASK_ARITHMETIC = "task-arithmetic"
 _FEW = 8
 """Domains up to which a message lists all of them."""
 

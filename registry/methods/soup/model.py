@@ -47,16 +47,9 @@ class Bank(nn.Module):
 
 
 class Soup(nn.Module):
-    """The soup.
+    """The soup of a dense model in float32, whose weights, as its checkpoint names them, become the shared ones.
 
-    Args:
-        model: a dense model in float32, whose weights become the shared ones.
-        names: its weights, as its checkpoint names them.
-        domains: k.
-        experts: n.
-        hidden: F.
-        rank: the rank of the experts' matrices; None for full ones.
-        seed: of the router, and of low-rank factors.
+    `rank` is that of the experts' matrices, None for full ones; `seed` is of the router, and of low-rank factors.
 
     Raises:
         InvalidInputError: the rank is more than a matrix has.
@@ -85,12 +78,6 @@ class Soup(nn.Module):
         self.hidden.to(device)
         self.output.to(device)
 
-    @property
-    def shared(self) -> list[nn.Parameter]:
-        """The shared weights, in the order of `names`."""
-        own = dict(self.model.named_parameters())
-        return [own[name] for name in self.names]
-
     def alpha(self, domain_weights: Float[Tensor, "k"]) -> Float[Tensor, "n"]:
         """Return φ(h) (eq. 2–3)."""
         found: Tensor = self.output(torch.relu(self.hidden(domain_weights.to(self.hidden.weight))))
@@ -98,8 +85,8 @@ class Soup(nn.Module):
 
     def combined(self, alpha: Float[Tensor, "n"]) -> dict[str, Tensor]:
         """Return Θ by name (eq. 2–3)."""
-        parts = zip(self.names, self.banks, self.shared, strict=True)
-        return {name: bank(shared, alpha) for name, bank, shared in parts}
+        parts = zip(self.names, self.banks, strict=True)
+        return {name: bank(self.model.get_parameter(name), alpha) for name, bank in parts}
 
     def forward(self, input_ids: Int64[Tensor, "B S"], domain_weights: Float[Tensor, "B k"], **others: Any) -> Any:
         """Return the output of the model with the weights of the batch, whose windows share their domain weights."""
@@ -107,12 +94,12 @@ class Soup(nn.Module):
             weights = self.combined(self.alpha(domain_weights[0]))
         return functional_call(self.model, weights, (), {"input_ids": input_ids, **others})
 
-    def tensor(self, number: int, expert: int | None) -> Tensor:
-        """Return one tensor of the shared weights S, or of S + E_j; both numbers count from 0."""
-        shared = self.shared[number].detach()
+    def tensor(self, name: str, expert: int | None) -> Tensor:
+        """Return one tensor of the shared weights S, or of S + E_j; j counts from 0."""
+        shared: Tensor = self.model.get_parameter(name).detach()
         if expert is None:
             return shared
-        bank = self.banks[number]
+        bank = self.banks[self.names.index(name)]
         assert isinstance(bank, Bank)
         return shared + bank.expert(expert).detach()
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from registry.calibration import Corpus
@@ -34,6 +33,7 @@ from registry.training.from_base import (
     joint_training,
     opened_base,
     register_trained,
+    streams_like,
 )
 from registry.training.training_windows import shortened
 from registry.training.weight_trainer import WeightTrainer, device_and_dtype, training_document
@@ -45,9 +45,7 @@ from store.arrays import Block
 class TrainedSoup(TrainedFromBase):
     """The result of a training; held-out losses are of each domain's windows with all weight on the domain.
 
-    Attributes:
-        shared: the registration of the shared weights S, a base model.
-        experts: the registrations of S + E_1 to S + E_n, experts.
+    The shared weights S are a base model, S + E_1 to S + E_n experts.
     """
 
     shared: Registration
@@ -95,7 +93,6 @@ def train_soup(
         document = training_document(inputs, losses)
         router = soup.router(centroids(soup.model, checkpoint, windows, settings.batch_size))
         text = replace(windows.all, label=f"windows of the domains {few(names)}")
-        annotations = annotations or Annotations()
         own = {"domains": names, "experts": settings.experts, "support": settings.support_of(count)}
         parts = {
             SOUP_FILE: pack_document(own | {"rank": settings.rank, "data": windows.all.digest}),
@@ -179,11 +176,7 @@ def _begin(checkpoint: Checkpoint, device: str, domains: int, settings: SoupTrai
 def _streams(soup: Soup, checkpoint: Checkpoint, expert: int | None) -> list[Stream]:
     """Return the tensors of the shared weights S, or with the number of an expert of S + E_j."""
 
-    def blocks(number: int, dtype: str) -> list[Block]:
-        return [to_block(soup.tensor(number, expert).to(torch_dtype(dtype)))]
+    def blocks(name: str) -> list[Block]:
+        return [to_block(soup.tensor(name, expert).to(torch_dtype(checkpoint.dtype_of(name))))]
 
-    dtypes = [checkpoint.dtype_of(name) for name in soup.names]
-    return [
-        Stream(name, dtype, checkpoint.shapes[name], partial(blocks, number, dtype))
-        for number, (name, dtype) in enumerate(zip(soup.names, dtypes, strict=True))
-    ]
+    return streams_like(checkpoint, soup.names, blocks)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from registry import Recipe, Registry
 from registry.errors import CheckpointError
-from registry.methods.ensemble.host import check_mixing
+from registry.methods.ensemble.host import EnsembleHost
 from registry.methods.ensemble.output import ROUTINGS
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code
@@ -275,10 +275,10 @@ def test_gradients_are_finite(write: Write) -> None:
     ],
 )
 def test_configurations_of_another_form_are_refused(changes: dict[str, Any], message: str) -> None:
-    check_mixing(CONFIG, "config.json")
-    check_mixing(CONFIG | {"routing": "posterior", "routing_prior": [0.5, 1], "shared_tensors": {}}, "x")
+    EnsembleHost().check(CONFIG, "config.json")
+    EnsembleHost().check(CONFIG | {"routing": "posterior", "routing_prior": [0.5, 1], "shared_tensors": {}}, "x")
     with pytest.raises(CheckpointError, match=message) as caught:
-        check_mixing(CONFIG | changes, "config.json")
+        EnsembleHost().check(CONFIG | changes, "config.json")
     assert caught.value.hint
 
 

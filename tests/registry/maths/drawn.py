@@ -37,8 +37,11 @@ def refused(message: str, compute: Callable[..., object], *arguments: Any, **opt
         compute(*arguments, **options)
 
 
-def ridge(
-    statistics: Iterable[Statistics | PackedStatistics], weights: Sequence[float], lam: float, normalize: bool = True
-) -> Tensor:
+def ridge(statistics: Iterable[Statistics], weights: Sequence[float], lam: float, normalize: bool = True) -> Tensor:
     """Return the router of the members' statistics, as `Ridge` solves it."""
-    return gates.ridge(gram_sum(statistics, weights), lam, normalize)
+    return gates.ridge(gram_sum(map(packed, statistics), weights), lam, normalize)
+
+
+def packed(statistics: Statistics) -> PackedStatistics:
+    """Return statistics as they are stored."""
+    return PackedStatistics(statistics.packed(), statistics.exponents, statistics.saturated)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from registry.maths.projection import HeadGram, SequenceSums, TableSums
+from registry.maths.projection import head_rank, sequence_router, table_map
 from tests.registry.maths.drawn import normal, refused
 
 V, SHARED, OWN = 40, 7, 5
@@ -29,11 +29,8 @@ def solution(rows: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor, l
 
 
 def projector(shared: torch.Tensor, own: torch.Tensor, counts: torch.Tensor, lam: float = 0.0) -> torch.Tensor:
-    sums = TableSums(shared.shape[1], own.shape[1])
-    for start in range(0, len(shared), 16):
-        rows = slice(start, start + 16)
-        sums.add(shared[rows], own[rows], counts[rows])
-    return sums.solve(lam)
+    blocks = zip(shared.split(16), own.split(16), counts.split(16), strict=True)
+    return table_map(blocks, (shared.shape[1], own.shape[1]), lam)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3])
@@ -71,20 +68,16 @@ def test_no_map_in_front_of_the_shared_head_is_nearer_to_the_members_own(rank: i
 
 
 def test_tables_and_windows_that_determine_nothing_are_refused_without_a_ridge() -> None:
-    nothing, sums = torch.zeros(V, SHARED).double(), SequenceSums(SHARED)
+    nothing = torch.zeros(V, SHARED).double()
     refused("singular", projector, nothing, normal(V, OWN, seed=2), torch.ones(V, dtype=torch.float64))
-    sums.add(nothing)
-    sums.close_member()
-    refused("not positive definite", sums.solve, 0.0)
+    refused("not positive definite", sequence_router, [[nothing]], SHARED, 0.0)
 
 
 @pytest.mark.parametrize(("size", "expected"), [(0.0, SHARED - 1), (1e-7, SHARED - 1), (1e-4, SHARED)])
 def test_rank_is_counted_by_singular_values(size: float, expected: int) -> None:
-    head, gram, nothing = normal(V, SHARED, seed=1), HeadGram(SHARED), HeadGram(SHARED)
+    head = normal(V, SHARED, seed=1)
     head[:, -1] = head[:, 0] + size * head[:, -1]
-    gram.add(head)
-    nothing.add(0 * head)
-    assert (gram.rank(), nothing.rank()) == (expected, 0)
+    assert (head_rank(head), head_rank(0 * head)) == (expected, 0)
 
 
 def test_the_router_of_sequences_is_ridge_regression_on_the_members_windows() -> None:
@@ -92,11 +85,8 @@ def test_the_router_of_sequences_is_ridge_regression_on_the_members_windows() ->
     # 1/n_i, the target of a window is 1 for its member and 0 for the others.
     windows = [normal(4, SHARED, seed=1), normal(9, SHARED, seed=2) + 1.0, normal(1, SHARED, seed=3)]
     counts = torch.tensor([len(means) for means in windows])
-    targets, sums = torch.eye(3).double().repeat_interleave(counts, dim=0), SequenceSums(SHARED)
-    for means in windows:
-        for part in means.split(4):
-            sums.add(part)
-        sums.close_member()
+    targets = torch.eye(3).double().repeat_interleave(counts, dim=0)
+    found = sequence_router([means.split(4) for means in windows], SHARED, 0.1)
     weights = (1 / counts.double()).repeat_interleave(counts)
     expected = solution(torch.cat(windows), weights, targets, 0.1)
-    assert torch.allclose(sums.solve(0.1), expected.T, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(found, expected.T, rtol=1e-10, atol=1e-12)

@@ -8,9 +8,9 @@ import torch
 
 from registry.maths.fixed_point import exponents_for, norm_bound, power_of_two, quantise
 from registry.maths.router.gates import discriminant
-from registry.maths.statistics import PackedStatistics, Statistics
+from registry.maths.statistics import Statistics
 from registry.maths.threads import one_thread
-from tests.registry.maths.drawn import normal, refused, ridge, with_threads
+from tests.registry.maths.drawn import normal, packed, refused, ridge, with_threads
 
 HIDDEN, WIDTH = 24, 12
 SCALES = torch.full((WIDTH,), 10, dtype=torch.int16)
@@ -77,19 +77,17 @@ def test_default_is_what_it_always_was() -> None:
 @pytest.mark.parametrize("size", [1, 63, 64, 101, 200])
 def test_upper_triangle_of_the_sum_is_that_of_whole_grams(size: int) -> None:
     draw = torch.Generator().manual_seed(size)
-    total, packed = torch.zeros((2, size, size), dtype=torch.float64)
+    total = torch.zeros((size, size), dtype=torch.float64)
     sums = None
     for number, weight in enumerate((0.3, 1.0, 1.7)):
         rows = torch.randint(-30_000, 30_000, (50, size + 1), generator=draw)
         exponents = torch.randint(-3, 9, (size,), generator=draw).to(torch.int16)
         item = Statistics(rows.T @ rows * 2**21 + 1, exponents)  # beyond 53 bits
-        item.add_upper_gram_to(total, weight, first=number == 0)
-        PackedStatistics(item.packed(), exponents).add_upper_gram_to(packed, weight, first=number == 0)
+        packed(item).add_upper_gram_to(total, weight, first=number == 0)
         sums = item.gram.mul_(weight) if sums is None else sums.add_(item.gram, alpha=weight)
     assert sums is not None
     assert torch.equal(total.triu(), sums.triu())
-    assert torch.equal(packed.triu(), sums.triu())
-    last = PackedStatistics(item.packed(), exponents)
+    last = packed(item)
     assert torch.equal(last.gram, item.gram)
     assert torch.equal(last.moment, item.moment)
     assert torch.equal(last.diagonal, item.gram.diagonal())
@@ -115,9 +113,8 @@ def test_the_direction_of_two_texts_is_that_of_a_ridge_regression(lam: float) ->
 
 def test_statistics_as_stored_give_the_same_direction() -> None:
     own, other = (Statistics.of(tokens(seed, 100), SCALES) for seed in (1, 2))
-    stored = PackedStatistics(own.packed(), own.exponents, own.saturated)
     before = own.gram
-    assert torch.equal(discriminant(stored, other, 0.1), discriminant(own, other, 0.1))
+    assert torch.equal(discriminant(packed(own), other, 0.1), discriminant(own, other, 0.1))
     assert torch.equal(own.gram, before)
 
 

@@ -11,8 +11,8 @@ from registry.composition.found import ROUTERS
 from registry.composition.method import COUNTS
 from registry.maths.router.gates import balanced, domain_embedding, initial_row, random
 from registry.maths.router.inputs import RouterInputs
-from registry.maths.statistics import Statistics
-from tests.registry.maths.drawn import normal, refused, ridge
+from registry.maths.statistics import PackedStatistics, Statistics
+from tests.registry.maths.drawn import normal, packed, refused, ridge
 
 HIDDEN = 20
 SCALES = torch.full((HIDDEN,), 11, dtype=torch.int16)
@@ -31,8 +31,8 @@ def times(statistics: Statistics, factor: int) -> Statistics:
 
 
 def inputs(members: Sequence[Statistics]) -> RouterInputs:
-    def one_by_one() -> Iterator[Statistics]:
-        yield from members
+    def one_by_one() -> Iterator[PackedStatistics]:
+        yield from map(packed, members)
 
     return RouterInputs(
         one_by_one(),

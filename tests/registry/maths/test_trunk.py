@@ -20,7 +20,7 @@ from registry.maths.trunk import combination as combination_module
 from registry.maths.trunk.combination import Combination, Rows
 from registry.maths.trunk.regmean import RIDGE, products, regression_means
 from registry.maths.trunk.task_vectors import kept
-from tests.registry.maths.drawn import normal
+from tests.registry.maths.drawn import normal, packed
 
 DIGESTS = ["a" * 64, "b" * 64, "c" * 64]
 
@@ -38,7 +38,7 @@ def combination(method: str, members: Sequence[Tensor], **changes: Any) -> Combi
     size, base, statistics = changes.pop("size", 100), changes.pop("base", None), changes.pop("statistics", None)
     weights = changes.setdefault("weights", [1.0] * len(members))
     if statistics is not None:
-        changes |= {"inputs": lambda: map(stored, statistics), "products": products_with(members, statistics)}
+        changes |= {"inputs": lambda: map(packed, statistics), "products": products_with(members, statistics)}
     return Combination(
         "w",
         [blocks(member, size + number) for number, member in enumerate(members)],
@@ -53,10 +53,6 @@ def combination(method: str, members: Sequence[Tensor], **changes: Any) -> Combi
 def combined(method: str, members: Sequence[Tensor], **changes: Any) -> Tensor:
     parts = TRUNKS[method].combine(combination(method, members, **changes))
     return torch.cat([part.double() for part in parts])
-
-
-def stored(statistics: Statistics) -> PackedStatistics:
-    return PackedStatistics(statistics.packed(), statistics.exponents)
 
 
 def products_with(members: Sequence[Tensor], statistics: Sequence[Statistics]) -> list[Rows]:
@@ -229,7 +225,7 @@ def test_regmean_of_maps_of_one_input_has_the_bits_of_each_alone() -> None:
 
     def inputs() -> Iterator[PackedStatistics]:
         passes[0] += 1
-        return map(stored, statistics)
+        return map(packed, statistics)
 
     given = [
         replace(combination("regmean", of, statistics=statistics, weights=[1.0, 2.0]), inputs=inputs)
