@@ -23,7 +23,7 @@ from registry.errors import CalibrationError, RegError
 from registry.evaluation.benchmark import predicted, test_windows
 from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of
-from registry.io.model_folder import MARKER, composed_of
+from registry.io.model_folder import MARKER
 from registry.io.untrusted import own_file, read_json
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member, load_members
@@ -181,12 +181,6 @@ class Examination:
         """True if the whole prompt weighs the members, so that no token before its end has a probability."""
         return "routing" in self.config and self.config.get("routing_tokens") == 0
 
-    @cached_property
-    def experts(self) -> tuple[str, ...]:
-        """The names of the experts or members, in their order."""
-        names = tuple(composed_of(self.path))
-        return names if len(names) == self.model.experts else tuple(map(str, range(self.model.experts)))
-
     @property
     def scored(self) -> dict[str, float]:
         """Domain → perplexity."""
@@ -197,7 +191,7 @@ class Examination:
         """Domain → expert → share of the domain's tokens that go to it first, by layer."""
         tally = self._pass[1]
         assert tally is not None
-        return tally.routing(self.experts)
+        return tally.routing(self.model.expert_names)
 
     @cached_property
     def _pass(self) -> tuple[dict[str, float], Tally | None]:

@@ -48,12 +48,12 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
     if len(exam.texts.windows) < 2:
         yield skipped("one expert may get all tokens of one domain: give --data of two domains or more")
         return
-    routing = exam.routing  # domain → expert → share by layer
+    routing, experts = exam.routing, exam.model.expert_names  # routing: domain → expert → share by layer
     layers = range(exam.model.layers)
     collapsed = {
         layer: expert
         for layer in layers
-        for expert in exam.experts
+        for expert in experts
         if all(shares[expert][layer] > _ALL for shares in routing.values())
     }
     least = min(
@@ -68,7 +68,7 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
         layer, expert = next(iter(collapsed.items()))
         more = f" ({len(collapsed)} of {len(layers)} layers do so)" if len(collapsed) > 1 else ""
         yield warning(f"layer {layer}'s router sends nearly all tokens of every domain to expert {expert}{more}")
-    idle = [expert for expert in exam.experts if expert in routing and fmean(routing[expert][expert]) < _NONE]
+    idle = [expert for expert in experts if expert in routing and fmean(routing[expert][expert]) < _NONE]
     if idle and not collapsed:
         yield warning(f"{few(idle)}: gets less than 1 % of its own domain's tokens", _routers_of(exam))
     if not idle and not collapsed:

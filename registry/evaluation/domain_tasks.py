@@ -90,9 +90,8 @@ def score_in_task(
     model = _loaded(shared)
     tally = None if shape is None else Tally(*shape)
     active = shared.experts_per_token
-    other = active is not None and active != model.experts_per_token
     with (
-        experts_per_token(model.loaded, active) if other and active is not None else nullcontext(),
+        nullcontext() if active in (None, model.experts_per_token) else experts_per_token(model.loaded, active),
         progress(f"evaluating {shared.name}", len(text.ids), "window") as advance,
     ):
         return loss_of(model, domain, text, shared.settings.batch_size, tally, expert, advance), tally

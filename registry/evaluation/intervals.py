@@ -1,7 +1,6 @@
 """Intervals of scores: how far a score would move on other text of the same domains."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,17 +16,7 @@ LEVEL = 0.95
 """The share of resamples that an interval holds."""
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """Intervals, [low, high], of a model's scores: domain → that of its score, only of domains of two or more windows;
-    and that of the average score, None if a domain is missing.
-    """
-
-    score: dict[str, list[float]]
-    average: list[float] | None
-
-
-def score_intervals(own: Mapping[str, DomainLoss], model: Mapping[str, DomainLoss]) -> Intervals:
+def score_intervals(losses: Mapping[str, PairedLoss]) -> tuple[dict[str, list[float]], list[float] | None]:
     """Return the intervals of a model's scores by the paired percentile bootstrap over windows.
 
     Windows are drawn with replacement, domain by domain, and the score 100 · exp(own loss − loss) is computed on each
@@ -35,13 +24,15 @@ def score_intervals(own: Mapping[str, DomainLoss], model: Mapping[str, DomainLos
     (Efron 1979; paired as in Koehn 2004, "Statistical Significance Tests for Machine Translation Evaluation"). Draws
     have a fixed seed: the same losses give the same interval. Windows of one document resemble one another, so an
     interval is somewhat too narrow if documents are much longer than windows.
+
+    Returns:
+        Domain → [low, high] of its score, only of domains with an own expert and two or more windows; and that of the
+        average score, None if a domain is missing.
     """
-    draws = {domain: _draws(own[domain], model[domain]) for domain in model if domain in own}
-    known = {domain: scores for domain, scores in draws.items() if scores is not None}
-    mean = _mean(list(known.values())) if len(known) == len(model) else None
-    return Intervals(
-        {domain: _interval(scores) for domain, scores in known.items()}, None if mean is None else _interval(mean)
-    )
+    draws = {domain: None if loss.own is None else _draws(loss.own, loss.model) for domain, loss in losses.items()}
+    mean = _mean(list(draws.values()))
+    found = {domain: _interval(scores) for domain, scores in draws.items() if scores is not None}
+    return found, None if mean is None else _interval(mean)
 
 
 def difference_interval(

@@ -9,7 +9,7 @@ from registry.errors import InvalidInputError
 from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.intervals import ahead_of, score_intervals
 from registry.evaluation.methods import METHODS, Compose, named_methods
-from registry.evaluation.record import FolderRows, record_rows
+from registry.evaluation.record import record_rows
 from registry.evaluation.results import DomainLoss, PairedLoss, Row, over_seeds
 from registry.evaluation.scoring import Model, Tally, relative_time
 from registry.io.display import few
@@ -101,13 +101,13 @@ class Table:
         With `oracle` return the oracle's row alone.
         """
         model = self._benchmark.open(name, folder)
-        experts = _expert_names(folder, model)
+        experts = model.expert_names
         if oracle:
             return [row] if (row := self._oracle_row(name, model, experts)) else []
         members = composed_of(folder)
         row = self._routed_row(model, experts, members)
         upper = self._oracle_row(f"{name} oracle", model, experts) if self._wanted.oracle else None
-        curve = tuple(self._active_row(f"{name} top-{count}", model, row, count) for count in active)
+        curve = [self._active_row(f"{name} top-{count}", model, row, count) for count in active]
         scored = {domain: member.version.digest for domain, member in self._benchmark.experts.items()}
         average = self._average if members == scored else None
         if average is not None:
@@ -115,8 +115,16 @@ class Table:
         if self._average is not None and average is None and members:
             of = f"averaged weights are those of {few(sorted(scored))}"
             remark(self._progress, f"{of}, and {name} has other experts: their row is not stored with it")
-        found = FolderRows(row, upper, curve, average, self._single)
-        record_rows(self._catalog, name, folder, self._benchmark, found)
+        record_rows(
+            self._catalog,
+            folder,
+            self._benchmark,
+            row,
+            oracle=upper,
+            active_experts=curve,
+            average=average,
+            single=self._single,
+        )
         return [row, *([upper] if upper else []), *curve]
 
     def method_rows(self, name: str, compose: Compose) -> list[Row]:
@@ -200,12 +208,15 @@ class Table:
 
     def _scored(self, row: Row, losses: Mapping[str, DomainLoss]) -> Row:
         """Return a row with its scores and their intervals."""
-        own = {domain: loss for domain, loss in self._own.items() if domain in losses}
-        intervals = score_intervals(own, losses)
-        score = {domain: 100 * (loss.perplexity / row.perplexity[domain]) for domain, loss in own.items()}
-        known = {domain: PairedLoss(loss, own.get(domain)) for domain, loss in losses.items()}
-        row = replace(row, score=score, interval=intervals.score, losses=known)
-        return replace(row, average_interval=intervals.average if row.average is not None else None)
+        known = {domain: PairedLoss(loss, self._own.get(domain)) for domain, loss in losses.items()}
+        score = {
+            domain: 100 * (loss.perplexity / row.perplexity[domain])
+            for domain, loss in self._own.items()
+            if domain in losses
+        }
+        interval, average = score_intervals(known)
+        row = replace(row, score=score, interval=interval, losses=known)
+        return replace(row, average_interval=average if row.average is not None else None)
 
     def _row(self, name: str, losses: Mapping[str, DomainLoss], model: Model, **routing: Any) -> Row:
         row = Row(
@@ -219,9 +230,3 @@ class Table:
             **routing,
         )
         return self._scored(row, losses)
-
-
-def _expert_names(folder: Path, model: Model) -> list[str]:
-    """Return the names of the experts: the members in order, or numbers if the folder records no members."""
-    names = list(composed_of(folder))
-    return names if len(names) == model.experts else [str(number) for number in range(model.experts)]

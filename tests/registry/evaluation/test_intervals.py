@@ -17,6 +17,11 @@ def losses(each: torch.Tensor, tokens: int = TOKENS) -> DomainLoss:
     return DomainLoss(tuple((each.double() * tokens).tolist()), (tokens,) * len(each))
 
 
+def paired(own: dict[str, DomainLoss], model: dict[str, DomainLoss]) -> dict[str, PairedLoss]:
+    """Return a model's losses by domain, each with those of the domain's own expert, where it has one."""
+    return {domain: PairedLoss(loss, own.get(domain)) for domain, loss in model.items()}
+
+
 def noise(generator: torch.Generator, scale: float = 1.0) -> torch.Tensor:
     return scale * torch.randn(WINDOWS, generator=generator, dtype=torch.float64)
 
@@ -28,18 +33,18 @@ def test_holds_the_score_of_all_text_and_the_average_nineteen_times_in_twenty() 
     for _ in range(200):
         own = {name: 3 + noise(generator) for name in worse}
         model = {name: losses(own[name] + loss + noise(generator, 0.03)) for name, loss in worse.items()}
-        found = score_intervals({name: losses(one) for name, one in own.items()}, model)
-        for name, (low, high) in found.score.items():
+        found, of_average = score_intervals(paired({name: losses(one) for name, one in own.items()}, model))
+        for name, (low, high) in found.items():
             held[name] += low <= truth[name] <= high
-        assert found.average is not None
-        held["average"] += found.average[0] <= average <= found.average[1]
+        assert of_average is not None
+        held["average"] += of_average[0] <= average <= of_average[1]
     # 95 % of 200 are 190, with a standard deviation of 3.1; the bootstrap of 48 windows is narrower by about 1 %.
     assert all(178 <= times <= 199 for times in held.values()), held
 
 
 def test_what_makes_a_window_hard_for_both_does_not_widen_it() -> None:
     hard = torch.linspace(1, 9, WINDOWS)  # perplexities from 3 to 8,000
-    low, high = score_intervals({"code": losses(hard)}, {"code": losses(hard + 0.01)}).score["code"]
+    low, high = score_intervals({"code": PairedLoss(losses(hard + 0.01), losses(hard))})[0]["code"]
     assert high - low < 1e-4
     assert abs(low - 100 * math.exp(-0.01)) < 1e-4
 
@@ -50,17 +55,15 @@ def test_one_window_has_none_and_no_expert_leaves_no_average() -> None:
         ({"code": one, "math": two}, {"code": one, "math": two}),
         ({"math": two}, {"math": two, "law": two}),
     ):
-        found = score_intervals(own, model)
-        assert found.score == {"math": [100.0, 100.0]}  # of the expert itself
-        assert found.average is None
+        found, average = score_intervals(paired(own, model))
+        assert found == {"math": [100.0, 100.0]}  # of the expert itself
+        assert average is None
 
 
 def test_window_that_predicts_nothing_is_left_out() -> None:
     own, model = DomainLoss((0.0, 20.0, 30.0), (0, 10, 10)), DomainLoss((0.0, 21.0, 30.5), (0, 10, 10))
-    alone = score_intervals(
-        {"code": DomainLoss(own.nats[1:], (10, 10))}, {"code": DomainLoss(model.nats[1:], (10, 10))}
-    )
-    assert score_intervals({"code": own}, {"code": model}) == alone
+    alone = PairedLoss(DomainLoss(model.nats[1:], (10, 10)), DomainLoss(own.nats[1:], (10, 10)))
+    assert score_intervals({"code": PairedLoss(model, own)}) == score_intervals({"code": alone})
 
 
 def test_infinite_loss_has_no_perplexity() -> None:
@@ -87,7 +90,7 @@ def test_a_difference_is_found_where_the_intervals_overlap() -> None:
     own = losses(torch.linspace(1, 3, WINDOWS))
     both = torch.linspace(1, 3, WINDOWS) + 0.2 * torch.sin(torch.arange(WINDOWS))
     first, second = losses(both + 0.05), losses(both + 0.06)
-    ours, others = (score_intervals({"code": own}, {"code": model}).score["code"] for model in (first, second))
+    ours, others = (score_intervals({"code": PairedLoss(model, own)})[0]["code"] for model in (first, second))
     assert others[1] > ours[0]
     ends = difference_interval([PairedLoss(first, own)], [PairedLoss(second, own)])
     assert ends is not None
