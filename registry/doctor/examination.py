@@ -20,7 +20,7 @@ from registry.composition.stored import write_dense
 from registry.doctor.finding import Finding
 from registry.doctor.tensor_names import is_embedding
 from registry.errors import CalibrationError, RegError
-from registry.evaluation.benchmark import predicted, test_windows
+from registry.evaluation.benchmark import predicted, text_windows
 from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of
 from registry.io.model_folder import MARKER
@@ -155,8 +155,19 @@ class Examination:
 
     @cached_property
     def texts(self) -> DomainTexts:
-        """The text of each domain."""
-        return domain_texts(self)
+        """The text of each domain (errors as `text_windows`)."""
+        if self.data:
+            return DomainTexts(text_windows(self.data, self.path, self.settings), "given")
+        kept = {name: _kept(member, self.settings) for name, member in self.members.items()}
+        if kept and all(text is not None for text in kept.values()):
+            return DomainTexts({name: text for name, text in kept.items() if text is not None}, "kept")
+        if kept and all(is_cheap(member) for member in self.members.values()):
+            try:
+                written = {name: kept[name] or _sampled(self, member) for name, member in self.members.items()}
+                return DomainTexts(written, "sampled")
+            except RegError as failure:
+                remark(self.progress, f"no text of the members: {failure.message}; built-in text is used")
+        return DomainTexts(_built_in(self), "built-in")
 
     @cached_property
     def model(self) -> Model:
@@ -175,11 +186,6 @@ class Examination:
             return f"try text of its own domain: reg doctor {self.quoted} --data DOMAIN=FILE"
         data = " ".join(f"--data {name}=FILE" for name in list(self.members)[:2]) or "--data DOMAIN=FILE"
         return f"see which member or method is at fault: reg evaluate {self.quoted} {data} --baselines"
-
-    @property
-    def is_decided_by_prompt(self) -> bool:
-        """True if the whole prompt weighs the members, so that no token before its end has a probability."""
-        return "routing" in self.config and self.config.get("routing_tokens") == 0
 
     @property
     def scored(self) -> dict[str, float]:
@@ -235,22 +241,6 @@ BUILT_IN = {
 """Domain → its text."""
 
 
-def domain_texts(folder: Examination) -> DomainTexts:
-    """Return the text of each domain (errors as `test_windows`)."""
-    if folder.data:
-        return DomainTexts(test_windows(folder.data, folder.path, folder.settings), "given")
-    kept = {name: _kept(member, folder.settings) for name, member in folder.members.items()}
-    if kept and all(text is not None for text in kept.values()):
-        return DomainTexts({name: text for name, text in kept.items() if text is not None}, "kept")
-    if kept and all(is_cheap(member) for member in folder.members.values()):
-        try:
-            written = {name: kept[name] or _sampled(folder, member) for name, member in folder.members.items()}
-            return DomainTexts(written, "sampled")
-        except RegError as failure:
-            remark(folder.progress, f"no text of the members: {failure.message}; built-in text is used")
-    return DomainTexts(_built_in(folder), "built-in")
-
-
 def is_cheap(member: Member) -> bool:
     """Tell whether a member is small enough to be loaded too."""
     return sum(math.prod(link.shape) for link in member.arrays if link.role in ("trunk", "mlp")) <= CHEAP
@@ -297,7 +287,7 @@ def _built_in(folder: Examination) -> dict[str, Calibration]:
             path = temporary / f"{domain}.txt"
             path.write_text(text, encoding="utf-8")
             files[domain] = [path]
-        texts = test_windows(files, folder.path, folder.settings)
+        texts = text_windows(files, folder.path, folder.settings)
     unknown = getattr(folder.tokenizer, "unk_token_id", None)
     known = {
         domain: text

@@ -12,6 +12,7 @@ from registry.calibration import Calibration
 from registry.doctor.examination import CHEAP, Examination, dense_model, is_cheap
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.errors import CheckpointError, first_line
+from registry.evaluation.model_folders import decided_by_prompt
 from registry.evaluation.scoring import perplexities_of
 from registry.evaluation.stored import widest
 from registry.io.display import few, printable
@@ -82,7 +83,7 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
 
 def check_perplexity(exam: Examination) -> Iterator[Finding]:
     """Compare the perplexity with that of guesses that read no text before the token: by counts, and uniform."""
-    if exam.is_decided_by_prompt:
+    if decided_by_prompt(exam.config):
         yield skipped("the whole prompt weighs its members, so it has no perplexity")
         return
     size, found = exam.uniform, exam.scored

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError
-from registry.io.display import printable
+from registry.io.display import few, printable
 from registry.io.untrusted import read_json
 from registry.names.suggest import suggest
 from registry.workspace import PathLike
@@ -224,9 +224,7 @@ def _check_conditions(task: _Task, name: str, result: _Result, own: _Result) -> 
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(_short(name) for name in names[:LISTED])
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"{shown}{more}" if names else "none"
+    return few([_short(name) for name in names], LISTED) or "none"
 
 
 def _short(value: object) -> str:

@@ -107,7 +107,10 @@ class Sweep:
             label = f"{name}={f'{value:.12g}' if isinstance(value, float) else value}"
             if label in found:
                 raise InvalidInputError(f"{label} is given twice", "give each value once")
-            found[label] = self._with(name, value)
+            changed = {name: value}
+            if FIELDS[name].group:
+                changed = {"trunk_options": {**self.recipe.trunk_options, name: value}}
+            found[label] = self.recipe.replace(**changed)
         return found
 
     def _check(self, name: str, values: Sequence[Any]) -> None:
@@ -125,8 +128,3 @@ class Sweep:
             raise InvalidInputError(f"the values of {name} must be a list", f"such as sweep={{{name!r}: [V1, V2]}}")
         if not values:
             raise InvalidInputError(f"there is no value of {name} to sweep", f"such as --sweep {name}=V1,V2")
-
-    def _with(self, name: str, value: Any) -> Recipe:
-        if FIELDS[name].group:
-            return self.recipe.replace(trunk_options={**self.recipe.trunk_options, name: value})
-        return self.recipe.replace(**{name: value})

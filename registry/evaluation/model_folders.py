@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from registry.calibration.corpus import check_files
 from registry.checkpoint.model_files import read_config
@@ -61,15 +61,15 @@ def check_model_folders(
     return counts
 
 
-def check_perplexities(folders: Sequence[str | PathLike[str]]) -> None:
-    """Check that no folder is an ensemble that the whole prompt decides on, which has no perplexity.
+def decided_by_prompt(config: Mapping[str, Any]) -> bool:
+    """Tell whether the whole prompt weighs the members, so that no token before its end has a probability."""
+    return "routing" in config and config.get("routing_tokens") == 0
 
-    Raises:
-        InvalidInputError: a folder is one: a token's probability would depend on the tokens after it.
-    """
+
+def check_perplexities(folders: Sequence[str | PathLike[str]]) -> None:
+    """Check that the models in all folders have a perplexity (InvalidInputError: the whole prompt decides in one)."""
     for folder in map(Path, folders):
-        config = read_config(folder)
-        if "routing" in config and config.get("routing_tokens") == 0:
+        if decided_by_prompt(read_config(folder)):
             raise InvalidInputError(
                 f"{folder} has no perplexity: its routing tokens are 0, so the whole prompt weighs its members, and "
                 "the probability of a token would depend on that token and those after it",

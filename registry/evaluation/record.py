@@ -31,11 +31,8 @@ def record_rows(
 ) -> None:
     """Store the row of a folder if it is an unchanged composition of `catalog`, with the rows to compare it with.
 
-    Args:
-        oracle: with every token of a domain sent to the domain's expert, if that was scored.
-        active_experts: with other numbers of experts per token, ascending.
-        average: of the members' averaged weights, if they were scored.
-        single: of base models and experts.
+    `oracle` has perfect routing, `active_experts` other numbers of experts per token; `single` are base models and
+    experts.
     """
     data = {domain: windows.digest for domain, windows in benchmark.windows.items()}
     settings, active = asdict(benchmark.settings), [one.document() for one in active_experts]

@@ -200,14 +200,13 @@ def may_be_chance(
     """
     known = [at for at, value in enumerate(values) if value is not None]
     first = max(known, key=lambda at: values[at] or 0, default=0)
-    return any(_is_chance(ahead(first, at), intervals[first], intervals[at]) for at in known if at != first)
-
-
-def _is_chance(ahead: tuple[float, float] | None, first: Interval, second: Interval) -> bool:
-    """Tell whether the interval of a difference holds 0, or, where it is not known, two intervals overlap."""
-    if ahead is not None:
-        return ahead[0] <= 0
-    return first is not None and second is not None and second[1] >= first[0]
+    for at in known:
+        if at != first:
+            difference, own, other = ahead(first, at), intervals[first], intervals[at]
+            overlap = own is not None and other is not None and other[1] >= own[0]
+            if overlap if difference is None else difference[0] <= 0:
+                return True
+    return False
 
 
 def uncovered(mean: Mean | None, experts: Sequence[Collection[str]]) -> list[str]:
