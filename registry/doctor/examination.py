@@ -18,7 +18,7 @@ from registry.checkpoint.model_files import Stored, read_config, read_headers, w
 from registry.composition.manifest import ComposedFolder
 from registry.composition.stored import write_dense
 from registry.doctor.finding import Finding
-from registry.doctor.tensor_names import is_embedding
+from registry.doctor.tensor_names import tensors_of
 from registry.errors import CalibrationError, RegError
 from registry.evaluation.benchmark import predicted, text_windows
 from registry.evaluation.results import TestSettings
@@ -110,8 +110,8 @@ class Examination:
     @cached_property
     def embedding_rows(self) -> int | None:
         """Rows of the smallest embedding of tokens; None if no tensor has a known name of one."""
-        rows = [stored.shape[0] for name, stored in self.tensors.items() if is_embedding(name) and stored.shape]
-        return min(rows, default=None)
+        shapes = (self.tensors[name].shape for name in tensors_of("embedding", self.tensors))
+        return min((shape[0] for shape in shapes if shape), default=None)
 
     @cached_property
     def has_our_code(self) -> bool:

@@ -4,7 +4,6 @@ from .benchmark import text_windows as text_windows
 from .extraction import Extraction as Extraction
 from .extraction import audit_registered as audit_registered
 from .methods import METHODS as METHODS
-from .methods import Method as Method
 from .methods import Sweep as Sweep
 from .model_folders import check_model_folders as check_model_folders
 from .results import Continual as Continual
