@@ -22,7 +22,7 @@ from registry.doctor.tensor_names import tensors_of
 from registry.errors import CalibrationError, RegError
 from registry.evaluation.benchmark import predicted, text_windows
 from registry.evaluation.results import TestSettings
-from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of
+from registry.evaluation.scoring import Model, Tally, losses_of, open_model
 from registry.io.model_folder import MARKER
 from registry.io.untrusted import own_file, read_json
 from registry.io.work_dirs import temporary_folder
@@ -202,9 +202,16 @@ class Examination:
     @cached_property
     def _pass(self) -> tuple[dict[str, float], Tally | None]:
         tally = Tally(self.model.layers, self.model.experts) if self.model.experts else None
-        found = perplexities_of(self.model, self.texts.windows, self.settings, self.progress, tally=tally)
+        found = self.perplexities_of(self.model, self.texts.windows, tally)
         self.perplexity.update(found)
         return found, tally
+
+    def perplexities_of(
+        self, model: Model, windows: Mapping[str, Calibration], tally: Tally | None = None
+    ) -> dict[str, float]:
+        """Return domain → perplexity of a model."""
+        losses = losses_of(model, windows, self.settings, self.progress, tally=tally)
+        return {domain: loss.perplexity for domain, loss in losses.items()}
 
 
 def listed(value: Any) -> list[Any]:

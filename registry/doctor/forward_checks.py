@@ -13,7 +13,6 @@ from registry.doctor.examination import CHEAP, Examination, dense_model, is_chea
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.errors import CheckpointError, first_line
 from registry.evaluation.model_folders import decided_by_prompt
-from registry.evaluation.scoring import perplexities_of
 from registry.evaluation.stored import widest
 from registry.io.display import few, printable
 from registry.runtime.loading import quiet_transformers
@@ -135,7 +134,7 @@ def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
     own: dict[str, float] = {}
     for domain in domains:
         with dense_model(exam, domain, [exam.members[domain]]) as model:
-            own |= perplexities_of(model, {domain: windows[domain]}, exam.settings, exam.progress)
+            own |= exam.perplexities_of(model, {domain: windows[domain]})
     ours, experts = _mean([exam.scored[domain] for domain in domains]), _mean(list(own.values()))
     said = f"perplexity {ours:.4g} over {few(domains)}, each domain's own expert {experts:.4g}"
     members = list(exam.members.values())
@@ -144,7 +143,7 @@ def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
         yield passed(f"{said}; members of several architectures have no averaged weights")
         return
     with dense_model(exam, "average", members) as model:
-        average = _mean(list(perplexities_of(model, windows, exam.settings, exam.progress).values()))
+        average = _mean(list(exam.perplexities_of(model, windows).values()))
     data = " ".join(f"--data {domain}=FILE" for domain in domains)
     if ours > average * _WORSE:
         yield warning(
@@ -201,7 +200,7 @@ def _cause(exam: Examination) -> str:
     if name is None or exam.texts.source == "built-in":
         return ""
     with dense_model(exam, name, [exam.members[name]]) as model:
-        alone = perplexities_of(model, {name: windows[name]}, exam.settings, exam.progress)[name]
+        alone = exam.perplexities_of(model, {name: windows[name]})[name]
     blame = "the member is broken itself" if alone > exam.uniform else "so the merge broke it, not the member"
     return f"; its member {name} alone has {alone:,.4g}, {blame}"
 

@@ -121,7 +121,6 @@ def make_benchmark(
         sources: the models to score; the first one's tokenizer makes the windows, and no other may contradict it.
         data: domain → test files.
         registered: active base models, and experts named like a domain; those of another tokenizer take no part.
-        progress: remarks on every domain without its own expert.
 
     Raises:
         IncompatibleError: a tokenizer contradicts the first one's.

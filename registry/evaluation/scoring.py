@@ -193,19 +193,6 @@ class Tally:
         return dict(zip(names, shares, strict=True))
 
 
-def perplexities_of(
-    model: Model,
-    windows: Mapping[str, Calibration],
-    settings: TestSettings,
-    progress: Progress,
-    *,
-    tally: Tally | None = None,
-) -> dict[str, float]:
-    """Return the perplexity of a model on each domain (arguments and errors as `losses_of`)."""
-    by_domain = losses_of(model, windows, settings, progress, tally=tally)
-    return {domain: loss.perplexity for domain, loss in by_domain.items()}
-
-
 def losses_of(
     model: Model,
     windows: Mapping[str, Calibration],

@@ -99,12 +99,11 @@ class Table:
         With `oracle` return the oracle's row alone.
         """
         model = self.benchmark.open(name, folder)
-        experts = model.expert_names
         if oracle:
-            return [row] if (row := self._oracle_row(name, model, experts)) else []
+            return [row] if (row := self._oracle_row(name, model)) else []
         members = composed_of(folder)
-        row = self._routed_row(model, experts, members)
-        upper = self._oracle_row(f"{name} oracle", model, experts) if self.wanted.oracle else None
+        row = self._routed_row(model, members)
+        upper = self._oracle_row(f"{name} oracle", model) if self.wanted.oracle else None
         curve = [self._active_row(f"{name} top-{count}", model, row, count) for count in active]
         scored = {domain: member.version.digest for domain, member in self.benchmark.experts.items()}
         average = self._average if members == scored else None
@@ -149,10 +148,10 @@ class Table:
             compose({}, folder)
             return self.folder_rows(name, folder)
 
-    def _routed_row(self, model: Model, experts: Sequence[str], composed: Mapping[str, str]) -> Row:
+    def _routed_row(self, model: Model, composed: Mapping[str, str]) -> Row:
         if not model.layers:
             return self._row(model.name, self.benchmark.losses_of(model), model)
-        tally = Tally(model.layers, len(experts))
+        tally, experts = Tally(model.layers, model.experts), model.expert_names
         losses = self.benchmark.losses_of(model, tally=tally)
         time = self._relative_time(model, composed) if self.wanted.speed and model.routers else None
         return self._row(
@@ -177,7 +176,8 @@ class Table:
             named = replace(model, name=name)
             return self._row(name, self.benchmark.losses_of(named), named)
 
-    def _oracle_row(self, name: str, model: Model, experts: Sequence[str]) -> Row | None:
+    def _oracle_row(self, name: str, model: Model) -> Row | None:
+        experts = model.expert_names
         known = {domain: windows for domain, windows in self.benchmark.windows.items() if domain in experts}
         if not model.routers or not known:
             reason = "no domain is a member of it" if model.routers else "it is not a mixture"

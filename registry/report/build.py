@@ -277,25 +277,22 @@ class Gathering:
                 continue
             label, caption = (version.ref, _caption(version)) if version else (member.name, member.digest[:12])
             nodes.append(Node(member.digest, label, "expert", ancestors_of.get(member.name, ()), caption))
-        sources = list(dict.fromkeys(one.digest for one in manifest.versions))
+        sources = tuple(dict.fromkeys(one.digest for one in manifest.versions))
         names = {one.digest: Path(one.folders[-1]).name for one in records if one.folders}
+        names |= {digest: folder} if folder else {}
 
-        def name_of(composition: str) -> str:
-            return names.get(composition, composition[:_DIGITS])
+        def add(composition: str, kind: str, of: tuple[str, ...], told: str) -> None:
+            label = names.get(composition, composition[:_DIGITS])
+            nodes.append(Node(composition, label, kind, of, f"{composition[:12]}, {told}"))
 
-        own = folder or names.get(digest) or digest[:_DIGITS]
-        parent = manifest.parent
-        if parent:
-            told = f"{parent[:12]}, before training"
-            nodes.append(Node(parent, name_of(parent), "composition", tuple(sources), told))
-            told = f"{digest[:12]}, this composition, after training"
-            nodes.append(Node(digest, own, "trained", (parent,), told))
+        if manifest.parent:
+            add(manifest.parent, "composition", sources, "before training")
+            add(digest, "trained", (manifest.parent,), "this composition, after training")
         else:
-            nodes.append(Node(digest, own, "composition", tuple(sources), f"{digest[:12]}, this composition"))
+            add(digest, "composition", sources, "this composition")
         children = [record for record in records if record.document.get("parent") == digest]
         for child in children[:_CHILDREN]:
-            told = f"{child.digest[:12]}, trained, {child.created_at[:10]}"
-            nodes.append(Node(child.digest, name_of(child.digest), "trained", (digest,), told))
+            add(child.digest, "trained", (digest,), f"trained, {child.created_at[:10]}")
         return tuple(nodes)
 
     def _ancestors(self, version: VersionRecord, bases: Sequence[VersionRecord]) -> tuple[str, ...]:

@@ -106,7 +106,10 @@ def _unscored(domains: Sequence[str]) -> str:
 def advice(figures: ReportData) -> tuple[Warned, ...]:
     """Return what is wrong with the composition, the gravest first; what one command mends is one warning."""
     warned: set[frozenset[str]] = set()  # pairs of experts
-    found: list[Warned] = [*_opted_out(figures), *_sample(figures)]
+    refs = list(dict.fromkeys(member.opted_out for member in figures.members if member.opted_out))
+    left = [member.name for member in figures.members if not member.opted_out and figures.from_base is None]
+    found = [opted_out(refs, left, {**figures.recipe, "to": figures.to})] if refs else []
+    found += _sample(figures)
     average = figures.score_of("average")
     if worse := worse_than_average(figures.score_of("composition"), average, figures.output, figures.experts):
         found.append(worse)
@@ -123,13 +126,6 @@ def advice(figures: ReportData) -> tuple[Warned, ...]:
     for one in found:
         texts.setdefault((one.mend, one.command), []).append(one.text)
     return tuple(Warned(" ".join(text), mend, command) for (mend, command), text in texts.items())
-
-
-def _opted_out(figures: ReportData) -> Iterator[Warned]:
-    refs = list(dict.fromkeys(member.opted_out for member in figures.members if member.opted_out))
-    left = [member.name for member in figures.members if not member.opted_out]
-    if refs:
-        yield opted_out(refs, left if figures.from_base is None else [], {**figures.recipe, "to": figures.to})
 
 
 def opted_out(refs: Sequence[str], left: Sequence[str], recipe: Mapping[str, Any]) -> Warned:

@@ -16,7 +16,7 @@ from registry import Registry, TestSettings
 from registry.calibration import Calibration, Corpus
 from registry.errors import CalibrationError, CheckpointError, IncompatibleError, InvalidInputError, first_line
 from registry.evaluation import text_windows
-from registry.evaluation.scoring import open_model, perplexities_of
+from registry.evaluation.scoring import losses_of, open_model
 from registry.names.reference import require_list
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer, quiet_transformers
@@ -38,7 +38,7 @@ def test_perplexity_is_the_exponential_of_the_mean_loss_without_padding(
         file = tmp_path / "short.txt"
         file.write_text(text)
     windows = text_windows({"code": [file]}, zoo.base, SETTINGS)
-    found = perplexities_of(open_model("base", zoo.base, SETTINGS), windows, SETTINGS, silent)["code"]
+    found = losses_of(open_model("base", zoo.base, SETTINGS), windows, SETTINGS, silent)["code"].perplexity
     ids = windows["code"].ids.long()
     assert len(ids) == (4 if text is None else 1)
     if text is not None:
