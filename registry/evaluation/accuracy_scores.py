@@ -19,8 +19,7 @@ from registry.workspace import PathLike
 RESULTS_HINT = "name the results_*.json that lm_eval 0.4 or later wrote to its --output_path"
 CONDITIONS = {"n-shot": "shots", "versions": "version", "n-samples": "samples"}
 """Keys of a result file with the conditions of each task, which must be the same for all models, in our words."""
-LISTED = 8
-"""Most names that a message lists."""
+LISTED = 8  # most names in a message
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Row:
         """Return the scores, none if they do not compare."""
         return self.of("score") if self.scores_compare else [None] * len(self.cells)
 
-    def ahead(self, first: int, second: int) -> tuple[float, float] | None:
+    def ahead(self, first: int, second: int) -> Interval:
         """Return the 95 % interval of how far one composition is ahead of another; None if it is not known."""
         return _difference([self], first, second)
 
@@ -78,7 +78,7 @@ class Row:
         return may_be_chance(lower, [None] * len(lower), self.ahead)
 
 
-def _difference(rows: Sequence[Row], first: int, second: int) -> tuple[float, float] | None:
+def _difference(rows: Sequence[Row], first: int, second: int) -> Interval:
     both = ([row.cells[at] for row in rows] for at in (first, second))
     return difference_interval(*([None if cell is None else cell.losses for cell in cells] for cells in both))
 
@@ -143,7 +143,7 @@ class Mean:
         """The 95 % interval of every composition's mean."""
         return [self.interval(at) for at in range(len(self.scores))]
 
-    def ahead(self, first: int, second: int) -> tuple[float, float] | None:
+    def ahead(self, first: int, second: int) -> Interval:
         """Return the 95 % interval of how far one composition's mean is ahead of another's; None if it is not known."""
         return _difference(self.rows, first, second)
 
@@ -189,7 +189,7 @@ def best(values: Sequence[float | None], *, least: bool = False, digits: int = 1
 def may_be_chance(
     values: Sequence[float | None],
     intervals: Sequence[Interval],
-    ahead: Callable[[int, int], tuple[float, float] | None],
+    ahead: Callable[[int, int], Interval],
 ) -> bool:
     """Tell whether the best value may be ahead of another by chance; False if nothing is known of its chance.
 

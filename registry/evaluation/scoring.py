@@ -35,8 +35,7 @@ from registry.runtime.gates import (
 from registry.runtime.loading import quiet_transformers
 from registry.runtime.upcast import load_for_pass
 
-ROUNDS = 9
-"""Timed turns, of which the median is taken; one more before them is not timed."""
+ROUNDS = 9  # timed turns, of which the median is taken; one more before them is not timed
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from registry.evaluation.results import PairedLoss, Row, losses_in
+from registry.evaluation.results import DomainLoss, Row, losses_in
 from store.catalog import CompositionRecord, EvaluationRecord
 
 FEW_TOKENS = 2000
@@ -62,7 +62,7 @@ class Measured:
     plain: float | None
     interval: Sequence[float] | None = None
     averages: frozenset[Average] = frozenset()
-    losses: PairedLoss | None = None
+    losses: DomainLoss | None = None
 
     @property
     def is_small(self) -> bool:

@@ -10,7 +10,7 @@ from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.intervals import ahead_of, score_intervals
 from registry.evaluation.methods import METHODS, Compose, named_methods
 from registry.evaluation.record import record_rows
-from registry.evaluation.results import DomainLoss, PairedLoss, Row, over_seeds
+from registry.evaluation.results import DomainLoss, Row, over_seeds
 from registry.evaluation.scoring import Model, Tally, relative_time
 from registry.io.display import few
 from registry.io.model_folder import composed_of
@@ -205,12 +205,9 @@ class Table:
 
     def _scored(self, row: Row, losses: Mapping[str, DomainLoss]) -> Row:
         """Return a row with its scores and their intervals."""
-        known = {domain: PairedLoss(loss, self._own.get(domain)) for domain, loss in losses.items()}
-        score = {
-            domain: 100 * (loss.perplexity / row.perplexity[domain])
-            for domain, loss in self._own.items()
-            if domain in losses
-        }
+        own = {domain: loss for domain, loss in self._own.items() if domain in losses}
+        known = {**losses, **{domain: replace(losses[domain], own=loss.nats) for domain, loss in own.items()}}
+        score = {domain: 100 * (loss.perplexity / row.perplexity[domain]) for domain, loss in own.items()}
         interval, average = score_intervals(known)
         row = replace(row, score=score, interval=interval, losses=known)
         return replace(row, average_interval=average if row.average is not None else None)

@@ -222,16 +222,15 @@ class Gathering:
         plan = preview = None
         with self._noted("its routing is not predicted"):
             manifest.check_makeable()
-            base = manifest.base and by_digest(self._workspace.catalog, manifest.base.name, manifest.base.digest, "it")
+            found = manifest.base and by_digest(self._workspace.catalog, manifest.base.name, manifest.base.digest, "it")
+            base = found.ref if found else None
             refs = [version.ref for version in versions.values()] if manifest.from_base is None else []
-            plan = plan_composition(
-                self._workspace, refs, recipe, base=base.ref if base else None, from_base=manifest.from_base
-            )
+            plan = plan_composition(self._workspace, refs, recipe, base=base, from_base=manifest.from_base)
             if not refs:
                 reason = "copies of one base model have no statistics, so their routing is not predicted"
                 self.notes.append(reason if manifest.parent else f"{reason}; before training it is random")
                 return plan, None
-            preview = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
+            preview = preview_composition(self._workspace, refs, recipe, base=base)
             if manifest.parent:
                 self.notes.append("predictions from statistics concern the composition before its training")
         return plan, preview
