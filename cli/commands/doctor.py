@@ -47,7 +47,7 @@ def doctor(session: Session, /, folder: Path, data: dict[str, list[Path]], every
     tokens, values, routing, perplexity, and what it writes. No registry is needed; one that is there knows the members
     of a composition. Pickle files are never opened, and no code of others is run.
     """
-    from registry.doctor.examined_input import check_examined
+    from registry.evaluation.model_folders import check_examined
 
     check_examined(folder, data)
     from registry.doctor import diagnose

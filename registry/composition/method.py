@@ -80,6 +80,15 @@ class Compared:
     seeds: int = 0
     oracle: bool = False
 
+    def runs(self, seeds: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the settings of each composition that the row needs; `seeds` replaces the default number, if any."""
+        if not self.seeds:
+            yield dict(self.settings)
+            return
+        field_name = "train_seed" if "train_steps" in self.settings else "seed"
+        for seed in range(self.seeds if seeds is None else seeds):
+            yield {**self.settings, field_name: seed}
+
 
 class Method:
     """Base class of trunks, routers and outputs.

@@ -8,9 +8,9 @@ from registry.doctor import forward_checks as forward
 from registry.doctor import header_checks as header
 from registry.doctor import value_checks as value
 from registry.doctor.examination import Examination
-from registry.doctor.examined_input import check_examined
 from registry.doctor.finding import Cost, Diagnosis, Finding, error, passed, skipped
 from registry.errors import RegError, first_line, is_foreign
+from registry.evaluation.model_folders import check_examined
 from registry.io.display import printable
 from registry.names.suggest import fresh
 from registry.progress import Progress, silent

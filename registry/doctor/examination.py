@@ -18,12 +18,12 @@ from registry.checkpoint.model_files import Stored, read_config, read_headers, w
 from registry.composition.manifest import ComposedFolder
 from registry.composition.stored import write_dense
 from registry.doctor.finding import Finding
-from registry.doctor.tensor_names import is_embedding
+from registry.doctor.tensor_names import tensors_of
 from registry.errors import CalibrationError, RegError
-from registry.evaluation.benchmark import predicted, test_windows
+from registry.evaluation.benchmark import predicted, text_windows
 from registry.evaluation.results import TestSettings
-from registry.evaluation.scoring import Model, Tally, open_model, perplexities_of
-from registry.io.model_folder import MARKER, composed_of
+from registry.evaluation.scoring import Model, Tally, losses_of, open_model
+from registry.io.model_folder import MARKER
 from registry.io.untrusted import own_file, read_json
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member, load_members
@@ -110,8 +110,8 @@ class Examination:
     @cached_property
     def embedding_rows(self) -> int | None:
         """Rows of the smallest embedding of tokens; None if no tensor has a known name of one."""
-        rows = [stored.shape[0] for name, stored in self.tensors.items() if is_embedding(name) and stored.shape]
-        return min(rows, default=None)
+        shapes = (self.tensors[name].shape for name in tensors_of("embedding", self.tensors))
+        return min((shape[0] for shape in shapes if shape), default=None)
 
     @cached_property
     def has_our_code(self) -> bool:
@@ -155,8 +155,19 @@ class Examination:
 
     @cached_property
     def texts(self) -> DomainTexts:
-        """The text of each domain."""
-        return domain_texts(self)
+        """The text of each domain (errors as `text_windows`)."""
+        if self.data:
+            return DomainTexts(text_windows(self.data, self.path, self.settings), "given")
+        kept = {name: _kept(member, self.settings) for name, member in self.members.items()}
+        if kept and all(text is not None for text in kept.values()):
+            return DomainTexts({name: text for name, text in kept.items() if text is not None}, "kept")
+        if kept and all(is_cheap(member) for member in self.members.values()):
+            try:
+                written = {name: kept[name] or _sampled(self, member) for name, member in self.members.items()}
+                return DomainTexts(written, "sampled")
+            except RegError as failure:
+                remark(self.progress, f"no text of the members: {failure.message}; built-in text is used")
+        return DomainTexts(_built_in(self), "built-in")
 
     @cached_property
     def model(self) -> Model:
@@ -177,17 +188,6 @@ class Examination:
         return f"see which member or method is at fault: reg evaluate {self.quoted} {data} --baselines"
 
     @property
-    def is_decided_by_prompt(self) -> bool:
-        """True if the whole prompt weighs the members, so that no token before its end has a probability."""
-        return "routing" in self.config and self.config.get("routing_tokens") == 0
-
-    @cached_property
-    def experts(self) -> tuple[str, ...]:
-        """The names of the experts or members, in their order."""
-        names = tuple(composed_of(self.path))
-        return names if len(names) == self.model.experts else tuple(map(str, range(self.model.experts)))
-
-    @property
     def scored(self) -> dict[str, float]:
         """Domain → perplexity."""
         return self._pass[0]
@@ -197,14 +197,21 @@ class Examination:
         """Domain → expert → share of the domain's tokens that go to it first, by layer."""
         tally = self._pass[1]
         assert tally is not None
-        return tally.routing(self.experts)
+        return tally.routing(self.model.expert_names)
 
     @cached_property
     def _pass(self) -> tuple[dict[str, float], Tally | None]:
         tally = Tally(self.model.layers, self.model.experts) if self.model.experts else None
-        found = perplexities_of(self.model, self.texts.windows, self.settings, self.progress, tally=tally)
+        found = self.perplexities_of(self.model, self.texts.windows, tally)
         self.perplexity.update(found)
         return found, tally
+
+    def perplexities_of(
+        self, model: Model, windows: Mapping[str, Calibration], tally: Tally | None = None
+    ) -> dict[str, float]:
+        """Return domain → perplexity of a model."""
+        losses = losses_of(model, windows, self.settings, self.progress, tally=tally)
+        return {domain: loss.perplexity for domain, loss in losses.items()}
 
 
 def listed(value: Any) -> list[Any]:
@@ -239,22 +246,6 @@ BUILT_IN = {
     ),
 }
 """Domain → its text."""
-
-
-def domain_texts(folder: Examination) -> DomainTexts:
-    """Return the text of each domain (errors as `test_windows`)."""
-    if folder.data:
-        return DomainTexts(test_windows(folder.data, folder.path, folder.settings), "given")
-    kept = {name: _kept(member, folder.settings) for name, member in folder.members.items()}
-    if kept and all(text is not None for text in kept.values()):
-        return DomainTexts({name: text for name, text in kept.items() if text is not None}, "kept")
-    if kept and all(is_cheap(member) for member in folder.members.values()):
-        try:
-            written = {name: kept[name] or _sampled(folder, member) for name, member in folder.members.items()}
-            return DomainTexts(written, "sampled")
-        except RegError as failure:
-            remark(folder.progress, f"no text of the members: {failure.message}; built-in text is used")
-    return DomainTexts(_built_in(folder), "built-in")
 
 
 def is_cheap(member: Member) -> bool:
@@ -303,7 +294,7 @@ def _built_in(folder: Examination) -> dict[str, Calibration]:
             path = temporary / f"{domain}.txt"
             path.write_text(text, encoding="utf-8")
             files[domain] = [path]
-        texts = test_windows(files, folder.path, folder.settings)
+        texts = text_windows(files, folder.path, folder.settings)
     unknown = getattr(folder.tokenizer, "unk_token_id", None)
     known = {
         domain: text

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from registry.io.display import counted
+
 Severity = Literal["ok", "warning", "error", "skipped"]
 Cost = Literal["headers", "weights", "forward"]
 """What a check reads: small files and headers; every weight once; or what the loaded model computes."""
@@ -80,7 +82,7 @@ class Diagnosis:
             return f"{self.folder} {judged}: {_first_of(errors)}"
         if warnings:
             return f"{self.folder} has no error, but {_first_of(warnings)}"
-        checks = _count(len({finding.check for finding in passed}), "check")
+        checks = counted(len({finding.check for finding in passed}), "check")
         skipped = {finding.check for finding in self.of("skipped")}
         return f"{self.folder} looks healthy: {checks} passed" + (f", {len(skipped)} skipped" if skipped else "")
 
@@ -106,9 +108,5 @@ class Diagnosis:
 
 
 def _first_of(found: list[Finding]) -> str:
-    more = f" (and {_count(len(found) - 1, f'more {found[0].severity}')})" if len(found) > 1 else ""
+    more = f" (and {counted(len(found) - 1, f'more {found[0].severity}')})" if len(found) > 1 else ""
     return f"{found[0].message}{more}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

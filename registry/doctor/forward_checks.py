@@ -12,7 +12,7 @@ from registry.calibration import Calibration
 from registry.doctor.examination import CHEAP, Examination, dense_model, is_cheap
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.errors import CheckpointError, first_line
-from registry.evaluation.scoring import perplexities_of
+from registry.evaluation.model_folders import decided_by_prompt
 from registry.evaluation.stored import widest
 from registry.io.display import few, printable
 from registry.runtime.loading import quiet_transformers
@@ -48,12 +48,12 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
     if len(exam.texts.windows) < 2:
         yield skipped("one expert may get all tokens of one domain: give --data of two domains or more")
         return
-    routing = exam.routing  # domain → expert → share by layer
+    routing, experts = exam.routing, exam.model.expert_names  # routing: domain → expert → share by layer
     layers = range(exam.model.layers)
     collapsed = {
         layer: expert
         for layer in layers
-        for expert in exam.experts
+        for expert in experts
         if all(shares[expert][layer] > _ALL for shares in routing.values())
     }
     least = min(
@@ -68,7 +68,7 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
         layer, expert = next(iter(collapsed.items()))
         more = f" ({len(collapsed)} of {len(layers)} layers do so)" if len(collapsed) > 1 else ""
         yield warning(f"layer {layer}'s router sends nearly all tokens of every domain to expert {expert}{more}")
-    idle = [expert for expert in exam.experts if expert in routing and fmean(routing[expert][expert]) < _NONE]
+    idle = [expert for expert in experts if expert in routing and fmean(routing[expert][expert]) < _NONE]
     if idle and not collapsed:
         yield warning(f"{few(idle)}: gets less than 1 % of its own domain's tokens", _routers_of(exam))
     if not idle and not collapsed:
@@ -82,7 +82,7 @@ def check_routing(exam: Examination) -> Iterator[Finding]:
 
 def check_perplexity(exam: Examination) -> Iterator[Finding]:
     """Compare the perplexity with that of guesses that read no text before the token: by counts, and uniform."""
-    if exam.is_decided_by_prompt:
+    if decided_by_prompt(exam.config):
         yield skipped("the whole prompt weighs its members, so it has no perplexity")
         return
     size, found = exam.uniform, exam.scored
@@ -134,7 +134,7 @@ def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
     own: dict[str, float] = {}
     for domain in domains:
         with dense_model(exam, domain, [exam.members[domain]]) as model:
-            own |= perplexities_of(model, {domain: windows[domain]}, exam.settings, exam.progress)
+            own |= exam.perplexities_of(model, {domain: windows[domain]})
     ours, experts = _mean([exam.scored[domain] for domain in domains]), _mean(list(own.values()))
     said = f"perplexity {ours:.4g} over {few(domains)}, each domain's own expert {experts:.4g}"
     members = list(exam.members.values())
@@ -143,7 +143,7 @@ def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
         yield passed(f"{said}; members of several architectures have no averaged weights")
         return
     with dense_model(exam, "average", members) as model:
-        average = _mean(list(perplexities_of(model, windows, exam.settings, exam.progress).values()))
+        average = _mean(list(exam.perplexities_of(model, windows).values()))
     data = " ".join(f"--data {domain}=FILE" for domain in domains)
     if ours > average * _WORSE:
         yield warning(
@@ -200,7 +200,7 @@ def _cause(exam: Examination) -> str:
     if name is None or exam.texts.source == "built-in":
         return ""
     with dense_model(exam, name, [exam.members[name]]) as model:
-        alone = perplexities_of(model, {name: windows[name]}, exam.settings, exam.progress)[name]
+        alone = exam.perplexities_of(model, {name: windows[name]})[name]
     blame = "the member is broken itself" if alone > exam.uniform else "so the merge broke it, not the member"
     return f"; its member {name} alone has {alone:,.4g}, {blame}"
 

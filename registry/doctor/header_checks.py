@@ -14,7 +14,7 @@ from registry.checkpoint.adapter import is_adapter
 from registry.checkpoint.model_files import TOKENIZER_FILES
 from registry.doctor.examination import FLOATS, Examination, listed
 from registry.doctor.finding import Finding, error, passed, skipped, warning
-from registry.doctor.tensor_names import in_words, is_embedding, is_expert, is_head, named, numbers_of, role_of
+from registry.doctor.tensor_names import in_words, named, numbers_of, role_of, tensors_of
 from registry.errors import CheckpointError, ConflictError, RegError, first_line, is_foreign
 from registry.io.display import few, printable
 from registry.io.dtypes import NAMES, SAFETENSORS
@@ -311,9 +311,9 @@ def _positions(config: dict[str, Any]) -> Iterator[Finding]:
 def check_tied(folder: Examination) -> Iterator[Finding]:
     """Check that the head is there, or is tied to the embedding."""
     tensors = folder.tensors
-    if isinstance(folder.config.get("members"), list) or not any(map(is_embedding, tensors)):
+    if isinstance(folder.config.get("members"), list) or not tensors_of("embedding", tensors):
         return  # each member has its own; or it is of an architecture with other names
-    if folder.config.get("tie_word_embeddings") is False and not any(map(is_head, tensors)):
+    if folder.config.get("tie_word_embeddings") is False and not tensors_of("head", tensors):
         yield error(
             "config.json says tie_word_embeddings false, but there is no lm_head.weight, so its head would be random",
             "set tie_word_embeddings to true in config.json, if the model was trained so",
@@ -367,8 +367,8 @@ def _first_of(names: list[str]) -> str:
 def _odd_experts(folder: Examination) -> Iterator[Finding]:
     """Find tensors that one expert of a layer lacks, or has in another shape: transformers does not name them."""
     found: dict[str, dict[tuple[int, ...], str]] = defaultdict(dict)
-    for name in folder.tensors:
-        if is_expert(name) and len(numbers_of(name)) >= 2:
+    for name in tensors_of("experts", folder.tensors):
+        if len(numbers_of(name)) >= 2:
             found[role_of(name)][numbers_of(name)] = name
     experts = {key for names in found.values() for key in names}
     for role, names in sorted(found.items()):

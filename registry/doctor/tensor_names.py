@@ -23,24 +23,23 @@ _ADDED = ("head_maps.", "evidence", "thresholds")
 """Parts of the names of tensors that context routing adds to a model's own."""
 
 
-def is_router(name: str) -> bool:
-    """Tell whether a tensor is the weight of a layer's router."""
-    return GATE.fullmatch(name.removesuffix(".weight")) is not None
+def part_of(name: str) -> str:
+    """Return the part of a model that a tensor belongs to, in a word; `part` if its name says none."""
+    parts = {
+        "router": GATE.fullmatch(name.removesuffix(".weight")) is not None,
+        "experts": ".experts." in name,
+        "norm": "norm" in name,
+        "attention": "attn" in name or "attention" in name,
+        "MLP": ".mlp." in name or ".feed_forward." in name,
+        "embedding": name.endswith(_EMBEDDINGS),
+        "head": name.endswith(_HEADS) and _LAYER.search(name) is None,
+    }
+    return next((part for part, is_it in parts.items() if is_it), "part")
 
 
-def is_expert(name: str) -> bool:
-    """Tell whether a tensor belongs to the experts of a layer."""
-    return ".experts." in name
-
-
-def is_embedding(name: str) -> bool:
-    """Tell whether a tensor is the embedding of tokens."""
-    return name.endswith(_EMBEDDINGS)
-
-
-def is_head(name: str) -> bool:
-    """Tell whether a tensor is the head, outside the layers."""
-    return name.endswith(_HEADS) and _LAYER.search(name) is None
+def tensors_of(part: str, names: Iterable[str]) -> list[str]:
+    """Return the names of the tensors that belong to a part (`part_of`)."""
+    return [name for name in names if part_of(name) == part]
 
 
 def layer_of(name: str) -> int | None:
@@ -63,23 +62,15 @@ def is_made_up(name: str, config: Mapping[str, Any]) -> bool:
     """Tell whether context routing made a tensor, so that it has zeros and large constants on purpose."""
     added = config.get(CONTEXT_LAYERS)
     if isinstance(added, list) and added:
-        return layer_of(name) in added or is_router(name) or layer_of(name) is None
+        return layer_of(name) in added or part_of(name) == "router" or layer_of(name) is None
     return any(part in name for part in _ADDED)
 
 
 def in_words(name: str) -> str:
     """Return what a tensor is, as in `layer 3's router`."""
     layer, expert, member = _LAYER.search(name), _EXPERT.search(name), _MEMBER.search(name)
-    parts = {
-        "router": is_router(name),
-        f"expert {expert[1]}" if expert else "experts": is_expert(name),
-        "norm": "norm" in name,
-        "attention": "attn" in name or "attention" in name,
-        "MLP": ".mlp." in name or ".feed_forward." in name,
-        "embedding": is_embedding(name),
-        "head": is_head(name),
-    }
-    part = next((part for part, is_it in parts.items() if is_it), "part")
+    part = part_of(name)
+    part = f"expert {expert[1]}" if expert and part == "experts" else part
     found = f"layer {layer[1]}'s {part}" if layer else f"the {part}" if part != "part" else "a tensor"
     return f"{found} of member {member[1]}" if member else found
 

@@ -12,16 +12,7 @@ import torch
 from registry.checkpoint.model_files import Stored
 from registry.doctor.examination import FLOATS, Examination
 from registry.doctor.finding import Finding, error, warning
-from registry.doctor.tensor_names import (
-    in_words,
-    is_embedding,
-    is_expert,
-    is_head,
-    is_made_up,
-    is_router,
-    named,
-    role_of,
-)
+from registry.doctor.tensor_names import in_words, is_made_up, named, part_of, role_of, tensors_of
 from registry.errors import CheckpointError
 from registry.io.dtypes import NAMES
 from registry.io.torch_blocks import torch_dtype
@@ -69,8 +60,7 @@ def check_values(folder: Examination) -> Iterator[Finding]:
         for name, values in trained.items()
         if not values.largest and not values.zero_experts and len(folder.tensors[name].shape) > 1
     ]
-    needed = [name for name in zeros if is_expert(name) or is_router(name) or is_embedding(name) or is_head(name)]
-    if needed:
+    if needed := [name for name in zeros if part_of(name) in ("experts", "router", "embedding", "head")]:
         yield error(_are(needed, "zero all over"), folder.again or _ZERO)
     if others := [name for name in zeros if name not in needed]:
         yield warning(f"{_are(others, 'zero all over')}: it adds nothing to the stream")
@@ -81,8 +71,7 @@ def check_head(folder: Examination) -> Iterator[Finding]:
     """Compare a stored head with the embedding that config.json makes it share."""
     if not folder.config.get("tie_word_embeddings", False) or isinstance(folder.config.get("members"), list):
         return
-    heads = [name for name in folder.tensors if is_head(name)]
-    embeddings = [name for name in folder.tensors if is_embedding(name)]
+    heads, embeddings = (tensors_of(part, folder.tensors) for part in ("head", "embedding"))
     if len(heads) != 1 or len(embeddings) != 1:
         return
     if not _equal(folder.tensors[heads[0]], folder.tensors[embeddings[0]]):
@@ -125,7 +114,7 @@ def _read(folder: Examination) -> dict[str, _Values]:
         for name in names:
             stored = folder.tensors[name]
             for start, part in _blocks(stored):
-                _take(seen[name], part, start, joint=len(stored.shape) == 3 and is_expert(name))
+                _take(seen[name], part, start, joint=len(stored.shape) == 3 and part_of(name) == "experts")
                 advance(part.numel() * part.element_size())
     return seen
 

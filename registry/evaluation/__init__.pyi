@@ -1,10 +1,9 @@
 from .accuracy_scores import AccuracyRow as AccuracyRow
 from .accuracy_scores import accuracy_scores as accuracy_scores
-from .benchmark import test_windows as test_windows
+from .benchmark import text_windows as text_windows
 from .extraction import Extraction as Extraction
 from .extraction import audit_registered as audit_registered
 from .methods import METHODS as METHODS
-from .methods import Method as Method
 from .methods import Sweep as Sweep
 from .model_folders import check_model_folders as check_model_folders
 from .results import Continual as Continual

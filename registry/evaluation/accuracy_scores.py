@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError
-from registry.io.display import printable
+from registry.io.display import few, printable
 from registry.io.untrusted import read_json
 from registry.names.suggest import suggest
 from registry.workspace import PathLike
@@ -19,8 +19,7 @@ from registry.workspace import PathLike
 RESULTS_HINT = "name the results_*.json that lm_eval 0.4 or later wrote to its --output_path"
 CONDITIONS = {"n-shot": "shots", "versions": "version", "n-samples": "samples"}
 """Keys of a result file with the conditions of each task, which must be the same for all models, in our words."""
-LISTED = 8
-"""Most names that a message lists."""
+LISTED = 8  # most names in a message
 
 
 @dataclass(frozen=True)
@@ -224,9 +223,7 @@ def _check_conditions(task: _Task, name: str, result: _Result, own: _Result) -> 
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(_short(name) for name in names[:LISTED])
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"{shown}{more}" if names else "none"
+    return few([_short(name) for name in names], LISTED) or "none"
 
 
 def _short(value: object) -> str:

@@ -121,11 +121,10 @@ def make_benchmark(
         sources: the models to score; the first one's tokenizer makes the windows, and no other may contradict it.
         data: domain → test files.
         registered: active base models, and experts named like a domain; those of another tokenizer take no part.
-        progress: remarks on every domain without its own expert.
 
     Raises:
         IncompatibleError: a tokenizer contradicts the first one's.
-        CalibrationError, CheckpointError: as `test_windows`.
+        CalibrationError, CheckpointError: as `text_windows`.
     """
     first = sources[0]
     digest = tokenizer_digest(first.files)
@@ -144,11 +143,15 @@ def make_benchmark(
     comparable = [member for member in registered if member.version.ref not in reasons]
     limits = {source.name: source.limit for source in sources if source.limit is not None}
     limits |= {member.version.ref: member.architecture.max_position_embeddings for member in comparable}
-    settings = shortened(settings, limits, progress)
+    shortest = min(limits, key=lambda name: limits[name], default=None)
+    if shortest is not None and settings.seq_len > limits[shortest]:
+        longest = limits[shortest]
+        remark(progress, f"windows have {longest:,} tokens, not {settings.seq_len:,}: {shortest} takes no more")
+        settings = replace(settings, seq_len=longest)
     with temporary_folder() as temporary:
         if first.folder is None:
             write_files(temporary, first.files)
-        windows = test_windows(data, first.folder or temporary, settings)
+        windows = text_windows(data, first.folder or temporary, settings)
     counts = {domain: len(text.ids) for domain, text in windows.items()}
     if short := [f"{domain} has {count}" for domain, count in counts.items() if count < settings.windows]:
         remark(progress, f"domains of fewer than {settings.windows} windows are scored on all their text: {few(short)}")
@@ -157,7 +160,13 @@ def make_benchmark(
         if largest >= member.architecture.vocab_size:
             reasons[member.version.ref] = f"{member.version.ref} does not know token {largest} of the text"
     comparable = [member for member in comparable if member.version.ref not in reasons]
-    experts = _own_experts(comparable, list(data), first.composed)
+    own = {  # the composed version, else the newest
+        member.version.name: member
+        for member in comparable
+        if member.version.kind == "expert"
+        and first.composed.get(member.version.name, member.version.digest) == member.version.digest
+    }
+    experts = {domain: own[domain] for domain in data if domain in own}
     for domain in data:
         if domain not in experts:
             reason = _missing(domain, registered, first.composed.get(domain), reasons, first.name)
@@ -186,16 +195,6 @@ def _with_dtype(
     return replace(settings, dtype=compute_dtype(AUTO, own, settings.device))
 
 
-def _own_experts(members: Sequence[Member], domains: Sequence[str], composed: Mapping[str, str]) -> dict[str, Member]:
-    """Return domain → the expert of its name: the composed version, else the newest."""
-    experts = {}
-    for member in members:
-        version = member.version
-        if version.kind == "expert" and composed.get(version.name, version.digest) == version.digest:
-            experts[version.name] = member
-    return {domain: experts[domain] for domain in domains if domain in experts}
-
-
 def _missing(
     domain: str, registered: Sequence[Member], composed: str | None, reasons: Mapping[str, str], first: str
 ) -> str:
@@ -218,7 +217,7 @@ def _missing(
     return reasons[used.ref]
 
 
-def test_windows(
+def text_windows(
     data: Mapping[str, Sequence[Path]], tokenizer_folder: Path, settings: TestSettings
 ) -> dict[str, Calibration]:
     """Return each domain's windows.
@@ -241,9 +240,6 @@ def test_windows(
     return windows
 
 
-test_windows.__test__ = False  # type: ignore[attr-defined]
-
-
 def predicted(windows: Calibration) -> int:
     """Return the number of predicted tokens: all that count but the first of each window."""
     return int((windows.lengths - 1).sum())
@@ -258,12 +254,3 @@ def conflict(files: Mapping[str, bytes], other: Mapping[str, bytes]) -> str | No
         return tokenizer_conflict(files["tokenizer.json"], other["tokenizer.json"])
     short = ["none" if digest is None else digest[:12] for digest in digests]
     return f"digest {short[0]} against {short[1]}, and not both have a tokenizer.json that could be compared"
-
-
-def shortened(settings: TestSettings, limits: Mapping[str, int], progress: Progress) -> TestSettings:
-    """Return `settings` with windows that fit every model; `limits` is model name → longest window."""
-    name = min(limits, key=lambda name: limits[name], default=None)
-    if name is None or settings.seq_len <= limits[name]:
-        return settings
-    remark(progress, f"windows have {limits[name]:,} tokens, not {settings.seq_len:,}: {name} takes no more")
-    return replace(settings, seq_len=limits[name])

@@ -16,6 +16,9 @@ from registry.evaluation.scoring import Model, Tally, loss_of, open_model
 from registry.progress import Progress
 from registry.runtime.gates import experts_per_token
 
+_opened: dict[tuple[Path, TestSettings, tuple[tuple[str, int, int], ...]], Model] = {}
+"""The model that this process loaded last: its next task mostly needs the same."""
+
 
 @dataclass(frozen=True)
 class _Shared:
@@ -87,25 +90,16 @@ def score_in_task(
     progress: Progress,
 ) -> tuple[DomainLoss, Tally | None]:
     """Score one domain in a task, and return the loss and the experts that tokens went to."""
-    model = _loaded(shared)
-    tally = None if shape is None else Tally(*shape)
-    active = shared.experts_per_token
-    other = active is not None and active != model.experts_per_token
-    with (
-        experts_per_token(model.loaded, active) if other and active is not None else nullcontext(),
-        progress(f"evaluating {shared.name}", len(text.ids), "window") as advance,
-    ):
-        return loss_of(model, domain, text, shared.settings.batch_size, tally, expert, advance), tally
-
-
-_opened: dict[tuple[Path, TestSettings, tuple[tuple[str, int, int], ...]], Model] = {}
-"""The model that this process loaded last: its next task mostly needs the same."""
-
-
-def _loaded(shared: _Shared) -> Model:
     states = ((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(shared.folder.iterdir()))
     key = shared.folder, shared.settings, tuple(states)
     if key not in _opened:
         _opened.clear()
         _opened[key] = open_model(shared.name, shared.folder, shared.settings)
-    return _opened[key]
+    model = _opened[key]
+    tally = None if shape is None else Tally(*shape)
+    active = shared.experts_per_token
+    with (
+        nullcontext() if active in (None, model.experts_per_token) else experts_per_token(model.loaded, active),
+        progress(f"evaluating {shared.name}", len(text.ids), "window") as advance,
+    ):
+        return loss_of(model, domain, text, shared.settings.batch_size, tally, expert, advance), tally

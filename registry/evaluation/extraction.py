@@ -11,7 +11,6 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from os import PathLike
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,13 +33,12 @@ from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
 from registry.statistics.collect import SEED
 from registry.statistics.settings import DEFAULT_SEQ_LEN
-from registry.workspace import Workspace
+from registry.workspace import PathLike, Workspace
 from store.arrays import digest_of
 from store.catalog import VersionRecord
 from store.digest import json_digest
 
-_CHARACTERS_PER_TOKEN = 16
-"""Characters of a document that are tokenised for each token that is needed."""
+_CHARACTERS_PER_TOKEN = 16  # characters of a document that are tokenised for each token that is needed
 
 
 @dataclass(frozen=True)
@@ -186,8 +184,8 @@ def _similarities(
 
 def audit_registered(
     workspace: Workspace,
-    folders: Sequence[str | PathLike[str]],
-    data: Sequence[str | PathLike[str]],
+    folders: Sequence[PathLike],
+    data: Sequence[PathLike],
     settings: ExtractionSettings | None = None,
 ) -> list[Extraction]:
     """Audit models, and store the figures of compositions (arguments and errors as `Registry.audit_extraction`)."""

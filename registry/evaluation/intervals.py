@@ -1,33 +1,19 @@
 """Intervals of scores: how far a score would move on other text of the same domains."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from registry.evaluation.results import DomainLoss, PairedLoss, Row
+from registry.evaluation.results import DomainLoss, Row
 
-RESAMPLES = 2000
-"""B, the resamples of a bootstrap."""
-
-LEVEL = 0.95
-"""The share of resamples that an interval holds."""
+RESAMPLES = 2000  # B, the resamples of a bootstrap
+LEVEL = 0.95  # share of resamples that an interval holds
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """Intervals, [low, high], of a model's scores: domain → that of its score, only of domains of two or more windows;
-    and that of the average score, None if a domain is missing.
-    """
-
-    score: dict[str, list[float]]
-    average: list[float] | None
-
-
-def score_intervals(own: Mapping[str, DomainLoss], model: Mapping[str, DomainLoss]) -> Intervals:
+def score_intervals(losses: Mapping[str, DomainLoss]) -> tuple[dict[str, list[float]], list[float] | None]:
     """Return the intervals of a model's scores by the paired percentile bootstrap over windows.
 
     Windows are drawn with replacement, domain by domain, and the score 100 · exp(own loss − loss) is computed on each
@@ -35,18 +21,18 @@ def score_intervals(own: Mapping[str, DomainLoss], model: Mapping[str, DomainLos
     (Efron 1979; paired as in Koehn 2004, "Statistical Significance Tests for Machine Translation Evaluation"). Draws
     have a fixed seed: the same losses give the same interval. Windows of one document resemble one another, so an
     interval is somewhat too narrow if documents are much longer than windows.
+
+    Returns:
+        Domain → [low, high] of its score, only of domains with an own expert and two or more windows; and that of the
+        average score, None if a domain is missing.
     """
-    draws = {domain: _draws(own[domain], model[domain]) for domain in model if domain in own}
-    known = {domain: scores for domain, scores in draws.items() if scores is not None}
-    mean = _mean(list(known.values())) if len(known) == len(model) else None
-    return Intervals(
-        {domain: _interval(scores) for domain, scores in known.items()}, None if mean is None else _interval(mean)
-    )
+    draws = {domain: None if loss.own is None else _draws(loss.own, loss) for domain, loss in losses.items()}
+    mean = _mean(list(draws.values()))
+    found = {domain: _interval(scores) for domain, scores in draws.items() if scores is not None}
+    return found, None if mean is None else _interval(mean)
 
 
-def difference_interval(
-    first: Sequence[PairedLoss | None], second: Sequence[PairedLoss | None]
-) -> tuple[float, float] | None:
+def difference_interval(first: Sequence[DomainLoss | None], second: Sequence[DomainLoss | None]) -> list[float] | None:
     """Return the interval of the difference of two models' average scores, by the bootstrap of `score_intervals`.
 
     Both are scored on the same draws of windows: what makes a window hard for both cancels, and the interval is
@@ -57,17 +43,14 @@ def difference_interval(
         Low and high end of the first one's average less the second one's, in points; None if losses are not known, not
         of the same windows, or of fewer than two.
     """
-    draws: tuple[list[Any], list[Any]] = ([], [])
+    ours, theirs = list[Any](), list[Any]()
     for one, other in zip(first, second, strict=True):
-        if one is None or other is None or one.model.tokens != other.model.tokens:
+        if one is None or other is None or one.tokens != other.tokens:
             return None
-        for found, loss in zip(draws, (one, other), strict=True):
-            found.append(_draws(one.own or one.model, loss.model))
-    ours, theirs = _mean(draws[0]), _mean(draws[1])
-    if ours is None or theirs is None:
-        return None
-    low, high = _interval(ours - theirs)
-    return low, high
+        ours.append(_draws(one.own or one.nats, one))
+        theirs.append(_draws(one.own or one.nats, other))
+    means = _mean(ours), _mean(theirs)
+    return None if means[0] is None or means[1] is None else _interval(means[0] - means[1])
 
 
 def ahead_of(row: Row, other: Row) -> list[float] | None:
@@ -78,8 +61,7 @@ def ahead_of(row: Row, other: Row) -> list[float] | None:
     """
     if row.average is None or other.average is None or row.losses.keys() != other.losses.keys():
         return None
-    ends = difference_interval(*([one.losses[domain].blocks() for domain in row.losses] for one in (row, other)))
-    return None if ends is None else [*ends]
+    return difference_interval(*([one.losses[domain].blocks() for domain in row.losses] for one in (row, other)))
 
 
 def _mean(draws: Sequence[Float64[Tensor, "B"] | None]) -> Float64[Tensor, "B"] | None:
@@ -88,10 +70,10 @@ def _mean(draws: Sequence[Float64[Tensor, "B"] | None]) -> Float64[Tensor, "B"] 
     return torch.stack(known).mean(dim=0) if known and len(known) == len(draws) else None
 
 
-def _draws(own: DomainLoss, model: DomainLoss) -> Float64[Tensor, "B"] | None:
+def _draws(own: Sequence[float], model: DomainLoss) -> Float64[Tensor, "B"] | None:
     """Return the score on each resample, or None where a single window gives no spread."""
-    tokens = torch.tensor(own.tokens, dtype=torch.float64)  # (W,)
-    gains = torch.tensor(own.nats, dtype=torch.float64) - torch.tensor(model.nats, dtype=torch.float64)  # (W,)
+    tokens = torch.tensor(model.tokens, dtype=torch.float64)  # (W,)
+    gains = torch.tensor(own, dtype=torch.float64) - torch.tensor(model.nats, dtype=torch.float64)  # (W,)
     gains, tokens = gains[tokens > 0], tokens[tokens > 0]  # a window of one token predicts nothing
     if len(tokens) < 2:
         return None

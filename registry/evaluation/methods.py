@@ -4,7 +4,7 @@ The caller passes a function that composes (`Compose`), so that this module does
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +25,18 @@ DENSE = ("base", "experts", "average")
 """Rows that need no composition: the base model, every domain's expert, the averaged weights of the experts."""
 
 
-class Method(Compared):
-    """A row whose settings name its method too."""
-
-    def runs(self, seeds: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the settings of each composition that the row needs; `seeds` replaces the default number, if any."""
-        field_name = "train_seed" if "train_steps" in self.settings else "seed"
-        if not self.seeds:
-            yield dict(self.settings)
-            return
-        for seed in range(self.seeds if seeds is None else seeds):
-            yield {**self.settings, field_name: seed}
-
-
-def _rows() -> Iterator[tuple[str, Method]]:
-    """Yield name and row of every method that has rows: of routers, of trunks, of outputs."""
+def _rows() -> Iterator[tuple[str, Compared]]:
+    """Yield name and row of every method that has rows, with its method: of routers, of trunks, of outputs."""
     for of, methods in (("router", ROUTERS), ("trunk", TRUNKS), ("to", OUTPUTS)):
         for method in methods.values():
             rows = {method.name: Compared()} if method.compared is None else method.compared
             for name, row in rows.items():
                 reference = OUTPUTS.default.reference if of == "trunk" and "to" not in row.settings else {}
-                yield name, Method({**reference, of: method.name, **row.settings}, row.seeds, row.oracle)
+                yield name, replace(row, settings={**reference, of: method.name, **row.settings})
 
 
-METHODS: dict[str, Method] = dict(_rows())
-"""Name of a row → its method, in the order of the table. `context` is the default recipe of `reg compose`."""
+METHODS: dict[str, Compared] = dict(_rows())
+"""Name of a row → its settings, in the order of the table. `context` is the default recipe of `reg compose`."""
 
 
 def named_methods(names: Sequence[str]) -> list[str]:
@@ -107,7 +94,10 @@ class Sweep:
             label = f"{name}={f'{value:.12g}' if isinstance(value, float) else value}"
             if label in found:
                 raise InvalidInputError(f"{label} is given twice", "give each value once")
-            found[label] = self._with(name, value)
+            changed = {name: value}
+            if FIELDS[name].group:
+                changed = {"trunk_options": {**self.recipe.trunk_options, name: value}}
+            found[label] = self.recipe.replace(**changed)
         return found
 
     def _check(self, name: str, values: Sequence[Any]) -> None:
@@ -125,8 +115,3 @@ class Sweep:
             raise InvalidInputError(f"the values of {name} must be a list", f"such as sweep={{{name!r}: [V1, V2]}}")
         if not values:
             raise InvalidInputError(f"there is no value of {name} to sweep", f"such as --sweep {name}=V1,V2")
-
-    def _with(self, name: str, value: Any) -> Recipe:
-        if FIELDS[name].group:
-            return self.recipe.replace(trunk_options={**self.recipe.trunk_options, name: value})
-        return self.recipe.replace(**{name: value})

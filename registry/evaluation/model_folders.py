@@ -1,17 +1,17 @@
-"""Checks of the folders of an evaluation, without torch, so that wrong input is reported at once."""
+"""Checks of the folders of an evaluation or a diagnosis, without torch, so that wrong input is reported at once."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from registry.calibration.corpus import check_files
+from registry.checkpoint.hub_download import is_hub_reference
 from registry.checkpoint.model_files import read_config
 from registry.errors import CheckpointError, InvalidInputError, RegError
 from registry.io.model_folder import MARKER
 from registry.names.reference import require_list
-from registry.workspace import Workspace
+from registry.workspace import PathLike, Workspace
 
 MOST_COUNTS = 1024
 """Most numbers of experts per token that `all` stands for: the number of experts is read from an untrusted file."""
@@ -19,10 +19,10 @@ MOST_COUNTS = 1024
 
 def check_model_folders(
     workspace: Workspace,
-    folders: Sequence[str | PathLike[str]],
+    folders: Sequence[PathLike],
     active_experts: Sequence[int] | Literal["all"] = (),
     *,
-    text: Mapping[str, Sequence[str | PathLike[str]]] | None = None,
+    text: Mapping[str, Sequence[PathLike]] | None = None,
     example: str = "reg evaluate moe/ --data code=FILE",
 ) -> tuple[int, ...] | Literal["all"]:
     """Check that folders hold models with so many experts, and return `active_experts`.
@@ -61,15 +61,23 @@ def check_model_folders(
     return counts
 
 
-def check_perplexities(folders: Sequence[str | PathLike[str]]) -> None:
-    """Check that no folder is an ensemble that the whole prompt decides on, which has no perplexity.
+def check_examined(folder: PathLike, data: Mapping[str, Sequence[PathLike]]) -> None:
+    """Check that a folder to examine, and the files of text to run it on, exist (CheckpointError, CalibrationError)."""
+    if not Path(folder).is_dir():
+        what = "is on the Hub, not a folder" if is_hub_reference(str(folder)) else "is not a folder"
+        raise CheckpointError(f"{folder} {what}", "name a model's folder, such as one that reg compose wrote")
+    check_files(data)
 
-    Raises:
-        InvalidInputError: a folder is one: a token's probability would depend on the tokens after it.
-    """
+
+def decided_by_prompt(config: Mapping[str, Any]) -> bool:
+    """Tell whether the whole prompt weighs the members, so that no token before its end has a probability."""
+    return "routing" in config and config.get("routing_tokens") == 0
+
+
+def check_perplexities(folders: Sequence[PathLike]) -> None:
+    """Check that the models in all folders have a perplexity (InvalidInputError: the whole prompt decides in one)."""
     for folder in map(Path, folders):
-        config = read_config(folder)
-        if "routing" in config and config.get("routing_tokens") == 0:
+        if decided_by_prompt(read_config(folder)):
             raise InvalidInputError(
                 f"{folder} has no perplexity: its routing tokens are 0, so the whole prompt weighs its members, and "
                 "the probability of a token would depend on that token and those after it",

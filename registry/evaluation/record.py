@@ -1,6 +1,7 @@
-"""The rows of an evaluated folder, and the record of figures with the composition that was evaluated."""
+"""The record of figures with the composition that was evaluated."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +18,28 @@ _COMPARED = ("oracle", "plain_average", "single_models", "bases")
 """Parts of a document that an evaluation has on request."""
 
 
-@dataclass(frozen=True)
-class FolderRows:
-    """The rows of one folder.
+def record_rows(
+    catalog: Catalog,
+    folder: Path,
+    benchmark: Benchmark,
+    row: Row,
+    *,
+    oracle: Row | None,
+    active_experts: Sequence[Row],
+    average: Row | None,
+    single: Sequence[Row],
+) -> None:
+    """Store the row of a folder if it is an unchanged composition of `catalog`, with the rows to compare it with.
 
-    Attributes:
-        row: as it is.
-        oracle: every token of a domain sent to the domain's expert; None if that was not asked for or cannot be.
-        active_experts: with other numbers of experts per token, ascending.
-        average: the members' averaged weights; None if it was not scored, or is that of other experts.
-        single: the base models and experts that were scored.
+    `oracle` has perfect routing, `active_experts` other numbers of experts per token; `single` are base models and
+    experts.
     """
-
-    row: Row
-    oracle: Row | None
-    active_experts: tuple[Row, ...]
-    average: Row | None
-    single: tuple[Row, ...]
-
-
-def record_rows(catalog: Catalog, name: str, folder: Path, benchmark: Benchmark, rows: FolderRows) -> None:
-    """Store the rows of a folder if it is an unchanged composition of `catalog`."""
     data = {domain: windows.digest for domain, windows in benchmark.windows.items()}
-    settings, active = asdict(benchmark.settings), [row.document() for row in rows.active_experts]
+    settings, active = asdict(benchmark.settings), [one.document() for one in active_experts]
     inputs: dict[str, Any] = {"data": data, "settings": settings}
     if active:  # a later evaluation without them leaves these where they are
-        inputs["active_experts"] = [row.experts_per_token for row in rows.active_experts]
-    scored = {row.name for row in rows.single}
+        inputs["active_experts"] = [one.experts_per_token for one in active_experts]
+    scored = {one.name for one in single}
     bases = [member.version for member in benchmark.bases if f"base {member.version.ref}" in scored]
     document = {
         "data": {
@@ -52,15 +48,15 @@ def record_rows(catalog: Catalog, name: str, folder: Path, benchmark: Benchmark,
         },
         "experts": {domain: member.version.digest for domain, member in benchmark.experts.items()},
         "settings": settings,
-        "figures": rows.row.document(),
-        "losses": stored_losses(rows.row.losses),
-        "oracle": None if rows.oracle is None else rows.oracle.document(),
+        "figures": row.document(),
+        "losses": stored_losses(row.losses),
+        "oracle": None if oracle is None else oracle.document(),
         **({"active_experts": active} if active else {}),
-        **({"plain_average": rows.average.document()} if rows.average else {}),
-        **({"single_models": [row.document() for row in rows.single]} if rows.single else {}),
+        **({"plain_average": average.document()} if average else {}),
+        **({"single_models": [one.document() for one in single]} if single else {}),
         **({"bases": {version.ref: version.digest for version in bases}} if bases else {}),
     }
-    store_figures(catalog, folder, json_digest(inputs), document, benchmark.progress, name=name)
+    store_figures(catalog, folder, json_digest(inputs), document, benchmark.progress, name=row.name)
 
 
 def store_figures(

@@ -9,14 +9,9 @@ from typing import Any
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
 
-MOST_BLOCKS = 200
-"""Blocks of windows that a domain's losses are stored in, at most."""
-
-_LARGEST_LOSS = 700.0
-"""Losses from here on have an exp(loss) that is too large for a float."""
-
-_DIGITS = 4
-"""Decimals of a stored loss, in nats: a score moves by less than a millionth."""
+MOST_BLOCKS = 200  # most blocks of windows that a domain's losses are stored in
+_LARGEST_LOSS = 700.0  # losses from here on have an exp(loss) that is too large for a float
+_DIGITS = 4  # decimals of a stored loss, in nats: a score moves by less than a millionth
 
 
 @dataclass(frozen=True)
@@ -77,10 +72,12 @@ class DomainLoss:
     Attributes:
         nats: the sum of the negative log-likelihoods of each window, in nats; one value a window.
         tokens: predicted tokens of each window.
+        own: as `nats`, of the domain's own expert on the same windows; None if it was not compared with one.
     """
 
     nats: tuple[float, ...]
     tokens: tuple[int, ...]
+    own: tuple[float, ...] | None = None
 
     @property
     def mean(self) -> float:
@@ -96,26 +93,12 @@ class DomainLoss:
         """Join neighbouring windows, so that at most `MOST_BLOCKS` are left: what is stored does not grow with text."""
         size = -(-len(self.nats) // MOST_BLOCKS)
         starts = range(0, len(self.nats), size)
-        return DomainLoss(
-            tuple(round(math.fsum(self.nats[start : start + size]), _DIGITS) for start in starts),
-            tuple(sum(self.tokens[start : start + size]) for start in starts),
-        )
 
+        def joined(nats: Sequence[float]) -> tuple[float, ...]:
+            return tuple(round(math.fsum(nats[start : start + size]), _DIGITS) for start in starts)
 
-@dataclass(frozen=True)
-class PairedLoss:
-    """Losses of a model and of a domain's own expert on the domain's text.
-
-    Attributes:
-        own: of the expert, on the same windows; None if it is not registered.
-    """
-
-    model: DomainLoss
-    own: DomainLoss | None
-
-    def blocks(self) -> "PairedLoss":
-        """Join neighbouring windows of both (`DomainLoss.blocks`)."""
-        return PairedLoss(self.model.blocks(), None if self.own is None else self.own.blocks())
+        tokens = tuple(sum(self.tokens[start : start + size]) for start in starts)
+        return DomainLoss(joined(self.nats), tokens, None if self.own is None else joined(self.own))
 
 
 @dataclass(frozen=True)
@@ -177,7 +160,7 @@ class Row:
     interval: dict[str, list[float]] = field(default_factory=dict)
     average_interval: list[float] | None = None
     ahead_of_average: list[float] | None = None
-    losses: dict[str, PairedLoss] = field(default_factory=dict, compare=False, repr=False)
+    losses: dict[str, DomainLoss] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "Row":
@@ -297,7 +280,7 @@ def _each(combine: Callable[[list[float]], float], values: Sequence[Any]) -> Any
     return combine(list(values))
 
 
-def stored_losses(losses: Mapping[str, PairedLoss]) -> dict[str, dict[str, list[Any]]]:
+def stored_losses(losses: Mapping[str, DomainLoss]) -> dict[str, dict[str, list[Any]]]:
     """Return the losses of a composition in the catalog's format: domain → tokens, composition, own.
 
     Each is a list of one value a block; a domain without an own expert has no `own`.
@@ -305,17 +288,16 @@ def stored_losses(losses: Mapping[str, PairedLoss]) -> dict[str, dict[str, list[
     document: dict[str, dict[str, list[Any]]] = {}
     for domain, loss in losses.items():
         blocks = loss.blocks()
-        document[domain] = {"tokens": list(blocks.model.tokens), "composition": list(blocks.model.nats)}
+        document[domain] = {"tokens": list(blocks.tokens), "composition": list(blocks.nats)}
         if blocks.own is not None:
-            document[domain]["own"] = list(blocks.own.nats)
+            document[domain]["own"] = list(blocks.own)
     return document
 
 
-def losses_in(document: Mapping[str, Any], domain: str) -> PairedLoss | None:
+def losses_in(document: Mapping[str, Any], domain: str) -> DomainLoss | None:
     """Return the losses on a domain in the document of an evaluation; None of one that stores none."""
     stored = document.get("losses", {}).get(domain)
     if stored is None:
         return None
-    tokens = tuple(stored["tokens"])
-    own = DomainLoss(tuple(stored["own"]), tokens) if "own" in stored else None
-    return PairedLoss(DomainLoss(tuple(stored["composition"]), tokens), own)
+    own = tuple(stored["own"]) if "own" in stored else None
+    return DomainLoss(tuple(stored["composition"]), tuple(stored["tokens"]), own)

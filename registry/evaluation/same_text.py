@@ -64,7 +64,7 @@ class Row:
         """Return the scores, none if they do not compare."""
         return self.of("score") if self.scores_compare else [None] * len(self.cells)
 
-    def ahead(self, first: int, second: int) -> tuple[float, float] | None:
+    def ahead(self, first: int, second: int) -> Interval:
         """Return the 95 % interval of how far one composition is ahead of another; None if it is not known."""
         return _difference([self], first, second)
 
@@ -78,7 +78,7 @@ class Row:
         return may_be_chance(lower, [None] * len(lower), self.ahead)
 
 
-def _difference(rows: Sequence[Row], first: int, second: int) -> tuple[float, float] | None:
+def _difference(rows: Sequence[Row], first: int, second: int) -> Interval:
     both = ([row.cells[at] for row in rows] for at in (first, second))
     return difference_interval(*([None if cell is None else cell.losses for cell in cells] for cells in both))
 
@@ -143,7 +143,7 @@ class Mean:
         """The 95 % interval of every composition's mean."""
         return [self.interval(at) for at in range(len(self.scores))]
 
-    def ahead(self, first: int, second: int) -> tuple[float, float] | None:
+    def ahead(self, first: int, second: int) -> Interval:
         """Return the 95 % interval of how far one composition's mean is ahead of another's; None if it is not known."""
         return _difference(self.rows, first, second)
 
@@ -189,7 +189,7 @@ def best(values: Sequence[float | None], *, least: bool = False, digits: int = 1
 def may_be_chance(
     values: Sequence[float | None],
     intervals: Sequence[Interval],
-    ahead: Callable[[int, int], tuple[float, float] | None],
+    ahead: Callable[[int, int], Interval],
 ) -> bool:
     """Tell whether the best value may be ahead of another by chance; False if nothing is known of its chance.
 
@@ -200,14 +200,13 @@ def may_be_chance(
     """
     known = [at for at, value in enumerate(values) if value is not None]
     first = max(known, key=lambda at: values[at] or 0, default=0)
-    return any(_is_chance(ahead(first, at), intervals[first], intervals[at]) for at in known if at != first)
-
-
-def _is_chance(ahead: tuple[float, float] | None, first: Interval, second: Interval) -> bool:
-    """Tell whether the interval of a difference holds 0, or, where it is not known, two intervals overlap."""
-    if ahead is not None:
-        return ahead[0] <= 0
-    return first is not None and second is not None and second[1] >= first[0]
+    for at in known:
+        if at != first:
+            difference, own, other = ahead(first, at), intervals[first], intervals[at]
+            overlap = own is not None and other is not None and other[1] >= own[0]
+            if overlap if difference is None else difference[0] <= 0:
+                return True
+    return False
 
 
 def uncovered(mean: Mean | None, experts: Sequence[Collection[str]]) -> list[str]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, InvalidInputError
 from registry.evaluation.results import DomainLoss, TestSettings
+from registry.io.model_folder import composed_of
 from registry.progress import Advance, Progress
 from registry.runtime.gates import (
     Gate,
@@ -34,8 +35,7 @@ from registry.runtime.gates import (
 from registry.runtime.loading import quiet_transformers
 from registry.runtime.upcast import load_for_pass
 
-ROUNDS = 9
-"""Timed turns, of which the median is taken; one more before them is not timed."""
+ROUNDS = 9  # timed turns, of which the median is taken; one more before them is not timed
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,12 @@ class Model:
     def experts(self) -> int:
         """E, the number of experts or members; 0 for a dense model."""
         return expert_count(self.loaded) if self.layers else 0
+
+    @property
+    def expert_names(self) -> list[str]:
+        """Names of the experts: the members in order, or numbers if the folder records no members."""
+        names = list(composed_of(self.folder))
+        return names if len(names) == self.experts else [str(number) for number in range(self.experts)]
 
     @property
     def active_parameters(self) -> int:
@@ -186,19 +192,6 @@ class Tally:
         return dict(zip(names, shares, strict=True))
 
 
-def perplexities_of(
-    model: Model,
-    windows: Mapping[str, Calibration],
-    settings: TestSettings,
-    progress: Progress,
-    *,
-    tally: Tally | None = None,
-) -> dict[str, float]:
-    """Return the perplexity of a model on each domain (arguments and errors as `losses_of`)."""
-    by_domain = losses_of(model, windows, settings, progress, tally=tally)
-    return {domain: loss.perplexity for domain, loss in by_domain.items()}
-
-
 def losses_of(
     model: Model,
     windows: Mapping[str, Calibration],
@@ -224,7 +217,17 @@ def losses_of(
             f"{model.name}: the tokenizer gives token {largest}, the model knows {known}",
             "put the tokenizer that the model was trained with into the folder",
         )
-    by_domain = (losses or _losses_here)(model, windows, settings, progress, tally, expert_of or {})
+    experts = expert_of or {}
+    if losses is not None:
+        by_domain = losses(model, windows, settings, progress, tally, experts)
+    else:
+        by_domain, total = {}, sum(len(text.ids) for text in windows.values())
+        with progress(f"evaluating {model.name}", total, "window") as advance:
+            for domain, text in windows.items():
+                loss = loss_of(model, domain, text, settings.batch_size, tally, experts.get(domain), advance)
+                by_domain[domain] = loss
+                if not math.isfinite(loss.mean):
+                    break
     for domain, loss in by_domain.items():
         if not math.isfinite(loss.perplexity):
             raise CheckpointError(
@@ -238,24 +241,6 @@ Losses = Callable[
     [Model, Mapping[str, Calibration], TestSettings, Progress, Tally | None, Mapping[str, int]], dict[str, DomainLoss]
 ]
 """Returns domain → loss, with arguments as `losses_of`; domains without an expert are routed."""
-
-
-def _losses_here(
-    model: Model,
-    windows: Mapping[str, Calibration],
-    settings: TestSettings,
-    progress: Progress,
-    tally: Tally | None,
-    expert_of: Mapping[str, int],
-) -> dict[str, DomainLoss]:
-    total = sum(len(text.ids) for text in windows.values())
-    losses = {}
-    with progress(f"evaluating {model.name}", total, "window") as advance:
-        for domain, text in windows.items():
-            losses[domain] = loss_of(model, domain, text, settings.batch_size, tally, expert_of.get(domain), advance)
-            if not math.isfinite(losses[domain].mean):
-                break
-    return losses
 
 
 @torch.no_grad()

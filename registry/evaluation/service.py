@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ from registry.io.work_dirs import temporary_folder, working_folder
 from registry.member import Member, load_members
 from registry.names.reference import require_list
 from registry.training import TrainSettings, train_mixture
-from registry.workspace import Workspace
+from registry.workspace import PathLike, Workspace
 
-Data = Mapping[str, Sequence[str | PathLike[str]]]
+Data = Mapping[str, Sequence[PathLike]]
 
 
 def evaluate_registered(
     workspace: Workspace,
-    folders: Sequence[str | PathLike[str]],
+    folders: Sequence[PathLike],
     data: Data,
     settings: TestSettings | None,
     wanted: Wanted,

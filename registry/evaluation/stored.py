@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from registry.evaluation.results import PairedLoss, losses_in
+from registry.evaluation.results import DomainLoss, Row, losses_in
 from store.catalog import CompositionRecord, EvaluationRecord
 
 FEW_TOKENS = 2000
@@ -62,21 +62,12 @@ class Measured:
     plain: float | None
     interval: Sequence[float] | None = None
     averages: frozenset[Average] = frozenset()
-    losses: PairedLoss | None = None
+    losses: DomainLoss | None = None
 
     @property
     def is_small(self) -> bool:
         """True if there are so few tokens that small differences can be chance."""
         return self.tokens < FEW_TOKENS
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model that was scored on the same text as a composition: domain → perplexity, and its average score."""
-
-    name: str
-    perplexity: Mapping[str, float]
-    average: float | None
 
 
 @dataclass(frozen=True)
@@ -190,8 +181,8 @@ class Score:
         return frozenset((row.domain, row.text, row.own) for row in rows)
 
     @property
-    def models(self) -> list[Model]:
-        """Every model that was scored on this text, the composition first.
+    def models(self) -> list[Row]:
+        """Every model that was scored on this text, by the names of pages, the composition first.
 
         Without rows of the experts there is one of their own perplexities, by the scores.
         """
@@ -206,10 +197,9 @@ class Score:
         if not any(row["name"].startswith("expert ") for row in single):
             perplexity = figures["perplexity"]
             own = {domain: score * perplexity[domain] / 100 for domain, score in figures["score"].items()}
-            average = 100.0 if own.keys() == perplexity.keys() else None
-            rows["each domain’s own expert"] = {"perplexity": own, "average": average}
-        found = [Model(name, row.get("perplexity") or {}, row.get("average")) for name, row in rows.items()]
-        return [one for one in found if one.perplexity]
+            alone = {"perplexity": own, "score": dict.fromkeys(own, 100.0), "tokens": perplexity}
+            rows["each domain’s own expert"] = alone
+        return [Row.from_document({**row, "name": name}) for name, row in rows.items() if row.get("perplexity")]
 
 
 def score_text(score: float | int | None, digits: int = 1) -> str:

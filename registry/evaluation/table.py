@@ -1,7 +1,7 @@
 """Evaluation table: perplexity by domain, and the normalised score of the DUME paper, one row a model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,8 +9,8 @@ from registry.errors import InvalidInputError
 from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.intervals import ahead_of, score_intervals
 from registry.evaluation.methods import METHODS, Compose, named_methods
-from registry.evaluation.record import FolderRows, record_rows
-from registry.evaluation.results import DomainLoss, PairedLoss, Row, over_seeds
+from registry.evaluation.record import record_rows
+from registry.evaluation.results import DomainLoss, Row, over_seeds
 from registry.evaluation.scoring import Model, Tally, relative_time
 from registry.io.display import few
 from registry.io.model_folder import composed_of
@@ -47,47 +47,45 @@ class Wanted:
         return self.baselines or dense in named_methods(self.methods)
 
 
+@dataclass
 class Table:
     """The rows of one table, which share a benchmark; those of a composition are stored with it in the catalog."""
 
-    def __init__(self, benchmark: Benchmark, wanted: Wanted, catalog: Catalog) -> None:
-        self._benchmark = benchmark
-        self._wanted = wanted
-        self._catalog = catalog
-        self._progress = benchmark.progress
-        self._own: dict[str, DomainLoss] = {}
-        self._average: Row | None = None
-        self._single: tuple[Row, ...] = ()
+    benchmark: Benchmark
+    wanted: Wanted
+    catalog: Catalog
+    _own: dict[str, DomainLoss] = field(default_factory=dict)
+    _average: Row | None = None
+    _single: tuple[Row, ...] = ()
 
     def dense_rows(self) -> list[Row]:
         """Return the selected rows for base models, experts and their average, and measure the experts."""
-        benchmark = self._benchmark
         measured: list[tuple[Row, dict[str, DomainLoss]]] = []
 
         def measure(name: str, label: str, members: Sequence[Member]) -> dict[str, DomainLoss]:
-            with benchmark.dense(label, members) as model:
-                losses = benchmark.losses_of(model)
+            with self.benchmark.dense(label, members) as model:
+                losses = self.benchmark.losses_of(model)
                 measured.append((self._row(name, losses, model), losses))
             return losses
 
-        if self._wanted.has("base"):
-            if not benchmark.bases:
-                remark(self._progress, f"no row for a base model: {benchmark.no_base}")
-            for member in benchmark.bases:
+        if self.wanted.has("base"):
+            if not self.benchmark.bases:
+                self._remark(f"no row for a base model: {self.benchmark.no_base}")
+            for member in self.benchmark.bases:
                 measure(f"base {member.version.ref}", member.version.ref, [member])
-        for domain, member in benchmark.experts.items():
-            if self._wanted.has("experts"):
+        for domain, member in self.benchmark.experts.items():
+            if self.wanted.has("experts"):
                 self._own[domain] = measure(f"expert {domain}", member.version.ref, [member])[domain]
             else:
-                with benchmark.dense(member.version.ref, [member]) as model:
-                    self._own |= benchmark.losses_of(model, {domain: benchmark.windows[domain]})
-        members = [benchmark.experts[name] for name in sorted(benchmark.experts)]
-        if self._wanted.has("average"):
+                with self.benchmark.dense(member.version.ref, [member]) as model:
+                    self._own |= self.benchmark.losses_of(model, {domain: self.benchmark.windows[domain]})
+        members = [self.benchmark.experts[name] for name in sorted(self.benchmark.experts)]
+        if self.wanted.has("average"):
             if len(members) < 2:
                 given = "there is none" if not members else f"there is one, {members[0].name}"
-                remark(self._progress, f"no row for averaged weights: they take experts of two domains, and {given}")
+                self._remark(f"no row for averaged weights: they take experts of two domains, and {given}")
             elif any(member.architecture != members[0].architecture for member in members):
-                remark(self._progress, "no row for averaged weights: the experts' architectures differ")
+                self._remark("no row for averaged weights: the experts' architectures differ")
             else:
                 measure("average", "averaged weights", members)
         rows = [self._scored(row, losses) for row, losses in measured]  # all own losses are known now
@@ -100,56 +98,62 @@ class Table:
 
         With `oracle` return the oracle's row alone.
         """
-        model = self._benchmark.open(name, folder)
-        experts = _expert_names(folder, model)
+        model = self.benchmark.open(name, folder)
         if oracle:
-            return [row] if (row := self._oracle_row(name, model, experts)) else []
+            return [row] if (row := self._oracle_row(name, model)) else []
         members = composed_of(folder)
-        row = self._routed_row(model, experts, members)
-        upper = self._oracle_row(f"{name} oracle", model, experts) if self._wanted.oracle else None
-        curve = tuple(self._active_row(f"{name} top-{count}", model, row, count) for count in active)
-        scored = {domain: member.version.digest for domain, member in self._benchmark.experts.items()}
+        row = self._routed_row(model, members)
+        upper = self._oracle_row(f"{name} oracle", model) if self.wanted.oracle else None
+        curve = [self._active_row(f"{name} top-{count}", model, row, count) for count in active]
+        scored = {domain: member.version.digest for domain, member in self.benchmark.experts.items()}
         average = self._average if members == scored else None
         if average is not None:
             row = replace(row, ahead_of_average=ahead_of(row, average))
         if self._average is not None and average is None and members:
             of = f"averaged weights are those of {few(sorted(scored))}"
-            remark(self._progress, f"{of}, and {name} has other experts: their row is not stored with it")
-        found = FolderRows(row, upper, curve, average, self._single)
-        record_rows(self._catalog, name, folder, self._benchmark, found)
+            self._remark(f"{of}, and {name} has other experts: their row is not stored with it")
+        record_rows(
+            self.catalog,
+            folder,
+            self.benchmark,
+            row,
+            oracle=upper,
+            active_experts=curve,
+            average=average,
+            single=self._single,
+        )
         return [row, *([upper] if upper else []), *curve]
 
     def method_rows(self, name: str, compose: Compose) -> list[Row]:
         """Return the rows of a method, as means over its seeds; each composition is deleted once it is scored."""
         method = METHODS[name]
         runs: list[list[Row]] = []
-        for settings in method.runs(self._wanted.seeds):
-            with temporary_folder(self._benchmark.work) as temporary:
+        for settings in method.runs(self.wanted.seeds):
+            with temporary_folder(self.benchmark.work) as temporary:
                 folder = temporary / name
                 try:
                     compose(settings, folder)
                 except InvalidInputError as error:
-                    if "all" not in self._wanted.methods:
+                    if "all" not in self.wanted.methods:
                         raise
-                    remark(self._progress, f"no row for {name}: {error.message}")
+                    self._remark(f"no row for {name}: {error.message}")
                     return []
                 runs.append(self.folder_rows(name, folder, oracle=method.oracle))
         return [over_seeds(rows) for rows in zip(*runs, strict=True)]
 
     def swept_rows(self, name: str, compose: Compose) -> list[Row]:
         """Return the rows of one value of a sweep; its composition is deleted once it is scored."""
-        with temporary_folder(self._benchmark.work) as temporary:
+        with temporary_folder(self.benchmark.work) as temporary:
             folder = temporary / "swept"
             compose({}, folder)
             return self.folder_rows(name, folder)
 
-    def _routed_row(self, model: Model, experts: Sequence[str], composed: Mapping[str, str]) -> Row:
-        benchmark = self._benchmark
+    def _routed_row(self, model: Model, composed: Mapping[str, str]) -> Row:
         if not model.layers:
-            return self._row(model.name, benchmark.losses_of(model), model)
-        tally = Tally(model.layers, len(experts))
-        losses = benchmark.losses_of(model, tally=tally)
-        time = self._relative_time(model, composed) if self._wanted.speed and model.routers else None
+            return self._row(model.name, self.benchmark.losses_of(model), model)
+        tally, experts = Tally(model.layers, model.experts), model.expert_names
+        losses = self.benchmark.losses_of(model, tally=tally)
+        time = self._relative_time(model, composed) if self.wanted.speed and model.routers else None
         return self._row(
             model.name,
             losses,
@@ -169,59 +173,54 @@ class Table:
                 row, name=name, accuracy={}, load={}, routing={}, weights={}, accuracy_by_tokens={}, relative_time=None
             )  # as the other rows, which have scores and costs alone
         with experts_per_token(model.loaded, count):
-            benchmark = self._benchmark
             named = replace(model, name=name)
-            return self._row(name, benchmark.losses_of(named), named)
+            return self._row(name, self.benchmark.losses_of(named), named)
 
-    def _oracle_row(self, name: str, model: Model, experts: Sequence[str]) -> Row | None:
-        benchmark = self._benchmark
-        known = {domain: windows for domain, windows in benchmark.windows.items() if domain in experts}
+    def _oracle_row(self, name: str, model: Model) -> Row | None:
+        experts = model.expert_names
+        known = {domain: windows for domain, windows in self.benchmark.windows.items() if domain in experts}
         if not model.routers or not known:
             reason = "no domain is a member of it" if model.routers else "it is not a mixture"
-            remark(self._progress, f"no row with perfect routing for {model.name}: {reason}")
+            self._remark(f"no row with perfect routing for {model.name}: {reason}")
             return None
-        if missing := [domain for domain in benchmark.windows if domain not in known]:
-            remark(self._progress, f"no perfect routing of {', '.join(missing)} in {model.name}: not among its members")
+        if missing := [domain for domain in self.benchmark.windows if domain not in known]:
+            self._remark(f"no perfect routing of {', '.join(missing)} in {model.name}: not among its members")
         numbers = {domain: experts.index(domain) for domain in known}
         named = replace(model, name=f"{model.name} with perfect routing")  # its progress is a step of its own
-        return self._row(name, benchmark.losses_of(named, known, expert_of=numbers), model)
+        return self._row(name, self.benchmark.losses_of(named, known, expert_of=numbers), model)
 
     def _relative_time(self, model: Model, composed: Mapping[str, str]) -> float | None:
-        benchmark = self._benchmark
         members = [
-            expert for expert in benchmark.experts.values() if composed.get(expert.name) == expert.version.digest
+            expert for expert in self.benchmark.experts.values() if composed.get(expert.name) == expert.version.digest
         ]
         if not members:
-            remark(self._progress, f"no relative time for {model.name}: none of its experts is registered for a domain")
+            self._remark(f"no relative time for {model.name}: none of its experts is registered for a domain")
             return None
-        windows = next(iter(benchmark.windows.values()))
-        with benchmark.dense(members[0].version.ref, members[:1]) as dense:
-            return relative_time(model, dense, windows, benchmark.settings.batch_size)
+        windows = next(iter(self.benchmark.windows.values()))
+        with self.benchmark.dense(members[0].version.ref, members[:1]) as dense:
+            return relative_time(model, dense, windows, self.benchmark.settings.batch_size)
+
+    def _remark(self, text: str) -> None:
+        remark(self.benchmark.progress, text)
 
     def _scored(self, row: Row, losses: Mapping[str, DomainLoss]) -> Row:
         """Return a row with its scores and their intervals."""
         own = {domain: loss for domain, loss in self._own.items() if domain in losses}
-        intervals = score_intervals(own, losses)
+        known = {**losses, **{domain: replace(losses[domain], own=loss.nats) for domain, loss in own.items()}}
         score = {domain: 100 * (loss.perplexity / row.perplexity[domain]) for domain, loss in own.items()}
-        known = {domain: PairedLoss(loss, own.get(domain)) for domain, loss in losses.items()}
-        row = replace(row, score=score, interval=intervals.score, losses=known)
-        return replace(row, average_interval=intervals.average if row.average is not None else None)
+        interval, average = score_intervals(known)
+        row = replace(row, score=score, interval=interval, losses=known)
+        return replace(row, average_interval=average if row.average is not None else None)
 
     def _row(self, name: str, losses: Mapping[str, DomainLoss], model: Model, **routing: Any) -> Row:
         row = Row(
             name,
             {domain: loss.perplexity for domain, loss in losses.items()},
             {},
-            self._benchmark.tokens,
+            self.benchmark.tokens,
             parameters=model.parameters,
             active_parameters=model.active_parameters,
             experts_per_token=model.experts_per_token,
             **routing,
         )
         return self._scored(row, losses)
-
-
-def _expert_names(folder: Path, model: Model) -> list[str]:
-    """Return the names of the experts: the members in order, or numbers if the folder records no members."""
-    names = list(composed_of(folder))
-    return names if len(names) == model.experts else [str(number) for number in range(model.experts)]

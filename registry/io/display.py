@@ -28,9 +28,9 @@ def some(names: list[str]) -> str:
     return f"{few(names)} {'is' if len(names) == 1 else 'are'}"
 
 
-def few(names: list[str]) -> str:
+def few(names: list[str], most: int = 3) -> str:
     """Return the first few of `names`, and how many more there are: `a, b, c and 4 more`."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def printable(text: str, keep: Sequence[str] = ()) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -130,13 +130,13 @@ def build_report(
     return replace(figures, verdict=verdict(figures), warnings=advice(figures))
 
 
+@dataclass
 class Gathering:
     """Queries to the registry for a report; what is unavailable becomes a note."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self.notes: list[str] = []
-        self.opted_out: dict[str, str] = {}
+    workspace: Workspace
+    notes: list[str] = field(default_factory=list)
+    opted_out: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
     def _noted(self, problem: str) -> Iterator[None]:
@@ -147,7 +147,7 @@ class Gathering:
 
     def versions(self, manifest: CompositionManifest) -> dict[str, VersionRecord]:
         """Return name → active version for the members that are registered here; `opted_out` names those that were."""
-        versions, catalog = {}, self._workspace.catalog
+        versions, catalog = {}, self.workspace.catalog
         for member in manifest.members if manifest.from_base is None else manifest.versions:
             same = [version for version in catalog.versions(member.name) if version.digest == member.digest]
             if same and all(version.state != "active" for version in same):
@@ -161,7 +161,7 @@ class Gathering:
 
     def stored(self, digest: str, experts: Sequence[str]) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
         """Return the widest stored evaluation."""
-        evaluations = self._workspace.catalog.evaluations(digest)
+        evaluations = self.workspace.catalog.evaluations(digest)
         chosen = widest(evaluations, experts)
         if chosen is None:
             self.notes.append("there are no scores: no evaluation of this composition is stored here")
@@ -184,7 +184,7 @@ class Gathering:
 
     def active_experts(self, digest: str) -> tuple[ActiveExperts, ...]:
         """Return the figures by experts per token of the latest evaluation that has them."""
-        documents = (record.document for record in self._workspace.catalog.evaluations(digest))
+        documents = (record.document for record in self.workspace.catalog.evaluations(digest))
         rows: list[dict[str, Any]] = next(
             (each["active_experts"] for each in documents if "active_experts" in each), []
         )
@@ -196,7 +196,7 @@ class Gathering:
         trainings = []
         for name, version in versions.items():
             with self._noted(f"the training of {name} is not shown"):
-                if (record := training_record(self._workspace, version)) is not None:
+                if (record := training_record(self.workspace, version)) is not None:
                     trainings.append(training_figures(name, record))
         return tuple(trainings)
 
@@ -222,16 +222,15 @@ class Gathering:
         plan = preview = None
         with self._noted("its routing is not predicted"):
             manifest.check_makeable()
-            base = manifest.base and by_digest(self._workspace.catalog, manifest.base.name, manifest.base.digest, "it")
+            found = manifest.base and by_digest(self.workspace.catalog, manifest.base.name, manifest.base.digest, "it")
+            base = found.ref if found else None
             refs = [version.ref for version in versions.values()] if manifest.from_base is None else []
-            plan = plan_composition(
-                self._workspace, refs, recipe, base=base.ref if base else None, from_base=manifest.from_base
-            )
+            plan = plan_composition(self.workspace, refs, recipe, base=base, from_base=manifest.from_base)
             if not refs:
                 reason = "copies of one base model have no statistics, so their routing is not predicted"
                 self.notes.append(reason if manifest.parent else f"{reason}; before training it is random")
                 return plan, None
-            preview = preview_composition(self._workspace, refs, recipe, base=base.ref if base else None)
+            preview = preview_composition(self.workspace, refs, recipe, base=base)
             if manifest.parent:
                 self.notes.append("predictions from statistics concern the composition before its training")
         return plan, preview
@@ -243,7 +242,7 @@ class Gathering:
         overlap: tuple[tuple[str, str, float], ...] = ()
         if len(versions) == len(manifest.members):
             with self._noted("the overlap of masks is not available"):
-                members = [load_member(self._workspace, version) for version in versions.values()]
+                members = [load_member(self.workspace, version) for version in versions.values()]
                 overlap = output_of(manifest.recipe).mask_overlaps(members)
             with self._noted("the tree of masks is not available"):
                 return overlap, mask_joins([member.name for member in manifest.members], overlap)
@@ -262,7 +261,7 @@ class Gathering:
         Compositions are called as on all pages: by their latest folder; `folder` is the name of this one's, if it was
         found by that.
         """
-        bases = self._workspace.versions(kind="base")[:_BASES]
+        bases = self.workspace.versions(kind="base")[:_BASES]
         nodes, ancestors_of = list[Node](), dict[str, tuple[str, ...]]()
         for name, known in ((name, one) for name, one in versions.items() if one.kind == "expert"):
             with self._noted(f"the base model of {name} is not known"):
@@ -277,31 +276,28 @@ class Gathering:
                 continue
             label, caption = (version.ref, _caption(version)) if version else (member.name, member.digest[:12])
             nodes.append(Node(member.digest, label, "expert", ancestors_of.get(member.name, ()), caption))
-        sources = list(dict.fromkeys(one.digest for one in manifest.versions))
+        sources = tuple(dict.fromkeys(one.digest for one in manifest.versions))
         names = {one.digest: Path(one.folders[-1]).name for one in records if one.folders}
+        names |= {digest: folder} if folder else {}
 
-        def name_of(composition: str) -> str:
-            return names.get(composition, composition[:_DIGITS])
+        def add(composition: str, kind: str, of: tuple[str, ...], told: str) -> None:
+            label = names.get(composition, composition[:_DIGITS])
+            nodes.append(Node(composition, label, kind, of, f"{composition[:12]}, {told}"))
 
-        own = folder or names.get(digest) or digest[:_DIGITS]
-        parent = manifest.parent
-        if parent:
-            told = f"{parent[:12]}, before training"
-            nodes.append(Node(parent, name_of(parent), "composition", tuple(sources), told))
-            told = f"{digest[:12]}, this composition, after training"
-            nodes.append(Node(digest, own, "trained", (parent,), told))
+        if manifest.parent:
+            add(manifest.parent, "composition", sources, "before training")
+            add(digest, "trained", (manifest.parent,), "this composition, after training")
         else:
-            nodes.append(Node(digest, own, "composition", tuple(sources), f"{digest[:12]}, this composition"))
+            add(digest, "composition", sources, "this composition")
         children = [record for record in records if record.document.get("parent") == digest]
         for child in children[:_CHILDREN]:
-            told = f"{child.digest[:12]}, trained, {child.created_at[:10]}"
-            nodes.append(Node(child.digest, name_of(child.digest), "trained", (digest,), told))
+            add(child.digest, "trained", (digest,), f"trained, {child.created_at[:10]}")
         return tuple(nodes)
 
     def _ancestors(self, version: VersionRecord, bases: Sequence[VersionRecord]) -> tuple[str, ...]:
         """Return the nearest base model that is related to the version, or an empty tuple."""
         digests = {base.ref: base.digest for base in bases}
-        related = relations_of(self._workspace, samples_of_version(self._workspace, version), bases)
+        related = relations_of(self.workspace, samples_of_version(self.workspace, version), bases)
         return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
 
 

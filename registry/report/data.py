@@ -114,9 +114,12 @@ class ScoreRow:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The data of scores and measured routing: domain → number of predicted tokens, and → label of its text.
+    """The data of scores and measured routing.
 
-    `at` is the time of the evaluation, ISO 8601, or None for now.
+    Attributes:
+        at: the time of the evaluation, ISO 8601, or None for now.
+        tokens: domain → number of predicted tokens.
+        labels: domain → label of its text.
     """
 
     at: str | None

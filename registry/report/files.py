@@ -7,10 +7,11 @@ from registry.errors import OutputError, StorageError
 from registry.io.disk import atomic_file
 from registry.io.model_folder import require_composed
 from registry.names.resolve import composition_of
+from registry.workspace import PathLike
 from store.catalog import Catalog
 
 
-def check_source(catalog: Catalog, composition: str | os.PathLike[str]) -> None:
+def check_source(catalog: Catalog, composition: PathLike) -> None:
     """Check that `composition` is a composed folder, or the beginning of a composition's digest.
 
     Raises CheckpointError if it is neither, and NotFoundError if no composition has such a digest.

@@ -9,19 +9,16 @@ from registry.evaluation.stored import FEW_TOKENS, Text, score_text
 from registry.io.display import counted
 
 FEW_MEANS = f"below {FEW_TOKENS:,} tokens of a domain, a difference of a point can be chance"
-"""What few tokens mean, in words."""
 
 OVER_100 = (
     "A score can exceed 100: what a model has from its other experts may help it to predict a domain’s text better "
     "than that domain’s own expert does."
 )
-"""Why scores over 100 are no mistake."""
 
 INTERVAL_MEANS = (
     "The 95\u00a0% interval says how far a score could move on other text of the same kind, from 2,000 resamples of "
     "its windows."
 )
-"""What an interval of a score means."""
 
 MOST_NAMED = 3  # names up to which a sentence lists them all
 _SHOWN = 0.05  # points from which on a difference does not round to 0.0

@@ -32,8 +32,6 @@ UNEVEN = 0.25
 
 COST = 3.0  # points between perfect routing and the composition from which on routing is worth mending
 
-_Pairs = set[frozenset[str]]
-
 
 def verdict(figures: ReportData) -> Verdict:
     """Return how much of its experts the composition reaches, or how to find out."""
@@ -107,25 +105,27 @@ def _unscored(domains: Sequence[str]) -> str:
 
 def advice(figures: ReportData) -> tuple[Warned, ...]:
     """Return what is wrong with the composition, the gravest first; what one command mends is one warning."""
-    warned: _Pairs = set()
-    found: list[Warned] = [*_opted_out(figures), *_sample(figures)]
+    warned: set[frozenset[str]] = set()  # pairs of experts
+    refs = list(dict.fromkeys(member.opted_out for member in figures.members if member.opted_out))
+    left = [member.name for member in figures.members if not member.opted_out and figures.from_base is None]
+    found = [opted_out(refs, left, {**figures.recipe, "to": figures.to})] if refs else []
+    found += _sample(figures)
     average = figures.score_of("average")
     if worse := worse_than_average(figures.score_of("composition"), average, figures.output, figures.experts):
         found.append(worse)
     if figures.output.is_routed and figures.has_domains:
-        found += [*_drowned(figures, warned), *_confused(figures, warned), *_overlapping(figures, warned)]
-    found += [*_uneven(figures, bool(warned)), *_costly_routing(figures, bool(warned))]
+        found += _drowned(figures, warned)
+        for first, second, text in (*_confused(figures), *_overlapping(figures)):
+            pair = frozenset((first, second))
+            if pair not in warned:
+                found.append(Warned(text, *_separation(figures, first, second)))
+                warned.add(pair)
+    if not warned:
+        found += [*_uneven(figures), *_costly_routing(figures)]
     texts: dict[tuple[str, str | None], list[str]] = {}
     for one in found:
         texts.setdefault((one.mend, one.command), []).append(one.text)
     return tuple(Warned(" ".join(text), mend, command) for (mend, command), text in texts.items())
-
-
-def _opted_out(figures: ReportData) -> Iterator[Warned]:
-    refs = list(dict.fromkeys(member.opted_out for member in figures.members if member.opted_out))
-    left = [member.name for member in figures.members if not member.opted_out]
-    if refs:
-        yield opted_out(refs, left if figures.from_base is None else [], {**figures.recipe, "to": figures.to})
 
 
 def opted_out(refs: Sequence[str], left: Sequence[str], recipe: Mapping[str, Any]) -> Warned:
@@ -175,7 +175,7 @@ def worse_than_average(
     return Warned(text, "The average is one dense model, and smaller: compose it.", simple)
 
 
-def _drowned(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
+def _drowned(figures: ReportData, warned: set[frozenset[str]]) -> Iterator[Warned]:
     """Yield members that get less than half of their own text: as measured, or else as predicted."""
     routing = figures.routing
     for member in figures.members:
@@ -199,38 +199,33 @@ def _drowned(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
             warned.add(frozenset((name, taker)))
 
 
-def _confused(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
+def _confused(figures: ReportData) -> Iterator[tuple[str, str, str]]:
+    """Yield a domain, another expert that gets much of its text, and the warning."""
     routing = figures.routing
     for domain, expert, share in routing.confused if routing else ():
-        pair = frozenset((domain, expert))
-        if share >= CONFUSED and domain in figures.experts and pair not in warned:
+        if share >= CONFUSED and domain in figures.experts:
             goes = "goes" if routing and routing.measured else "is predicted to go"
-            text = f"{percent(100 * share)} of {domain}'s text {goes} to {expert}."
-            yield Warned(text, *_separation(figures, domain, expert))
-            warned.add(pair)
+            yield domain, expert, f"{percent(100 * share)} of {domain}'s text {goes} to {expert}."
 
 
-def _overlapping(figures: ReportData, warned: _Pairs) -> Iterator[Warned]:
-    """Yield pairs whose text is too alike, unless a measurement found that routing separates them all the same."""
+def _overlapping(figures: ReportData) -> Iterator[tuple[str, str, str]]:
+    """Yield two experts whose text is too alike, and the warning, unless routing was measured to separate them."""
     routing = figures.routing
     measured = routing.accuracy if routing and routing.measured else {}
     for first, second, share in sorted(figures.overlap, key=lambda pair: -pair[2]):
-        pair = frozenset((first, second))
-        separated = all(measured.get(name, 0.0) >= 1 - CONFUSED for name in pair)
-        if share < figures.indistinct or pair in warned or separated:
+        separated = all(measured.get(name, 0.0) >= 1 - CONFUSED for name in (first, second))
+        if share < figures.indistinct or separated:
             continue
         of = ("token counts", "texts") if figures.recipe.get("router") == CONTEXT else ("activations", "tokens")
         alike = f"{percent(100 * share, 0)} of their {of[1]} cannot be told apart"
-        text = f"{first} and {second} overlap in {of[0]}: {alike}."
-        yield Warned(text, *_separation(figures, first, second))
-        warned.add(pair)
+        yield first, second, f"{first} and {second} overlap in {of[0]}: {alike}."
 
 
-def _uneven(figures: ReportData, warned: bool) -> Iterator[Warned]:
+def _uneven(figures: ReportData) -> Iterator[Warned]:
     """Yield the expert that gets far more tokens than there is text of its domain, and those that get hardly any."""
     routing = figures.routing
     is_routed = figures.output.is_routed and figures.output.has_domains
-    if routing is None or len(routing.load) < 2 or warned or not is_routed:
+    if routing is None or len(routing.load) < 2 or not is_routed:
         return
     load = routing.overall_load
     expected = _expected(figures, load)
@@ -245,10 +240,10 @@ def _uneven(figures: ReportData, warned: bool) -> Iterator[Warned]:
                 yield Warned(text, *_separation(figures, expert, expert))
 
 
-def _costly_routing(figures: ReportData, warned: bool) -> Iterator[Warned]:
+def _costly_routing(figures: ReportData) -> Iterator[Warned]:
     own, oracle = figures.score_of("composition"), figures.score_of("oracle")
     found = figures.output.separating(figures.recipe, None, len(figures.members))
-    if own is None or oracle is None or oracle - own < COST or warned or found is None:
+    if own is None or oracle is None or oracle - own < COST or found is None:
         return
     text = f"Routing costs {oracle - own:.1f} points: perfect routing would reach {percent(oracle)}."
     yield Warned(text, found[0], compose_command(figures, *found[1]))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from registry import Recipe, Registry, TrainSettings
-from registry.composition.method import SEEDS, TRAIN_STEPS, TRAINED_SEEDS
+from registry.composition.method import SEEDS, TRAIN_STEPS, TRAINED_SEEDS, Compared
 from registry.errors import IncompatibleError, InvalidInputError
-from registry.evaluation import METHODS, Continual, Method, Row
+from registry.evaluation import METHODS, Continual, Row
 from registry.evaluation.methods import DENSE, named_methods
 from registry.evaluation.results import over_seeds
 from registry.evaluation.service import composer_of
@@ -110,7 +110,7 @@ def test_method_that_does_not_fit_is_left_out_of_all_and_refused_by_name(
 def test_seeds_become_mean_and_standard_deviation(
     filled: Registry, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(METHODS, "drawn", Method({"trunk": "base"}, seeds=4))
+    monkeypatch.setitem(METHODS, "drawn", Compared({"trunk": "base"}, seeds=4))
     make, asked, first = composer_of(filled._workspace, PAIR), list[dict[str, Any]](), [1]
 
     def compose(settings: Mapping[str, Any], folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_seeds_of_trained_routers_are_those_of_the_training(
     filled: Registry, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe: dict[str, Any] = {"trunk": "base", "router": "ridge", "top_k": 1}
-    monkeypatch.setitem(METHODS, "trained", Method({**recipe, "train_steps": 2}, TRAINED_SEEDS))
+    monkeypatch.setitem(METHODS, "trained", Compared({**recipe, "train_steps": 2}, TRAINED_SEEDS))
     (row,) = filled.evaluate([], data, SETTINGS, experts=PAIR, methods=["trained"], seeds=2)
     filled.compose(PAIR, tmp_path / "moe", Recipe(**recipe))
     single = []

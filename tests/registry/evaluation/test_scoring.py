@@ -12,7 +12,7 @@ import torch
 
 from registry import Recipe, Registry, TestSettings
 from registry.calibration import Calibration
-from registry.evaluation import scoring, test_windows
+from registry.evaluation import scoring, text_windows
 from registry.evaluation.scoring import Model, Tally, relative_time
 from registry.io.model_folder import MARKER
 from registry.runtime.gates import RoutingRecord, force_expert, gates
@@ -68,7 +68,7 @@ def test_routing_is_what_the_routers_decide(filled: Registry, zoo: Zoo, tmp_path
     assert len({tuple(share) for share in row.load.values()}) == 3
 
     model, inputs = load_model(tmp_path / "moe", "float32", "cpu"), []
-    windows = test_windows(data, tmp_path / "moe", SETTINGS)
+    windows = text_windows(data, tmp_path / "moe", SETTINGS)
     (first, *_) = found = gates(model)
     assert len(found) == 2
     first.module.register_forward_hook(lambda module, given, _: inputs.append(given[0].reshape(-1, 32)))

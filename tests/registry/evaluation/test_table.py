@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from registry import Registry, TestSettings
 from registry.calibration import Calibration, Corpus
 from registry.errors import CalibrationError, CheckpointError, IncompatibleError, InvalidInputError, first_line
-from registry.evaluation import test_windows
-from registry.evaluation.scoring import open_model, perplexities_of
+from registry.evaluation import text_windows
+from registry.evaluation.scoring import losses_of, open_model
 from registry.names.reference import require_list
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer, quiet_transformers
@@ -37,8 +37,8 @@ def test_perplexity_is_the_exponential_of_the_mean_loss_without_padding(
     if text is not None:
         file = tmp_path / "short.txt"
         file.write_text(text)
-    windows = test_windows({"code": [file]}, zoo.base, SETTINGS)
-    found = perplexities_of(open_model("base", zoo.base, SETTINGS), windows, SETTINGS, silent)["code"]
+    windows = text_windows({"code": [file]}, zoo.base, SETTINGS)
+    found = losses_of(open_model("base", zoo.base, SETTINGS), windows, SETTINGS, silent)["code"].perplexity
     ids = windows["code"].ids.long()
     assert len(ids) == (4 if text is None else 1)
     if text is not None:
@@ -107,7 +107,7 @@ def test_what_cannot_be_evaluated_is_told(
 
 
 def test_test_text_is_shuffled_and_spread(zoo: Zoo) -> None:
-    windows = test_windows({"code": [zoo.test["code"]]}, zoo.base, SETTINGS)["code"]
+    windows = text_windows({"code": [zoo.test["code"]]}, zoo.base, SETTINGS)["code"]
     tokenizer = load_tokenizer(zoo.base)
     first = next(iter(Corpus([zoo.test["code"]], tokenizer)))
     assert windows.ids[0, 1:20].tolist() != tokenizer(first.text)["input_ids"][:19]

@@ -13,7 +13,7 @@ from registry import Recipe, Registry, TestSettings, TrainSettings
 from registry.composition.plan import Plan, RoutingCost
 from registry.composition.route import route
 from registry.errors import InvalidInputError
-from registry.evaluation import test_windows
+from registry.evaluation import text_windows
 from registry.hosts.context import ContextWindows
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.methods.moe.context import choices_of, evidence_of
@@ -49,7 +49,7 @@ def test_scores_count_routing_by_layer_and_by_tokens_read(filled: Registry, zoo:
     data = {name: [zoo.test[name]] for name in NAMES}
     (row,) = filled.evaluate([moe], data, SETTINGS)
     assert (row.parameters, row.active_parameters) == (plan.parameters, plan.active_parameters)
-    windows = test_windows(data, moe, SETTINGS)
+    windows = text_windows(data, moe, SETTINGS)
     for number, name in enumerate(NAMES):
         own = choices_of(plan, windows[name], evidence_of(plan)) == number  # (windows, 32)
         assert row.accuracy[name] == pytest.approx([own.double().mean().item()] * 2, abs=0.03)

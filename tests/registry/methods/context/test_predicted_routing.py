@@ -13,7 +13,7 @@ import torch
 from registry import PassSettings, Recipe, Registry
 from registry.composition.plan import Plan, PlanWarning
 from registry.errors import InvalidInputError
-from registry.evaluation import TestSettings, test_windows
+from registry.evaluation import TestSettings, text_windows
 from registry.member import Member
 from registry.methods.moe.context import choices_of, evidence_of
 from registry.methods.moe.preview import INDISTINCT_COUNTS, LENGTHS
@@ -66,7 +66,7 @@ def test_order_host_and_refits_do_not_matter(filled: Registry) -> None:
 def test_prediction_is_near_what_is_counted(filled: Registry, zoo: Zoo) -> None:
     plan, preview = filled.plan(NAMES, CONTEXT), filled.preview(NAMES, CONTEXT)
     data = {name: [zoo.test[name]] for name in NAMES}
-    windows = test_windows(data, zoo.base, TestSettings(windows=24, seq_len=32))
+    windows = text_windows(data, zoo.base, TestSettings(windows=24, seq_len=32))
     for number, name in enumerate(NAMES):
         counted = float((choices_of(plan, windows[name], evidence_of(plan))[:, -1] == number).double().mean())
         assert preview.members[number].accuracy == pytest.approx(counted, abs=0.2)
