@@ -19,6 +19,7 @@ from registry.evaluation import Row, TestSettings
 from registry.evaluation.service import evaluate_registered
 from registry.evaluation.stored import widest
 from registry.evaluation.table import Wanted
+from registry.io.display import plain
 from registry.member import load_member
 from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import INDISTINCT
@@ -37,7 +38,7 @@ from registry.report.data import (
     Training,
 )
 from registry.report.graphs import mask_joins
-from registry.report.score_words import plain, sample
+from registry.report.score_words import sample
 from registry.report.verdict import advice, verdict
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord

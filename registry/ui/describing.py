@@ -11,9 +11,8 @@ from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import InvalidInputError
 from registry.evaluation.stored import Score
-from registry.io.display import counted
+from registry.io.display import counted, plain
 from registry.methods.ensemble.output import ROUTINGS
-from registry.report.score_words import plain
 from store.catalog import CompositionRecord
 
 EARLIER = 200
