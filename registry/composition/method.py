@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from registry.composition.option import Option, Problem
-from registry.errors import InvalidInputError
 from registry.io.display import counted
 
 if TYPE_CHECKING:
@@ -272,17 +271,16 @@ class Target(Method):
             "drop --to, or --from-base",
         )
 
-    def check_members(self, recipe: Any, names: Sequence[str]) -> None:
-        """Check a recipe against the members' names; numbers by member are checked already.
-
-        Raises:
-            InvalidInputError: it does not fit them.
-        """
-        if recipe.top_k is not None and not 1 <= recipe.top_k <= len(names):
-            raise InvalidInputError(
-                f"top-k is {recipe.top_k}, it must be from 1 to {len(names)}, the number of members",
-                f"give --top-k {len(names)} or less, or name more --experts",
-            )
+    def problem_of_members(self, recipe: Any, names: Sequence[str]) -> Problem | None:
+        """Return what is wrong with a recipe for members of these names, or None; numbers by member are checked."""
+        if recipe.top_k is None or recipe.top_k <= len(names):
+            return None
+        most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
+        return Problem(
+            ("top_k",),
+            f"top-k is {recipe.top_k}, it must be {most}",
+            f"give --top-k {len(names)} or less, or name more --experts",
+        )
 
     def top_k(self, recipe: Any, count: int) -> int | None:
         """Return how many of so many members a token goes to; None where they have no such number."""

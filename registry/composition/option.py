@@ -196,11 +196,6 @@ class Option:
             return {name: float(value.get(name, self.usual)) for name in names}
         return float(value) if self.kind is OptionKind.NUMBER else value
 
-    def default_with_methods(self, *methods: str | None) -> Any:
-        """Return its default beside some methods and an output; a copy where it is a mapping."""
-        found = next((self.default_with[one] for one in methods if one and one in self.default_with), self.default)
-        return dict(found) if isinstance(found, Mapping) else found
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -12,8 +12,6 @@ from registry.composition.method import Router, Target, Trunk
 from registry.composition.option import OptionKind, Problem
 from registry.composition.recipe.fields import (
     FIELDS,
-    check_complete,
-    check_named,
     default,
     first_problem,
     obstacle,
@@ -129,15 +127,8 @@ class Recipe:
                     f"a recipe has no option {name!r}{suggest(name, FIELDS)}", "reg help compose lists the options"
                 )
         given = {name: value for name, value in values.items() if value is not None}
-        if problem := first_problem({"to": output.name, **given}, trunk_options):
+        if problem := first_problem({"to": output.name, **given}, trunk_options, is_fitted=fit is not None):
             raise problem.error()
-        if fit is not None and not given.get("coefficients"):
-            raise InvalidInputError("there is the record of a fit, and no coefficients", "drop fit, or give both")
-        if fit is not None and not output.is_fitted:
-            raise InvalidInputError(
-                f"coefficients are fitted for one dense model, and this recipe makes {output.words}",
-                "drop fit, and keep the coefficients",
-            )
         values = {"to": output.name, **given}  # what has no part and is at its default is left out
         given = {name: value for name, value in given.items() if obstacle(FIELDS[name], values) is None}
         own = {"to": output.name, TRUNK_OPTIONS: dict(trunk_options or {}), "fit": fit, "_given": given}
@@ -278,10 +269,24 @@ class Recipe:
         Raises:
             InvalidInputError: a number is for no member, a coefficient is missing, or top_k is out of range.
         """
-        numbers = {name: value for name, value in self._given.items() if FIELDS[name].kind is OptionKind.BY_MEMBER}
-        check_named(names, **{FIELDS[name].called: value for name, value in numbers.items() if name != "coefficients"})
-        check_complete(names, self.coefficients)
-        self.output.check_members(self, names)
+        if problem := self.problem_of_members(names):
+            raise problem.error()
+
+    def problem_of_members(self, names: Sequence[str]) -> Problem | None:
+        """Return what is wrong with the recipe for members of these names, or None."""
+        for field, value in self._given.items():
+            called = FIELDS[field].called
+            if FIELDS[field].kind is OptionKind.BY_MEMBER and (strangers := sorted(set(value) - set(names))):
+                message = f"there is a {called} for {', '.join(strangers)}, which is not a member"
+                return Problem((field,), message, f"members are: {', '.join(names)}")
+        if self.coefficients and (missing := [name for name in names if name not in self.coefficients]):
+            every = (f"{name}={self.coefficients.get(name, 0):g}" for name in names)
+            return Problem(
+                ("coefficients",),
+                f"there is no coefficient for {', '.join(missing)}, and every member needs one",
+                f"give one, 0 to leave the task vector out: --coefficients {','.join(every)}",
+            )
+        return self.output.problem_of_members(self, names)
 
     def replace(self, **values: Any) -> Recipe:
         """Return the recipe with other values; what has no part beside them is dropped.

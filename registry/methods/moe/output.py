@@ -24,7 +24,6 @@ from registry.composition.recipe.shared_options import (
     TRUNK_OPTIONS,
     WEIGHTS,
 )
-from registry.errors import InvalidInputError
 from registry.io.display import counted
 from registry.methods import moe
 from registry.methods.moe.options import (
@@ -271,14 +270,6 @@ class Moe(Combined):
                 f"drop --{name.replace('_', '-')}",
             )
         return None
-
-    def check_members(self, recipe: Recipe, names: Sequence[str]) -> None:
-        if not 1 <= self.top_k(recipe, len(names)) <= len(names):
-            most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
-            raise InvalidInputError(
-                f"top-k is {recipe.top_k}, it must be {most}",
-                f"give --top-k {len(names)} or less, or name more --experts",
-            )
 
     def top_k(self, recipe: Recipe, count: int) -> int:
         return top_k(recipe, count)
