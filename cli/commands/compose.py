@@ -346,7 +346,6 @@ def _members(plan: composition.Plan) -> str:
 
 def plan_document(plan: composition.Plan) -> dict[str, Any]:
     """Return the JSON document of a plan, without the folder and the push."""
-    cost = plan.output.routing_cost(plan)
     return plan.document | {
         "digest": plan.digest,
         "versions": [member.version.ref for member in plan.members],
@@ -354,7 +353,7 @@ def plan_document(plan: composition.Plan) -> dict[str, Any]:
         "parameters": plan.parameters,
         "active_parameters": plan.active_parameters,
         "bytes": plan.nbytes,
-        "context": None if cost is None else cost.document(),
+        "context": plan.output.routing_cost(plan),
         "peak_bytes": plan.peak_bytes,
         "warnings": plan.output.warnings(plan),
     }

@@ -1,6 +1,6 @@
 """The members of a composition: what must agree among them, and the one that leads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
@@ -88,12 +88,16 @@ def common_dtype(members: Sequence[Member]) -> str:
     Raises:
         IncompatibleError: members have different ones.
     """
-    dtypes = {member.version.ref: str(member.content["dtype"]) for member in members}
+    return one_dtype(
+        {member.version.ref: str(member.content["dtype"]) for member in members}, "the members' weights have"
+    )
+
+
+def one_dtype(dtypes: Mapping[str, str], whose: str) -> str:
+    """Return the dtype of all versions (reference → dtype); `whose` begins the message where they have several."""
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
-        raise IncompatibleError(
-            f"the members' weights have different dtypes ({listed})", "choose one: --dtype bfloat16"
-        )
+        raise IncompatibleError(f"{whose} different dtypes ({listed})", "choose one: --dtype bfloat16")
     return next(iter(dtypes.values()))
 
 

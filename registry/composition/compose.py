@@ -143,15 +143,11 @@ def write(
     replace: bool = False,
     record: Callable[[], None] | None = None,
 ) -> None:
-    """Write the composition that `plan` describes to `out`, which appears whole or not at all.
+    """Write the composition that `plan` describes to a checked destination, where it appears whole or not at all.
 
     Args:
-        out: the destination; absent, empty, or with `replace` an earlier composition.
         record: called when everything is written, just before the composition appears; an exception prevents that.
             None for a temporary folder, whose shards are not remembered for reuse.
-
-    Raises:
-        RegError: any error of `Destination.opened` and of `Output.opened`.
     """
     with (
         workspace.reading(*plan.versions),

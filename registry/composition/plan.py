@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -112,10 +112,6 @@ class RoutingCost:
     window: float
     parameters: int
     bytes: int
-
-    def document(self) -> dict[str, Any]:
-        """Return it as `--json` shows it."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

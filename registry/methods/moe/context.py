@@ -33,14 +33,19 @@ _ROWS = 1024
 
 @runtime_checkable
 class SharedTensors(Protocol):
-    """A source of the tensors that all experts share."""
+    """A source of the tensors that all experts share (`tensor_source.py`)."""
 
     @property
     def plan(self) -> Plan:
         """The composition."""
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
-        """Yield the rows of one tensor, under its name in the dense model."""
+        """Yield the rows of one tensor, under its name in the dense model.
+
+        Raises:
+            DamagedError: a stored array is damaged.
+            InvalidInputError: a linear system cannot be solved.
+        """
 
 
 class HeadMaps:

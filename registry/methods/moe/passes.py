@@ -31,9 +31,10 @@ from registry.families.sites import MLP_INPUT
 from registry.io.model_folder import INDEX, json_file, write_files
 from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
+from registry.maths.threads import one_thread
 from registry.member import Member
 from registry.methods.moe.context import choices_of, evidence_of
-from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, trunk_digest, write_model
+from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, trunk_digest
 from registry.methods.moe.options import SOLVES_AGAIN
 from registry.methods.moe.output import pass_document, retakes
 from registry.methods.moe.plan import dense_plan
@@ -135,7 +136,10 @@ def _of_composition(source: TensorSource, passes: int, context: PassContext) -> 
         def routed_folder() -> Iterator[Path]:
             if not routed.exists():
                 routed.mkdir()
-                write_model(source, OpenFolder(routed), context.progress)
+                folder = OpenFolder(routed)
+                with one_thread(), context.progress("composing", plan.nbytes, "B") as advance:
+                    folder.write_weights(streams_of(source), advance, workers=rendering_threads(plan))
+                folder.write_files(dict(plan.parts.host.files) | {"config.json": json_file(host_config(plan))})
             yield routed
 
         statistics = []
@@ -162,12 +166,7 @@ def _passed(
     """Return the statistics of a member's tokens in a model, from the cache if it has them.
 
     Args:
-        plan: the composition.
-        context: the folder and the cache for passes.
-        member: the member whose tokens run.
         key: the model that they run through, as a part of the cache's key.
-        dtype: that of the model.
-        model_folder: opens the model.
         checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
     """
     settings = PassSettings(dtype=dtype, sites="router", device=plan.recipe.device)

@@ -34,7 +34,7 @@ from registry.maths.router.gates import balanced
 from registry.maths.router.inputs import RouterInputs
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.maths.trunk.combination import Combination, Rows, tile_rows
-from registry.methods.moe.context import ContextInputs
+from registry.methods.moe.context import ContextInputs, SharedTensors
 from registry.methods.moe.output import router_of, trunk_of
 from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.trunks import SUM
@@ -125,12 +125,8 @@ class RouterSolver:
 
 
 @runtime_checkable
-class TensorSource(Protocol):
+class TensorSource(SharedTensors, Protocol):
     """Everything that a plan's tensors are made from."""
-
-    @property
-    def plan(self) -> Plan:
-        """The composition."""
 
     @property
     def routers(self) -> RouterSolver:
@@ -139,14 +135,6 @@ class TensorSource(Protocol):
     @property
     def context(self) -> ContextInputs:
         """The inputs of a context layer."""
-
-    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
-        """Yield the rows of one tensor that all members share, under its name in the dense model.
-
-        Raises:
-            DamagedError: a stored array is damaged.
-            InvalidInputError: a linear system cannot be solved.
-        """
 
     def mlp(self, member: int, name: str) -> ArraySource:
         """Return one MLP tensor of a member, under its name in the dense model."""
