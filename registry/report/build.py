@@ -107,7 +107,7 @@ def build_report(
         members=tuple(_member(gathering, each, versions.get(each.name), drowned) for each in manifest.members),
         parameters=first.parameters if first else plan.parameters if plan else None,
         active_parameters=first.active_parameters if first else plan.active_parameters if plan else None,
-        top_k=manifest.recipe.top_k_of(len(names)),
+        top_k=manifest.recipe.output.top_k(manifest.recipe, len(names)),
         routing=routing,
         overlap=()
         if preview is None

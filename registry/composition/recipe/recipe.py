@@ -214,12 +214,11 @@ class Recipe:
 
         Fields that the program decides on are left out: None, and empty numbers by member.
         """
-        numbers = options_of(self.trunk) | dict(self.trunk_options) if self.trunk else {}
+        numbers = self.trunk_options
         values = {name: numbers.get(name) if one.group else getattr(self, name) for name, one in FIELDS.items()}
-        shown = {name: one for name, one in values.items() if not FIELDS[name].group or name in self.trunk_options}
         return {
             name: value
-            for name, value in shown.items()
+            for name, value in values.items()
             if value not in (None, {}) and FIELDS[name].stands_for is None and obstacle(FIELDS[name], values) is None
         }
 
@@ -254,10 +253,6 @@ class Recipe:
     def needs_base(self) -> bool:
         """The base model takes part."""
         return self.output.needs_base(self.given)
-
-    def top_k_of(self, count: int) -> int | None:
-        """Return how many of so many members a token goes to; None where they have no such number."""
-        return self.output.top_k(self, count)
 
     def document(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the recipe as `composition.json` holds it, every default spelled out."""

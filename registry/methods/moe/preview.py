@@ -25,7 +25,7 @@ from registry.methods.moe.context import evidence_of, past_weights
 from registry.methods.moe.options import SOLVES_AGAIN
 from registry.methods.moe.output import retakes, router_of
 from registry.methods.moe.plan import statistics_weights
-from registry.methods.moe.tensor_source import RouterSolver, StoredSource
+from registry.methods.moe.tensor_source import RouterSolver
 from registry.progress import Progress, silent
 from registry.registration.expert_overlap import INDISTINCT, compared_layers
 
@@ -192,18 +192,18 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
         )
     for member in plan.members:
         member.require_statistics([MLP_INPUT], "a preview", "needs")
-    routers, layers = StoredSource(plan).routers, compared_layers(plan.lead.architecture.num_hidden_layers)
+    routers, layers = RouterSolver(plan, plan.members), compared_layers(plan.lead.architecture.num_hidden_layers)
     confusion, shared = [], dict[tuple[str, str], list[float]]()
     refs = [member.version.ref for member in plan.members]
     weights = routers.weights if method.statistics else plan.weights
     with progress("predicting", len(layers), "layer") as advance:
         for layer in layers:
-            statistics = [routers.statistics(member, layer) for member in range(len(refs))]
+            statistics = [member.statistics(MLP_INPUT, layer) for member in plan.members]
             confusion.append(_confusion(plan, routers, layer, statistics, weights))
             for pair, share in _overlaps(layer, refs, statistics):
                 shared.setdefault(pair, []).append(share)
             advance(1)
-    counts = [routers.statistics(member, 0).count for member in range(len(refs))]
+    counts = [member.statistics(MLP_INPUT, 0).count for member in plan.members]
     overlaps = {pair: fmean(shares) for pair, shares in shared.items()}
     members = _members(refs, counts, _parts(counts, weights), mean(tuple(confusion)), overlaps)
     means = BY_MOMENTS + (CORRECTED if method.statistics == OWN else "")

@@ -32,7 +32,7 @@ from registry.families.sites import MLP_INPUT
 from registry.io.process import return_freed_memory
 from registry.maths.router.gates import balanced
 from registry.maths.router.inputs import RouterInputs
-from registry.maths.statistics import PackedStatistics, Statistics
+from registry.maths.statistics import PackedStatistics
 from registry.maths.trunk.combination import Combination, Rows, tile_rows
 from registry.methods.moe.context import ContextInputs, SharedTensors
 from registry.methods.moe.output import router_of, trunk_of
@@ -46,9 +46,6 @@ from store.arrays import ArraySource
 @runtime_checkable
 class SiteStatistics(Protocol):
     """Statistics of one member, by site and layer; `Member` and `Collected` have them."""
-
-    def statistics(self, site: str, layer: int) -> Statistics:
-        """Return the statistics of one site and layer."""
 
     def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
         """Return the statistics of one site and layer as they are stored."""
@@ -65,10 +62,6 @@ class RouterSolver:
     def __init__(self, plan: Plan, members: Sequence[SiteStatistics], sums: KeptTensors | None = None) -> None:
         self._plan, self._members, self._sums = plan, members, sums
         self._gates: dict[int, Tensor] = {}
-
-    def statistics(self, member: int, layer: int) -> Statistics:
-        """Return a member's statistics of one layer's MLP input."""
-        return self._members[member].statistics(MLP_INPUT, layer)
 
     @cached_property
     def weights(self) -> list[float]:
