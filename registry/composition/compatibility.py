@@ -57,11 +57,7 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe) 
 
 
 def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, ...]:
-    """Return members in name order, checked against a recipe and not yet against each other.
-
-    Raises:
-        InvalidInputError: no member, a name twice, or a recipe that does not fit them.
-    """
+    """Return members in name order, checked against a recipe, not yet against each other (errors as `make_subset`)."""
     ordered = tuple(sorted(members, key=lambda member: member.name))
     names = [member.name for member in ordered]
     if not ordered:
@@ -83,18 +79,17 @@ def _check_fit(members: Sequence[Member], base: Member | None, fit: CoefficientF
 
 
 def common_dtype(members: Sequence[Member]) -> str:
-    """Return the dtype of the members' weights.
-
-    Raises:
-        IncompatibleError: members have different ones.
-    """
-    return one_dtype(
-        {member.version.ref: str(member.content["dtype"]) for member in members}, "the members' weights have"
-    )
+    """Return the dtype of the members' weights (errors as `one_dtype`)."""
+    dtypes = {member.version.ref: str(member.content["dtype"]) for member in members}
+    return one_dtype(dtypes, "the members' weights have")
 
 
 def one_dtype(dtypes: Mapping[str, str], whose: str) -> str:
-    """Return the dtype of all versions (reference → dtype); `whose` begins the message where they have several."""
+    """Return the dtype of all versions, given that of each by its reference; `whose` begins the message.
+
+    Raises:
+        IncompatibleError: they have several.
+    """
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
         raise IncompatibleError(f"{whose} different dtypes ({listed})", "choose one: --dtype bfloat16")

@@ -295,11 +295,7 @@ class ShardTasks:
 
 
 def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *, progress: Progress) -> str:
-    """Write one file of weights in a task, and return its tree digest.
-
-    Args:
-        names: its tensors, in the order of their computation.
-    """
+    """Write one file of weights in a task, its tensors in the order of `names`, and return its tree digest."""
     workspace = Workspace.open(reference.home, silent, create=False)
     try:
         plan = reference.plan(workspace)

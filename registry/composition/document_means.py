@@ -28,11 +28,7 @@ DOCUMENT_TOKENS = 256
 def document_means(
     base: Member | Checkpoint, model: Any, corpus: Corpus, tokenizer: Any, progress: Progress
 ) -> Iterator[tuple[int, Float64[Tensor, "L H"]]]:
-    """Yield the number of each document that has a token, from 0, and its mean MLP inputs in the base model.
-
-    Args:
-        corpus: the documents, of which the first `DOCUMENT_TOKENS` tokens are used.
-    """
+    """Yield the number of each document that has a token, from 0, and the mean MLP inputs of its first tokens."""
     limit = min(DOCUMENT_TOKENS, base.architecture.max_position_embeddings)
     with (
         seen_inputs(base.family.mlps(model)) as seen,

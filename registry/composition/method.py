@@ -104,11 +104,7 @@ class Method:
     compared: ClassVar[Mapping[str, Compared] | None] = None
 
     def problem(self, values: Settings) -> Problem | None:
-        """Return what is wrong with fields of a recipe beside this method, or None.
-
-        Args:
-            values: every field of the recipe, those that were not given at their defaults.
-        """
+        """Return what is wrong with a recipe that has this method, or None; `values` are all its fields."""
         return None
 
 
@@ -291,12 +287,7 @@ class Target(Method):
         return {"to": self.name, **written(self.options, recipe, names)}
 
     def fields_of_document(self, document: Mapping[str, Any], host: str) -> dict[str, Any]:
-        """Return the fields of a recipe's document, which has been checked key by key.
-
-        Args:
-            document: what `document` returned.
-            host: the `model_type` of the composition.
-        """
+        """Return the fields of a recipe's checked document; `host` is the `model_type` of the composition."""
         return dict(document)
 
     def without_removed(self, composition: Mapping[str, Any], removed: Settings) -> dict[str, Any]:

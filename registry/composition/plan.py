@@ -232,11 +232,9 @@ class Output(Target):
         return recipe.needs_base
 
     def base_of(self, workspace: Workspace, members: Sequence[Member], base: str | None) -> str | None:
-        """Return a reference to the base model of some members; None for the only one registered.
+        """Return a reference to the base model of members in any order; None for the only one registered.
 
         Args:
-            workspace: the registry.
-            members: the members, in any order.
             base: the reference that was given, if one was.
 
         Raises:

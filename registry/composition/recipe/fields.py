@@ -177,10 +177,8 @@ _ALWAYS = ("to", "routing", "trunk", "router", "lam", "top_k")
 def obstacle(one: Option, values: Mapping[str, Any]) -> tuple[str, str | None] | None:
     """Return the field, and its value, because of which `one` has no part in a recipe; None where it has one.
 
-    The value is None where that field is not given, and stands for no method there.
-
-    Args:
-        values: fields of the recipe; the others are at their defaults.
+    The value is None where that field is not given, and stands for no method there. Fields that are not among `values`
+    are at their defaults.
     """
     output = values.get("to") or OUTPUTS.default.name
     if output not in one.outputs:
@@ -202,11 +200,10 @@ LEAST_COPIES, MOST_COPIES = 2, 1024
 def first_problem(
     values: Mapping[str, Any], trunk_options: Mapping[str, Any] | None = None, *, is_fitted: bool = False
 ) -> Problem | None:
-    """Return the first thing that is wrong with a recipe, or None.
+    """Return the first thing that is wrong with a recipe, or None; what is not among `values` is at its default.
 
     Args:
-        values: fields of the recipe; the others are at their defaults.
-        is_fitted: the record of a fit stands beside its coefficients.
+        is_fitted: the recipe has the record of a fit.
     """
     trunk_options = trunk_options or {}
     if not isinstance(trunk_options, Mapping):
@@ -262,8 +259,7 @@ def without_trunk(called: str) -> str:
 def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | None:
     """Return the problem with a composition whose experts are copies of one base model, or None.
 
-    Args:
-        values: fields of the recipe; the others are those of copies, or at their defaults.
+    Fields that are not among `values` are those of copies, or at their defaults.
     """
     if not isinstance(count, int) or isinstance(count, bool) or not LEAST_COPIES <= count <= MOST_COPIES:
         return Problem(

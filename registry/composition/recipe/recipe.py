@@ -161,10 +161,7 @@ class Recipe:
 
     @classmethod
     def from_document(cls, document: object, names: Sequence[str], *, host: str = "") -> Recipe:
-        """Read the recipe of a `composition.json`, which may come from anywhere.
-
-        Args:
-            document: the `recipe` of a `composition.json`.
+        """Read the `recipe` of a `composition.json`, which may come from anywhere.
 
         Raises:
             CheckpointError: a key is unknown or missing, or a value is not what this program writes.
@@ -284,11 +281,7 @@ class Recipe:
         return self.output.problem_of_members(self, names)
 
     def replace(self, **values: Any) -> Recipe:
-        """Return the recipe with other values; what has no part beside them is dropped.
-
-        Args:
-            values: as the class takes them; None for the default.
-        """
+        """Return the recipe with other values, None for the default; what has no part beside them is dropped."""
         to = values.get("to") or self.to
         numbers = values.pop(TRUNK_OPTIONS, None)
         merged = self.given | values | {"to": to}
@@ -353,9 +346,6 @@ def overlay(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
     Of a recipe that is turned into an output whose members keep their own trunks, unless asked to share one, the trunk
     is dropped too.
-
-    Args:
-        over: fields that win.
     """
     to = over.get("to")
     if to and to != values.get("to") and default("trunk", str(to)) is None:

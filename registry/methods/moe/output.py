@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from registry.composition.method import Work
     from registry.composition.plan import Plan, PlanWarning, RoutingCost, Source
     from registry.composition.preview import Preview
-    from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.progress import Progress
     from registry.workspace import Workspace

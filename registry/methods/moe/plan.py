@@ -175,11 +175,7 @@ def _with_evidence(plan: Plan) -> Plan:
 
 
 def context_windows(translation: Translation, tau: float) -> tuple[ContextWindows, tuple[str, ...]]:
-    """Return the windows of a context layer, and remarks.
-
-    Args:
-        tau: τ in tokens, 0 for the whole text so far.
-    """
+    """Return the windows of a context layer for τ in tokens, 0 for the whole text so far, and remarks."""
     kind, architecture = translation.host.context, translation.architecture
     if not tau or kind is None:
         return ContextWindows(), ()
@@ -251,11 +247,7 @@ def _tensors(
 
 
 def trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, name: str) -> str:
-    """Return the dtype in which a tensor of the trunk is written.
-
-    Raises:
-        IncompatibleError: it is made from tensors of different dtypes, and the recipe has none.
-    """
+    """Return the dtype in which a tensor of the trunk is written (errors as `one_dtype`)."""
     method = trunk_of(recipe)
     contributors = [*(members if method.needs_members else ()), *([base] if base and method.needs_base else [])]
     if recipe.dtype:
@@ -289,11 +281,7 @@ def _host_of_bias(host: str | None) -> str:
 
 
 def _with_softmax_topk(translation: Translation, lead: Member, *, bias: bool) -> Translation:
-    """Return the same translation with experts that keep the weights of the softmax over all of them.
-
-    Args:
-        bias: routers have a bias.
-    """
+    """Return the same translation with experts that keep the weights of the softmax; `bias`: routers have a bias."""
     host = translation.host
     if host.files:
         return replace(translation, host=softmax_topk_code_host(lead.family, bias=bias))

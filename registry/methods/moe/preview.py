@@ -213,11 +213,7 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
 
 
 def _by_context(plan: Plan, progress: Progress, *, only_typical: bool = False) -> Preview:
-    """Return the preview of context routing, from counts alone (errors as `evidence_of`).
-
-    Args:
-        only_typical: predict it for texts of the typical length alone.
-    """
+    """Return the preview of context routing, from counts alone; `only_typical`: for texts of typical length alone."""
     longest = plan.lead.architecture.max_position_embeddings
     lengths = [length for length in LENGTHS if length <= longest] or [longest]
     typical = TYPICAL if TYPICAL in lengths else lengths[-1]
