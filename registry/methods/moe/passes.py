@@ -19,14 +19,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
-from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.composition.method import COUNTS
 from registry.composition.passes import PassContext, pass_context, stored_folder
 from registry.composition.plan import Plan, Source
 from registry.composition.stored import stored_stream
 from registry.destination.destination import OpenFolder
-from registry.errors import DamagedError, IncompatibleError
+from registry.errors import IncompatibleError
 from registry.families.sites import MLP_INPUT
 from registry.io.model_folder import INDEX, json_file, write_files
 from registry.io.safetensors_file import Stream
@@ -79,7 +78,7 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
         work, choice = Path(mkdtemp(dir=context.work)), None  # where refitted tensors stay
         if recipe.router_method is not None and recipe.router_method.statistics == COUNTS:
             evidence = evidence_of(plan)
-            choice = KnownChoice([choices_of(plan, calibration_of(member), evidence) for member in plan.members])
+            choice = KnownChoice([choices_of(plan, member.kept_tokens, evidence) for member in plan.members])
         # Any member's dense model will do: only the composed trunk of it is used.
         with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
             source = refit(source, Checkpoint(folder, remote_code=True), work, context.progress, choice)
@@ -93,23 +92,11 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     return source
 
 
-def calibration_of(member: Member) -> Calibration:
-    """Return a member's kept calibration tokens; the plan has checked that they exist.
-
-    Raises:
-        DamagedError: the tokens are missing.
-    """
-    calibration = member.calibration
-    if calibration is None:
-        raise DamagedError(f"{member.version.ref} has lost its calibration tokens", "reg verify")
-    return calibration
-
-
 def _of_features(plan: Plan, context: PassContext, member: Member) -> Collected:
     """Return a member's statistics in the base model, whose features the router takes."""
     base = plan.base
     assert base is not None
-    largest, rows = int(calibration_of(member).ids.max()), base.architecture.vocab_size
+    largest, rows = int(member.kept_tokens.ids.max()), base.architecture.vocab_size
     if largest >= rows:
         raise IncompatibleError(
             f"{member.version.ref} was calibrated on token {largest}, and {base.version.ref}, which this recipe "
@@ -177,7 +164,7 @@ def _passed(
             checkpoint = Checkpoint(dense, member.version.ref, remote_code=True)
             hook_points = None if checkpoint_folder is None else routed_hook_points
             run = ModelRun(load_model(folder, dtype, settings.device), hook_points)
-            own = calibration_of(member)
+            own = member.kept_tokens
             collected = take_statistics(checkpoint, digest, run, own, settings, progress=context.progress)
         cached = context.cache.put(digest, collected)
     return cached

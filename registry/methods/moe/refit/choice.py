@@ -70,8 +70,7 @@ class GateChoice(Choice):
     def __init__(self, plan: Plan, composed: Checkpoint) -> None:
         self._plan, self._splitter = plan, Splitter()
         self._scales: Scales = scales(composed, MLP_INPUT)
-        calibrations = [member.calibration for member in plan.members]  # there, as was checked with the plan
-        self._keeps = [calibration.keep for calibration in calibrations if calibration is not None]  # each (N, S)
+        self._keeps = [member.kept_tokens.keep for member in plan.members]  # each (N, S)
         self._sums: list[RunningSums] = []
         self._gate: Tensor | None = None
         self._statistics = [_LayerStatistics() for _ in plan.members]
