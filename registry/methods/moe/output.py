@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from registry.composition.found import ROUTERS, TRUNKS
 from registry.composition.method import BASE, OWN, Card, Router, Settings, Trunk, written
 from registry.composition.option import OptionKind, Problem
-from registry.composition.plan import Output
+from registry.composition.plan import EXPERTS, Output
 from registry.composition.recipe.fields import LEAST_COPIES, MOST_COPIES
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import (
@@ -163,7 +163,9 @@ class Combined(Output):
         return moe.notes(plan)
 
     def active_parameters(self, plan: Plan) -> int:
-        return moe.active_parameters(plan)
+        experts = sum(tensor.elements for tensor in plan.tensors if tensor.part == EXPERTS)
+        count = len(plan.members)
+        return plan.parameters - experts + experts // count * top_k(plan.recipe, count)
 
     def peak_bytes(self, plan: Plan) -> int:
         return moe.peak_bytes(plan)

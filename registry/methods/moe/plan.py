@@ -83,13 +83,6 @@ def notes(plan: Plan) -> Iterator[str]:
     yield from taken_notes(plan.members, plan.lead)
 
 
-def active_parameters(plan: Plan) -> int:
-    """Return the weights that take part in one token: the trunk, the routers and top_k experts."""
-    experts = sum(tensor.elements for tensor in plan.tensors if tensor.part == EXPERTS)
-    count = len(plan.members)
-    return plan.parameters - experts + experts // count * top_k(plan.recipe, count)
-
-
 def statistics_weights(plan: Plan) -> list[float]:
     """Return the factors of the members' statistics: ω, if tokens are balanced times the mean count over their own."""
     if plan.recipe.balance == "none":
