@@ -22,7 +22,7 @@ from registry.maths.digits import Splitter
 from registry.maths.gram import GramAccumulator
 from registry.progress import silent
 from registry.runtime.loading import load_model
-from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.forward_pass import take_statistics
 from registry.statistics.site_sums import batch
 
 WIDTHS = (2048, 4096)
@@ -84,7 +84,7 @@ def registration(scratch: Path) -> Comparison:
     calibration = Calibration(ids, torch.full((windows,), settings.seq_len, dtype=torch.int32), "random")
 
     def ours() -> None:
-        take_statistics(checkpoint, "", ModelRun(model), calibration, settings, progress=silent)
+        take_statistics(checkpoint, "", model, calibration, settings, progress=silent)
 
     def bare() -> None:
         with torch.no_grad():

@@ -48,7 +48,7 @@ from registry.progress import Advance, silent
 from registry.runtime.upcast import load_for_pass
 from registry.statistics import layer_pass
 from registry.statistics.collect import text_calibration
-from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.forward_pass import take_statistics
 
 SHAPE_13B = {
     "vocab_size": 32_000,
@@ -203,7 +203,7 @@ def compare_times(scratch: Path, text: Path) -> None:
     for _ in range(ROUNDS):
         start = time.monotonic()
         model = load_for_pass(checkpoint.folder, settings.dtype, settings.device)
-        whole = take_statistics(checkpoint, "0" * 64, ModelRun(model), calibration, settings, progress=silent)
+        whole = take_statistics(checkpoint, "0" * 64, model, calibration, settings, progress=silent)
         seconds["whole"].append(time.monotonic() - start)
         del model
         start = time.monotonic()

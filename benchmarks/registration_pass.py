@@ -20,7 +20,7 @@ from registry.checkpoint import Checkpoint
 from registry.io.dtypes import AUTO
 from registry.progress import silent
 from registry.runtime.upcast import compute_dtype, load_for_pass
-from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.forward_pass import take_statistics
 from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import batch
 
@@ -118,7 +118,7 @@ def measure(scratch: Path) -> list[Comparison]:
         def ours(
             checkpoint: Checkpoint = checkpoint, model: Any = model, calibration: Calibration = calibration
         ) -> object:
-            return take_statistics(checkpoint, "", ModelRun(model), calibration, settings, progress=silent)
+            return take_statistics(checkpoint, "", model, calibration, settings, progress=silent)
 
         def bare(model: Any = plain, calibration: Calibration = calibration) -> None:
             with torch.no_grad():

@@ -149,8 +149,6 @@ def _spoken(message: Any) -> Message:
 
 PathLike = str | os.PathLike[str]
 
-SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
-
 
 class Corpus:
     """Documents of some files; each iteration reads the files again, with one document in memory at a time.
@@ -327,3 +325,4 @@ def _cell(path: Path, number: int, value: Any) -> Any:
 
 
 _READERS = {".txt": _read_text, ".jsonl": _read_jsonl, ".jsonl.gz": _read_jsonl, ".parquet": _read_parquet}
+SUFFIXES = tuple(_READERS)

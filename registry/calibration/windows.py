@@ -78,14 +78,14 @@ def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len:
     return found
 
 
-def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int, seed: int = 0) -> Calibration:
+def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int) -> Calibration:
     """Return up to `windows` windows of `seq_len` tokens, evenly spaced over the documents in a seeded order.
 
     Raises:
         CalibrationError: there is no text.
     """
     documents = list(corpus)
-    random.Random(seed).shuffle(documents)
+    random.Random(0).shuffle(documents)
     stream = _stream(documents, tokenizer)
     if not len(stream):
         raise _without_text(corpus)

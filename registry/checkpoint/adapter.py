@@ -10,10 +10,11 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
+from registry.checkpoint.checkpoint import Checkpoint
 from registry.checkpoint.model_files import (
     SINGLE,
     TOKENIZER_FILES,
@@ -26,6 +27,7 @@ from registry.checkpoint.model_files import (
 )
 from registry.checkpoint.plain_folder import renamed_note, unwrapped
 from registry.checkpoint.tokenizer import token_rows
+from registry.checkpoint.version_files import StoredWeights
 from registry.errors import CheckpointError
 from registry.io.display import few, some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
@@ -33,7 +35,7 @@ from registry.io.model_folder import INDEX, fresh_folder, json_file, write_files
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
 from registry.io.untrusted import json_object, own_file, read_json
-from registry.progress import Progress
+from registry.progress import Progress, remark
 from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:
@@ -65,22 +67,8 @@ Parts = dict[str, str]
 """The change of one tensor: part → name of the adapter's tensor. `whole` replaces it; `head` must equal `whole`."""
 
 
-class DenseWeights(Protocol):
-    """A dense model whose linear layers are stored as (outputs, inputs)."""
-
-    @property
-    def registered_as(self) -> tuple[str, ...]:
-        """Digest of the registered version, if the model is one."""
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor, by name, without a head that is tied to the embedding."""
-
-    def source(self, name: str) -> ArraySource:
-        """Return one tensor as blocks of rows."""
-
-    def files(self) -> dict[str, bytes]:
-        """Return config.json, the tokenizer's files and generation_config.json, by name."""
+DenseWeights = Checkpoint | StoredWeights
+"""A base model: a folder, or a registered version. Its linear layers are stored as (outputs, inputs)."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -94,7 +82,6 @@ class Adapter:
 
     Attributes:
         label: its name in messages.
-        settings: those of its configuration.
         notes: remarks on what of it is read otherwise than it stands there, and on what is not used.
     """
 
@@ -307,6 +294,7 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
 
     The tokenizer and generation_config.json are the adapter's if it has them, else the base's. The calibration text and
     the statistics in the adapter's folder are copied. `out` is an absent or empty folder, written atomically.
+    `progress` receives the adapter's notes.
 
     Raises:
         CheckpointError: the adapter does not fit, or weights are NaN or infinite.
@@ -314,6 +302,8 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
         StorageError: the disk is full or refuses.
     """
     changes, streams = adapter.check(base), []
+    for note in adapter.notes:
+        remark(progress, f"{adapter.label}: {note}")
     for name, shape in base.shapes.items():
         source, parts = base.source(name), changes.get(name, {})
         blocks = partial(adapter.merged, name, parts, source) if parts else source.blocks

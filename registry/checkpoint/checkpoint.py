@@ -22,7 +22,7 @@ from registry.checkpoint.tokenizer import identify
 from registry.errors import CheckpointError, UnsupportedFamilyError
 from registry.families import Family, family_of
 from registry.io.display import some
-from registry.io.dtypes import NAMES, SAFETENSORS, WEIGHT_DTYPES
+from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.torch_blocks import read_tensor
 from registry.progress import Progress
 from store.arrays import ArraySource, Block, digest_of
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 HASHERS = 4  # tensors that are read and hashed at once; each holds one block of rows
 
-_SUPPORTED = {SAFETENSORS[name] for name in WEIGHT_DTYPES}
 _BUFFERS = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
 """Ends of the names of buffers, which old checkpoints store beside their weights."""
 
@@ -166,7 +165,7 @@ class Checkpoint:
                     f"{self.label}: tensor {name} has shape {list(stored.shape)}, config.json asks for {list(shape)}",
                     "save config.json and the weights together again",
                 )
-            if stored.dtype not in _SUPPORTED:
+            if NAMES.get(stored.dtype) not in WEIGHT_DTYPES:
                 raise CheckpointError(
                     f"{self.label}: tensor {name} has dtype {stored.dtype}, supported are {', '.join(WEIGHT_DTYPES)}",
                     "save the checkpoint in one of these, not quantised",

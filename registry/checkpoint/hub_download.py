@@ -144,15 +144,14 @@ def _cached(reference: HubReference) -> Path:
 
 def _whole(reference: HubReference, folder: Path, hint: str) -> Path:
     """Return `folder` if it holds a complete model or adapter, and every small file known to be in the repository."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
     names = {path.name for path in folder.iterdir() if path.is_file()}
     missing = _missing(names, _weights(reference, folder))
-    with suppress(ImportError):  # older versions of huggingface_hub keep no list of a repository's files
-        from huggingface_hub import get_cached_repo_tree
-        from huggingface_hub.errors import CachedRepoTreeNotFoundError
-
-        with suppress(CachedRepoTreeNotFoundError):
-            tree = get_cached_repo_tree(reference.repo_id, revision=folder.name)
-            missing += [name for name in _small({file.path for file in tree}) if name not in {*names, *missing}]
+    with suppress(CachedRepoTreeNotFoundError):
+        tree = get_cached_repo_tree(reference.repo_id, revision=folder.name)
+        missing += [name for name in _small({file.path for file in tree}) if name not in {*names, *missing}]
     if missing:
         raise NotFoundError(f"{reference}: {some(missing)} missing from its folder in the cache, {folder}", hint)
     return folder

@@ -19,6 +19,8 @@ Document = Mapping[str, Any]
 class JointTraining(ABC):
     """A training of several experts together.
 
+    Methods get the H of a checkpoint as `hidden_size`, and its name in messages as `label`.
+
     Attributes:
         key: key of its document in a version's content, and the role of its arrays; `reg train-KEY` trains them.
         called: the whole, with its article.
@@ -41,11 +43,6 @@ class JointTraining(ABC):
     def read(self, files: Mapping[str, bytes], hidden_size: int, label: str) -> Document | None:
         """Return the document in a checkpoint's untrusted files, all of which are checked; None if there is none.
 
-        Args:
-            files: name → content.
-            hidden_size: H.
-            label: the checkpoint's name in messages.
-
         Raises:
             CheckpointError: a file is of another form.
         """
@@ -55,11 +52,7 @@ class JointTraining(ABC):
     ) -> Mapping[str, ArraySource]:
         """Return the arrays of a checkpoint that has the document, by name; they are read later.
 
-        Args:
-            folder: the checkpoint.
-            matrices: names and shapes of the weights of all linear layers of attention and MLPs.
-            hidden_size: H.
-            label: its name in messages.
+        `matrices` has names and shapes of the weights of all linear layers of attention and MLPs.
 
         Raises:
             CheckpointError: the file is missing or of another form.

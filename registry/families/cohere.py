@@ -53,6 +53,9 @@ class Cohere(Cohere2):
     }
     rope_theta = 500_000.0
     options = ("attention_bias", "layer_norm_eps", "logit_scale", "use_qk_norm")
+    refused_options = {
+        "use_qk_norm": "it normalises queries and keys (use_qk_norm), which no native host does in this way"
+    }
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
         """Derive nothing: all layers are alike."""
@@ -64,17 +67,8 @@ class Cohere(Cohere2):
             shapes["self_attn.k_norm.weight"] = (architecture.num_key_value_heads, architecture.head_dim)
         return shapes
 
-    def refusal(self, architecture: Architecture) -> str | None:
-        if architecture.options["use_qk_norm"]:
-            return "it normalises queries and keys (use_qk_norm), which no native host does in this way"
-        return None
-
     def translations(self, architecture: Architecture) -> list[Translation]:
         carried = architecture.with_options(
             layer_types=[SLIDING] * architecture.num_hidden_layers, sliding_window=architecture.max_position_embeddings
         )
         return [Translation(COHERE2_MOE, carried, self.unchanged(architecture))]
-
-
-COHERE2 = Cohere2()
-COHERE = Cohere()

@@ -14,9 +14,6 @@ from registry.hosts.remote_code import REMOTE_CODE, remote_code_host
 TANH_GELU = "gelu_pytorch_tanh"
 """Name of Gemma's activation in configurations."""
 
-PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-"""The three matrices of a gated MLP."""
-
 Shapes = dict[str, tuple[int, ...]]
 
 _COMMON = {
@@ -50,21 +47,6 @@ class NormOutput:
     offset: float = 0.0
     bias: bool = False
     centred: bool = False
-
-
-@dataclass(frozen=True)
-class ResidualStream:
-    """A site whose input is the residual stream: the sum of embeddings and of norms' outputs so far.
-
-    Attributes:
-        embedding: the embedding's tensor.
-        after_attention: the norm of each attention's output, below the layer.
-        after_mlp: the norm of each MLP's output, below the layer.
-    """
-
-    embedding: str = "model.embed_tokens.weight"
-    after_attention: str = "post_attention_layernorm"
-    after_mlp: str = "post_feedforward_layernorm"
 
 
 @dataclass(frozen=True)
@@ -119,11 +101,13 @@ class Family:
         free_head_dim: config.json may give a head size that does not divide the hidden size.
         norms: those over the hidden axis in each layer.
         has_head_norms: each layer has norms of queries and keys, head by head.
-        attention_norm: what determines the bounds of the input of each layer's attention.
+        attention_norm: the norm that each layer's attention reads; None where it reads the residual stream itself, and
+            `post_attention_layernorm` and `post_feedforward_layernorm` follow attention and MLP.
         mlp_norm: the same of its MLP.
         last_norm: the norm before the head, by its full name.
         host: the one native host, which has the trunk's tensors under the same names.
         refused: why no native host carries the family.
+        refused_options: option → why no native host carries a model that has it.
     """
 
     model_type: ClassVar[str]
@@ -140,11 +124,14 @@ class Family:
     free_head_dim: ClassVar[bool] = True
     norms: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
     has_head_norms: ClassVar[bool] = False
-    attention_norm: ClassVar[NormOutput | ResidualStream] = NormOutput("input_layernorm")
-    mlp_norm: ClassVar[NormOutput | ResidualStream] = NormOutput()
+    attention_norm: ClassVar[NormOutput | None] = NormOutput("input_layernorm")
+    mlp_norm: ClassVar[NormOutput | None] = NormOutput()
     last_norm: ClassVar[NormOutput] = NormOutput("model.norm")
     host: ClassVar[Host | None] = None
     refused: ClassVar[str | None] = None
+    refused_options: ClassVar[Mapping[str, str]] = {
+        "mlp_bias": "its MLPs have biases (mlp_bias), and no native host has expert biases"
+    }
 
     # -- configuration -----------------------------------------------------------------------------------------------
 
@@ -218,7 +205,7 @@ class Family:
     def projections(self, layer: int, architecture: Architecture) -> Projections:
         """Return the location of the three matrices of a layer's gated MLP."""
         tensors = self.mlp_tensors(layer, architecture)
-        return {projection: tensors[f"{projection}.weight"] for projection in PROJECTIONS}
+        return {projection: tensors[f"{projection}.weight"] for projection in ("gate_proj", "up_proj", "down_proj")}
 
     def trunk_shapes(self, architecture: Architecture) -> Shapes:
         """Return the shape of every trunk tensor."""
@@ -277,8 +264,8 @@ class Family:
         names = [*(f"{module}.weight" for module in (*attention.inputs, attention.output)), *of_mlp]
         return tuple(self.tensor_name(layer, name) for layer in range(architecture.num_hidden_layers) for name in names)
 
-    def mlp_input(self, architecture: Architecture) -> NormOutput | ResidualStream:
-        """Return the input of each layer's MLP, which determines its bounds."""
+    def mlp_input(self, architecture: Architecture) -> NormOutput | None:
+        """Return the norm that each layer's MLP reads, as `mlp_norm`."""
         return self.mlp_norm
 
     def mlps(self, model: Any) -> Iterator[Any]:
@@ -290,9 +277,8 @@ class Family:
 
     def refusal(self, architecture: Architecture) -> str | None:
         """Return why no native host carries this model exactly, or None if one does."""
-        if architecture.options.get("mlp_bias"):
-            return "its MLPs have biases (mlp_bias), and no native host has expert biases"
-        return self.refused
+        reasons = (why for option, why in self.refused_options.items() if architecture.options.get(option))
+        return next(reasons, self.refused)
 
     def translations(self, architecture: Architecture) -> list[Translation]:
         """Return the translations to native hosts that carry the model exactly, the preferred one first."""

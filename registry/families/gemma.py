@@ -33,16 +33,15 @@ class Gemma(Family):
     attention_norm = NormOutput("input_layernorm", offset=1.0)
     last_norm = NormOutput("model.norm", offset=1.0)
     mlp_norm = NormOutput(offset=1.0)
+    refused_options = {
+        "use_bidirectional_attention": "its attention is bidirectional (use_bidirectional_attention), which no native "
+        "host supports"
+    }
 
     def fill_defaults(self, values: dict[str, Any]) -> None:
         """Read the old name of its activation."""
         if values["hidden_act"] == "gelu":
             values["hidden_act"] = TANH_GELU
-
-    def refusal(self, architecture: Architecture) -> str | None:
-        if architecture.options["use_bidirectional_attention"]:
-            return "its attention is bidirectional (use_bidirectional_attention), which no native host supports"
-        return None
 
     def translations(self, architecture: Architecture) -> list[Translation]:
         trunk: dict[str, Trunk | Constant] = {}
@@ -116,8 +115,3 @@ class Gemma3Text(Gemma2):
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return nested_rope_parameters(values, 1_000_000.0, values.get("rope_local_base_freq", 10_000.0))
-
-
-GEMMA = Gemma()
-GEMMA2 = Gemma2()
-GEMMA3_TEXT = Gemma3Text()

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry.families.family import Attention, Family, NormOutput, Shapes, norm_shapes
-from registry.families.rope import rope_parameters
 from registry.hosts.architecture import Architecture
 
 
@@ -42,7 +41,7 @@ class GPTNeoX(Family):
             "rope_theta": values.get("rotary_emb_base", self.rope_theta),
             "partial_rotary_factor": values.get("rotary_pct", 0.25),
         }
-        return rope_parameters({**values, **own}, self.rope_theta)
+        return super().rope({**values, **own})
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
         hidden = architecture.hidden_size
@@ -73,6 +72,3 @@ class GPTNeoX(Family):
             for row in range((3 * head + 2) * size, (3 * head + 3) * size)
         )
         return Attention((fused,), "attention.dense", fused, values)
-
-
-GPT_NEOX = GPTNeoX()

@@ -80,9 +80,3 @@ class SmolLM3(Family):
         unused = architecture.max_position_embeddings
         carried = architecture.with_options(sliding_window=architecture.options["sliding_window"] or unused)
         return [Translation(GRANITEMOE_SWA, carried, self.unchanged(architecture) | sinks(architecture))]
-
-
-LLAMA = Llama()
-MISTRAL = Mistral()
-GRANITE = Granite()
-SMOLLM3 = SmolLM3()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from registry.families.family import Family, ResidualStream, Shapes, Translation, attention_shapes, norm_shapes
+from registry.families.family import Family, Shapes, Translation, attention_shapes, norm_shapes
 from registry.families.rope import FULL, SLIDING, fill_layer_types, nested_rope_parameters
 from registry.hosts.architecture import Architecture
 from registry.hosts.native import FLEX_OLMO
@@ -19,8 +19,8 @@ class Olmo2(Family):
     defaults = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
     options: ClassVar[tuple[str, ...]] = ("attention_bias", "rms_norm_eps")
     host = FLEX_OLMO
-    attention_norm = ResidualStream()
-    mlp_norm = ResidualStream()
+    attention_norm = None
+    mlp_norm = None
 
     def trunk_layer(self, architecture: Architecture) -> Shapes:
         """Return the shapes of one layer's trunk tensors, including the norms over all queries and all keys."""
@@ -66,7 +66,3 @@ class Olmo3(Olmo2):
         cut = f"flex_olmo has no sliding window: the context ends at {limit:,} tokens (the experts' is {context:,})"
         notes = (cut,) if limit < context else ()
         return [Translation(FLEX_OLMO, carried, self.unchanged(architecture), notes)]
-
-
-OLMO2 = Olmo2()
-OLMO3 = Olmo3()

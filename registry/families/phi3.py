@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from registry.families.family import Attention, Family, Shapes, Translation, norm_shapes
-from registry.families.rope import rope_parameters
 from registry.hosts import Constant, Projections, RowSelection, Trunk
 from registry.hosts.architecture import Architecture
 from registry.hosts.native import MIXTRAL
@@ -32,7 +31,7 @@ class Phi3(Family):
 
     def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rope's parameters: `su` and `yarn` are old names of longrope."""
-        rope = rope_parameters(values, self.rope_theta)
+        rope = super().rope(values)
         if rope["rope_type"] in ("su", "yarn", "longrope"):
             rope["rope_type"] = "longrope"
             rope["original_max_position_embeddings"] = values["original_max_position_embeddings"]
@@ -146,6 +145,3 @@ def _attention_factor(architecture: Architecture) -> float:
     original = rope["original_max_position_embeddings"]
     factor = rope.get("factor") or architecture.max_position_embeddings / original
     return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
-
-
-PHI3 = Phi3()

@@ -48,12 +48,3 @@ def fill_layer_types(values: dict[str, Any], number: int) -> None:
     if values["layer_types"] is None:
         layers = range(values["num_hidden_layers"])
         values["layer_types"] = [FULL if (layer + 1) % number == 0 else SLIDING for layer in layers]
-
-
-def window_by_layer(values: dict[str, Any]) -> None:
-    """Derive `layer_types` and `sliding_window` from three other keys, as Qwen does."""
-    if not values["use_sliding_window"]:
-        values["sliding_window"] = None
-    if values["layer_types"] is None:
-        first = values["num_hidden_layers"] if values["sliding_window"] is None else values["max_window_layers"]
-        values["layer_types"] = [SLIDING if i >= first else FULL for i in range(values["num_hidden_layers"])]

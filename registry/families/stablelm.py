@@ -1,10 +1,6 @@
 """StableLM: norms with biases, which no native host combines with a plain router."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from registry.families.family import Family, NormOutput, Shapes, attention_shapes, norm_shapes
-from registry.families.rope import rope_parameters
 from registry.hosts.architecture import Architecture
 
 
@@ -18,6 +14,7 @@ class StableLM(Family):
         "layer_norm_eps": 1e-5,
         "max_position_embeddings": 4096,
         "num_key_value_heads": 32,
+        "partial_rotary_factor": 0.25,
         "qk_layernorm": False,
         "use_parallel_residual": False,
         "use_qkv_bias": False,
@@ -27,10 +24,6 @@ class StableLM(Family):
     attention_norm = NormOutput("input_layernorm", bias=True)
     last_norm = NormOutput("model.norm", bias=True, centred=True)
     refused = "its norms have biases, which no native host has beside a plain router"
-
-    def rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rope's parameters; by default a quarter of each head rotates."""
-        return rope_parameters({"partial_rotary_factor": 0.25, **values}, self.rope_theta)
 
     def outer_shapes(self, architecture: Architecture) -> Shapes:
         shapes = super().outer_shapes(architecture)
@@ -52,6 +45,3 @@ class StableLM(Family):
         """Return the norm, which has a bias: the layer's only one if attention and MLP are parallel."""
         parallel = architecture.options["use_parallel_residual"]
         return NormOutput("input_layernorm" if parallel else "post_attention_layernorm", bias=True)
-
-
-STABLELM = StableLM()

@@ -1,35 +1,35 @@
 """Dense families: one file a lineage, one line in `FAMILIES` a family; `REFUSED` has the reasons for others."""
 
 from registry.errors import UnsupportedFamilyError
-from registry.families.cohere import COHERE, COHERE2
+from registry.families.cohere import Cohere, Cohere2
 from registry.families.family import Family
-from registry.families.gemma import GEMMA, GEMMA2, GEMMA3_TEXT
-from registry.families.gpt_neox import GPT_NEOX
-from registry.families.llama import GRANITE, LLAMA, MISTRAL, SMOLLM3
-from registry.families.olmo import OLMO2, OLMO3
-from registry.families.phi3 import PHI3
-from registry.families.qwen import QWEN2, QWEN3
-from registry.families.stablelm import STABLELM
+from registry.families.gemma import Gemma, Gemma2, Gemma3Text
+from registry.families.gpt_neox import GPTNeoX
+from registry.families.llama import Granite, Llama, Mistral, SmolLM3
+from registry.families.olmo import Olmo2, Olmo3
+from registry.families.phi3 import Phi3
+from registry.families.qwen import Qwen2, Qwen3
+from registry.families.stablelm import StableLM
 
-_LISTED: tuple[Family, ...] = (
-    COHERE,
-    COHERE2,
-    GEMMA,
-    GEMMA2,
-    GEMMA3_TEXT,
-    GPT_NEOX,
-    GRANITE,
-    LLAMA,
-    MISTRAL,
-    OLMO2,
-    OLMO3,
-    PHI3,
-    QWEN2,
-    QWEN3,
-    SMOLLM3,
-    STABLELM,
+_LISTED: tuple[type[Family], ...] = (
+    Cohere,
+    Cohere2,
+    Gemma,
+    Gemma2,
+    Gemma3Text,
+    GPTNeoX,
+    Granite,
+    Llama,
+    Mistral,
+    Olmo2,
+    Olmo3,
+    Phi3,
+    Qwen2,
+    Qwen3,
+    SmolLM3,
+    StableLM,
 )
-FAMILIES: dict[str, Family] = {family.model_type: family for family in _LISTED}
+FAMILIES: dict[str, Family] = {family.model_type: family() for family in _LISTED}
 """`model_type` → family."""
 
 _MIXTURE = "it is a mixture of experts already; register the dense experts it was made of"

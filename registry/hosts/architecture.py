@@ -68,13 +68,5 @@ class Architecture:
         ]
 
 
-SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "max_position_embeddings",
-)
+SIZES = tuple(name for name, kind in Architecture.__annotations__.items() if kind is int)
+"""The fields that are positive integers."""

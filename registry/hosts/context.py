@@ -36,13 +36,13 @@ from registry.hosts.host import LAYERS, ContextAttention, Host
 from registry.hosts.tensors import Constant, Entries, EvidenceEmbedding, Experts, Made, Trunk, Widened
 
 _EVIDENCE = 2.0**-10
-"""Least size of a nat of evidence beside the embedding's row."""
+"""Least size of a nat of evidence, relative to the embedding's row."""
 
 _CONSTANT = 2.0**-7
-"""Size of the constant beside the row, in a stream of 256 channels."""
+"""Size of the constant relative to the row, in a stream of 256 channels."""
 
 MEAN = 2.0**-10
-"""s: size of a nat of mean evidence beside the embedding's mean row."""
+"""s: size of a nat of mean evidence, relative to the embedding's mean row."""
 
 SHARPNESS = 2.0**15 * 0.05
 """κ times the temperature: 2^15 at the default temperature of 0.05, the largest power of two in float16."""
@@ -157,8 +157,7 @@ class ContextLayout:
         self._last = None
         if maps:
             steady = self._steady if self._has_steady else self._constant
-            sizes = self.hidden_size, self._constant_size
-            self._last = HeadMapLayer(self._kind, architecture, sizes, steady, self._means)
+            self._last = HeadMapLayer(self._kind, architecture, self._shrink, steady, self._constant_size, self._means)
 
     @property
     def architecture(self) -> Architecture:
@@ -206,7 +205,7 @@ class ContextLayout:
         if self._inner.tie_word_embeddings:
             head = trunk["model.embed_tokens.weight"]
             assert isinstance(head, Trunk)
-            made["lm_head.weight"] = Widened(head, (*head.shape[:-1], self.hidden_size), -1)
+            made["lm_head.weight"] = Widened((*head.shape[:-1], self.hidden_size), head, -1)
         return layer | made
 
     def experts(self, tensor: Experts) -> Widened:
@@ -215,7 +214,7 @@ class ContextLayout:
         axis = -2 if down else -1
         shape = list(tensor.shape)
         shape[axis] = self.hidden_size
-        return Widened(tensor, tuple(shape), 0 if down else -1)
+        return Widened(tuple(shape), tensor, 0 if down else -1)
 
     def own_experts(self, name: str, tensor: Experts) -> Made:
         """Return the context layer's counterpart of a tensor of layer 0's experts, which are all alike there."""
@@ -264,12 +263,12 @@ class ContextLayout:
                 multiplier = float(self._inner.options.get("embedding_multiplier", 1.0))
                 epsilon = float(self._inner.options["rms_norm_eps"]) / multiplier**2
             sizes = evidence_size(self._hidden), self._constant_size
-            return EvidenceEmbedding(tensor, tuple(shape), self._experts, *sizes, epsilon)
+            return EvidenceEmbedding(tuple(shape), tensor, self._experts, *sizes, epsilon)
         if not name.endswith("norm.weight"):
-            return Widened(tensor, tuple(shape), axis)
+            return Widened(tuple(shape), tensor, axis)
         read = name.endswith("post_attention_layernorm.weight") and not self._kind.norm_after  # by routers
         tail = tuple((channel, self._shrink) for channel in self._means) if read else ()
-        return Widened(tensor, tuple(shape), 0, self._shrink, tail)
+        return Widened(tuple(shape), tensor, 0, self._shrink, tail)
 
     # -- the context layer -------------------------------------------------------------------------------------------
 

@@ -16,13 +16,13 @@ from registry.hosts.architecture import Architecture
 from registry.hosts.tensors import Entries
 
 ALARM = 32.0
-"""What evidence beyond a threshold counts, beside the mean evidence."""
+"""What evidence beyond a threshold counts, against the mean evidence."""
 
 STEEP = 2.0**15
 """How steeply the activation rises: so much that it is nearly max(0, z)."""
 
 LEVEL = 8.0
-"""What a norm before the MLP multiplies the constant by, beside the fast mean: thresholds stay within float16."""
+"""What a norm before the MLP multiplies the constant by, against the fast mean: thresholds stay within float16."""
 
 UP = 2.0**-3
 """What up rows multiply the constant by, where a norm leads the MLP.

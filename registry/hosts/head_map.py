@@ -19,13 +19,14 @@ and the norm is linear.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from registry.hosts.architecture import Architecture
 from registry.hosts.host import ContextAttention
 from registry.hosts.tensors import Constant, Entries, Experts, HeadMap, Made
 
 STEADY = 2.0**-5
-"""Size of the channel with the same value everywhere, beside the embedding's mean row."""
+"""Size of the channel with the same value everywhere, relative to the embedding's mean row."""
 
 _AREAS = dict.fromkeys(("silu", "swish"), math.pi**2 / 12) | dict.fromkeys(
     ("gelu", "gelu_new", "gelu_pytorch_tanh"), 0.25
@@ -63,37 +64,32 @@ def projection_of(name: str, tensor: Experts, hidden_size: int) -> str:
     return "up" if name.endswith((".w3.weight", ".up_proj.weight")) else "gate"
 
 
+@dataclass(frozen=True)
 class HeadMapLayer:
     """The tensors of the last layer.
 
-    Args:
-        kind: the host's attention.
+    Attributes:
         architecture: of the composition without added layers.
-        sizes: H′, the channels of the widened stream; and the value of `steady`, where a norm comes after the MLP.
-        steady: the channel with the same value everywhere.
+        shrink: √(H / H′), for the channels of the widened stream.
+        steady, steady_size: the channel with the same value everywhere, and that value where a norm follows the MLP.
         read: channels that routers read.
     """
 
-    def __init__(
-        self,
-        kind: ContextAttention,
-        architecture: Architecture,
-        sizes: tuple[int, float],
-        steady: int,
-        read: Sequence[int],
-    ) -> None:
-        self._kind, self._inner, self._steady, self._read = kind, architecture, steady, read
-        hidden, self._steady_size = sizes
-        self._shrink = math.sqrt(architecture.hidden_size / hidden)
+    kind: ContextAttention
+    architecture: Architecture
+    shrink: float
+    steady: int
+    steady_size: float
+    read: Sequence[int]
 
     def trunk(self, below: str, widened: Made) -> Made:
         """Return the trunk tensor of a name below the layer; `widened` is that of another layer, widened."""
-        shape, size = widened.shape, self._inner.hidden_size
-        if below == "post_attention_layernorm.weight" and not self._kind.norm_after:
-            entries = [((channel,), self._shrink) for channel in (*range(size), *self._read)]
-            return Entries(shape, (*entries, ((self._steady,), self._shrink / STEADY)))
+        shape, size = widened.shape, self.architecture.hidden_size
+        if below == "post_attention_layernorm.weight" and not self.kind.norm_after:
+            entries = [((channel,), self.shrink) for channel in (*range(size), *self.read)]
+            return Entries(shape, (*entries, ((self.steady,), self.shrink / STEADY)))
         if below == "post_feedforward_layernorm.weight":
-            epsilon = float(self._inner.options["rms_norm_eps"]) * self._shrink**2
+            epsilon = float(self.architecture.options["rms_norm_eps"]) * self.shrink**2
             return Entries(shape, tuple(((channel,), math.sqrt(epsilon) / _SMALL) for channel in range(size)))
         return widened if isinstance(widened, Constant) else Constant(shape, 0.0)
 
@@ -102,19 +98,19 @@ class HeadMapLayer:
         return HeadMap(
             shape,
             tuple(range(shape[0])) if len(shape) == 3 else (tensor.parts[0][0],),
-            projection_of(name, tensor, self._inner.hidden_size),
-            self._inner.hidden_size,
-            _rank(self._kind, self._inner),
+            projection_of(name, tensor, self.architecture.hidden_size),
+            self.architecture.hidden_size,
+            _rank(self.kind, self.architecture),
             self._levels,
-            self._steady,
-            0 if self._kind.norm_after else 1,
+            self.steady,
+            0 if self.kind.norm_after else 1,
         )
 
     @property
     def _levels(self) -> tuple[tuple[float, float], ...]:
-        if self._kind.norm_after:
+        if self.kind.norm_after:
             gate = 32.0  # silu and gelu of it are 32
-            return ((gate / self._steady_size, _SMALL / gate),)
-        area = _AREAS[self._inner.hidden_act] * float(self._inner.options.get("residual_multiplier", 1.0))
+            return ((gate / self.steady_size, _SMALL / gate),)
+        area = _AREAS[self.architecture.hidden_act] * float(self.architecture.options.get("residual_multiplier", 1.0))
         steps = [_FIRST * _RATIO**level for level in range(_LEVELS)]
         return tuple((-step, -step * math.log(_RATIO) / area) for step in steps)

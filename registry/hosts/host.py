@@ -144,9 +144,7 @@ def rope_config(rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-_DROPPED = ("_name_or_path", "transformers_version", "auto_map", "quantization_config")
-
-
 def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that are copied from a dense model's config.json."""
-    return {key: value for key, value in config.items() if key not in _DROPPED}
+    dropped = ("_name_or_path", "transformers_version", "auto_map", "quantization_config")
+    return {key: value for key, value in config.items() if key not in dropped}

@@ -3,6 +3,7 @@
 Each has its tensors' names, the layout of its experts, and its own part of config.json.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from registry.hosts.architecture import Architecture
@@ -18,14 +19,6 @@ from registry.hosts.host import (
 )
 from registry.hosts.tensors import Constant
 
-
-def _mixtral(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    window = architecture.options.get("sliding_window")
-    return decoder_config(
-        architecture, top_k, num_local_experts=experts, router_jitter_noise=0.0, sliding_window=window
-    )
-
-
 MIXTRAL = Host(
     model_type="mixtral",
     class_name="MixtralForCausalLM",
@@ -34,7 +27,13 @@ MIXTRAL = Host(
         "block_sparse_moe.experts.{expert}.{projection}.weight",
         {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
     ),
-    config=_mixtral,
+    config=lambda architecture, experts, top_k: decoder_config(
+        architecture,
+        top_k,
+        num_local_experts=experts,
+        router_jitter_noise=0.0,
+        sliding_window=architecture.options.get("sliding_window"),
+    ),
     context=ContextAttention(),
 )
 """Mixtral: softmax over the chosen k, so that at k = 1 the one weight is exactly 1."""
@@ -49,18 +48,18 @@ def multipliers(architecture: Architecture) -> dict[str, Any]:
     return {name: architecture.options.get(name, neutral[name]) for name in MULTIPLIERS}
 
 
-def _granitemoe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    bias = architecture.options.get("attention_bias", False)
-    own = multipliers(architecture)
-    return decoder_config(architecture, top_k, attention_bias=bias, num_local_experts=experts, **own)
-
-
 GRANITEMOE = Host(
     model_type="granitemoe",
     class_name="GraniteMoeForCausalLM",
     gate="block_sparse_moe.router.layer.weight",
     experts=Fused("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
-    config=_granitemoe,
+    config=lambda architecture, experts, top_k: decoder_config(
+        architecture,
+        top_k,
+        attention_bias=architecture.options.get("attention_bias", False),
+        num_local_experts=experts,
+        **multipliers(architecture),
+    ),
     context=ContextAttention(lambda architecture: multipliers(architecture)["attention_multiplier"], fixed_heads=True),
 )
 """GraniteMoE: attention biases and multipliers."""
@@ -160,14 +159,12 @@ QWEN2_MOE = Host(
 """Qwen2-MoE: biases on q, k and v, windows in some layers, and a shared expert, which is set to return zero."""
 
 
-def _qwen3_moe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    return _qwen_moe(architecture, experts, top_k, "attention_bias", sliding_window=None, use_sliding_window=False)
-
-
 QWEN3_MOE = Host(
     model_type="qwen3_moe",
     class_name="Qwen3MoeForCausalLM",
-    config=_qwen3_moe,
+    config=lambda architecture, experts, top_k: _qwen_moe(
+        architecture, experts, top_k, "attention_bias", sliding_window=None, use_sliding_window=False
+    ),
     obeys_norm_topk_prob=True,
     context=ContextAttention(query_key_norm="each head"),
 )
@@ -188,32 +185,26 @@ def _mellum(architecture: Architecture, experts: int, top_k: int) -> dict[str, A
     return config
 
 
-MELLUM = Host(
-    model_type="mellum",
-    class_name="MellumForCausalLM",
-    config=_mellum,
-    obeys_norm_topk_prob=True,
-    context=ContextAttention(query_key_norm="each head"),
-)
+MELLUM = replace(QWEN3_MOE, model_type="mellum", class_name="MellumForCausalLM", config=_mellum)
 """Mellum: Qwen3's layers, some with a window."""
-
-
-def _flex_olmo(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    return decoder_config(architecture, top_k, "attention_bias", norm_topk_prob=True, num_experts=experts)
 
 
 FLEX_OLMO = Host(
     model_type="flex_olmo",
     class_name="FlexOlmoForCausalLM",
-    config=_flex_olmo,
+    config=lambda architecture, experts, top_k: decoder_config(
+        architecture, top_k, "attention_bias", norm_topk_prob=True, num_experts=experts
+    ),
     obeys_norm_topk_prob=True,
     context=ContextAttention(query_key_norm="all heads", norm_after=True),
 )
 """FlexOlmo: norms after attention and MLP, so that its router is applied to the residual stream itself."""
 
 
-def _cohere2_moe(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
-    return decoder_config(
+COHERE2_MOE = Host(
+    model_type="cohere2_moe",
+    class_name="Cohere2MoeForCausalLM",
+    config=lambda architecture, experts, top_k: decoder_config(
         architecture,
         top_k,
         *("attention_bias", "layer_norm_eps", "layer_types", "logit_scale", "sliding_window"),
@@ -223,13 +214,7 @@ def _cohere2_moe(architecture: Architecture, experts: int, top_k: int) -> dict[s
         num_experts=experts,
         num_shared_experts=0,
         rms_norm_eps=None,
-    )
-
-
-COHERE2_MOE = Host(
-    model_type="cohere2_moe",
-    class_name="Cohere2MoeForCausalLM",
-    config=_cohere2_moe,
+    ),
 )
 """Cohere2-MoE: parallel attention and MLP; a rope only in layers with a window."""
 

@@ -14,7 +14,6 @@ model's folder the two are one file:
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ ROUTER_BIAS = "router_bias"
 """Key of config.json of a model whose weights are from the softmax over all experts: its routers have a bias."""
 
 _CODE = Path(__file__).with_name("code")
-_GATE_BIAS = "mlp.gate.bias"
 _IMPORT = re.compile(r"^from (\.|registry\.hosts\.code\.)(modeling_\w+) import .*\n", re.MULTILINE)
 
 
@@ -69,14 +67,15 @@ def context_code_host(dense: DenseClass) -> Host:
 
 def biased_code_host(dense: DenseClass) -> Host:
     """Return the host of a dense class whose routers have a bias."""
-    return replace(_routed_host(dense, "modeling_biased", "BiasedRoutedForCausalLM"), gate_bias=_GATE_BIAS)
+    return _routed_host(dense, "modeling_biased", "BiasedRoutedForCausalLM", bias=True)
 
 
 def softmax_topk_code_host(dense: DenseClass, *, bias: bool = False) -> Host:
     """Return the host of a dense class whose experts keep the weights of the softmax over all of them."""
     own_keys = {NORM_TOPK_PROB: False, ROUTER_BIAS: bias}
-    host = _routed_host(dense, "modeling_softmax_topk", "SoftmaxTopKForCausalLM", own_keys=lambda _: own_keys)
-    return replace(host, gate_bias=_GATE_BIAS if bias else "")
+    return _routed_host(
+        dense, "modeling_softmax_topk", "SoftmaxTopKForCausalLM", bias=bias, own_keys=lambda _: own_keys
+    )
 
 
 def _routed_host(
@@ -85,12 +84,13 @@ def _routed_host(
     name: str,
     *,
     config_class: str = "RoutedConfig",
+    bias: bool = False,
     own_keys: Callable[[Architecture], dict[str, Any]] = lambda _: {},
 ) -> Host:
     """Return the host of a dense class with a modelling file.
 
-    `module` is the file without its suffix, `name` and `config_class` are classes in it. `own_keys` returns what its
-    config.json has besides the keys of the routed model.
+    `module` is the file without its suffix, `name` and `config_class` are classes in it. With `bias` its routers have
+    one. `own_keys` returns what its config.json has besides the keys of the routed model.
     """
 
     def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
@@ -109,6 +109,7 @@ def _routed_host(
         config=config,
         layers=dense.layers,
         dense_config=dense_config,
+        gate_bias="mlp.gate.bias" if bias else "",
         files=modelling_file(_CODE / f"{module}.py", dense.class_name, dense.layers),
     )
 

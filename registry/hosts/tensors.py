@@ -13,52 +13,54 @@ class RowSelection:
 
 
 @dataclass(frozen=True)
-class Trunk:
+class Made:
+    """How an output tensor is made."""
+
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trunk(Made):
     """A trunk tensor: the trunk method's result over the members' rows, plus `offset`.
 
     `scales` multiply one row each; only reordered rows may have them.
     """
 
-    shape: tuple[int, ...]
     rows: RowSelection
     offset: float = 0.0
     scales: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Made):
     """A tensor that the dense model does not have: one value throughout."""
 
-    shape: tuple[int, ...]
     value: float
 
 
 @dataclass(frozen=True)
-class Experts:
+class Experts(Made):
     """A tensor of expert weights: consecutive rows of members' tensors, each part `(member, rows)`."""
 
-    shape: tuple[int, ...]
     parts: tuple[tuple[int, RowSelection], ...]
 
 
 @dataclass(frozen=True)
-class Router:
+class Router(Made):
     """The router of one layer, made by the router method from the members' statistics."""
 
-    shape: tuple[int, ...]
     layer: int
 
 
 @dataclass(frozen=True)
-class RouterBias:
+class RouterBias(Made):
     """The bias of the router of one layer, a constant of each expert's logit, (E,)."""
 
-    shape: tuple[int, ...]
     layer: int
 
 
 @dataclass(frozen=True)
-class Entries:
+class Entries(Made):
     """A tensor of zeros but for some entries.
 
     Attributes:
@@ -67,14 +69,13 @@ class Entries:
         thresholds: (index, (expert, other), factor) of entries that are a threshold of evidence times a factor.
     """
 
-    shape: tuple[int, ...]
     entries: tuple[tuple[tuple[int, ...], float], ...] = ()
     unit_power: int = 0
     thresholds: tuple[tuple[tuple[int, ...], tuple[int, int], float], ...] = ()
 
 
 @dataclass(frozen=True)
-class Widened:
+class Widened(Made):
     """A tensor, scaled, with zeros after it along one axis.
 
     Attributes:
@@ -83,27 +84,25 @@ class Widened:
     """
 
     inner: Trunk | Experts
-    shape: tuple[int, ...]
     axis: int
     scale: float = 1.0
     tail: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
-class EvidenceEmbedding:
+class EvidenceEmbedding(Made):
     """The embedding with each token's evidence in reserved channels after its row: (V, H) → (V, H′).
 
     Channel H + e holds `size` · ρ · ℓ_e, channel H + E holds `constant` · ρ, the others 0
     (`registry.hosts.context`).
 
     Attributes:
-        size: a, the size of evidence beside the row.
-        constant: the size of the constant beside the row.
+        size: a, the size of evidence relative to the row.
+        constant: the size of the constant relative to the row.
         epsilon: of the norm that reads it, so that ρ = √(row's mean square + epsilon); None where none does, ρ = 1.
     """
 
     inner: Trunk
-    shape: tuple[int, ...]
     experts: int
     size: float
     constant: float
@@ -111,14 +110,12 @@ class EvidenceEmbedding:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Made):
     """Each token's evidence of the experts, ℓ, (V, E)."""
-
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class HeadMap:
+class HeadMap(Made):
     """A projection of the experts of the last layer, which add their head maps to the stream.
 
     Attributes:
@@ -131,7 +128,6 @@ class HeadMap:
         unit_power: the map counts in this power of the size of the embedding's rows.
     """
 
-    shape: tuple[int, ...]
     experts: tuple[int, ...]
     projection: str
     hidden_size: int
@@ -142,24 +138,7 @@ class HeadMap:
 
 
 @dataclass(frozen=True)
-class OwnHeadMap:
+class OwnHeadMap(Made):
     """One expert's head map as it is, for a modelling file: M_e (H, H), or v_e (H,)."""
 
-    shape: tuple[int, ...]
     expert: int
-
-
-Made = (
-    Trunk
-    | Constant
-    | Experts
-    | Router
-    | RouterBias
-    | Entries
-    | Widened
-    | EvidenceEmbedding
-    | Evidence
-    | HeadMap
-    | OwnHeadMap
-)
-"""How an output tensor is made."""

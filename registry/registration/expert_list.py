@@ -44,9 +44,6 @@ KEYS = {
 }
 """Key → what its value must be."""
 
-_AS_LISTED = ("base", "keep_calibration", "allow_unrelated", "remote_code", "tokenizer_of")
-"""Keys that are arguments of a request as they are."""
-
 _EXAMPLE = "write each expert as {name: math, checkpoint: checkpoints/math, data: [math.jsonl]}"
 
 
@@ -92,14 +89,13 @@ def _request(path: Path, item: Located, settings: PassSettings) -> RegistrationR
         if not values.get(key):
             raise _error(path, item.line, f"an expert has no {key}")
     try:
-        name = check_name(values["name"])
-        annotations = Annotations(values.get("tags", {}), values.get("license"), values.get("alias"))
+        name = check_name(values.pop("name"))
+        annotations = Annotations(values.pop("tags", {}), values.pop("license", None), values.pop("alias", None))
     except InvalidInputError as error:
         raise _error(path, item.line, error.message, error.hint) from error
-    as_listed = {key: value for key, value in values.items() if key in _AS_LISTED}
-    data = tuple(_from(path, file) for file in values.get("data", []))
-    checkpoint = _from(path, values["checkpoint"])
-    return RegistrationRequest(name, checkpoint, "expert", data, settings, annotations, **as_listed)
+    data = tuple(_from(path, file) for file in values.pop("data", []))
+    checkpoint = _from(path, values.pop("checkpoint"))
+    return RegistrationRequest(name, checkpoint, "expert", data, settings, annotations, **values)
 
 
 def _from(path: Path, text: str) -> str:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,7 +147,7 @@ def record_routing(model: Any) -> Iterator[list[RoutingRecord]]:
         return
     routers = gates(model)
     routings = [RoutingRecord(gate.layer) for gate in routers]
-    with _hooked(routers, [_recorder(gate, routing) for gate, routing in zip(routers, routings, strict=True)]):
+    with _hooked(routers, [partial(_record, *both) for both in zip(routers, routings, strict=True)]):
         yield routings
 
 
@@ -164,7 +165,7 @@ def force_expert(model: Any, expert: int) -> Iterator[None]:
                 f"layer {gate.layer} has no expert {expert}: it has {gate.experts}",
                 f"name one from 0 to {gate.experts - 1}",
             )
-    with _hooked(routers, [_forcing(expert)] * len(routers)):
+    with _hooked(routers, [partial(_force, expert)] * len(routers)):
         yield
 
 
@@ -227,16 +228,13 @@ Hook = Callable[[nn.Module, Any, Any], Any]
 def _hooked(routers: Sequence[Gate], hooks: Sequence[Hook]) -> Iterator[None]:
     with ExitStack() as stack:
         for gate, hook in zip(routers, hooks, strict=True):
-            stack.callback(gate.module.register_forward_hook(hook).remove)
+            stack.enter_context(gate.module.register_forward_hook(hook))
         yield
 
 
-def _recorder(gate: Gate, routing: RoutingRecord) -> Hook:
-    def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        # RoutedMLP's router returns the logits (T, E) alone.
-        routing.add(*((output, *choice(gate, output)) if isinstance(output, Tensor) else in_order(output)))
-
-    return record
+def _record(gate: Gate, routing: RoutingRecord, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    # RoutedMLP's router returns the logits (T, E) alone.
+    routing.add(*((output, *choice(gate, output)) if isinstance(output, Tensor) else in_order(output)))
 
 
 @contextmanager
@@ -257,15 +255,12 @@ def _recorded_weights(model: Any, routing: RoutingRecord) -> Iterator[None]:
         del model._weigh
 
 
-def _forcing(expert: int) -> Hook:
-    def force(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        if isinstance(output, Tensor):  # RoutedMLP takes the softmax of the k largest: 1 and exact zeros
-            forced = torch.full_like(output, -1e4)  # (T, E)
-            forced[:, expert] = 0
-            return forced
-        logits, weights, chosen = in_order(output)
-        # (T, k) → (T, 1): one expert for each token. Native hosts loop over the experts that were chosen.
-        forced_to = logits, torch.ones_like(weights[:, :1]), torch.full_like(chosen[:, :1], expert)
-        return as_returned(forced_to, output)
-
-    return force
+def _force(expert: int, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+    if isinstance(output, Tensor):  # RoutedMLP takes the softmax of the k largest: 1 and exact zeros
+        forced = torch.full_like(output, -1e4)  # (T, E)
+        forced[:, expert] = 0
+        return forced
+    logits, weights, chosen = in_order(output)
+    # (T, k) → (T, 1): one expert for each token. Native hosts loop over the experts that were chosen.
+    forced_to = logits, torch.ones_like(weights[:, :1]), torch.full_like(chosen[:, :1], expert)
+    return as_returned(forced_to, output)

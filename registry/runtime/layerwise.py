@@ -6,7 +6,8 @@ Shapes: B windows of a batch, S tokens of a window, H hidden size. The residual 
 import copy
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,15 +60,11 @@ class LayerCalls:
         originals = {name: self.model.get_submodule(name) for name in modules}
         try:
             for name, module in modules.items():
-                self._put(name, module)
+                self.model.set_submodule(name, module)
             yield
         finally:
             for name, module in originals.items():
-                self._put(name, module)
-
-    def _put(self, name: str, module: nn.Module) -> None:
-        parent, _, child = name.rpartition(".")
-        self.model.get_submodule(parent)._modules[child] = module
+                self.model.set_submodule(name, module)
 
 
 class Layers(LayerCalls):
@@ -102,29 +99,26 @@ class Layers(LayerCalls):
         """The path of the norm before the head."""
         return self._family.last_norm.norm
 
-    def embedded(self, rows: Float[Tensor, "V H"]) -> Callable[[Tensor], Tensor]:
-        """Return a function from token ids (B, S) to the residual stream before the first layer, (B, S, H).
+    def embedded(self, rows: Float[Tensor, "V H"], ids: Int64[Tensor, "B S"]) -> Float[Tensor, "B S H"]:
+        """Return the residual stream before the first layer, and store the arguments as `embed` does.
 
-        Ids are numbers of the embedding's `rows`, which may be a part of it. Each call also stores the layers' other
-        arguments, which `run` passes on for streams of this shape.
+        Ids are numbers of the embedding's `rows`, which may be a part of it.
         """
         name = self._family.embedding.removesuffix(".weight")
         filled: Any = copy.deepcopy(self.model.get_submodule(name))  # subclasses may scale embeddings
         filled.weight = nn.Parameter(rows.to(self.device, self._dtype), requires_grad=False)
         filled.padding_idx = None  # a member may lack that row
-        return lambda ids: self._embed(ids, {name: filled, self.norm: nn.Identity()})
+        return self._embed(ids, {name: filled, self.norm: nn.Identity()})
 
     def layer(self, number: int, weights: Weights) -> Any:
         """Return one layer with its weights."""
-        return self._copy(f"{self._family.layers}.{number}", weights)
+        return self.module(f"{self._family.layers}.{number}", weights)
 
-    def part(self, number: int, name: str, weights: Weights) -> Any:
-        """Return one module of a layer with its weights."""
-        return self._copy(f"{self._family.layers}.{number}.{name}", weights)
-
-    def last_norm(self, weights: Weights) -> Any:
-        """Return the norm before the head with its weights."""
-        return self._copy(self.norm, weights)
+    def module(self, path: str, weights: Weights) -> Any:
+        """Return a copy of the model's module of a path, with its weights."""
+        module = copy.deepcopy(self.model.get_submodule(path))
+        self._fill(module, f"{path}.", weights)
+        return with_fast_products(module)
 
     @contextmanager
     def resident(self, path: str, weights: Weights) -> Iterator[Any]:
@@ -138,17 +132,11 @@ class Layers(LayerCalls):
             for part, empty in parts:
                 part._parameters.update(empty)
 
-    def _copy(self, path: str, weights: Weights) -> Any:
-        module = copy.deepcopy(self.model.get_submodule(path))
-        self._fill(module, f"{path}.", weights)
-        return with_fast_products(module)
-
     def _fill(self, module: nn.Module, prefix: str, weights: Weights) -> None:
         names = [name for name, _ in module.named_parameters()]
         state = {name: weights(prefix + name).to(self.device, self._dtype) for name in names}
         module.load_state_dict(state, assign=True, strict=False)
-        for parameter in module.parameters():
-            parameter.requires_grad_(False)
+        module.requires_grad_(False)
 
 
 class _Catcher(nn.Module):
@@ -165,7 +153,6 @@ class _Catcher(nn.Module):
         return super().__getattr__(name)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Store the arguments, and return the stream, (B, S, H)."""
         self.stream, self.args, self.kwargs = hidden_states, args, kwargs
         return hidden_states
 
@@ -175,18 +162,13 @@ def watched(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor
     """Record the input and the output of each module's latest call: name → (input, output)."""
     recorded: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def recorder(name: str) -> Callable[[Any, Any, Any], None]:
-        def hook(_module: Any, inputs: Any, output: Any) -> None:
-            recorded[name] = (inputs[0], output)  # (B, S, channels in), (B, S, channels out)
+    def record(name: str, _module: Any, inputs: Any, output: Any) -> None:
+        recorded[name] = (inputs[0], output)  # (B, S, channels in), (B, S, channels out)
 
-        return hook
-
-    handles = [module.register_forward_hook(recorder(name)) for name, module in modules.items()]
-    try:
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            stack.enter_context(module.register_forward_hook(partial(record, name)))
         yield recorded
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _ReachedError(Exception):
@@ -203,13 +185,10 @@ def input_of(module: nn.Module, run: Callable[[], object]) -> Tensor:
     def leave(_module: Any, inputs: tuple[Any, ...]) -> None:
         raise _ReachedError(inputs[0])
 
-    handle = module.register_forward_pre_hook(leave)
     try:
-        with torch.no_grad():
+        with module.register_forward_pre_hook(leave), torch.no_grad():
             run()
     except _ReachedError as reached:
         traceback.clear_frames(reached.__traceback__)  # they hold the computation's tensors
         return reached.tensor
-    finally:
-        handle.remove()
     raise AssertionError("the module was not called")

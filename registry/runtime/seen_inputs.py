@@ -12,6 +12,6 @@ def seen_inputs(modules: Iterable[nn.Module]) -> Iterator[dict[int, Tensor]]:
     seen: dict[int, Tensor] = {}
     with ExitStack() as stack:
         for number, module in enumerate(modules):
-            handle = module.register_forward_pre_hook(lambda _, inputs, number=number: seen.update({number: inputs[0]}))
-            stack.callback(handle.remove)
+            hook = module.register_forward_pre_hook(lambda _, inputs, number=number: seen.update({number: inputs[0]}))
+            stack.enter_context(hook)
         yield seen

@@ -11,6 +11,7 @@ import copy
 import math
 import os
 import platform
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def upcast(model: Any) -> Any:
         result: Any = type(model)._from_config(config, dtype=torch.float32)
     weights = dict(model.named_modules(remove_duplicate=False))
     stored = set(model.state_dict(keep_vars=True))
-    room = _Room()
+    room: _Room = defaultdict(list)
     for name, module in result.named_modules(remove_duplicate=False):
         source = weights[name]
         module._parameters.update(source._parameters)
@@ -146,20 +147,8 @@ def upcast(model: Any) -> Any:
     return with_fast_products(result.eval())
 
 
-class _Room:
-    """Tensors of float32 that modules take for a while."""
-
-    def __init__(self) -> None:
-        self._free: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
-
-    def cast(self, weight: Tensor) -> Tensor:
-        """Return a float32 copy."""
-        free = self._free.get((weight.shape, weight.device))
-        return free.pop().copy_(weight) if free else weight.float()
-
-    def give_back(self, tensor: Tensor) -> None:
-        """Take a copy back, to be overwritten by the next."""
-        self._free.setdefault((tensor.shape, tensor.device), []).append(tensor)
+_Room = defaultdict[tuple[torch.Size, torch.device], list[Tensor]]
+"""Tensors of float32 that no module uses now, by shape and device."""
 
 
 def _hook(module: nn.Module, room: _Room) -> None:
@@ -177,7 +166,9 @@ def _hook(module: nn.Module, room: _Room) -> None:
             return (numbers, *others), kwargs
         for name, weight in module._parameters.items():
             if weight is not None and weight.is_floating_point():
-                module._parameters[name] = nn.Parameter(room.cast(weight.detach()), requires_grad=False)
+                free = room[weight.shape, weight.device]
+                cast = free.pop().copy_(weight.detach()) if free else weight.detach().float()
+                module._parameters[name] = nn.Parameter(cast, requires_grad=False)
         return None
 
     def after(_module: nn.Module, _args: Any, _kwargs: Any, _output: Any) -> None:
@@ -187,7 +178,7 @@ def _hook(module: nn.Module, room: _Room) -> None:
         for name, weight in original.items():
             cast = module._parameters[name]
             if cast is not None and cast is not weight and not isinstance(module, nn.Embedding):
-                room.give_back(cast.data)
+                room[cast.shape, cast.device].append(cast.data)
             module._parameters[name] = weight
 
     if isinstance(module, nn.Embedding):

@@ -225,11 +225,7 @@ class KeptTensors:
 
     @contextmanager
     def _opened(self, prefix: str, made_from: Any, streams: Callable[[], list[Stream]]) -> Iterator[OpenTensors]:
-        """Open the file of some tensors, which is made of `streams` where the cache has no intact one.
-
-        Raises:
-            StorageError: the disk is full or refuses.
-        """
+        """Open the file of some tensors, which is made of `streams` where the cache has no intact one."""
         key = prefix + json_digest([_arithmetic(), made_from])
         with ExitStack() as stack:
             if (found := self._find(key)) is None:

@@ -29,7 +29,7 @@ from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics, window_size
+from registry.statistics.forward_pass import computed_by, take_statistics, window_size
 from registry.statistics.layer_pass import check_sampling, take_statistics_by_layer, whole_fits
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings, on_cluster
@@ -198,9 +198,8 @@ def collect(
     elif whole:
         if model is None:
             model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, progress=progress)
-        run = ModelRun(model)
         collected = take_statistics(
-            checkpoint, hashed.weights, run, calibration, settings, partial=partial, progress=progress
+            checkpoint, hashed.weights, model, calibration, settings, partial=partial, progress=progress
         )
     else:
         del model  # text was sampled by it

@@ -4,7 +4,8 @@ Shapes: N windows of a calibration, S tokens of a window, B windows of a batch, 
 """
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +23,21 @@ from registry.runtime.upcast import compute_dtype
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.settings import PassSettings
-from registry.statistics.site_sums import Counting, HookPoints, SiteSums, batch, dense_hook_points
+from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch, dense_hook_points
 from store.digest import json_digest
 
 SAVE_SECONDS = 60.0
 """Seconds between two saves of a running pass, so that it can resume after an interruption."""
 
 
-@dataclass(frozen=True)
-class ModelRun:
-    """A loaded model, and what finds the sites in it: None for a checkpoint's own dense model."""
-
-    model: Any
-    hook_points: HookPoints | None = None
-
-
 def take_statistics(
     checkpoint: Checkpoint,
     weights: str,
-    run: ModelRun,
+    model: Any,
     calibration: Calibration,
     settings: PassSettings,
     *,
-    windows: range | None = None,
+    points: Sequence[HookPoint] | None = None,
     partial: Path | None = None,
     progress: Progress,
 ) -> Collected:
@@ -54,34 +47,31 @@ def take_statistics(
     No attention mask is needed: padding is on the right, where the tokens that count cannot see it.
 
     Args:
-        windows: whole batches of consecutive windows to count; None for all. Such parts add up to the whole, bit for
-            bit: batches are numbered over all windows. Token counts are those of the whole.
+        points: where the sites are in the model; None for a checkpoint's own dense model.
         partial: a folder for the state of a running pass; the same pass, started again, resumes from it.
 
     Raises:
         CalibrationError: an activation is NaN or infinite.
         StorageError: `partial` cannot be written.
     """
-    counting = Counting.of(checkpoint, settings.sites, run.model.device, dense=run.hook_points is None)
+    counting = Counting.of(checkpoint, settings.sites, model.device, dense=points is None)
     sums = SiteSums(counting, counting.site_layers)
-    points = run.hook_points(run.model) if run.hook_points else dense_hook_points(checkpoint, run.model)
+    points = dense_hook_points(checkpoint, model) if points is None else points
     header = Collected(weights, {}, calibration.digest, calibration.label, computed_by(checkpoint, settings))
     with resumable(partial, json_digest([weights, calibration.digest, header.computed]), [weights]) as state_path:
         _resume(state_path, header, sums)
-        windows = range(len(calibration.ids)) if windows is None else windows
-        start = max(sums.completed_windows, windows.start)
-        total = int(calibration.lengths[windows.start : windows.stop].sum())
-        counted = int(calibration.lengths[windows.start : start].sum())
+        start = sums.completed_windows
+        counted = int(calibration.lengths[:start].sum())
         report_resumed(counted, calibration, progress)
         saved = time.monotonic()
         try:
-            with torch.no_grad(), sums.attached(points), progress("collecting", total, "token") as advance:
+            with torch.no_grad(), sums.attached(points), progress("collecting", calibration.tokens, "token") as advance:
                 advance(counted)
-                for first in range(start, windows.stop, settings.batch_size):
+                for first in range(start, len(calibration.ids), settings.batch_size):
                     ids, keep = batch(calibration, first, settings.batch_size)  # both (B, S)
                     sums.next_batch(first, keep)
                     # The base model stops before the head: no logits (B, S, V) are computed.
-                    run.model.base_model(input_ids=ids.to(run.model.device), use_cache=False)
+                    model.base_model(input_ids=ids.to(model.device), use_cache=False)
                     advance(int(keep.sum()))
                     if time.monotonic() - saved >= SAVE_SECONDS:
                         _save(state_path, header, sums)

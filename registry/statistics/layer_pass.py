@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
@@ -191,15 +191,12 @@ def mlp_statistics(
     def before(first: int, ids: Int64[Tensor, "B S"]) -> Stream:
         return waiting[first] if first in waiting else calls.embed(ids)
 
-    def sums_of(number: int, layer: nn.Module, mlp: nn.Module) -> Statistics:
-        sums, points = SiteSums(counting, [(MLP_INPUT, number)]), [HookPoint(MLP_INPUT, number, mlp)]
-        run = functools.partial(calls.run, number, layer)
-        run_module(run, sums, points, batches, before, waiting.__setitem__, lambda amount: None)
-        return sums.pop((MLP_INPUT, number))
-
     with progress("collecting", len(layers), "layer") as advance:
         for number, (layer, mlp) in enumerate(zip(layers, checkpoint.family.mlps(model), strict=True)):
-            yield sums_of(number, layer, mlp)
+            sums, points = SiteSums(counting, [(MLP_INPUT, number)]), [HookPoint(MLP_INPUT, number, mlp)]
+            run = functools.partial(calls.run, number, layer)
+            run_module(run, sums, points, batches, before, waiting.__setitem__, lambda amount: None)
+            yield sums.pop((MLP_INPUT, number))
             advance(1)
 
 
@@ -252,8 +249,6 @@ def take_statistics_by_layer(
 
 
 class _CheckpointLayers(Layers):
-    """The layers of a checkpoint, read when they are needed."""
-
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(checkpoint.family, checkpoint.config, device, dtype)
         self.checkpoint, self.dtype = checkpoint, dtype
@@ -263,7 +258,7 @@ class _CheckpointLayers(Layers):
         used, numbers = ids.unique(return_inverse=True)
         name = self.checkpoint.family.embedding
         rows = to_tensor(self.checkpoint.sample(name, used.numpy()), self.checkpoint.dtype_of(name))
-        return self.embedded(rows)(numbers)
+        return self.embedded(rows, numbers)
 
     def tensor(self, name: str) -> Tensor:
         """Return one tensor in the dtype of the computation, never whole in two dtypes at once."""

@@ -12,7 +12,7 @@ from jaxtyping import Int16
 from torch import Tensor
 
 from registry.checkpoint import Checkpoint
-from registry.families import NormOutput, ResidualStream
+from registry.families import NormOutput
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
 from registry.io.torch_blocks import to_tensor
 from registry.maths.fixed_point import (
@@ -55,10 +55,10 @@ def _attention_input(checkpoint: Checkpoint) -> Bounds:
     return _layer_input(checkpoint, checkpoint.family.attention_norm, _BEFORE_LAYERS)
 
 
-def _layer_input(checkpoint: Checkpoint, source: NormOutput | ResidualStream, of_stream: slice) -> Bounds:
+def _layer_input(checkpoint: Checkpoint, source: NormOutput | None, of_stream: slice) -> Bounds:
     """Bound the output of a norm in each layer, or the residual stream at some of its bounds."""
-    if isinstance(source, ResidualStream):
-        return _stream_bounds(checkpoint, source)[of_stream], RESIDUAL_BITS
+    if source is None:
+        return _stream_bounds(checkpoint)[of_stream], RESIDUAL_BITS
     names = [checkpoint.family.tensor_name(layer, source.norm) for layer in _layers(checkpoint)]
     return [norm_bound(*_norm(checkpoint, name, source)) for name in names], NORM_BITS
 
@@ -71,11 +71,11 @@ def _attention_output(checkpoint: Checkpoint) -> Bounds:
     """
     architecture, family = checkpoint.architecture, checkpoint.family
     source = family.attention_norm
-    stream = _stream_bounds(checkpoint, source)[_BEFORE_LAYERS] if isinstance(source, ResidualStream) else []
+    stream = _stream_bounds(checkpoint)[_BEFORE_LAYERS] if source is None else []
     bounds = []
     for layer in _layers(checkpoint):
         weight, bias = _values(checkpoint, layer)  # (K D, H), (K D,)
-        if isinstance(source, NormOutput):
+        if source is not None:
             gain, shift = _norm(checkpoint, family.tensor_name(layer, source.norm), source)  # (H,) each
             constant = bias if shift is None else bias + weight @ shift.double()
             bound = math.sqrt(architecture.hidden_size) * (weight * gain).norm(dim=1) + constant.abs()
@@ -122,14 +122,14 @@ def _values(checkpoint: Checkpoint, layer: int) -> tuple[Tensor, Tensor]:
     return weight, checkpoint.tensor(f"{name}.bias")[rows].double()
 
 
-def _stream_bounds(checkpoint: Checkpoint, stream: ResidualStream) -> list[Tensor]:
+def _stream_bounds(checkpoint: Checkpoint) -> list[Tensor]:
     """Return the bounds (H,) of the residual stream before the first layer and after each output added to it."""
-    source = checkpoint.source(stream.embedding)
+    source = checkpoint.source(checkpoint.family.embedding)
     largest = [to_tensor(block, source.dtype).double().abs().amax(dim=0) for block in source.blocks()]
     embedding = torch.stack(largest).amax(dim=0)  # blocks of rows of (V, H) → (H,): the largest of any token
     added = [
         norm_bound(checkpoint.tensor(checkpoint.family.tensor_name(layer, f"{norm}.weight")))
         for layer in _layers(checkpoint)
-        for norm in (stream.after_attention, stream.after_mlp)
+        for norm in ("post_attention_layernorm", "post_feedforward_layernorm")
     ]
     return [embedding, *residual_bounds(embedding, added)]

@@ -4,8 +4,8 @@ Shapes: N windows of a calibration, S tokens of a window, B windows of a batch, 
 H channels of a site (the hidden size, or heads times their size).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError
-from registry.families import NormOutput
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT, SITES
 from registry.io.process import defer_sigint
 from registry.maths.digits import Splitter
@@ -70,10 +69,6 @@ class HookPoint:
     layer: int
     module: nn.Module
     after: bool = False
-
-
-HookPoints = Callable[[Any], Sequence[HookPoint]]
-"""Returns the hook points of a loaded model."""
 
 
 def dense_hook_points(checkpoint: Checkpoint, model: Any) -> list[HookPoint]:
@@ -165,12 +160,11 @@ class SiteSums:
     @contextmanager
     def attached(self, points: Iterable[HookPoint]) -> Iterator[None]:
         """Hook the modules of these sums while the context is open; other hook points are left out."""
-        handles = [self._hook(point) for point in points if (point.site, point.layer) in self.sums]
-        try:
+        with ExitStack() as stack:
+            for point in points:
+                if (point.site, point.layer) in self.sums:
+                    stack.enter_context(self._hook(point))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def pop(self, site_layer: SiteLayer) -> Statistics:
         """Return the sums of one site and layer on the CPU; release them."""
@@ -210,9 +204,8 @@ def _joined(runs: Iterable[slice]) -> tuple[slice, ...]:
 def same_inputs(checkpoint: Checkpoint, sites: str) -> dict[str, str]:
     """Return those of `SITES[sites]` whose activations equal those of another site of the same layer: → that site."""
     family, architecture = checkpoint.family, checkpoint.architecture
-    attention_input = family.attention_norm
-    is_norm = isinstance(attention_input, NormOutput)
-    if sites == "all" and is_norm and attention_input == family.mlp_input(architecture):
+    norm = family.attention_norm
+    if sites == "all" and norm is not None and norm == family.mlp_input(architecture):
         return {ATTENTION_INPUT: MLP_INPUT}
     return {}
 

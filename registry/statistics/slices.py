@@ -33,7 +33,7 @@ from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
 from registry.statistics.cache import FileCache
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import ModelRun, computed_by, report_resumed, take_statistics
+from registry.statistics.forward_pass import computed_by, report_resumed, take_statistics
 from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import same_inputs
 from store.digest import json_digest
@@ -129,17 +129,14 @@ def take_slice(
         CalibrationError: an activation is NaN or infinite.
         StorageError: the folder cannot be written.
     """
-    calibration = whole.calibration
-    collected = take_statistics(
-        checkpoint, whole.weights, ModelRun(model), calibration, whole.settings, windows=part.windows, progress=progress
-    )
-    own = Calibration(calibration.ids[part.first : part.stop], calibration.lengths[part.first : part.stop], "")
+    of, windows = whole.calibration, slice(part.first, part.stop)
+    own = Calibration(of.ids[windows], of.lengths[windows], of.label)
+    collected = take_statistics(checkpoint, whole.weights, model, own, whole.settings, progress=progress)
     same = same_inputs(checkpoint, whole.settings.sites)
     sites = {site: layers for site, layers in collected.sites.items() if site not in same}
-    counts = own.counts(checkpoint.architecture.vocab_size)
     name = whole.name(part, kind)
     fresh = folder / f"{name}.{uuid.uuid4().hex}.new"
-    statistics_file.save(fresh, replace(collected, sites=sites, token_counts=counts))
+    statistics_file.save(fresh, replace(collected, sites=sites, calibration_digest=of.digest))
     return FileCache(folder).keep(name, fresh)
 
 

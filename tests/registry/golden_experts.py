@@ -209,9 +209,9 @@ def collect_in_parts(folder: Path, data: Sequence[Path]) -> None:
     assert calibration is not None
     order = torch.randperm(len(calibration.ids), generator=torch.Generator().manual_seed(0))
     first = replace(calibration, lengths=calibration.lengths * (order % 2 == 0))
-    run = forward_pass.ModelRun(load_for_pass(folder, settings.dtype, settings.device))
+    model = load_for_pass(folder, settings.dtype, settings.device)
     checkpoint = Checkpoint(folder, remote_code=True)
-    half = forward_pass.take_statistics(checkpoint, collected.weights, run, first, settings, progress=silent)
+    half = forward_pass.take_statistics(checkpoint, collected.weights, model, first, settings, progress=silent)
     parts = {
         f"{MLP_INPUT}/fold/{layer}/0": ArraySource.of(to_block(statistics.packed()), "int64")
         for layer, statistics in enumerate(half.sites[MLP_INPUT])

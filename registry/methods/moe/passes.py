@@ -46,7 +46,7 @@ from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
 from registry.statistics.cache import KeptTensors
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.forward_pass import take_statistics
 from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import HookPoint
 from registry.workspace import Workspace
@@ -162,10 +162,11 @@ def _passed(
     if (cached := context.cache.get(digest)) is None:
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:
             checkpoint = Checkpoint(dense, member.version.ref, remote_code=True)
-            hook_points = None if checkpoint_folder is None else routed_hook_points
-            run = ModelRun(load_model(folder, dtype, settings.device), hook_points)
-            own = member.kept_tokens
-            collected = take_statistics(checkpoint, digest, run, own, settings, progress=context.progress)
+            model, own = load_model(folder, dtype, settings.device), member.kept_tokens
+            points = None if checkpoint_folder is None else routed_hook_points(model)
+            collected = take_statistics(
+                checkpoint, digest, model, own, settings, points=points, progress=context.progress
+            )
         cached = context.cache.put(digest, collected)
     return cached
 

@@ -24,7 +24,7 @@ from registry.runtime.loading import load_model
 from registry.statistics import file as statistics_file
 from registry.statistics.cache import PREFIXES
 from registry.statistics.collect import collect_to
-from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.forward_pass import take_statistics
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings
 from tests.conftest import SETTINGS, Zoo, files_of
@@ -88,9 +88,7 @@ def test_first_pass_is_that_of_the_experts_in_the_composed_trunk(filled: Registr
         folder = forced_model(zoo, tmp_path / "moe", name, tmp_path / name)
         settings = PassSettings(sites="router", dtype="float32")
         model = load_model(folder, "float32", None)
-        taken.append(
-            take_statistics(Checkpoint(folder), "", ModelRun(model), kept(zoo, name), settings, progress=silent)
-        )
+        taken.append(take_statistics(Checkpoint(folder), "", model, kept(zoo, name), settings, progress=silent))
     for layer in range(2):
         expected = ridge([of.sites[MLP_INPUT][layer] for of in taken], weights, 0.3)
         assert torch.equal(tensors_of(tmp_path / "moe")[GATE.format(layer)], expected.float())

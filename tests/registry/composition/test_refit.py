@@ -56,10 +56,10 @@ def test_layer_by_layer_is_the_model(name: str, tmp_path: Path, tokenizer: Any) 
         expected = model(input_ids=IDS, output_hidden_states=True).hidden_states
     checkpoint = Checkpoint(save_checkpoint(model, tmp_path / "model", tokenizer), remote_code=True)
     layers = Layers(checkpoint.family, checkpoint.config, torch.device("cpu"))
-    found = [layers.embedded(checkpoint.tensor(checkpoint.family.embedding))(IDS)]
+    found = [layers.embedded(checkpoint.tensor(checkpoint.family.embedding), IDS)]
     for number in range(checkpoint.architecture.num_hidden_layers):
         found.append(layers.run(number, layers.layer(number, checkpoint.tensor), found[-1]))
-    found[-1] = layers.last_norm(checkpoint.tensor)(found[-1])
+    found[-1] = layers.module(layers.norm, checkpoint.tensor)(found[-1])
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert torch.allclose(one, other, rtol=0, atol=1e-5), number
 

@@ -25,7 +25,7 @@ def family(monkeypatch: pytest.MonkeyPatch) -> Family:
     """The family that the page writes, in the table as the page says."""
     namespace: dict[str, Any] = {"__name__": "registry.families.seed_oss"}
     exec(compile(blocks()[0], str(PAGE), "exec"), namespace)
-    added: Family = namespace["SEED_OSS"]
+    added: Family = namespace["SeedOss"]()
     assert added.model_type not in FAMILIES, "the page's example is taken: find another"
     monkeypatch.setitem(FAMILIES, added.model_type, added)
     return added

@@ -15,7 +15,7 @@ from registry.progress import silent
 from registry.runtime import upcast as module
 from registry.runtime.loading import load_model
 from registry.runtime.upcast import load_for_pass, upcast
-from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.forward_pass import take_statistics
 from registry.statistics.settings import PassSettings
 from tests.models import make_model, save_checkpoint
 from tests.registry.statistics.windows import windows
@@ -38,7 +38,7 @@ def test_statistics_and_logits_equal_those_in_float32(family: str, name: str, tm
     checkpoint = Checkpoint(folder, remote_code=True)
     settings = PassSettings(batch_size=2, dtype="float32", device="cpu")
     one, other = (
-        take_statistics(checkpoint, "", ModelRun(model), WINDOWS, settings, progress=silent) for model in (narrow, wide)
+        take_statistics(checkpoint, "", model, WINDOWS, settings, progress=silent) for model in (narrow, wide)
     )
     assert one == other
     assert {weight.dtype for weight in narrow.parameters()} == {dtype}

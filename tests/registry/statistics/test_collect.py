@@ -27,7 +27,7 @@ from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect, collect_to, text_calibration
-from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
+from registry.statistics.forward_pass import computed_by, take_statistics
 from registry.statistics.scales import scales
 from registry.statistics.site_sums import HookPoint, dense_hook_points
 from tests.conftest import SETTINGS, Zoo
@@ -46,9 +46,8 @@ def expert(zoo: Zoo) -> Expert:
 
 def taken(expert: Expert, calibration: Calibration, batch_size: int = 4, partial: Path | None = None) -> Any:
     (hashed, model), settings = expert, PassSettings(batch_size=batch_size)
-    run = ModelRun(model)
     return take_statistics(
-        hashed.checkpoint, hashed.weights, run, calibration, settings, partial=partial, progress=silent
+        hashed.checkpoint, hashed.weights, model, calibration, settings, partial=partial, progress=silent
     )
 
 

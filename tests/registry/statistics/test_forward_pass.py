@@ -15,7 +15,7 @@ from registry.families.sites import MLP_INPUT
 from registry.progress import silent
 from registry.runtime.loading import load_model
 from registry.runtime.upcast import upcast
-from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.forward_pass import take_statistics
 from registry.statistics.layer_pass import mlp_statistics
 from registry.statistics.settings import PassSettings
 from tests.conftest import Zoo
@@ -34,7 +34,7 @@ def test_layer_by_layer_equals_the_whole_pass(family: str, dtype: str, tmp_path:
     ids = UNEVEN.ids[:1].long()
     before = model(input_ids=ids).logits
     settings = PassSettings(batch_size=3, sites="router")
-    whole = take_statistics(checkpoint, "", ModelRun(model), UNEVEN, settings, progress=silent).sites[MLP_INPUT]
+    whole = take_statistics(checkpoint, "", model, UNEVEN, settings, progress=silent).sites[MLP_INPUT]
     found = mlp_statistics(checkpoint, model, UNEVEN, 3, silent)
     assert len(whole) > 1
     assert next(found) == whole[0]

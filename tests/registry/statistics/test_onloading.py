@@ -25,7 +25,7 @@ from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
 from registry.statistics import layer_pass
 from registry.statistics.file import Collected
-from registry.statistics.forward_pass import ModelRun, computed_by, take_statistics
+from registry.statistics.forward_pass import computed_by, take_statistics
 from registry.statistics.layer_pass import PassMemory, take_statistics_by_layer
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
@@ -37,7 +37,7 @@ LAYERS = 2
 
 def whole(checkpoint: Checkpoint, settings: PassSettings) -> Collected:
     model = load_for_pass(checkpoint.folder, settings.dtype, settings.device)
-    return take_statistics(checkpoint, "a" * 64, ModelRun(model), UNEVEN, settings, progress=silent)
+    return take_statistics(checkpoint, "a" * 64, model, UNEVEN, settings, progress=silent)
 
 
 def by_layer(checkpoint: Checkpoint, settings: PassSettings, partial: Path | None = None) -> Collected:

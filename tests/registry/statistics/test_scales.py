@@ -10,7 +10,7 @@ from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.families.sites import ATTENTION_OUTPUT, SITES
 from registry.progress import silent
-from registry.statistics.forward_pass import ModelRun, take_statistics
+from registry.statistics.forward_pass import take_statistics
 from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings
 from tests.models import make_model, save_checkpoint
@@ -57,7 +57,7 @@ def test_attention_output_is_bounded_by_the_values_alone(name: str, tmp_path: Pa
         assert torch.equal(one - 6, other)
     calibration = Calibration(torch.arange(320, dtype=torch.int32)[:, None], torch.ones(320, dtype=torch.int32), "")
     settings = PassSettings(batch_size=64, dtype="float32")
-    taken = take_statistics(checkpoint, "", ModelRun(model), calibration, settings, progress=silent)
+    taken = take_statistics(checkpoint, "", model, calibration, settings, progress=silent)
     assert set(taken.sites) == set(SITES["all"])
     for site, layers in taken.sites.items():
         assert [layer.saturated for layer in layers] == [0] * len(layers), site

@@ -184,8 +184,8 @@ class ComposedModel:
             for windows in text.batches():
                 # Only the rows of the embeddings that the batch uses: ids are numbers of these, in their order.
                 ids, numbers = text.ids[windows].long().unique(return_inverse=True)
-                embed = self.layers.embedded(rows.take(torch.searchsorted(used, ids)))
-                stream.write(windows.start, embed(numbers))
+                own = rows.take(torch.searchsorted(used, ids))
+                stream.write(windows.start, self.layers.embedded(own, numbers))
             rows.clear()
         return_freed_memory()
         return text
@@ -198,7 +198,7 @@ class ComposedModel:
 
     def last_norm(self) -> Any:
         """Return the norm before the head, with the composed weights."""
-        return self.layers.last_norm(self._composed.tensor)
+        return self.layers.module(self.layers.norm, self._composed.tensor)
 
     def run(self, layer: Layer, stream: Float[Tensor, "b S H"]) -> Float[Tensor, "b S H"]:
         """Return the residual stream after a layer, given the stream before it."""

@@ -119,7 +119,7 @@ def mlps(model: ComposedModel, layer: Layer, texts: Sequence[Text]) -> list[RowF
     outputs = [RowFile(model.work / f"{expert}-outputs.rows", (queues[0].size,)) for expert in range(len(texts))]
     hidden = RowFile(model.work / "hidden.rows", (model.architecture.intermediate_size,))
     for expert, (text, queue) in enumerate(zip(texts, queues, strict=True)):
-        mlp = model.layers.part(layer.number, model.mlp, weights_of(text.member))
+        mlp = model.layers.module(model.family.tensor_name(layer.number, model.mlp), weights_of(text.member))
         module = mlp.get_submodule(model.family.down.rpartition(".")[2])
         outs, ins = module.weight.shape  # H, F
         sums = LeastSquares.zero(ins, outs, model.device)
@@ -162,7 +162,7 @@ def head(model: ComposedModel, texts: Sequence[Text]) -> list[LeastSquares]:
     """Return each member's sums for the head, from its inputs x and the inputs x° of the member's own head."""
     size, norm, collected = model.architecture.hidden_size, model.last_norm(), []
     for text, weight in zip(texts, model.token_weights, strict=True):
-        own_norm = model.layers.last_norm(weights_of(text.member))
+        own_norm = model.layers.module(model.layers.norm, weights_of(text.member))
         sums = LeastSquares.zero(size, size, model.device)
         for windows in text.batches():
             with torch.no_grad():
