@@ -268,8 +268,11 @@ class Member:
     @property
     def calibration(self) -> Calibration | None:
         """The stored calibration tokens, if there are any."""
-        if ("calibration", "ids") not in self._links:
-            return None
+        return self.kept_tokens if ("calibration", "ids") in self._links else None
+
+    @property
+    def kept_tokens(self) -> Calibration:
+        """The stored calibration tokens of a version that has some (errors as `link`)."""
         label = next((record.calibration_label for record in self.version.statistics), "")
         return Calibration(self._tensor("calibration", "ids"), self._tensor("calibration", "lengths"), label)
 

@@ -38,6 +38,7 @@ from registry import composition
 from registry.calibration.corpus import check_files
 from registry.composition.found import ROUTERS, TRUNKS
 from registry.composition.recipe.fields import LEAST_COPIES, MOST_COPIES, chosen, listed
+from registry.io.display import plain
 
 if TYPE_CHECKING:
     from registry import Registry  # with SQLAlchemy
@@ -161,13 +162,13 @@ def compose(
         if like:
             wanted = _weighed(registry, wanted, like)
             if not is_json():
-                done(None, f"weights by --like: {_shown(wanted.recipe.weights)}")
+                done(None, f"weights by --like: {plain(wanted.recipe.weights, '=')}")
         if fit and plan_only:
             wanted, fit_reads = _unfitted(registry, wanted, fit, fit_settings)
         elif fit:
             wanted = _fitted(registry, wanted, fit, fit_settings)
             if not is_json():
-                found = f"coefficients by --fit: {_shown(wanted.recipe.coefficients)}"
+                found = f"coefficients by --fit: {plain(wanted.recipe.coefficients, '=')}"
                 done(None, found, f"  {fit_line(wanted.recipe)}")
         made: dict[str, Any] = {"recipe": wanted.recipe, "base": wanted.base, "from_base": wanted.from_base}
         if destination is None:
@@ -345,7 +346,6 @@ def _members(plan: composition.Plan) -> str:
 
 def plan_document(plan: composition.Plan) -> dict[str, Any]:
     """Return the JSON document of a plan, without the folder and the push."""
-    cost = plan.output.routing_cost(plan)
     return plan.document | {
         "digest": plan.digest,
         "versions": [member.version.ref for member in plan.members],
@@ -353,7 +353,7 @@ def plan_document(plan: composition.Plan) -> dict[str, Any]:
         "parameters": plan.parameters,
         "active_parameters": plan.active_parameters,
         "bytes": plan.nbytes,
-        "context": None if cost is None else cost.document(),
+        "context": plan.output.routing_cost(plan),
         "peak_bytes": plan.peak_bytes,
         "warnings": plan.output.warnings(plan),
     }
@@ -378,7 +378,8 @@ def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
         ],
     )
     rows = [("host", f"{plan.model_type}, {plan.dtype}"), *(("note", note) for note in plan.notes)]
-    rows += [(key.replace("_", " "), _shown(value)) for key, value in chosen(recipe).items() if key not in _NOT_SHOWN]
+    shown = {key: value for key, value in chosen(recipe).items() if key not in _NOT_SHOWN}
+    rows += [(key.replace("_", " "), plain(value, "=")) for key, value in shown.items()]
     rows += [("fit", fit_line(plan.recipe))] if plan.recipe.fit else []
     rows += [("fit", fit_reads)] if fit_reads else []
     rows += [("base", plan.base.version.ref)] if plan.base else []
@@ -404,12 +405,3 @@ def _context(plan: composition.Plan) -> list[tuple[str, str]]:
     elif cost.maps:
         added = f"head maps, {added}"
     return [("context routing adds", added)]
-
-
-def _shown(value: object) -> str:
-    """Return a recipe's value as people write it."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={_shown(one)}" for name, one in value.items()) or "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -16,6 +16,7 @@ from cli.version_output import members_and_base, warn_of_opted_out
 from registry.composition.found import OUTPUTS, ROUTERS
 from registry.composition.trained import trained_part, trained_tokens
 from registry.errors import RegError
+from registry.io.display import plain
 
 if TYPE_CHECKING:
     from registry import Registry
@@ -114,7 +115,7 @@ def show_composition(registry: "Registry", composition: "CompositionRecord") -> 
     by_member = ("bias",) if _is_trained(recipe) else ()
     before = ", before the training" if "training" in composition.document else ""
     rows += [
-        (key, f"{_text(value)}{before if key == 'router' else ''}")
+        (key, f"{plain(value)}{before if key == 'router' else ''}")
         for key, value in recipe.items()
         if key not in by_member
     ]
@@ -258,11 +259,3 @@ def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool
         print_line(f"load  {shares}")
     for domain, weights in figures.get("weights", {}).items() if of_ensemble else ():
         print_line(f"mean weights on {domain}  {', '.join(f'{name} {one:.1%}' for name, (one,) in weights.items())}")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

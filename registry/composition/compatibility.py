@@ -1,6 +1,6 @@
 """The members of a composition: what must agree among them, and the one that leads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from registry.checkpoint.tokenizer import tokenizer_conflict
@@ -57,11 +57,7 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe) 
 
 
 def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, ...]:
-    """Return members in name order, checked against a recipe and not yet against each other.
-
-    Raises:
-        InvalidInputError: no member, a name twice, or a recipe that does not fit them.
-    """
+    """Return members in name order, checked against a recipe, not yet against each other (errors as `make_subset`)."""
     ordered = tuple(sorted(members, key=lambda member: member.name))
     names = [member.name for member in ordered]
     if not ordered:
@@ -83,17 +79,20 @@ def _check_fit(members: Sequence[Member], base: Member | None, fit: CoefficientF
 
 
 def common_dtype(members: Sequence[Member]) -> str:
-    """Return the dtype of the members' weights.
+    """Return the dtype of the members' weights (errors as `one_dtype`)."""
+    dtypes = {member.version.ref: str(member.content["dtype"]) for member in members}
+    return one_dtype(dtypes, "the members' weights have")
+
+
+def one_dtype(dtypes: Mapping[str, str], whose: str) -> str:
+    """Return the dtype of all versions, given that of each by its reference; `whose` begins the message.
 
     Raises:
-        IncompatibleError: members have different ones.
+        IncompatibleError: they have several.
     """
-    dtypes = {member.version.ref: str(member.content["dtype"]) for member in members}
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
-        raise IncompatibleError(
-            f"the members' weights have different dtypes ({listed})", "choose one: --dtype bfloat16"
-        )
+        raise IncompatibleError(f"{whose} different dtypes ({listed})", "choose one: --dtype bfloat16")
     return next(iter(dtypes.values()))
 
 

@@ -143,15 +143,11 @@ def write(
     replace: bool = False,
     record: Callable[[], None] | None = None,
 ) -> None:
-    """Write the composition that `plan` describes to `out`, which appears whole or not at all.
+    """Write the composition that `plan` describes to a checked destination, where it appears whole or not at all.
 
     Args:
-        out: the destination; absent, empty, or with `replace` an earlier composition.
         record: called when everything is written, just before the composition appears; an exception prevents that.
             None for a temporary folder, whose shards are not remembered for reuse.
-
-    Raises:
-        RegError: any error of `Destination.opened` and of `Output.opened`.
     """
     with (
         workspace.reading(*plan.versions),
@@ -299,11 +295,7 @@ class ShardTasks:
 
 
 def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *, progress: Progress) -> str:
-    """Write one file of weights in a task, and return its tree digest.
-
-    Args:
-        names: its tensors, in the order of their computation.
-    """
+    """Write one file of weights in a task, its tensors in the order of `names`, and return its tree digest."""
     workspace = Workspace.open(reference.home, silent, create=False)
     try:
         plan = reference.plan(workspace)

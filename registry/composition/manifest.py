@@ -108,11 +108,7 @@ class CompositionManifest:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str) -> "CompositionManifest":
-        """Read a `composition.json`, or the catalog's document of a composition.
-
-        Args:
-            document: untrusted.
-            where: what messages call it.
+        """Read an untrusted `composition.json`, or the catalog's document of a composition.
 
         Raises:
             CheckpointError: a key is unknown or missing, a value has the wrong kind, or the recipe is not valid.
@@ -146,12 +142,7 @@ class CompositionManifest:
 
 
 def folder_document(document: Mapping[str, Any], digest: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of `composition.json`.
-
-    Args:
-        document: the composition's document; its format is another number, of which the digest is a function.
-        files: file name → digest of every other file.
-    """
+    """Return the content of `composition.json`; `files` has the digest of every other file by name."""
     return {**document, "format": FOLDER_FORMAT, "digest": digest, "files": dict(files)}
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from registry.composition.option import Option, Problem
-from registry.errors import InvalidInputError
 from registry.io.display import counted
 
 if TYPE_CHECKING:
@@ -114,11 +113,7 @@ class Method:
     compared: ClassVar[Mapping[str, Compared] | None] = None
 
     def problem(self, values: Settings) -> Problem | None:
-        """Return what is wrong with fields of a recipe beside this method, or None.
-
-        Args:
-            values: every field of the recipe, those that were not given at their defaults.
-        """
+        """Return what is wrong with a recipe that has this method, or None; `values` are all its fields."""
         return None
 
 
@@ -281,17 +276,16 @@ class Target(Method):
             "drop --to, or --from-base",
         )
 
-    def check_members(self, recipe: Any, names: Sequence[str]) -> None:
-        """Check a recipe against the members' names; numbers by member are checked already.
-
-        Raises:
-            InvalidInputError: it does not fit them.
-        """
-        if recipe.top_k is not None and not 1 <= recipe.top_k <= len(names):
-            raise InvalidInputError(
-                f"top-k is {recipe.top_k}, it must be from 1 to {len(names)}, the number of members",
-                f"give --top-k {len(names)} or less, or name more --experts",
-            )
+    def problem_of_members(self, recipe: Any, names: Sequence[str]) -> Problem | None:
+        """Return what is wrong with a recipe for members of these names, or None; numbers by member are checked."""
+        if recipe.top_k is None or recipe.top_k <= len(names):
+            return None
+        most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
+        return Problem(
+            ("top_k",),
+            f"top-k is {recipe.top_k}, it must be {most}",
+            f"give --top-k {len(names)} or less, or name more --experts",
+        )
 
     def top_k(self, recipe: Any, count: int) -> int | None:
         """Return how many of so many members a token goes to; None where they have no such number."""
@@ -302,12 +296,7 @@ class Target(Method):
         return {"to": self.name, **written(self.options, recipe, names)}
 
     def fields_of_document(self, document: Mapping[str, Any], host: str) -> dict[str, Any]:
-        """Return the fields of a recipe's document, which has been checked key by key.
-
-        Args:
-            document: what `document` returned.
-            host: the `model_type` of the composition.
-        """
+        """Return the fields of a recipe's checked document; `host` is the `model_type` of the composition."""
         return dict(document)
 
     def without_removed(self, composition: Mapping[str, Any], removed: Settings) -> dict[str, Any]:

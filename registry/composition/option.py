@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from registry.errors import InvalidInputError
+from registry.io.display import plain
 from registry.io.untrusted import NUMBER, NUMBERS, SWITCH, TEXT, WHOLE, Kind, maybe
 from registry.names.suggest import suggest
 
@@ -120,10 +121,10 @@ class Option:
     @property
     def default_text(self) -> str:
         """The default as people read it."""
-        plain = self.unset if self.default in (None, {}) else _plain(self.default)
+        own = self.unset if self.default in (None, {}) else plain(self.default)
         unset = {method: self.unset_with.get(method, self.unset) for method in self.default_with}
-        others = {one: unset[one] if value is None else _plain(value) for one, value in self.default_with.items()}
-        return "; ".join([plain, *(f"with {method} {value}" for method, value in others.items())])
+        others = {one: unset[one] if value is None else plain(value) for one, value in self.default_with.items()}
+        return "; ".join([own, *(f"with {method} {value}" for method, value in others.items())])
 
     @property
     def words(self) -> str:
@@ -195,11 +196,6 @@ class Option:
             return {name: float(value.get(name, self.usual)) for name in names}
         return float(value) if self.kind is OptionKind.NUMBER else value
 
-    def default_with_methods(self, *methods: str | None) -> Any:
-        """Return its default beside some methods and an output; a copy where it is a mapping."""
-        found = next((self.default_with[one] for one in methods if one and one in self.default_with), self.default)
-        return dict(found) if isinstance(found, Mapping) else found
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -226,12 +222,6 @@ def _is_number(value: Any, limits: Limits) -> bool:
     except OverflowError:
         return False
     return math.isfinite(number) and limits.hold(number)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _short(value: object) -> str:

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -112,10 +112,6 @@ class RoutingCost:
     window: float
     parameters: int
     bytes: int
-
-    def document(self) -> dict[str, Any]:
-        """Return it as `--json` shows it."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -236,11 +232,9 @@ class Output(Target):
         return recipe.needs_base
 
     def base_of(self, workspace: Workspace, members: Sequence[Member], base: str | None) -> str | None:
-        """Return a reference to the base model of some members; None for the only one registered.
+        """Return a reference to the base model of members in any order; None for the only one registered.
 
         Args:
-            workspace: the registry.
-            members: the members, in any order.
             base: the reference that was given, if one was.
 
         Raises:

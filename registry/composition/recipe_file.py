@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from registry.composition.option import Option, OptionKind, Problem
 from registry.composition.recipe.fields import (
     FIELDS,
     FROM_BASE,
-    check_complete,
-    check_named,
     first_problem,
     misplaced,
     of_copies,
@@ -216,7 +214,6 @@ class _Reader:
                 self._add(one, given[one.name])
         self._read_options(given)
         self._read_computed(given)
-        fit = self._read_fit(given)
         copies = self._read_from_base(given)
         names = self._read_experts(given)
         base = self._read_base(given)
@@ -225,10 +222,11 @@ class _Reader:
                 raise self._located(problem)
         options = {name: value for name, value in self._values.items() if FIELDS[name].group}
         own = {name: value for name, value in self._values.items() if name not in options}
-        if problem := first_problem(own, options) or unwanted(own):
+        if problem := first_problem(own, options, is_fitted=FIT in given) or unwanted(own):
             raise self._located(problem)
-        if names:
-            self._check_members(names)
+        fit = self._read_fit(given)
+        if names and (problem := Recipe.of_fields(self._values, fit).problem_of_members(names)):
+            raise self._located(problem)
         if base is not None and not target_of(self._values).needs_base(self._values):
             hint = "drop it, or choose a method that needs the base model: trunk: base"
             raise self._error(self._lines[BASE], "this recipe takes no base model, and one is named", hint)
@@ -296,11 +294,6 @@ class _Reader:
         """Return the record of the fit of the coefficients, if the file has one."""
         if FIT not in given:
             return None
-        if not self._values.get("coefficients"):
-            raise self._error(self._lines[FIT], "there is the record of a fit, and no coefficients", f"drop {FIT}")
-        if not (output := target_of(self._values)).is_fitted:
-            message = f"coefficients are fitted for one dense model, and this recipe makes {output.words}"
-            raise self._error(self._lines[FIT], message, f"drop {FIT}, and keep the coefficients")
         try:
             return CoefficientFit.from_document(given[FIT].plain, FIT)
         except CheckpointError as error:
@@ -361,17 +354,6 @@ class _Reader:
             raise self._error(line, "the base model must be a reference", "such as base: NAME@2, in quotes if a number")
         self._check(line, Reference.parse, ref)
         return ref
-
-    def _check_members(self, names: Sequence[str]) -> None:
-        for field_name in ("weights", "bias"):
-            if numbers := self._values.get(field_name):
-                called = {FIELDS[field_name].called: numbers}
-                self._check(self._lines[field_name], partial(check_named, names, **called))
-        if coefficients := self._values.get("coefficients"):
-            self._check(self._lines["coefficients"], check_complete, names, coefficients)
-        if self._values.get("top_k", 1) > len(names):
-            message = f"top-k is {self._values['top_k']}, it must be from 1 to {len(names)}, the number of members"
-            raise self._error(self._lines["top_k"], message, "name more experts, or a smaller top_k")
 
     def _check(self, line: int, check: Any, *arguments: Any) -> Any:
         """Call `check`, and give its error the line."""

@@ -95,20 +95,17 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
         out = out.absolute()
         check_apart(out, folder, "a compared folder is never overwritten")
         check_output(out, replace=None)
-        if history is None:
-            digest = compose(workspace, experts, out, manifest.recipe, base=base_ref, from_base=copies).digest
-            files, nbytes = compare(workspace, composed, out, is_first=is_first)
-            return Reproduction(folder, digest, used, files, nbytes, out)
-    plan = plan_composition(workspace, experts, manifest.recipe, base=base_ref, from_base=copies)
     with working_folder(workspace.home.work, [version.digest for version in used]) as work:
         again = work / "again" if out is None else out
-        if history is None:
-            write_plan(workspace, plan, again)
+        if history is None and out is not None:
+            plan = compose(workspace, experts, out, manifest.recipe, base=base_ref, from_base=copies)
         else:
-            write_plan(workspace, plan, work / "root")
+            plan = plan_composition(workspace, experts, manifest.recipe, base=base_ref, from_base=copies)
+            write_plan(workspace, plan, again if history is None else work / "root")
+        if history is not None:
             write_again(workspace, history, work / "root", again, used, record=out is not None)
         files, nbytes = compare(workspace, composed, again, is_first=is_first)
-    return Reproduction(folder, plan.digest if history is None else history.digest, used, files, nbytes, out)
+    return Reproduction(folder, (history or plan).digest, used, files, nbytes, out)
 
 
 def compare(

@@ -176,10 +176,7 @@ class History:
 
 
 def read_history(workspace: Workspace, digest: str, folder: Path) -> History:
-    """Return the history of the trained composition with a digest, from the catalog.
-
-    Args:
-        folder: its folder, for messages.
+    """Return the history of the trained composition with a digest, from the catalog; messages name its folder.
 
     Raises:
         NotFoundError: it was not trained here, or its tensors are not stored.
@@ -216,10 +213,7 @@ def read_history(workspace: Workspace, digest: str, folder: Path) -> History:
 def write_again(
     workspace: Workspace, history: History, root: Path, out: Path, used: Sequence[VersionRecord], *, record: bool
 ) -> None:
-    """Write a trained composition to `out`, from a folder of its root and the stored tensors.
-
-    Args:
-        used: the versions that the composition is made from.
+    """Write a trained composition of the versions `used` to `out`, from a folder of its root and the stored tensors.
 
     Raises:
         ConflictError: a version was opted out in the meantime.

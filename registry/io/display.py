@@ -1,12 +1,26 @@
 """Text for messages and pages: counts, sizes, digests, shortened lists, and printable characters."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def counted(number: int, one: str, many: str = "") -> str:
     """Return a number and what it counts: `1 expert`, `2,048 tokens`."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def plain(value: Any, joint: str = " ") -> str:
+    """Return a value of a recipe as people read it; `joint` stands between the key and the value of a pair."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}{joint}{plain(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(plain, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "default"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def size(nbytes: float) -> str:

@@ -12,7 +12,7 @@ Shapes: k domains, n experts, F hidden units of φ, T steps, B windows of a step
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -72,8 +72,9 @@ def _affine(x: Sequence[float], matrix: Tensor, bias: Tensor) -> list[float]:
 
 
 def nearest_shares(
-    embeddings: Sequence[Float64[Tensor, "H"]], centroids: Float64[Tensor, "k H"]
+    embeddings: Iterable[Float64[Tensor, "H"]], centroids: Float64[Tensor, "k H"]
 ) -> Float64[Tensor, "k"]:
-    """Return the share of documents whose embedding is nearest to each centroid (algorithm 3); H is its size."""
+    """Return the share of embedded documents that are nearest to each centroid (algorithm 3); zeros for none."""
     nearest = [int((centroids - embedding).square().sum(dim=1).argmin()) for embedding in embeddings]
-    return torch.bincount(torch.tensor(nearest), minlength=len(centroids)).double() / len(nearest)
+    counts = torch.bincount(torch.tensor(nearest, dtype=torch.int64), minlength=len(centroids))
+    return counts.double() / max(1, len(nearest))

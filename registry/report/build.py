@@ -19,6 +19,7 @@ from registry.evaluation import Row, TestSettings
 from registry.evaluation.service import evaluate_registered
 from registry.evaluation.stored import widest
 from registry.evaluation.table import Wanted
+from registry.io.display import plain
 from registry.member import load_member
 from registry.names.resolve import by_digest, composition_of
 from registry.registration.expert_overlap import INDISTINCT
@@ -37,7 +38,7 @@ from registry.report.data import (
     Training,
 )
 from registry.report.graphs import mask_joins
-from registry.report.score_words import plain, sample
+from registry.report.score_words import sample
 from registry.report.verdict import advice, verdict
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, EvaluationRecord, VersionRecord
@@ -106,7 +107,7 @@ def build_report(
         members=tuple(_member(gathering, each, versions.get(each.name), drowned) for each in manifest.members),
         parameters=first.parameters if first else plan.parameters if plan else None,
         active_parameters=first.active_parameters if first else plan.active_parameters if plan else None,
-        top_k=manifest.recipe.top_k_of(len(names)),
+        top_k=manifest.recipe.output.top_k(manifest.recipe, len(names)),
         routing=routing,
         overlap=()
         if preview is None

@@ -41,19 +41,6 @@ def percent(score: float, digits: int = 1) -> str:
     return f"{score_text(score, digits)} %"
 
 
-def plain(value: Any) -> str:
-    """Return a value of a recipe as pages have it."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
-    if isinstance(value, list):
-        return ", ".join(plain(item) for item in value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "default"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def spaced(text: str) -> str:
     """Return a text of the library with its percentages as pages have them: `92 %`."""
     return _PERCENT.sub(" %", text)

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from registry.composition.found import OUTPUTS
-from registry.composition.recipe.fields import FIELDS, default, listed, target_of
+from registry.composition.recipe.fields import default, listed, target_of
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import InvalidInputError
 from registry.evaluation.stored import Score
-from registry.io.display import counted
+from registry.io.display import counted, plain
 from registry.methods.ensemble.output import ROUTINGS
-from registry.report.score_words import plain
 from store.catalog import CompositionRecord
 
 EARLIER = 200
@@ -106,7 +105,7 @@ def stated(document: Mapping[str, Any]) -> dict[str, str]:
     methods = (str(recipe.get("router")), str(recipe.get("trunk")), to)
     found = {}
     for name, value in fields.items():
-        usual = FIELDS[name].default_with_methods(*methods) if name in FIELDS else default(name)
+        usual = default(name, *methods)
         if name == "top_k":
             usual = usual_top_k(recipe, count)
         if value is not None and value != usual:

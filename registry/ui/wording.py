@@ -7,8 +7,8 @@ from typing import Any
 
 from registry.checkpoint.joint_training import parts_in
 from registry.evaluation.stored import score_text
-from registry.io.display import counted, short, size
-from registry.report.score_words import interval_text, plain, sample
+from registry.io.display import counted, plain, short, size
+from registry.report.score_words import interval_text, sample
 from store.catalog import VersionRecord
 
 

@@ -4,7 +4,7 @@
 files and their JSON Schema, and the table of docs/methods.md. Nothing here loads torch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -127,14 +127,16 @@ def removed() -> dict[str, tuple[Any, Any]]:
     return {name: pair for output in OUTPUTS.values() for name, pair in output.removed.items()}
 
 
-def default(name: str, output: str = "") -> Any:
-    """Return the default of a field for an output, a copy of it where it is a mapping; of no field, None.
+def default(name: str, *methods: str | None) -> Any:
+    """Return the default of a field beside an output and methods: a copy where it is a mapping; of no field, None.
 
     Fields that only earlier recipes have are at the value that asks for nothing.
     """
     if name not in FIELDS:
         return removed().get(name, (None, None))[0]
-    return FIELDS[name].default_with_methods(output)
+    usual = FIELDS[name].default_with
+    found = next((usual[one] for one in methods if one and one in usual), FIELDS[name].default)
+    return dict(found) if isinstance(found, Mapping) else found
 
 
 def resolved(name: str, values: Mapping[str, Any]) -> Any:
@@ -147,22 +149,23 @@ def resolved(name: str, values: Mapping[str, Any]) -> Any:
     if name in METHODS_OF:
         return default(name, output)
     methods = (resolved(of, values) for of in METHODS_OF if output in FIELDS[of].outputs)
-    return FIELDS[name].default_with_methods(output, *methods)
+    return default(name, output, *methods)
 
 
 def options_of(trunk: str) -> dict[str, float]:
     """Return the numbers of a trunk method and their defaults."""
     names = [one.name for one in TRUNKS[trunk].options] if trunk in TRUNKS else []
-    return {name: FIELDS[name].default_with_methods(trunk) for name in FIELDS if name in names and FIELDS[name].group}
+    return {name: default(name, trunk) for name in FIELDS if name in names and FIELDS[name].group}
 
 
 def chosen(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a recipe's document that say what it makes, and those that differ from their defaults."""
+    methods = [str(recipe.get(of)) for of in ("to", *METHODS_OF)]
     found: dict[str, Any] = {}
     for key, value in recipe.items():
         if key == TRUNK_OPTIONS:
-            found |= {name: one for name, one in value.items() if one != _default_in(name, recipe)}
-        elif value is not None and (key in _ALWAYS or value != _default_in(key, recipe)):
+            found |= {name: one for name, one in value.items() if one != default(name, *methods)}
+        elif value is not None and (key in _ALWAYS or value != default(key, *methods)):
             found[key] = value
     return found
 
@@ -171,20 +174,11 @@ _ALWAYS = ("to", "routing", "trunk", "router", "lam", "top_k")
 """Fields that say what a composition is, at their defaults too."""
 
 
-def _default_in(name: str, recipe: Mapping[str, Any]) -> Any:
-    """Return what a field is by default beside the methods of a recipe's document."""
-    if name not in FIELDS:
-        return default(name)
-    return FIELDS[name].default_with_methods(*(str(recipe.get(of)) for of in ("to", *METHODS_OF)))
-
-
 def obstacle(one: Option, values: Mapping[str, Any]) -> tuple[str, str | None] | None:
     """Return the field, and its value, because of which `one` has no part in a recipe; None where it has one.
 
-    The value is None where that field is not given, and stands for no method there.
-
-    Args:
-        values: fields of the recipe; the others are at their defaults.
+    The value is None where that field is not given, and stands for no method there. Fields that are not among `values`
+    are at their defaults.
     """
     output = values.get("to") or OUTPUTS.default.name
     if output not in one.outputs:
@@ -203,11 +197,13 @@ FROM_BASE = "from_base"
 LEAST_COPIES, MOST_COPIES = 2, 1024
 
 
-def first_problem(values: Mapping[str, Any], trunk_options: Mapping[str, Any] | None = None) -> Problem | None:
-    """Return the first thing that is wrong with a recipe, or None.
+def first_problem(
+    values: Mapping[str, Any], trunk_options: Mapping[str, Any] | None = None, *, is_fitted: bool = False
+) -> Problem | None:
+    """Return the first thing that is wrong with a recipe, or None; what is not among `values` is at its default.
 
     Args:
-        values: fields of the recipe; the others are at their defaults.
+        is_fitted: the recipe has the record of a fit.
     """
     trunk_options = trunk_options or {}
     if not isinstance(trunk_options, Mapping):
@@ -231,6 +227,14 @@ def first_problem(values: Mapping[str, Any], trunk_options: Mapping[str, Any] | 
     for method in (output, *methods):
         if method is not None and (problem := method.problem({**every, TRUNK_OPTIONS: trunk_options})):
             return problem
+    if is_fitted and not values.get("coefficients"):
+        return Problem(("fit",), "there is the record of a fit, and no coefficients", "drop fit, or give both")
+    if is_fitted and not output.is_fitted:
+        return Problem(
+            ("fit",),
+            f"coefficients are fitted for one dense model, and this recipe makes {output.words}",
+            "drop fit, and keep the coefficients",
+        )
     return None
 
 
@@ -255,8 +259,7 @@ def without_trunk(called: str) -> str:
 def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | None:
     """Return the problem with a composition whose experts are copies of one base model, or None.
 
-    Args:
-        values: fields of the recipe; the others are those of copies, or at their defaults.
+    Fields that are not among `values` are those of copies, or at their defaults.
     """
     if not isinstance(count, int) or isinstance(count, bool) or not LEAST_COPIES <= count <= MOST_COPIES:
         return Problem(
@@ -272,38 +275,6 @@ def problem_of_copies(count: object, values: Mapping[str, Any]) -> Problem | Non
 def of_copies() -> dict[str, Any]:
     """Return fields of a composition whose experts are copies of one base model, where nothing else is asked for."""
     return dict(OUTPUTS.default.copies or {})
-
-
-def check_complete(names: Sequence[str], coefficients: Mapping[str, float]) -> None:
-    """Check that there are coefficients of every member and of no other, where there are any.
-
-    Raises:
-        InvalidInputError: one is missing, or for a name that is not among `names`.
-    """
-    check_named(names, coefficient=coefficients)
-    if coefficients and (missing := [name for name in names if name not in coefficients]):
-        raise InvalidInputError(
-            f"there is no coefficient for {', '.join(missing)}, and every member needs one",
-            "give one, 0 to leave the task vector out: --coefficients "
-            + ",".join(f"{name}={coefficients.get(name, 0):g}" for name in names),
-        )
-
-
-def check_named(names: Sequence[str], **by_member: Mapping[str, float]) -> None:
-    """Check that numbers by member are for members.
-
-    Args:
-        by_member: what messages call the numbers → member → number.
-
-    Raises:
-        InvalidInputError: a number is for a name that is not among `names`.
-    """
-    for called, numbers in by_member.items():
-        if strangers := sorted(set(numbers) - set(names)):
-            raise InvalidInputError(
-                f"there is a {called} for {', '.join(strangers)}, which is not a member",
-                f"members are: {', '.join(names)}",
-            )
 
 
 def _no_option(name: str, values: Mapping[str, Any]) -> Problem:

@@ -12,8 +12,6 @@ from registry.composition.method import Router, Target, Trunk
 from registry.composition.option import OptionKind, Problem
 from registry.composition.recipe.fields import (
     FIELDS,
-    check_complete,
-    check_named,
     default,
     first_problem,
     obstacle,
@@ -129,15 +127,8 @@ class Recipe:
                     f"a recipe has no option {name!r}{suggest(name, FIELDS)}", "reg help compose lists the options"
                 )
         given = {name: value for name, value in values.items() if value is not None}
-        if problem := first_problem({"to": output.name, **given}, trunk_options):
+        if problem := first_problem({"to": output.name, **given}, trunk_options, is_fitted=fit is not None):
             raise problem.error()
-        if fit is not None and not given.get("coefficients"):
-            raise InvalidInputError("there is the record of a fit, and no coefficients", "drop fit, or give both")
-        if fit is not None and not output.is_fitted:
-            raise InvalidInputError(
-                f"coefficients are fitted for one dense model, and this recipe makes {output.words}",
-                "drop fit, and keep the coefficients",
-            )
         values = {"to": output.name, **given}  # what has no part and is at its default is left out
         given = {name: value for name, value in given.items() if obstacle(FIELDS[name], values) is None}
         own = {"to": output.name, TRUNK_OPTIONS: dict(trunk_options or {}), "fit": fit, "_given": given}
@@ -170,10 +161,7 @@ class Recipe:
 
     @classmethod
     def from_document(cls, document: object, names: Sequence[str], *, host: str = "") -> Recipe:
-        """Read the recipe of a `composition.json`, which may come from anywhere.
-
-        Args:
-            document: the `recipe` of a `composition.json`.
+        """Read the `recipe` of a `composition.json`, which may come from anywhere.
 
         Raises:
             CheckpointError: a key is unknown or missing, or a value is not what this program writes.
@@ -223,12 +211,11 @@ class Recipe:
 
         Fields that the program decides on are left out: None, and empty numbers by member.
         """
-        numbers = options_of(self.trunk) | dict(self.trunk_options) if self.trunk else {}
+        numbers = self.trunk_options
         values = {name: numbers.get(name) if one.group else getattr(self, name) for name, one in FIELDS.items()}
-        shown = {name: one for name, one in values.items() if not FIELDS[name].group or name in self.trunk_options}
         return {
             name: value
-            for name, value in shown.items()
+            for name, value in values.items()
             if value not in (None, {}) and FIELDS[name].stands_for is None and obstacle(FIELDS[name], values) is None
         }
 
@@ -264,10 +251,6 @@ class Recipe:
         """The base model takes part."""
         return self.output.needs_base(self.given)
 
-    def top_k_of(self, count: int) -> int | None:
-        """Return how many of so many members a token goes to; None where they have no such number."""
-        return self.output.top_k(self, count)
-
     def document(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the recipe as `composition.json` holds it, every default spelled out."""
         return self.output.document(self, names)
@@ -278,17 +261,27 @@ class Recipe:
         Raises:
             InvalidInputError: a number is for no member, a coefficient is missing, or top_k is out of range.
         """
-        numbers = {name: value for name, value in self._given.items() if FIELDS[name].kind is OptionKind.BY_MEMBER}
-        check_named(names, **{FIELDS[name].called: value for name, value in numbers.items() if name != "coefficients"})
-        check_complete(names, self.coefficients)
-        self.output.check_members(self, names)
+        if problem := self.problem_of_members(names):
+            raise problem.error()
+
+    def problem_of_members(self, names: Sequence[str]) -> Problem | None:
+        """Return what is wrong with the recipe for members of these names, or None."""
+        for field, value in self._given.items():
+            called = FIELDS[field].called
+            if FIELDS[field].kind is OptionKind.BY_MEMBER and (strangers := sorted(set(value) - set(names))):
+                message = f"there is a {called} for {', '.join(strangers)}, which is not a member"
+                return Problem((field,), message, f"members are: {', '.join(names)}")
+        if self.coefficients and (missing := [name for name in names if name not in self.coefficients]):
+            every = (f"{name}={self.coefficients.get(name, 0):g}" for name in names)
+            return Problem(
+                ("coefficients",),
+                f"there is no coefficient for {', '.join(missing)}, and every member needs one",
+                f"give one, 0 to leave the task vector out: --coefficients {','.join(every)}",
+            )
+        return self.output.problem_of_members(self, names)
 
     def replace(self, **values: Any) -> Recipe:
-        """Return the recipe with other values; what has no part beside them is dropped.
-
-        Args:
-            values: as the class takes them; None for the default.
-        """
+        """Return the recipe with other values, None for the default; what has no part beside them is dropped."""
         to = values.get("to") or self.to
         numbers = values.pop(TRUNK_OPTIONS, None)
         merged = self.given | values | {"to": to}
@@ -353,9 +346,6 @@ def overlay(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
     Of a recipe that is turned into an output whose members keep their own trunks, unless asked to share one, the trunk
     is dropped too.
-
-    Args:
-        over: fields that win.
     """
     to = over.get("to")
     if to and to != values.get("to") and default("trunk", str(to)) is None:

@@ -19,18 +19,13 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from registry.calibration import Corpus
 from registry.composition.compose import plan_composition
-from registry.composition.document_means import document_means
-from registry.composition.passes import pass_context, stored_folder
+from registry.composition.document_means import shares_of_text
+from registry.composition.passes import pass_context
 from registry.composition.recipe.recipe import Recipe
-from registry.errors import CalibrationError
 from registry.families.sites import MLP_INPUT
-from registry.io.dtypes import AUTO
 from registry.member import Member
 from registry.names.reference import require_list
-from registry.runtime.loading import load_tokenizer
-from registry.runtime.upcast import load_for_pass
 from registry.workspace import PathLike, Workspace
 
 
@@ -57,16 +52,7 @@ def document_shares(
             member.require_statistics([MLP_INPUT], "the comparison with documents", "needs")
         layers = base_model.architecture.num_hidden_layers
         centroids = torch.stack([_centroids(member, layers) for member in members])  # (E, L, H)
-        with stored_folder(base_model, context) as folder:
-            model, tokenizer = load_for_pass(folder, AUTO, device, prefer_whole=True), load_tokenizer(folder)
-        corpus = Corpus(paths, tokenizer)
-        nearest = [
-            int((centroids - mean).square().sum(dim=(1, 2)).argmin())  # (E, L, H) → (E,)
-            for _, mean in document_means(base_model, model, corpus, tokenizer, context.progress)
-        ]
-    if not nearest:
-        raise CalibrationError(f"{corpus.label} holds no text to be like", "give --like a file of documents")
-    shares = torch.bincount(torch.tensor(nearest), minlength=len(members)).double() / len(nearest)
+        shares = shares_of_text(base_model, paths, centroids, device, context)
     return {member.name: float(share) for member, share in zip(members, shares, strict=True) if share > 0}
 
 

@@ -211,15 +211,12 @@ def token_counts(member: Member) -> Int64[Tensor, "V"]:
     """Return how often a member's calibration used each token: as stored, else counted from the kept tokens."""
     if member.has_statistics(TOKEN_COUNTS):
         return member.token_counts
-    calibration = member.calibration
-    assert calibration is not None, "members of one model have kept tokens"
-    return calibration.counts(member.architecture.vocab_size)
+    return member.kept_tokens.counts(member.architecture.vocab_size)
 
 
 def _means(member: Member, embedding: Float[Tensor, "V w"], tokens: int) -> Iterator[Tensor]:
     """Yield the mean embedding of the first tokens of each kept window, float64, block by block."""
-    calibration = member.calibration
-    assert calibration is not None, "members of one model have kept tokens"
+    calibration = member.kept_tokens
     width = min(tokens, calibration.ids.shape[1]) if tokens else calibration.ids.shape[1]
     at_once = max(1, ROWS // width)
     lengths = calibration.lengths.clamp(max=width).long()

@@ -12,7 +12,6 @@ from registry.composition.method import Card, Compared, Settings
 from registry.composition.option import Option, OptionKind, Problem
 from registry.composition.plan import Output
 from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K
-from registry.errors import InvalidInputError
 from registry.io.display import counted
 from registry.methods import hetero
 from registry.methods.moe.options import LAM
@@ -69,17 +68,19 @@ class Hetero(Output):
             f"the default is {ROUTING_TOKENS.default_text}",
         )
 
-    def check_members(self, recipe: Recipe, names: Sequence[str]) -> None:
-        super().check_members(recipe, names)
+    def problem_of_members(self, recipe: Recipe, names: Sequence[str]) -> Problem | None:
+        if problem := super().problem_of_members(recipe, names):
+            return problem
         if len(set(names)) == 1:
-            raise InvalidInputError(
+            return Problem(
+                ("experts",),
                 f"{names[0]} is the only member, and there is nothing to share or to choose from",
                 f"name more --experts, or write it as it is: reg export {names[0]} DIR",
             )
         if recipe.lead is not None and recipe.lead not in names:
-            raise InvalidInputError(
-                f"the lead {recipe.lead!r} is not a member", f"name one of them: --lead {', '.join(names)}"
-            )
+            message = f"the lead {recipe.lead!r} is not a member"
+            return Problem(("lead",), message, f"name one of them: --lead {', '.join(names)}")
+        return None
 
     def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
         return super().document(recipe, names) | {"top_k": 1 if recipe.top_k is None else recipe.top_k}

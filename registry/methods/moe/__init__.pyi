@@ -3,7 +3,6 @@ from .model_writer import host_config as host_config
 from .pass_memory import peak_bytes as peak_bytes
 from .pass_memory import rendering_bytes as rendering_bytes
 from .passes import opened as opened
-from .plan import active_parameters as active_parameters
 from .plan import context_cost as context_cost
 from .plan import make_plan as make_plan
 from .plan import notes as notes

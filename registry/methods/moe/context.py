@@ -33,14 +33,19 @@ _ROWS = 1024
 
 @runtime_checkable
 class SharedTensors(Protocol):
-    """A source of the tensors that all experts share."""
+    """A source of the tensors that all experts share (`tensor_source.py`)."""
 
     @property
     def plan(self) -> Plan:
         """The composition."""
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
-        """Yield the rows of one tensor, under its name in the dense model."""
+        """Yield the rows of one tensor, under its name in the dense model.
+
+        Raises:
+            DamagedError: a stored array is damaged.
+            InvalidInputError: a linear system cannot be solved.
+        """
 
 
 class HeadMaps:
@@ -188,12 +193,7 @@ def choices_of(plan: Plan, calibration: Calibration, evidence: Float[Tensor, "V 
 def scores_of(
     plan: Plan, ids: Int[Tensor, "N S"], keep: Bool[Tensor, "N S"], evidence: Float[Tensor, "V E"]
 ) -> Float[Tensor, "N S E"]:
-    """Return what the routers of every layer compare, float64, in nats.
-
-    Args:
-        ids: the texts.
-        keep: which tokens count; padding is no evidence.
-    """
+    """Return what the routers of every layer compare, float64, in nats; padding (`keep` is False) is no evidence."""
     slow, fast = past_weights(plan, ids.shape[1])
     means = prefix_means(ids, keep, evidence, slow)
     if fast is None:

@@ -1,4 +1,4 @@
-"""Writer of a plan's model: weights, config.json, tokenizer and code."""
+"""What is written of a plan: its tensors as streams, the inputs of their bytes, and config.json."""
 
 import json
 from dataclasses import replace
@@ -8,34 +8,16 @@ from typing import Any
 import torch
 
 from registry.composition.plan import ROUTER, OutputTensor, Plan
-from registry.composition.taken_files import special_tokens, taken_files
-from registry.destination.destination import OpenDestination
+from registry.composition.taken_files import special_tokens
 from registry.hosts import Constant, Experts, RowSelection, Trunk
 from registry.hosts.tensors import Entries, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Widened
-from registry.io.model_folder import json_file
 from registry.io.process import available_memory
 from registry.io.safetensors_file import Stream
-from registry.maths.threads import one_thread
 from registry.methods.moe.output import top_k, trunk_of
 from registry.methods.moe.pass_memory import rendering_bytes
 from registry.methods.moe.render import render, spans
 from registry.methods.moe.tensor_source import TensorSource
-from registry.progress import Progress
 from store.digest import json_digest
-
-
-def write_model(source: TensorSource, folder: OpenDestination, progress: Progress) -> None:
-    """Write weights, config.json, tokenizer and code of a plan.
-
-    Args:
-        folder: what they are written into.
-    """
-    plan = source.plan
-    # Each tensor is computed on one thread, so that its bits do not depend on their number.
-    with one_thread(), progress("composing", plan.nbytes, "B") as advance:
-        folder.write_weights(streams_of(source), advance, workers=rendering_threads(plan))
-    config = {"config.json": json_file(host_config(plan))}
-    folder.write_files(taken_files(plan.members, plan.lead) | dict(plan.parts.host.files) | config)
 
 
 def streams_of(source: TensorSource) -> list[Stream]:

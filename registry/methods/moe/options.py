@@ -6,8 +6,6 @@ from registry.composition.option import Limits, Option, OptionKind, Problem
 TOPK_SOFTMAX, SOFTMAX_TOPK = "topk-softmax", "softmax-topk"
 """Weights of a token's experts: the softmax over the k largest logits, or the k largest of the softmax over all."""
 
-MOST_PASSES = 8
-
 GATING = Option(
     "gating", OptionKind.CHOICE,
     "Weights of a token's experts: topk-softmax, softmax over their logits, so that they add up to 1; softmax-topk, "
@@ -38,7 +36,7 @@ BIAS = Option(
 REFINE = Option(
     "refine", OptionKind.WHOLE,
     "Passes of the kept calibration tokens through the composed model, from which the routers are solved.", "N",
-    default=0, limits=Limits(0.0, float(MOST_PASSES)), label="Refining passes", advanced=True,
+    default=0, limits=Limits(0.0, 8.0), label="Refining passes", advanced=True,
     note="how often kept calibration tokens pass the composed model, to solve its routers on them",
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from registry.composition.found import ROUTERS, TRUNKS
 from registry.composition.method import BASE, OWN, Card, Router, Settings, Trunk, written
 from registry.composition.option import OptionKind, Problem
-from registry.composition.plan import Output
+from registry.composition.plan import EXPERTS, Output
 from registry.composition.recipe.fields import LEAST_COPIES, MOST_COPIES
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import (
@@ -24,7 +24,6 @@ from registry.composition.recipe.shared_options import (
     TRUNK_OPTIONS,
     WEIGHTS,
 )
-from registry.errors import InvalidInputError
 from registry.io.display import counted
 from registry.methods import moe
 from registry.methods.moe.options import (
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from registry.composition.method import Work
     from registry.composition.plan import Plan, PlanWarning, RoutingCost, Source
     from registry.composition.preview import Preview
-    from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.progress import Progress
     from registry.workspace import Workspace
@@ -165,7 +163,9 @@ class Combined(Output):
         return moe.notes(plan)
 
     def active_parameters(self, plan: Plan) -> int:
-        return moe.active_parameters(plan)
+        experts = sum(tensor.elements for tensor in plan.tensors if tensor.part == EXPERTS)
+        count = len(plan.members)
+        return plan.parameters - experts + experts // count * top_k(plan.recipe, count)
 
     def peak_bytes(self, plan: Plan) -> int:
         return moe.peak_bytes(plan)
@@ -271,14 +271,6 @@ class Moe(Combined):
                 f"drop --{name.replace('_', '-')}",
             )
         return None
-
-    def check_members(self, recipe: Recipe, names: Sequence[str]) -> None:
-        if not 1 <= self.top_k(recipe, len(names)) <= len(names):
-            most = f"from 1 to {len(names)}, the number of members" if len(names) > 1 else "1, as there is one member"
-            raise InvalidInputError(
-                f"top-k is {recipe.top_k}, it must be {most}",
-                f"give --top-k {len(names)} or less, or name more --experts",
-            )
 
     def top_k(self, recipe: Recipe, count: int) -> int:
         return top_k(recipe, count)

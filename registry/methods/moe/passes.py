@@ -19,21 +19,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
-from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.composition.method import COUNTS
 from registry.composition.passes import PassContext, pass_context, stored_folder
 from registry.composition.plan import Plan, Source
 from registry.composition.stored import stored_stream
 from registry.destination.destination import OpenFolder
-from registry.errors import DamagedError, IncompatibleError
+from registry.errors import IncompatibleError
 from registry.families.sites import MLP_INPUT
 from registry.io.model_folder import INDEX, json_file, write_files
 from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
+from registry.maths.threads import one_thread
 from registry.member import Member
 from registry.methods.moe.context import choices_of, evidence_of
-from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, trunk_digest, write_model
+from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, trunk_digest
 from registry.methods.moe.options import SOLVES_AGAIN
 from registry.methods.moe.output import pass_document, retakes
 from registry.methods.moe.plan import dense_plan
@@ -78,7 +78,7 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
         work, choice = Path(mkdtemp(dir=context.work)), None  # where refitted tensors stay
         if recipe.router_method is not None and recipe.router_method.statistics == COUNTS:
             evidence = evidence_of(plan)
-            choice = KnownChoice([choices_of(plan, calibration_of(member), evidence) for member in plan.members])
+            choice = KnownChoice([choices_of(plan, member.kept_tokens, evidence) for member in plan.members])
         # Any member's dense model will do: only the composed trunk of it is used.
         with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
             source = refit(source, Checkpoint(folder, remote_code=True), work, context.progress, choice)
@@ -92,23 +92,11 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     return source
 
 
-def calibration_of(member: Member) -> Calibration:
-    """Return a member's kept calibration tokens; the plan has checked that they exist.
-
-    Raises:
-        DamagedError: the tokens are missing.
-    """
-    calibration = member.calibration
-    if calibration is None:
-        raise DamagedError(f"{member.version.ref} has lost its calibration tokens", "reg verify")
-    return calibration
-
-
 def _of_features(plan: Plan, context: PassContext, member: Member) -> Collected:
     """Return a member's statistics in the base model, whose features the router takes."""
     base = plan.base
     assert base is not None
-    largest, rows = int(calibration_of(member).ids.max()), base.architecture.vocab_size
+    largest, rows = int(member.kept_tokens.ids.max()), base.architecture.vocab_size
     if largest >= rows:
         raise IncompatibleError(
             f"{member.version.ref} was calibrated on token {largest}, and {base.version.ref}, which this recipe "
@@ -135,7 +123,10 @@ def _of_composition(source: TensorSource, passes: int, context: PassContext) -> 
         def routed_folder() -> Iterator[Path]:
             if not routed.exists():
                 routed.mkdir()
-                write_model(source, OpenFolder(routed), context.progress)
+                folder = OpenFolder(routed)
+                with one_thread(), context.progress("composing", plan.nbytes, "B") as advance:
+                    folder.write_weights(streams_of(source), advance, workers=rendering_threads(plan))
+                folder.write_files(dict(plan.parts.host.files) | {"config.json": json_file(host_config(plan))})
             yield routed
 
         statistics = []
@@ -162,12 +153,7 @@ def _passed(
     """Return the statistics of a member's tokens in a model, from the cache if it has them.
 
     Args:
-        plan: the composition.
-        context: the folder and the cache for passes.
-        member: the member whose tokens run.
         key: the model that they run through, as a part of the cache's key.
-        dtype: that of the model.
-        model_folder: opens the model.
         checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
     """
     settings = PassSettings(dtype=dtype, sites="router", device=plan.recipe.device)
@@ -176,7 +162,7 @@ def _passed(
     if (cached := context.cache.get(digest)) is None:
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:
             checkpoint = Checkpoint(dense, member.version.ref, remote_code=True)
-            model, own = load_model(folder, dtype, settings.device), calibration_of(member)
+            model, own = load_model(folder, dtype, settings.device), member.kept_tokens
             points = None if checkpoint_folder is None else routed_hook_points(model)
             collected = take_statistics(
                 checkpoint, digest, model, own, settings, points=points, progress=context.progress

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from registry.composition.compatibility import common_dtype, length_notes, make_subset
+from registry.composition.compatibility import common_dtype, length_notes, make_subset, one_dtype
 from registry.composition.method import COUNTS
 from registry.composition.plan import EXPERTS, ROUTER, TRUNK, OutputTensor, Plan, RoutingCost
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.taken_files import taken_notes
 from registry.composition.trained import EQUAL_COPIES
-from registry.errors import IncompatibleError, UnsupportedFamilyError
+from registry.errors import UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts
 from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
@@ -45,24 +45,25 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
     """Return the plan of composing members by a recipe (arguments and errors as `Output.plan`).
 
     Raises:
-        UnsupportedFamilyError: the host asked for does not carry them.
+        UnsupportedFamilyError: the host does not carry them, so many of them, or what their routers are to do.
     """
     subset = make_subset(members, base, recipe)
     check_mixture(subset, recipe)
     lead, router = subset.lead, recipe.router_method
-    if is_biased := has_router_bias(subset.members, recipe):
-        recipe = recipe.replace(host=host_of_bias(recipe.host))
+    if is_biased := _has_router_bias(subset.members, recipe):
+        recipe = recipe.replace(host=_host_of_bias(recipe.host))
     translation = lead.family.dense(lead.architecture) if router is None else _translation(lead, recipe.host)
     if is_biased:
-        translation = with_router_bias(translation, lead)
+        host = biased_code_host(lead.family)
+        translation = replace(translation, host=host, notes=(*translation.notes, _BIAS_NOTE))
     if recipe.gating == SOFTMAX_TOPK:
-        translation = with_softmax_topk(translation, lead, bias=is_biased)
+        translation = _with_softmax_topk(translation, lead, bias=is_biased)
     dtype = recipe.dtype or common_dtype(subset.members)
     tensors = tuple(_tensors(subset.members, subset.base, recipe, dtype, lead, translation))
     plan = _carried(Plan(recipe, subset.members, subset.base, lead, dtype, "", "", tensors), translation)
     if router is None or router.statistics != COUNTS or len(plan.members) == 1:
         return plan
-    return with_context(plan)
+    return _with_context(plan)
 
 
 def _carried(plan: Plan, translation: Translation) -> Plan:
@@ -82,13 +83,6 @@ def notes(plan: Plan) -> Iterator[str]:
     yield from taken_notes(plan.members, plan.lead)
 
 
-def active_parameters(plan: Plan) -> int:
-    """Return the weights that take part in one token: the trunk, the routers and top_k experts."""
-    experts = sum(tensor.elements for tensor in plan.tensors if tensor.part == EXPERTS)
-    count = len(plan.members)
-    return plan.parameters - experts + experts // count * top_k(plan.recipe, count)
-
-
 def statistics_weights(plan: Plan) -> list[float]:
     """Return the factors of the members' statistics: ω, if tokens are balanced times the mean count over their own."""
     if plan.recipe.balance == "none":
@@ -96,12 +90,8 @@ def statistics_weights(plan: Plan) -> list[float]:
     return balanced(plan.weights, [member.tokens for member in plan.members])
 
 
-def with_context(plan: Plan) -> Plan:
-    """Return a plan with the context layer that its routers read, and the channels that it needs.
-
-    Raises:
-        UnsupportedFamilyError: the host cannot carry a context layer for so many members.
-    """
+def _with_context(plan: Plan) -> Plan:
+    """Return a plan with the context layer that its routers read, and the channels that it needs."""
     recipe, translation = plan.recipe, plan.parts
     if recipe.host == REMOTE_CODE:
         return _with_evidence(plan)
@@ -178,11 +168,7 @@ def _with_evidence(plan: Plan) -> Plan:
 
 
 def context_windows(translation: Translation, tau: float) -> tuple[ContextWindows, tuple[str, ...]]:
-    """Return the windows of a context layer, and remarks.
-
-    Args:
-        tau: τ in tokens, 0 for the whole text so far.
-    """
+    """Return the windows of a context layer for τ in tokens, 0 for the whole text so far, and remarks."""
     kind, architecture = translation.host.context, translation.architecture
     if not tau or kind is None:
         return ContextWindows(), ()
@@ -249,27 +235,18 @@ def _tensors(
                 members[member].version.ref: members[member].link("mlp", rows.name).dtype
                 for member, rows in experts.parts
             }
-            yield OutputTensor(host.tensor_name(layer, name), recipe.dtype or _one(name, dtypes), experts, EXPERTS)
+            own = recipe.dtype or one_dtype(dtypes, f"tensor {name} has")
+            yield OutputTensor(host.tensor_name(layer, name), own, experts, EXPERTS)
 
 
 def trunk_dtype(members: Sequence[Member], base: Member | None, recipe: Recipe, name: str) -> str:
-    """Return the dtype in which a tensor of the trunk is written.
-
-    Raises:
-        IncompatibleError: it is made from tensors of different dtypes, and the recipe has none.
-    """
+    """Return the dtype in which a tensor of the trunk is written (errors as `one_dtype`)."""
     method = trunk_of(recipe)
     contributors = [*(members if method.needs_members else ()), *([base] if base and method.needs_base else [])]
     if recipe.dtype:
         return str(recipe.dtype)
-    return _one(name, {member.version.ref: member.weight(name).dtype for member in contributors})
-
-
-def _one(name: str, dtypes: dict[str, str]) -> str:
-    if len(set(dtypes.values())) > 1:
-        listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
-        raise IncompatibleError(f"tensor {name} has different dtypes ({listed})", "choose one: --dtype bfloat16")
-    return next(iter(dtypes.values()))
+    dtypes = {member.version.ref: member.weight(name).dtype for member in contributors}
+    return one_dtype(dtypes, f"tensor {name} has")
 
 
 _BIAS_NOTE = (
@@ -278,7 +255,7 @@ _BIAS_NOTE = (
 )
 
 
-def has_router_bias(members: Sequence[Member], recipe: Recipe) -> bool:
+def _has_router_bias(members: Sequence[Member], recipe: Recipe) -> bool:
     """Tell whether routers of trained rows add a number other than 0 to a logit, trained with a row or asked for."""
     if recipe.router_method is None or not recipe.router_method.is_trained:
         return False
@@ -286,12 +263,8 @@ def has_router_bias(members: Sequence[Member], recipe: Recipe) -> bool:
     return any(recipe.bias.values()) or any(member.router_bias(layer) for member in members for layer in layers)
 
 
-def host_of_bias(host: str | None) -> str:
-    """Return the host of routers with a bias, as recipes call it.
-
-    Raises:
-        UnsupportedFamilyError: another host was asked for.
-    """
+def _host_of_bias(host: str | None) -> str:
+    """Return the host of routers with a bias, as recipes call it; `host` is what was asked for."""
     if host not in (None, REMOTE_CODE):
         raise UnsupportedFamilyError(
             f"host {host!r} has no router bias, and this composition has one",
@@ -300,22 +273,8 @@ def host_of_bias(host: str | None) -> str:
     return REMOTE_CODE
 
 
-def with_router_bias(translation: Translation, lead: Member) -> Translation:
-    """Return the translation of a lead's family to the modelling file, with routers that have a bias."""
-    host = biased_code_host(lead.family)
-    return replace(translation, host=host, notes=(*translation.notes, _BIAS_NOTE))
-
-
-def with_softmax_topk(translation: Translation, lead: Member, *, bias: bool) -> Translation:
-    """Return the translation of a lead's family whose experts keep the weights of the softmax over all of them.
-
-    Args:
-        translation: that to the same host with weights that add up to 1.
-        bias: routers have a bias.
-
-    Raises:
-        UnsupportedFamilyError: the class of the host makes them add up to 1 all the same.
-    """
+def _with_softmax_topk(translation: Translation, lead: Member, *, bias: bool) -> Translation:
+    """Return the same translation with experts that keep the weights of the softmax; `bias`: routers have a bias."""
     host = translation.host
     if host.files:
         return replace(translation, host=softmax_topk_code_host(lead.family, bias=bias))

@@ -3,8 +3,7 @@
 A preview has accuracy, confusion and overlap of the members; a plan warns of members that it would hardly use.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import fmean
 
@@ -26,7 +25,7 @@ from registry.methods.moe.context import evidence_of, past_weights
 from registry.methods.moe.options import SOLVES_AGAIN
 from registry.methods.moe.output import retakes, router_of
 from registry.methods.moe.plan import statistics_weights
-from registry.methods.moe.tensor_source import RouterSolver, StoredSource
+from registry.methods.moe.tensor_source import RouterSolver
 from registry.progress import Progress, silent
 from registry.registration.expert_overlap import INDISTINCT, compared_layers
 
@@ -50,52 +49,6 @@ OVERLAP_OF_TOKEN_COUNTS = (
     "tokens, in this set of members."
 )
 """What this overlap tells, for people; that of activations is another (`expert_overlap`)."""
-
-
-@dataclass(frozen=True)
-class PredictedRouting:
-    """Shares of the members' texts that context routing sends to each member.
-
-    Attributes:
-        confusion: number of tokens read → row by row, the shares of a member's texts that go to each member.
-        overlap: pair of members, by number → share of their texts that counts cannot tell apart after `typical`
-            tokens: that one of a goes to b and that one of b goes to a have probabilities that add up to it.
-        typical: `TYPICAL`, or the longest text of the model if that is shorter.
-        tokens: tokens that each member counted.
-    """
-
-    confusion: Mapping[int, Float[Tensor, "E E"]]
-    overlap: Mapping[tuple[int, int], float]
-    typical: int
-    tokens: tuple[int, ...]
-
-
-def predict_routing(plan: Plan, progress: Progress, *, only_typical: bool = False) -> PredictedRouting:
-    """Predict the routing of a plan whose router is `context` (errors as `evidence_of`).
-
-    Args:
-        only_typical: predict it for texts of the typical length alone.
-    """
-    longest = plan.lead.architecture.max_position_embeddings
-    lengths = [length for length in LENGTHS if length <= longest] or [longest]
-    typical = TYPICAL if TYPICAL in lengths else lengths[-1]
-    lengths = [typical] if only_typical else lengths
-    evidence = evidence_of(plan)  # (V, E)
-    shares = token_shares([member.evidence_counts for member in plan.members])[: len(evidence)]
-    slow, _ = past_weights(plan, lengths[-1])  # the fast window notices a change of subject, and a text has none here
-    moments = EvidenceMoments.of(shares, evidence[: len(shares)])
-    confusion = {}
-    with progress("predicting", len(lengths), "length") as advance:
-        for length in lengths:
-            confusion[length] = moments.confusion(slow[:length])
-            advance(1)
-    read = slow[:typical]
-    overlaps = {
-        (a, b): moments.mistaken(a, b, read) + moments.mistaken(b, a, read)
-        for a, b in combinations(range(len(plan.members)), 2)
-    }
-    tokens = tuple(int(member.evidence_counts.sum()) for member in plan.members)
-    return PredictedRouting(confusion, overlaps, typical, tokens)
 
 
 def predict_text(plan: Plan, counts: Int64[Tensor, "V"]) -> Float[Tensor, "E"]:
@@ -158,27 +111,26 @@ def _of_parts(plan: Plan) -> Iterator[PlanWarning]:
 
 def _of_routing(plan: Plan) -> Iterator[PlanWarning]:
     """Yield members whose tokens go to others, and pairs that counts of tokens cannot tell apart."""
-    predicted = predict_routing(plan, silent, only_typical=True)
-    confusion, refs = predicted.confusion[predicted.typical], [member.version.ref for member in plan.members]
-    loads = confusion.mean(dim=0).tolist()
-    for number, (ref, row) in enumerate(zip(refs, confusion.tolist(), strict=True)):
-        if row[number] < LEAST_OWN or loads[number] < LEAST_LOAD:
-            taker = refs[max(range(len(row)), key=lambda other: -1.0 if other == number else row[other])]
+    predicted = _by_context(plan, silent, only_typical=True)
+    for number, (member, row) in enumerate(zip(predicted.members, predicted.confusion[0], strict=True)):
+        if member.accuracy < LEAST_OWN or member.share < LEAST_LOAD:
+            taker = predicted.refs[max(range(len(row)), key=lambda other: -1.0 if other == number else row[other])]
             yield PlanWarning(
-                (ref,),
-                row[number],
-                f"{ref} is drowned: {row[number]:.1%} of its own tokens are predicted to go to it, most to {taker}",
+                (member.ref,),
+                member.accuracy,
+                f"{member.ref} is drowned: {member.accuracy:.1%} of its own tokens are predicted to go to it, most to "
+                f"{taker}",
                 f"leave it out, or route by activations: --router {SOLVES_AGAIN}",
             )
-    for (a, b), share in predicted.overlap.items():
-        if share >= INDISTINCT_COUNTS:
-            yield PlanWarning(
-                (refs[a], refs[b]),
-                share,
-                f"{refs[a]} and {refs[b]} overlap in token counts: {min(share, 1.0):.0%} of their texts look alike",
-                f"leave one out; if reg preview --router {SOLVES_AGAIN} shows a small overlap of activations, use that "
-                "router",
-            )
+    for pair in predicted.indistinct:
+        share = predicted.overlap[pair]
+        yield PlanWarning(
+            pair,
+            share,
+            f"{pair[0]} and {pair[1]} overlap in token counts: {min(share, 1.0):.0%} of their texts look alike",
+            f"leave one out; if reg preview --router {SOLVES_AGAIN} shows a small overlap of activations, use that "
+            "router",
+        )
 
 
 def _of_templates(plan: Plan) -> Iterator[PlanWarning]:
@@ -240,18 +192,18 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
         )
     for member in plan.members:
         member.require_statistics([MLP_INPUT], "a preview", "needs")
-    routers, layers = StoredSource(plan).routers, compared_layers(plan.lead.architecture.num_hidden_layers)
+    routers, layers = RouterSolver(plan, plan.members), compared_layers(plan.lead.architecture.num_hidden_layers)
     confusion, shared = [], dict[tuple[str, str], list[float]]()
     refs = [member.version.ref for member in plan.members]
     weights = routers.weights if method.statistics else plan.weights
     with progress("predicting", len(layers), "layer") as advance:
         for layer in layers:
-            statistics = [routers.statistics(member, layer) for member in range(len(refs))]
+            statistics = [member.statistics(MLP_INPUT, layer) for member in plan.members]
             confusion.append(_confusion(plan, routers, layer, statistics, weights))
             for pair, share in _overlaps(layer, refs, statistics):
                 shared.setdefault(pair, []).append(share)
             advance(1)
-    counts = [routers.statistics(member, 0).count for member in range(len(refs))]
+    counts = [member.statistics(MLP_INPUT, 0).count for member in plan.members]
     overlaps = {pair: fmean(shares) for pair, shares in shared.items()}
     members = _members(refs, counts, _parts(counts, weights), mean(tuple(confusion)), overlaps)
     means = BY_MOMENTS + (CORRECTED if method.statistics == OWN else "")
@@ -260,21 +212,37 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
     )
 
 
-def _by_context(plan: Plan, progress: Progress) -> Preview:
-    """Return the preview of context routing, from counts alone."""
-    predicted, refs = predict_routing(plan, progress), [member.version.ref for member in plan.members]
-    found = predicted.confusion.items()
-    by_tokens = tuple(PreviewedLength(tokens, _matrix(matrix.tolist())) for tokens, matrix in found)
-    confusion = next(length.confusion for length in by_tokens if length.tokens == predicted.typical)
-    overlaps = {(refs[a], refs[b]): share for (a, b), share in predicted.overlap.items()}
-    parts = [1 / len(refs)] * len(refs)
-    members = _members(refs, predicted.tokens, parts, confusion, overlaps, INDISTINCT_COUNTS)
+def _by_context(plan: Plan, progress: Progress, *, only_typical: bool = False) -> Preview:
+    """Return the preview of context routing, from counts alone; `only_typical`: for texts of typical length alone."""
+    longest = plan.lead.architecture.max_position_embeddings
+    lengths = [length for length in LENGTHS if length <= longest] or [longest]
+    typical = TYPICAL if TYPICAL in lengths else lengths[-1]
+    lengths = [typical] if only_typical else lengths
+    evidence = evidence_of(plan)  # (V, E)
+    counts = [member.evidence_counts for member in plan.members]
+    shares = token_shares(counts)[: len(evidence)]
+    slow, _ = past_weights(plan, lengths[-1])  # the fast window notices a change of subject, and a text has none here
+    moments = EvidenceMoments.of(shares, evidence[: len(shares)])
+    by_tokens = []
+    with progress("predicting", len(lengths), "length") as advance:
+        for length in lengths:
+            by_tokens.append(PreviewedLength(length, _matrix(moments.confusion(slow[:length]).tolist())))
+            advance(1)
+    read, refs = slow[:typical], [member.version.ref for member in plan.members]
+    # One text of a that goes to b, or one of b that goes to a: counts cannot tell them apart.
+    overlaps = {
+        (refs[a], refs[b]): moments.mistaken(a, b, read) + moments.mistaken(b, a, read)
+        for a, b in combinations(range(len(refs)), 2)
+    }
+    confusion = by_tokens[lengths.index(typical)].confusion
+    tokens = [int(own.sum()) for own in counts]
+    members = _members(refs, tokens, [1 / len(refs)] * len(refs), confusion, overlaps, INDISTINCT_COUNTS)
     note = (
-        f"predicted from counts of tokens, after {predicted.typical} tokens of a text; all layers route alike, and so "
-        "layer 0 stands for all"
+        f"predicted from counts of tokens, after {typical} tokens of a text; all layers route alike, and so layer 0 "
+        "stands for all"
     )
-    means = BY_COUNTS.format(tokens=predicted.typical)
-    return Preview(members, (0,), (confusion,), overlaps, (note,), by_tokens, means, INDISTINCT_COUNTS)
+    means = BY_COUNTS.format(tokens=typical)
+    return Preview(members, (0,), (confusion,), overlaps, (note,), tuple(by_tokens), means, INDISTINCT_COUNTS)
 
 
 def _confusion(

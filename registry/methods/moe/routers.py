@@ -79,10 +79,8 @@ class Context(Router):
     def problem(self, values: Settings) -> Problem | None:
         if not values["refine"]:
             return None
-        return Problem(
-            ("refine", "router"),
-            f"router method {self.name!r} is made from counts of tokens, which no pass through a model changes",
-            f"drop --refine, or choose --router {SOLVES_AGAIN}",
+        return without_refinement(
+            "refine", self.name, "is made from counts of tokens, which no pass through a model changes"
         )
 
 

@@ -32,9 +32,9 @@ from registry.families.sites import MLP_INPUT
 from registry.io.process import return_freed_memory
 from registry.maths.router.gates import balanced
 from registry.maths.router.inputs import RouterInputs
-from registry.maths.statistics import PackedStatistics, Statistics
+from registry.maths.statistics import PackedStatistics
 from registry.maths.trunk.combination import Combination, Rows, tile_rows
-from registry.methods.moe.context import ContextInputs
+from registry.methods.moe.context import ContextInputs, SharedTensors
 from registry.methods.moe.output import router_of, trunk_of
 from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.trunks import SUM
@@ -46,9 +46,6 @@ from store.arrays import ArraySource
 @runtime_checkable
 class SiteStatistics(Protocol):
     """Statistics of one member, by site and layer; `Member` and `Collected` have them."""
-
-    def statistics(self, site: str, layer: int) -> Statistics:
-        """Return the statistics of one site and layer."""
 
     def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
         """Return the statistics of one site and layer as they are stored."""
@@ -65,10 +62,6 @@ class RouterSolver:
     def __init__(self, plan: Plan, members: Sequence[SiteStatistics], sums: KeptTensors | None = None) -> None:
         self._plan, self._members, self._sums = plan, members, sums
         self._gates: dict[int, Tensor] = {}
-
-    def statistics(self, member: int, layer: int) -> Statistics:
-        """Return a member's statistics of one layer's MLP input."""
-        return self._members[member].statistics(MLP_INPUT, layer)
 
     @cached_property
     def weights(self) -> list[float]:
@@ -125,12 +118,8 @@ class RouterSolver:
 
 
 @runtime_checkable
-class TensorSource(Protocol):
+class TensorSource(SharedTensors, Protocol):
     """Everything that a plan's tensors are made from."""
-
-    @property
-    def plan(self) -> Plan:
-        """The composition."""
 
     @property
     def routers(self) -> RouterSolver:
@@ -139,14 +128,6 @@ class TensorSource(Protocol):
     @property
     def context(self) -> ContextInputs:
         """The inputs of a context layer."""
-
-    def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
-        """Yield the rows of one tensor that all members share, under its name in the dense model.
-
-        Raises:
-            DamagedError: a stored array is damaged.
-            InvalidInputError: a linear system cannot be solved.
-        """
 
     def mlp(self, member: int, name: str) -> ArraySource:
         """Return one MLP tensor of a member, under its name in the dense model."""

@@ -17,22 +17,19 @@ import torch
 
 from registry.calibration import Corpus
 from registry.composition.compose import compose
-from registry.composition.document_means import document_means
-from registry.composition.passes import pass_context, stored_folder
+from registry.composition.document_means import shares_of_text
+from registry.composition.passes import pass_context
 from registry.composition.plan import Plan
 from registry.composition.recipe.recipe import Recipe
 from registry.destination.address import destination_of
-from registry.errors import CalibrationError, ConflictError, InvalidInputError
+from registry.errors import ConflictError, InvalidInputError
 from registry.io.display import few
-from registry.io.dtypes import AUTO
-from registry.maths.soup_weights import coefficients, nearest_shares
+from registry.maths.soup_weights import coefficients
 from registry.member import Member, load_member
 from registry.methods.soup.settings import check_soup
 from registry.methods.soup.versions import SOUP_ROUTER, SoupRouter, unpack_router
 from registry.names.reference import copy_name, require_list
 from registry.names.suggest import suggest
-from registry.runtime.loading import load_tokenizer
-from registry.runtime.upcast import load_for_pass
 from registry.training import FitSettings, fit_coefficients
 from registry.training.coefficients import TASK_ARITHMETIC
 from registry.workspace import PathLike, Workspace
@@ -163,15 +160,7 @@ def _shares_of(
     device = None if settings is None else settings.device
     paths = [Path(file) for file in files]
     Corpus(paths, None)  # refuses what is no file before a weight is read
-    with (
-        workspace.reading(shared.version),
-        pass_context(workspace, [shared]) as context,
-        stored_folder(shared, context) as folder,
-    ):
-        model, tokenizer = load_for_pass(folder, AUTO, device, prefer_whole=True), load_tokenizer(folder)
-        corpus = Corpus(paths, tokenizer)
-        means = [mean[-1] for _, mean in document_means(shared, model, corpus, tokenizer, context.progress)]
-    if not means:
-        raise CalibrationError(f"{corpus.label} holds no text to be like", "give --like a file of documents")
-    shares = nearest_shares(means, torch.from_numpy(router.centroids.copy()).double())
+    centroids = torch.from_numpy(router.centroids.copy()).double()[:, None]  # of the last layer
+    with workspace.reading(shared.version), pass_context(workspace, [shared]) as context:
+        shares = shares_of_text(shared, paths, centroids, device, context)
     return dict(zip(shared.content["soup"]["domains"], shares.tolist(), strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
 from registry.composition.option import Option, OptionKind
-from registry.composition.recipe.fields import FIELDS, obstacle
+from registry.composition.recipe.fields import FIELDS, default, obstacle
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import InvalidInputError
 from registry.methods.ensemble.output import ROUTINGS
@@ -135,7 +135,7 @@ class Choices:
         if self.to in FIELDS["router"].outputs:
             return router is not None and router.statistics is None
         if trunk is None:
-            return FIELDS["trunk"].default_with_methods(self.to) is None and self.to in FIELDS["trunk"].outputs
+            return default("trunk", self.to) is None and self.to in FIELDS["trunk"].outputs
         return not trunk.needs_inputs
 
     @property

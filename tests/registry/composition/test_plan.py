@@ -31,7 +31,7 @@ def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_pat
     assert plan.parameters == sum(tensor.numel() for tensor in tensors.values())
     assert plan.nbytes == sum(tensor.nbytes for tensor in tensors.values())
     experts = sum(tensor.numel() for name, tensor in tensors.items() if ".experts." in name)
-    top_k = recipe.top_k_of(3)
+    top_k = recipe.output.top_k(recipe, 3)
     assert top_k is not None
     assert plan.active_parameters == plan.parameters - experts // 3 * (3 - top_k)
     assert plan.names == ["code", "law", "math"]

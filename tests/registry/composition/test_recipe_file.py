@@ -84,7 +84,7 @@ def test_a_file_has_experts_perhaps_with_weights_base_model_and_recipe(tmp_path:
         ("experts:\n- code\n- 7", 3, "the expert 7 is not text"),
         ("experts:\n- code\n- code@2", 3, "code is named more than once"),
         ("experts:\n- code\n- code@", 3, "alias '' is not of the form"),
-        ("experts:\n- code\ntop_k: 2", 3, "top-k is 2, it must be from 1 to 1, the number of members"),
+        ("experts:\n- code\ntop_k: 2", 3, "top-k is 2, it must be 1, as there is one member"),
         ("experts: {code: -1}", 1, "the weight of code is -1, it must be"),
         ("trunk: mean\nbase: zero", 2, "this recipe takes no base model, and one is named"),
         ("trunk: base\nbase: 1", 2, "the base model must be a reference"),

@@ -5,6 +5,7 @@ Shapes: E members, H hidden size; N windows of S tokens for one member, of which
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -69,8 +70,7 @@ class GateChoice(Choice):
     def __init__(self, plan: Plan, composed: Checkpoint) -> None:
         self._plan, self._splitter = plan, Splitter()
         self._scales: Scales = scales(composed, MLP_INPUT)
-        calibrations = [member.calibration for member in plan.members]  # there, as was checked with the plan
-        self._keeps = [calibration.keep for calibration in calibrations if calibration is not None]  # each (N, S)
+        self._keeps = [member.kept_tokens.keep for member in plan.members]  # each (N, S)
         self._sums: list[RunningSums] = []
         self._gate: Tensor | None = None
         self._statistics = [_LayerStatistics() for _ in plan.members]
@@ -88,7 +88,7 @@ class GateChoice(Choice):
 
     def solve(self, layer: int) -> None:
         for statistics, sums in zip(self._statistics, self._sums, strict=True):
-            statistics.layer, statistics.held = layer, sums.statistics()
+            statistics.held = sums.statistics()
         self._sums = []
         self.routers.keep_gate(layer)
         for statistics in self._statistics:
@@ -103,20 +103,13 @@ class GateChoice(Choice):
         return chosen
 
 
+@dataclass
 class _LayerStatistics:
     """A member's statistics of the layer that is being refitted; those of the layers before are not kept."""
 
-    def __init__(self) -> None:
-        self.layer = -1
-        self.held: Statistics | None = None
-
-    def statistics(self, site: str, layer: int) -> Statistics:
-        """Return the statistics."""
-        assert (site, layer) == (MLP_INPUT, self.layer)
-        assert self.held is not None
-        return self.held
+    held: Statistics | None = None
 
     def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
         """Return the statistics as they are stored."""
-        held = self.statistics(site, layer)
-        return PackedStatistics(held.packed(), held.exponents, held.saturated)
+        assert self.held is not None
+        return PackedStatistics(self.held.packed(), self.held.exponents, self.held.saturated)

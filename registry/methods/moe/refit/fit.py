@@ -7,8 +7,7 @@ A refit follows the kept tokens of all members down the layers composed so far. 
 3. each expert's down projection, on its own tokens and on those of others that are routed to it.
 
 Tokens then go where they are routed, so that later layers undo the errors of earlier routers too. The head comes
-last. One layer of a model is in memory at a time, and one batch of
-tokens; all else lies in files.
+last. One layer of a model is in memory at a time, and one batch of tokens; all else lies in files.
 
 The composed trunk is a compromise, so the residual stream of an expert's text drifts from that of the dense expert.
 Every map is solved for what makes up for that drift (`maths/refit.py` has the targets).
@@ -177,11 +176,9 @@ def head(model: ComposedModel, texts: Sequence[Text]) -> list[LeastSquares]:
 def refit(
     source: TensorSource, composed: Checkpoint, work: Path, progress: Progress, choice: Choice | None = None
 ) -> RefitSource:
-    """Return a source with its refitted tensors.
+    """Return a source with its refitted tensors (arguments as `ComposedModel`).
 
     Args:
-        composed: a dense folder of the composed trunk, which gives its weights and scales.
-        work: a folder for streams and refitted tensors.
         choice: the expert of each token; None for routers that the refit solves.
 
     Raises:

@@ -53,8 +53,7 @@ class Text:
     @classmethod
     def of(cls, member: Member, number: int, hidden_size: int, work: Path) -> "Text":
         """Return the tokens of a member; its streams are empty files in `work`."""
-        calibration = member.calibration
-        assert calibration is not None  # checked with the plan
+        calibration = member.kept_tokens
         shape = (calibration.ids.shape[1], hidden_size)
         names = ("dense", "composed", "target", "mlp_input", "dense_mlp")
         streams = {name: RowFile(work / f"{number}-{name}.stream", shape) for name in names}

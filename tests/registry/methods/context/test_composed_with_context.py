@@ -4,6 +4,7 @@ Routes, scores, reports, pages and refusals.
 """
 
 import json
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -130,12 +131,12 @@ def test_plan_shows_it(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> Non
     lines = [line for line in reg(filled, *words).stdout.splitlines() if "context" in line]
     assert lines[-1].split("  ")[0] == "context routing adds"
     assert f"one that adjusts the head, and {cost.channels} channels: {cost.parameters:,} parameters" in lines[-1]
-    assert json.loads(reg(filled, *words, "--json").stdout)["context"] == cost.document()
+    assert json.loads(reg(filled, *words, "--json").stdout)["context"] == asdict(cost)
     for how, start in (("mapped", "head maps, "), ("shared", "")):
         code = (*words, "--router", "context", "--remote-code", "--vocabulary", how)
         cost = cost_of(filled, CONTEXT.replace(host=REMOTE_CODE, vocabulary=how))
         assert cost is not None
-        assert json.loads(reg(filled, *code, "--json").stdout)["context"] == cost.document()
+        assert json.loads(reg(filled, *code, "--json").stdout)["context"] == asdict(cost)
         assert f"context routing adds  {start}{cost.parameters:,} parameters" in reg(filled, *code).stdout
     ridge = (*words, "--router", "ridge")
     assert "context routing adds" not in reg(filled, *ridge).stdout
