@@ -15,7 +15,7 @@ from registry.errors import InvalidInputError
 from registry.ui.comparison import compared
 from registry.ui.composer.compose_page import suggested
 from registry.ui.composer.composing import Composing, check_new_folder, phases_of_composing
-from registry.ui.compositions import composition_page, requested
+from registry.ui.compositions import composition_page
 from registry.ui.describing import set_in_recipe, title
 from registry.ui.evaluating import evaluated_on, evaluating, listed_briefly, phases_of_evaluating
 from registry.ui.guard import RefusedError
@@ -67,7 +67,7 @@ def start(site: Site, request: Request, form: QueryParams) -> Response:
 
 def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
     """Start the evaluation of a form on a composition's page, and go to its job."""
-    record = requested(site, request)
+    record = site.composition(request.path_params["digest"])
     try:
         words = evaluating(record, form)
     except InvalidInputError as error:

@@ -23,11 +23,11 @@ from registry.methods.moe.preview import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.registry import Registry
 from registry.report.score_words import FEW_MEANS, INTERVAL_MEANS, OVER_100, evaluation_text, unbroken
-from registry.ui.describing import title
+from registry.ui.describing import sentences, title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
 from registry.ui.jobs import Jobs
 from registry.ui.wording import FILTERS, details, sentence
-from store.catalog import EventRecord
+from store.catalog import CompositionRecord, EventRecord
 
 TEMPLATES = Path(__file__).with_name("templates")
 PART = "part"  # the query parameter with which the script requests a part of a page
@@ -111,7 +111,7 @@ class Site:
         self.index = PageCache(self._state)  # of what is quick, so that no page waits for what is slow
         self._names = PageCache(self._state, 1)
         self._templates = environment(TEMPLATES)
-        self._templates.filters |= FILTERS | {"title": title}
+        self._templates.filters |= FILTERS | {"title": title, "sentences": sentences}
         self._templates.globals.update(
             details=self._said,
             url=url,
@@ -128,6 +128,17 @@ class Site:
             few_means=FEW_MEANS,
             interval_means=INTERVAL_MEANS,
         )
+
+    def composition(self, digest: str) -> CompositionRecord:
+        """Return the composition whose digest begins with `digest`.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        record = self.registry.composition(digest)
+        if record is None:
+            raise NotFoundError(f"there is no composition {digest!r}", "reg compositions")
+        return record
 
     def page(self, make: "Page") -> Callable[[Request], Response]:
         """Return `make` as an endpoint whose errors become a page with a hint."""
