@@ -33,7 +33,7 @@ from registry.ui.evaluating import (
     folders_of,
     form_rows,
 )
-from registry.ui.site import Site, url
+from registry.ui.site import Site, theme_of, url
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord
 
@@ -45,8 +45,6 @@ REPORT_POLICY = (
     "form-action 'none'; frame-ancestors 'none'; sandbox allow-scripts"
 )
 """Content security policy of a report: only its own scripts, named by hash, run, in a sandbox without an origin."""
-
-THEME = "reg-theme"  # the cookie of the chosen theme: a sandboxed page cannot read the browser's storage
 
 _HASH = re.compile(r"'sha256-[A-Za-z0-9+/]+=*'")
 
@@ -218,9 +216,7 @@ def report(site: Site, request: Request) -> Response:
     record = site.composition(request.path_params["digest"])
     if request.path_params["digest"] != record.digest:
         return RedirectResponse(url("compositions", record.digest, "report"))
-    chosen = request.cookies.get(THEME)
-    theme = chosen if chosen in ("light", "dark") else None
-
+    theme = theme_of(request)
     may_write = site.may_write(request)
     links = site.links(request)
     form = url("compositions", record.digest) + "#evaluate" if may_write and folders_of(record) else None

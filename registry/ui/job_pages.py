@@ -62,7 +62,7 @@ def start(site: Site, request: Request, form: QueryParams) -> Response:
     phases = phases_of_composing(planned, out)
     refs = listed_briefly([member.version.ref for member in planned.members])
     asked = f"Compose {refs} ({set_in_recipe(planned.document)})"
-    return _see(_jobs(site, request).add(asked, words, back=composing.address, out=out, phases=phases))
+    return _see(_jobs(site, request).add(Job(asked, tuple(words), composing.address, out, phases=tuple(phases))))
 
 
 def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
@@ -76,7 +76,7 @@ def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
     back = url("compositions", record.digest, c=digests)
     comparison = url("compositions", "compare", c=digests) if digests else ""
     phases = phases_of_evaluating(words)
-    return _see(_jobs(site, request).add(asked, words, back=back, out="", comparison=comparison, phases=phases))
+    return _see(_jobs(site, request).add(Job(asked, tuple(words), back, "", comparison, tuple(phases))))
 
 
 def cancel(site: Site, request: Request, form: QueryParams) -> Response:

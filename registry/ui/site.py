@@ -190,6 +190,7 @@ class Site:
 
         section = request.url.path.split("/")[1]
         values |= {"part": part, "colour": colour, "may_write": self.may_write(request), "links": self.links(request)}
+        values["theme"] = theme_of(request)
         values["active"] = "/" if section == "versions" else f"/{section}"
         values["form_token"] = self.access.form_token if self.access and values["may_write"] else ""
         return HTMLResponse(self._templates.get_template(template).render(**values), status)
@@ -274,22 +275,15 @@ class Site:
 
 @dataclass(frozen=True)
 class Paging:
-    """One page of a list of `total` items; pages are numbered from 1, and `at` gives the address of one."""
+    """One page of a list of `total` items, `size` a page.
 
-    number: int
+    Pages are numbered from 1; `at` gives the address of one.
+    """
+
+    asked: int
     total: int
     size: int
     at: Callable[[int], str]
-
-    @classmethod
-    def of(cls, number: int, total: int, size: int, at: Callable[[int], str]) -> "Paging":
-        """Return the page `number`, or the last page if there are fewer."""
-        return cls(max(1, min(number, -(-total // size))), total, size, at)
-
-    @property
-    def offset(self) -> int:
-        """Number of items before the page."""
-        return (self.number - 1) * self.size
 
     @property
     def last(self) -> int:
@@ -297,14 +291,14 @@ class Paging:
         return max(1, -(-self.total // self.size))
 
     @property
-    def first_item(self) -> int:
-        """The number of the first item on the page, from 1; 0 if the list is empty."""
-        return min(self.total, self.offset + 1)
+    def number(self) -> int:
+        """The page that is asked for, or the last one if there are fewer."""
+        return max(1, min(self.asked, self.last))
 
     @property
-    def last_item(self) -> int:
-        """The number of the last item on the page."""
-        return min(self.total, self.offset + self.size)
+    def offset(self) -> int:
+        """Number of items before the page."""
+        return (self.number - 1) * self.size
 
 
 Page = Callable[[Site, Request], Response]
@@ -316,6 +310,12 @@ def url(*path: str, **query: object) -> str:
     parameters = {key: "1" if value is True else value for key, value in parameters.items()}
     text = urlencode(parameters, doseq=True)
     return "/" + "/".join(quote(part, safe="@") for part in path) + (f"?{text}" if text else "")
+
+
+def theme_of(request: Request) -> str | None:
+    """Return the colours that were chosen in a browser, `light` or `dark`; None for those of its system."""
+    chosen = request.cookies.get("reg-theme")
+    return chosen if chosen in ("light", "dark") else None
 
 
 def whole(request: Request, name: str, default: int) -> int:
