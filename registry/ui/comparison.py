@@ -123,7 +123,7 @@ def side_by_side(site: Site, request: Request) -> Response:
     mean = mean_of(rows)
     small = any(cell.is_small for row in rows for cell in row.read)
     may_write = site.may_write(request)
-    jobs = site.jobs.all() if may_write and site.jobs is not None else []
+    jobs = site.all_jobs() if may_write else []
     left = uncovered(mean, experts)
     lacking = (
         _lacking(columns, mean, [readers(domain, found, rows) for domain in left], small=small) if may_write else []

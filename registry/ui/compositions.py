@@ -166,7 +166,7 @@ def _evaluation(
     domains = dict.fromkeys(domains_of(record, scores[0] if scores else None))
     for digest in others:
         domains |= dict.fromkeys(_domains_of(site, digest))
-    jobs = [job.words for job in site.jobs.all()] if site.jobs else []
+    jobs = [job.words for job in site.all_jobs()]
     return {
         "folders": folders,
         "folder": form.get("folder", folders[0]),

@@ -25,7 +25,7 @@ from registry.registry import Registry
 from registry.report.score_words import FEW_MEANS, INTERVAL_MEANS, OVER_100, evaluation_text, unbroken
 from registry.ui.describing import sentences, title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
-from registry.ui.jobs import Jobs
+from registry.ui.jobs import Job, Jobs
 from registry.ui.wording import FILTERS, details, sentence
 from store.catalog import CompositionRecord, EventRecord
 
@@ -88,18 +88,12 @@ class PageCache:
 
 
 class Site:
-    """The pages of one registry.
-
-    Args:
-        command: the beginning of the commands that pages show: `reg`, or `reg --home DIR`.
-        access: who may start work; None if nobody may.
-        jobs: the work that was started; None if none can be.
-    """
+    """The pages of one registry (arguments as of `make_app`)."""
 
     def __init__(
         self,
         registry: Registry,
-        command: Sequence[str] = ("reg",),
+        command: Sequence[str],
         access: WriteAccess | None = None,
         jobs: Jobs | None = None,
     ) -> None:
@@ -208,6 +202,10 @@ class Site:
         if message.partition(" ")[0].partition("@")[0] not in self.registry.catalog.names():
             message = sentence(message)
         return self.render(request, "error.html", status, code=status, message=message, hint=hint)
+
+    def all_jobs(self) -> list[Job]:
+        """Return the jobs of this start of the server, the latest first; none where none can be started."""
+        return [] if self.jobs is None else self.jobs.all()
 
     def command_line(self, *words: str) -> str:
         """Return a shell command on this registry."""

@@ -125,5 +125,5 @@ def _result(site: Site, composing: Composing, may_write: bool) -> dict[str, Any]
 
 def suggested(site: Site, composing: Composing, plan: Plan) -> str:
     """Return the folder that is written where none was typed."""
-    taken = [job.out for job in site.jobs.all() if job.goes_on and job.out] if site.jobs is not None else []
+    taken = [job.out for job in site.all_jobs() if job.goes_on and job.out]
     return suggested_folder(plan.names, composing.choices.to, taken, beside_latest(site.registry.compositions()))

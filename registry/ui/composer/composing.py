@@ -78,11 +78,9 @@ class Composing:
 
 def phases_of_composing(plan: Plan, out: str) -> list[Phase]:
     """Return what the command of a composition into `out` does."""
-    recipe, found = plan.recipe, list[Phase]()
+    found = [Phase(label, words, sure=is_sure) for label, words, is_sure in plan.output.passes(plan.recipe)]
     into = f"composing into {out}"
-    for label, words, is_sure in plan.output.passes(recipe):
-        found.append(Phase(label, words, sure=is_sure))
-    if found and (recipe.refine or 0) > 1:
+    if found and (plan.recipe.refine or 0) > 1:
         into = f"composing, between passes into a temporary folder, at last into {out}"
     return [*found, Phase(COMPOSING, into, sure=True)]
 
