@@ -1,7 +1,7 @@
 """The design of all pages: colours, type and space as CSS, and the colour of each expert.
 
-`static/tokens.css` has the values, `static/base.css` the elements and components. The local pages serve both files
-under `/static`; reports contain them. `templates/shared.html` has the macros of both.
+`static/tokens.css` has the values, `static/base.css` the elements and components, `static/shared.js` what both do. The
+local pages serve these files under `/static`; reports contain them. `templates/shared.html` has the macros of both.
 """
 
 import lazy_loader

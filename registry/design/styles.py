@@ -1,4 +1,4 @@
-"""The stylesheets as text, and colours of experts: one number per name, the same on every page."""
+"""The stylesheets and the script as text, and colours of experts: one number per name, the same on every page."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 STATIC = Path(__file__).with_name("static")
-"""The folder of the stylesheets, and of nothing else."""
+"""The folder of the stylesheets and the script, and of nothing else."""
 
 COLOURS = 12
 """Number of colours in tokens.css: `--e0` to `--e11`."""
@@ -16,9 +16,9 @@ NEUTRAL = "neutral"
 
 
 @cache
-def stylesheet(name: str) -> str:
-    """Return a stylesheet: `tokens` or `base`."""
-    return (STATIC / f"{name}.css").read_text(encoding="utf-8")
+def static_text(name: str) -> str:
+    """Return a stylesheet or the script: `tokens.css`, `base.css` or `shared.js`."""
+    return (STATIC / name).read_text(encoding="utf-8")
 
 
 def colour_class(name: str, colours: Mapping[str, int]) -> str:

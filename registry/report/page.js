@@ -1,4 +1,4 @@
-"use strict";
+// The charts; shared.js of the design stands before it.
 (() => {
   const specs = JSON.parse(document.getElementById("charts").textContent);
   const formatLocale = { decimal: ".", thousands: ",", grouping: [3], currency: ["", ""], percent: "\u00a0%" }; // as in the text
@@ -18,33 +18,5 @@
     if (!fold || fold.open) draw(place);
     else fold.addEventListener("toggle", () => draw(place)); // a hidden chart has no width
   }
-
-  for (const button of document.querySelectorAll("[data-copy]")) {
-    const word = button.firstElementChild;
-    button.hidden = false;
-    button.addEventListener("click", async () => {
-      try {
-        await navigator.clipboard.writeText(button.dataset.copy);
-        word.textContent = "Copied";
-      } catch {
-        getSelection().selectAllChildren(button.previousElementSibling);
-        word.textContent = document.execCommand("copy") ? "Copied" : "Selected";
-      }
-      setTimeout(() => { word.textContent = "Copy"; }, 2000);
-    });
-  }
-
-  const root = document.documentElement;
-  const button = document.querySelector("[data-theme-switch]"); // none among local pages: a sandbox cannot keep the choice
-  if (!button) return;
-  const system = window.matchMedia("(prefers-color-scheme: dark)");
-  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const tell = () => button.setAttribute("aria-pressed", String(dark()));
-  button.hidden = false;
-  button.addEventListener("click", () => {
-    root.dataset.theme = dark() ? "light" : "dark";
-    tell();
-  });
-  system.addEventListener("change", tell);
-  tell();
+  for (const button of document.querySelectorAll("[data-copy]")) button.hidden = false;
 })();

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from registry.design import REPORT_EXTRA, colour_class, environment, stylesheet
+from registry.design import REPORT_EXTRA, colour_class, environment, static_text
 from registry.errors import RegError
 from registry.evaluation.stored import score_text
 from registry.methods.moe.preview import OVERLAP_OF_TOKEN_COUNTS
@@ -61,7 +61,8 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
         "typed": lambda command: frame.program + command.removeprefix("reg"),
     }
     specs = charts(figures)
-    scripts = {"library": library(), "own": (_FOLDER / "page.js").read_text(encoding="utf-8")}
+    own_script = static_text("shared.js") + (_FOLDER / "page.js").read_text(encoding="utf-8")
+    scripts = {"library": library(), "own": own_script}
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts.values()]
     own_style = (_FOLDER / "page.css").read_text(encoding="utf-8")
     evaluated = figures.evaluated
@@ -76,7 +77,7 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
         overlap_of_token_counts=OVERLAP_OF_TOKEN_COUNTS,
         interval_means=INTERVAL_MEANS,
         places=set(specs),
-        style=_trusted("\n".join((stylesheet("tokens"), stylesheet("base"), own_style))),
+        style=_trusted("\n".join((static_text("tokens.css"), static_text("base.css"), own_style))),
         data=_trusted(as_data(specs)),
         scripts={name: _trusted(text) for name, text in scripts.items()},
         policy=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests),

@@ -1,7 +1,7 @@
 """The page that shows two to four compositions side by side: which is better on the same text, and their sizes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from registry.evaluation.stored import Score, scores_of, shown_score
 from registry.io.display import short, size
 from registry.report.score_words import which_is_better, why_apart
 from registry.report.verdict import PLACE
-from registry.ui.describing import Described, changes, describe, expert_names, sentences, title
+from registry.ui.describing import Described, changes, describe, expert_names, title
 from registry.ui.evaluating import MORE_WINDOWS, domains_of, folders_of, known_files
 from registry.ui.site import Site, url
 from registry.ui.wording import compact
@@ -37,9 +37,9 @@ class Size:
         routing: parameters that context routing adds, for reading the text so far and for maps of the head.
     """
 
-    parameters: int | None
-    active: int | None
-    nbytes: int | None
+    parameters: int | None = None
+    active: int | None = None
+    nbytes: int | None = None
     routing: int | None = None
 
 
@@ -47,11 +47,10 @@ def size_of(site: Site, record: CompositionRecord, evaluations: Sequence[Evaluat
     """Return the size that the latest evaluation counted, else that of its plan, which reads no array."""
     figures = evaluations[0].document["figures"] if evaluations else {}
     planned = site.cache.get(("size", record.digest), lambda: _planned(site, record))
-    return Size(
-        figures.get("parameters") or planned.parameters,
-        figures.get("active_parameters") or planned.active,
-        planned.nbytes,
-        planned.routing,
+    return replace(
+        planned,
+        parameters=figures.get("parameters") or planned.parameters,
+        active=figures.get("active_parameters") or planned.active,
     )
 
 
@@ -61,14 +60,11 @@ def _planned(site: Site, record: CompositionRecord) -> Size:
         manifest = CompositionManifest.from_document(record.document, f"composition {short(record.digest)}")
         experts, base = expert_names(record)
         known = next(iter(base), None)
-        if manifest.from_base is not None:
-            plan = site.registry.plan((), manifest.recipe, base=known, from_base=manifest.from_base)
-        else:
-            plan = site.registry.plan(experts, manifest.recipe, base=known)
+        plan = site.registry.plan(experts, manifest.recipe, base=known, from_base=manifest.from_base)
     except RegError:
-        return Size(None, None, None)
+        return Size()
     if plan.digest != record.digest:
-        return Size(None, None, None)
+        return Size()
     cost = plan.output.routing_cost(plan)
     return Size(plan.parameters, plan.active_parameters, plan.nbytes, None if cost is None else cost.parameters)
 
@@ -78,25 +74,26 @@ class Column:
     """A composition among others.
 
     Attributes:
+        described: with the score of its widest evaluation.
         name: its title, with its digest where another has the same.
-        made: how it was made, each step as a few words.
         changes: differences from the first composition, each as a few words.
         gone: its opted-out members.
         folder: a folder of it that may be there; empty if there is none.
-        score, windows: of its widest evaluation, and its windows per domain; None and 0 if there is none.
         others: the address without it.
     """
 
     described: Described
     name: str
-    made: Sequence[str]
     changes: Sequence[str]
     gone: Sequence[str]
     folder: str
-    score: Score | None
-    windows: int
     others: str
     size: Size
+
+    @property
+    def score(self) -> Score | None:
+        """The scores of its widest evaluation."""
+        return self.described.score
 
 
 def side_by_side(site: Site, request: Request) -> Response:
@@ -108,13 +105,25 @@ def side_by_side(site: Site, request: Request) -> Response:
     names = _names(records)
     evaluations = [site.registry.evaluations(record) for record in records]
     experts = [[one["name"] for one in record.document["members"]] for record in records]
-    columns = [_column(site, records, at, names[at], own) for at, own in enumerate(evaluations)]
+    opted_out = site.opted_out()
+    columns = [
+        Column(
+            describe(record, (), shown_score(own, record)),
+            name,
+            changes(record, records[0]),
+            [ref for ref in record.members if ref in opted_out],
+            next((folder for folder in reversed(record.folders) if may_exist(folder)), ""),
+            address([one for one in records if one is not record]),
+            size_of(site, record, own),
+        )
+        for record, name, own in zip(records, names, evaluations, strict=True)
+    ]
     found = [found_in(scores_of(own, record)) for own, record in zip(evaluations, records, strict=True)]
     rows = shared_rows(found)
     mean = mean_of(rows)
     small = any(cell.is_small for row in rows for cell in row.read)
     may_write = site.may_write(request)
-    jobs = site.jobs.all() if may_write and site.jobs is not None else []
+    jobs = site.all_jobs() if may_write else []
     left = uncovered(mean, experts)
     lacking = (
         _lacking(columns, mean, [readers(domain, found, rows) for domain in left], small=small) if may_write else []
@@ -164,10 +173,8 @@ def _requested(site: Site, asked: Sequence[str]) -> tuple[list[CompositionRecord
     unknown = []
     for digest in asked[:_MOST_READ]:
         try:
-            record = site.registry.composition(digest)
+            record = site.composition(digest)
         except NotFoundError:
-            record = None
-        if record is None:
             unknown.append(digest)
         else:
             found[record.digest] = record
@@ -183,25 +190,6 @@ def _names(records: Sequence[CompositionRecord]) -> list[str]:
         f"{name} ({short(record.digest)})" if titles.count(name) > 1 else name
         for name, record in zip(titles, records, strict=True)
     ]
-
-
-def _column(
-    site: Site, records: Sequence[CompositionRecord], at: int, name: str, evaluations: Sequence[EvaluationRecord]
-) -> Column:
-    record, gone = records[at], site.opted_out()
-    score = shown_score(evaluations, record)
-    return Column(
-        describe(record, (), score),
-        name,
-        sentences(record.document),
-        changes(record, records[0]) if at else (),
-        [ref for ref in record.members if ref in gone],
-        next((folder for folder in reversed(record.folders) if may_exist(folder)), ""),
-        score,
-        0 if score is None else score.document["settings"]["windows"],
-        address([one for one in records if one is not record]),
-        size_of(site, record, evaluations),
-    )
 
 
 def _sizes(found: Sequence[Size]) -> list[tuple[str, list[str]]]:
@@ -260,11 +248,7 @@ def _command(site: Site, columns: Sequence[Column], known: Mapping[str, Sequence
     able = [column for column in columns if not column.gone]
     if len(able) < 2:
         return ""
-    domains = dict.fromkeys(
-        domain
-        for column in able
-        for domain in domains_of(column.described.record, column.score.domains if column.score else ())
-    )
+    domains = dict.fromkeys(domain for column in able for domain in domains_of(column.described.record, column.score))
     named = {domain: known.get(domain, ["FILE"])[0] for domain in [*domains][:MOST_DOMAINS] or ["DOMAIN"]}
     data = [word for domain, file in named.items() for word in ("--data", f"{domain}={file}")]
     more = ["--windows", MORE_WINDOWS] if small else []

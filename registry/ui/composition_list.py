@@ -69,7 +69,7 @@ def compositions(site: Site, request: Request) -> Response:
     before = {record.digest: at for at, record in enumerate(everything)}
     shown = _shown(scores, wanted.domain)
     found = _ordered(_matching(site, everything, wanted, shown), wanted, shown)
-    paging = Paging.of(whole(request, "page", 1), len(found), PAGE, wanted.address)
+    paging = Paging(whole(request, "page", 1), len(found), PAGE, wanted.address)
 
     def described(record: CompositionRecord) -> Described:
         earlier = everything[: before[record.digest]][-EARLIER:] if record.digest in before else ()

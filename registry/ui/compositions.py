@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from registry.composition.recipe.fields import target_of
 from registry.destination.address import may_exist
-from registry.errors import InvalidInputError, NotFoundError, RegError
+from registry.errors import InvalidInputError, RegError
 from registry.evaluation.stored import Score, scores_of, shown_score, widest_first
 from registry.names.resolve import ALL_STATES, resolve
 from registry.report.data import Warned
@@ -23,7 +23,7 @@ from registry.report.score_words import chance_of_average, unbroken
 from registry.report.verdict import opted_out, worse_than_average
 from registry.ui.comparison import address, compared, size_of
 from registry.ui.composer.choices import Choices
-from registry.ui.describing import EARLIER, difference, expert_names, output, sentences
+from registry.ui.describing import EARLIER, difference, expert_names, output
 from registry.ui.evaluating import (
     MORE_WINDOWS,
     MOST_DOMAINS,
@@ -33,7 +33,7 @@ from registry.ui.evaluating import (
     folders_of,
     form_rows,
 )
-from registry.ui.site import Site, url
+from registry.ui.site import Site, theme_of, url
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord
 
@@ -46,14 +46,12 @@ REPORT_POLICY = (
 )
 """Content security policy of a report: only its own scripts, named by hash, run, in a sandbox without an origin."""
 
-THEME = "reg-theme"  # the cookie of the chosen theme: a sandboxed page cannot read the browser's storage
-
 _HASH = re.compile(r"'sha256-[A-Za-z0-9+/]+=*'")
 
 
 def composition(site: Site, request: Request) -> Response:
     """Return one composition: verdict, members, recipe, folders, scores, audits."""
-    record = requested(site, request)
+    record = site.composition(request.path_params["digest"])
     if request.path_params["digest"] != record.digest:
         return RedirectResponse(url("compositions", record.digest))
     return composition_page(site, request, record)
@@ -102,7 +100,6 @@ def composition_page(
         experts=experts,
         copies=record.document.get("from_base"),
         base=base,
-        made=sentences(record.document),
         size=size_of(site, record, evaluations),
         difference=differs,
         compare=address([record, *([differs.other] if differs else [])]) if len(everything) > 1 else None,
@@ -166,10 +163,10 @@ def _evaluation(
     folders = folders_of(record)
     if not folders:
         return None
-    domains = dict.fromkeys(domains_of(record, scores[0].domains if scores else []))
+    domains = dict.fromkeys(domains_of(record, scores[0] if scores else None))
     for digest in others:
         domains |= dict.fromkeys(_domains_of(site, digest))
-    jobs = [job.words for job in site.jobs.all()] if site.jobs else []
+    jobs = [job.words for job in site.all_jobs()]
     return {
         "folders": folders,
         "folder": form.get("folder", folders[0]),
@@ -186,11 +183,10 @@ def _evaluation(
 def _domains_of(site: Site, digest: str) -> list[str]:
     """Return the domains of a composition that another one is compared with; none if there is no such composition."""
     try:
-        record = site.registry.composition(digest)
+        record = site.composition(digest)
     except RegError:
         return []
-    score = None if record is None else shown_score(site.registry.evaluations(record), record)
-    return [] if record is None else domains_of(record, () if score is None else score.domains)
+    return domains_of(record, shown_score(site.registry.evaluations(record), record))
 
 
 def _labels(site: Site) -> dict[str, str]:
@@ -217,12 +213,10 @@ def _typed(site: Site, found: Warned) -> Warned:
 
 def report(site: Site, request: Request) -> Response:
     """Return a composition's report, a self-contained page under the same head as the others, in the chosen theme."""
-    record = requested(site, request)
+    record = site.composition(request.path_params["digest"])
     if request.path_params["digest"] != record.digest:
         return RedirectResponse(url("compositions", record.digest, "report"))
-    chosen = request.cookies.get(THEME)
-    theme = chosen if chosen in ("light", "dark") else None
-
+    theme = theme_of(request)
     may_write = site.may_write(request)
     links = site.links(request)
     form = url("compositions", record.digest) + "#evaluate" if may_write and folders_of(record) else None
@@ -235,16 +229,3 @@ def report(site: Site, request: Request) -> Response:
     text = site.reports.get((record.digest, theme, links, form), make)
     scripts = " ".join(_HASH.findall(unescape(text[: text.index("<title>")]))) or "'none'"
     return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY.format(scripts=scripts)})
-
-
-def requested(site: Site, request: Request) -> CompositionRecord:
-    """Return the composition of an address.
-
-    Raises:
-        NotFoundError: there is none.
-    """
-    digest = request.path_params["digest"]
-    record = site.registry.composition(digest)
-    if record is None:
-        raise NotFoundError(f"there is no composition {digest!r}", "reg compositions")
-    return record

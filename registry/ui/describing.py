@@ -15,12 +15,8 @@ from registry.io.display import counted, plain
 from registry.methods.ensemble.output import ROUTINGS
 from store.catalog import CompositionRecord
 
-EARLIER = 200
-"""Number of earlier compositions, the latest, among which a similar one is looked for."""
-
-MOST_CHANGES = 3
-"""Number of differences up to which a composition is described by another one."""
-
+EARLIER = 200  # earlier compositions, the latest, among which a similar one is looked for
+MOST_CHANGES = 3  # differences up to which a composition is described by another one
 UNSTATED = ("to", "weights", TRUNK_OPTIONS, "computed", "fit", "bias", "coefficients")
 """Keys of a recipe that are not compared as they are."""
 
@@ -38,7 +34,6 @@ class Described:
     """
 
     record: CompositionRecord
-    title: str
     experts: Sequence[str]
     base: Sequence[str]
     copies: int | None
@@ -52,7 +47,6 @@ class Difference:
     """The differences from an earlier composition, each as a few words: `router random instead of context`."""
 
     other: CompositionRecord
-    title: str
     words: Sequence[str]
 
 
@@ -154,7 +148,7 @@ def difference(
         key = (count, -at)
         if 0 < count <= MOST_CHANGES and (best is None or key < best[:2]):
             best = (*key, other, words)
-    return None if best is None else Difference(best[2], title(best[2]), tuple(best[3]))
+    return None if best is None else Difference(best[2], tuple(best[3]))
 
 
 def changes(record: CompositionRecord, other: CompositionRecord) -> list[str]:
@@ -166,9 +160,7 @@ def describe(record: CompositionRecord, earlier: Sequence[CompositionRecord], sc
     """Return a composition for a list; `earlier` are the compositions made before it, oldest first."""
     experts, base = expert_names(record)
     copies = record.document.get("from_base")
-    return Described(
-        record, title(record), experts, base, copies, kind(record.document), difference(record, earlier), score
-    )
+    return Described(record, experts, base, copies, kind(record.document), difference(record, earlier), score)
 
 
 def _changed(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from starlette.datastructures import QueryParams
 
 from registry.composition.recipe.fields import target_of
 from registry.errors import InvalidInputError
 from registry.evaluation.results import TestSettings
+from registry.evaluation.stored import Score
 from registry.io.display import counted
 from registry.ui.composer.composing import MOST_PATH
 from registry.ui.jobs import Phase
@@ -33,26 +34,13 @@ _PERFECT = "with perfect routing"
 _MORE = {"--baselines": "with baselines", "--oracle": _PERFECT}  # option → its words in the title of a job
 
 
-@dataclass(frozen=True)
-class FormRow:
-    """A domain of the form; empty where it is to be typed.
-
-    Attributes:
-        file: the file of its text, as it was typed; at first the one that its latest evaluation scored, if known.
-        known: files that earlier jobs scored, the latest first.
-        label: the name of the file of the latest evaluation of the domain; empty if there is none.
-    """
-
-    domain: str
-    file: str
-    known: Sequence[str]
-    label: str
-
-
 def form_rows(
     domains: Sequence[str], form: QueryParams, jobs: Iterable[Sequence[str]], labels: Mapping[str, str]
-) -> list[FormRow]:
-    """Return the rows of the form, the last one for another domain.
+) -> list[dict[str, Any]]:
+    """Return the rows of the form, the last one for another domain, which is empty where it is to be typed.
+
+    A row has its `domain`, the `file` that was typed, at first the latest one that is known, all files that are
+    `known`, and the name (`label`) of that of its latest evaluation, if there is one.
 
     Args:
         form: what was typed; empty at first, where files that are known are filled in.
@@ -69,7 +57,10 @@ def form_rows(
         elif not other[1]:  # of a domain that has a row already, too: the form is shown as it was typed
             other = domain, file
     rows = [(domain, files.get(domain, "")) for domain in domains] + [other]
-    return [FormRow(domain, file, known.get(domain, ()), labels.get(domain, "")) for domain, file in rows]
+    return [
+        {"domain": domain, "file": file, "known": known.get(domain, ()), "label": labels.get(domain, "")}
+        for domain, file in rows
+    ]
 
 
 def known_files(jobs: Iterable[Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -116,12 +107,12 @@ def _data(words: Sequence[str]) -> list[tuple[str, str]]:
     return [(domain, file) for domain, _, file in (one.partition("=") for one in data)]
 
 
-def domains_of(record: CompositionRecord, evaluated: Sequence[str]) -> list[str]:
+def domains_of(record: CompositionRecord, score: Score | None) -> list[str]:
     """Return the domains that the form offers: those of the members, and others that were evaluated before."""
     document = record.document
     has_domains = "from_base" not in document and target_of(document["recipe"]).has_domains
     members = [str(one["name"]) for one in document["members"]] if has_domains else []
-    return list(dict.fromkeys([*members, *evaluated]))[:MOST_DOMAINS]
+    return list(dict.fromkeys([*members, *(score.domains if score else ())]))[:MOST_DOMAINS]
 
 
 def folders_of(record: CompositionRecord) -> list[str]:

@@ -15,9 +15,9 @@ import hmac
 import re
 import secrets
 from html import escape
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import quote, urlencode
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -131,8 +131,7 @@ def _refusal(scope: Scope, headers: Headers, *, may_post: bool) -> tuple[int, st
 
 def _exchange(access: WriteAccess, scope: Scope) -> Response | None:
     """Return the answer to an address with the secret: a cookie, and the address without it; None for others."""
-    query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    given = [value for name, value in query if name == TOKEN]
+    given = QueryParams(scope["query_string"]).getlist(TOKEN)
     if not given:
         return None
     if len(given) > 1 or not access.is_token(given[0]):
@@ -148,7 +147,7 @@ def _go_on(scope: Scope) -> HTMLResponse:
     No browser sends the cookie with a link from elsewhere, nor after a redirect of one: from another program's page, or
     from a report, whose sandbox has no origin. From this page of this server it does.
     """
-    query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    query = QueryParams(scope["query_string"]).multi_items()
     rest = urlencode([(name, value) for name, value in query if name != TOKEN])
     path = "/" + quote(scope["path"].lstrip("/"))  # two slashes would name another host
     target = escape(path + (f"?{rest}" if rest else ""))

@@ -15,7 +15,7 @@ from registry.errors import InvalidInputError
 from registry.ui.comparison import compared
 from registry.ui.composer.compose_page import suggested
 from registry.ui.composer.composing import Composing, check_new_folder, phases_of_composing
-from registry.ui.compositions import composition_page, requested
+from registry.ui.compositions import composition_page
 from registry.ui.describing import set_in_recipe, title
 from registry.ui.evaluating import evaluated_on, evaluating, listed_briefly, phases_of_evaluating
 from registry.ui.guard import RefusedError
@@ -62,12 +62,12 @@ def start(site: Site, request: Request, form: QueryParams) -> Response:
     phases = phases_of_composing(planned, out)
     refs = listed_briefly([member.version.ref for member in planned.members])
     asked = f"Compose {refs} ({set_in_recipe(planned.document)})"
-    return _see(_jobs(site, request).add(asked, words, back=composing.address, out=out, phases=phases))
+    return _see(_jobs(site, request).add(Job(asked, tuple(words), composing.address, out, phases=tuple(phases))))
 
 
 def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
     """Start the evaluation of a form on a composition's page, and go to its job."""
-    record = requested(site, request)
+    record = site.composition(request.path_params["digest"])
     try:
         words = evaluating(record, form)
     except InvalidInputError as error:
@@ -76,7 +76,7 @@ def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
     back = url("compositions", record.digest, c=digests)
     comparison = url("compositions", "compare", c=digests) if digests else ""
     phases = phases_of_evaluating(words)
-    return _see(_jobs(site, request).add(asked, words, back=back, out="", comparison=comparison, phases=phases))
+    return _see(_jobs(site, request).add(Job(asked, tuple(words), back, "", comparison, tuple(phases))))
 
 
 def cancel(site: Site, request: Request, form: QueryParams) -> Response:

@@ -73,7 +73,6 @@ class Job:
     """A job as it is at one moment.
 
     Attributes:
-        id: random digits, in its address.
         words: the command's words after `reg`.
         back: the address of the form that started it.
         out: the folder that it writes; empty if it writes none.
@@ -84,9 +83,9 @@ class Job:
         lines, left_out: its remarks, and the number of earlier ones that were dropped.
         result: the command's JSON document.
         error: message and hint, if it failed.
+        id: random digits, in its address.
     """
 
-    id: str
     title: str
     words: tuple[str, ...]
     back: str
@@ -102,6 +101,7 @@ class Job:
     left_out: int = 0
     result: Mapping[str, Any] = field(default_factory=dict)
     error: tuple[str, str | None] | None = None
+    id: str = field(default_factory=lambda: secrets.token_hex(6))
 
     @property
     def goes_on(self) -> bool:
@@ -160,31 +160,22 @@ class Jobs:
         self._changed = threading.Condition()
         self._worker: threading.Thread | None = None
 
-    def add(
-        self,
-        title: str,
-        words: Sequence[str],
-        *,
-        back: str,
-        out: str,
-        comparison: str = "",
-        phases: Sequence[Phase] = (),
-    ) -> Job:
-        """Queue a command (arguments as the attributes of `Job`).
+    def add(self, job: Job) -> Job:
+        """Queue a job.
 
         Raises:
             ConflictError: too many jobs are waiting, or one of them writes the same folder.
             InvalidInputError: a word has a character that no argument may have.
         """
-        if any("\0" in word or "\n" in word or "\r" in word for word in words):
+        if any("\0" in word or "\n" in word or "\r" in word for word in job.words):
             raise InvalidInputError("a value has a line break or a NUL character", "correct it in the form")
         with self._changed:
-            waiting = [job for job in self._jobs.values() if job.goes_on]
+            waiting = [one for one in self._jobs.values() if one.goes_on]
             if len(waiting) > MOST_WAITING:
                 raise ConflictError(f"{MOST_WAITING} jobs are waiting already", "wait until one of them has ended")
-            if out and any(job.out and os.path.abspath(job.out) == os.path.abspath(out) for job in waiting):  # noqa: PTH100  # no link is followed
-                raise ConflictError(f"another job is going to write {out}", "choose another output folder")
-            job = Job(secrets.token_hex(6), title, tuple(words), back, out, comparison, tuple(phases))
+            written = {os.path.abspath(one.out) for one in waiting if one.out}  # noqa: PTH100  # no link is followed
+            if job.out and os.path.abspath(job.out) in written:  # noqa: PTH100
+                raise ConflictError(f"another job is going to write {job.out}", "choose another output folder")
             self._jobs[job.id] = job
             ended = [one.id for one in self._jobs.values() if not one.goes_on]
             for old in ended[: max(0, len(ended) - MOST_KEPT)]:

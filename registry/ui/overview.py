@@ -1,7 +1,7 @@
 """The first page, with what the registry holds, what was made lately and its health; and the page of the log."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
@@ -31,53 +31,19 @@ LOG_EVENTS = 20_000  # events up to which the page verifies the log; `reg verify
 FOLDERS = 3  # folders with opted-out experts that the page names
 
 
-Affected = Mapping[str, Any]
-"""A folder that may still contain opted-out experts: `path`, `record` of its composition, `experts` as references."""
-
-
 @dataclass(frozen=True)
 class Check:
     """One line of the registry's health; a `good` one asks for nothing.
 
     Attributes:
         command: the words of the command that mends it or checks more.
-        folders: folders that it concerns, as many as are named; `more` is the number of the others.
+        folders: folders that may still contain opted-out experts, each with its composition and their references.
     """
 
     good: bool
     text: str
     command: tuple[str, ...] = ()
-    folders: Sequence[Affected] = ()
-    more: int = 0
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """The compositions with the best average scores on the same text of `domains`, best first.
-
-    `elsewhere` is the number of compositions that were scored on other text of the same domains alone.
-    """
-
-    domains: Sequence[str]
-    best: Sequence[Described]
-    elsewhere: int
-
-
-@dataclass(frozen=True)
-class Handled:
-    """The tokens that a version gets in a composition, as an evaluation (`score`) measured it.
-
-    `shares` are the domains of which it gets the largest shares, from 0 to 1, largest first.
-    """
-
-    record: CompositionRecord
-    score: Score
-    shares: Sequence[tuple[str, float]]
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """Number of domains, then average score: the largest is the best evaluation."""
-        return len(self.score.domains), -1.0 if self.score.average is None else self.score.average
+    folders: Sequence[tuple[str, CompositionRecord, Sequence[str]]] = ()
 
 
 def overview(site: Site, request: Request) -> Response:
@@ -98,7 +64,7 @@ def overview(site: Site, request: Request) -> Response:
 
     registry = site.registry
     total = registry.count_versions(kind=kind, everything=everything, tags=tags, search=search)
-    paging = Paging.of(whole(request, "page", 1), total, PAGE, at)
+    paging = Paging(whole(request, "page", 1), total, PAGE, at)
     versions = registry.versions(
         kind=kind, everything=everything, tags=tags, search=search, limit=PAGE, offset=paging.offset
     )
@@ -122,6 +88,7 @@ def overview(site: Site, request: Request) -> Response:
         registered=bool(total) or registry.count_versions(everything=True) > 0,
         made=made,
         health=health,
+        most_folders=FOLDERS,
         attention=not all(check.good for check in health),
         whole_registry=whole_registry,
     )
@@ -140,11 +107,10 @@ def _made(registry: Registry) -> dict[str, Any]:
     `RECENT`.
 
     Also version → what it gets in the best evaluation with it (`handled`), and in how many compositions it is
-    (`uses`).
+    (`uses`). The best evaluation is that of most domains, then of the highest average score.
     """
     records = registry.compositions()
-    uses = Counter(ref for record in records for ref in record.members)
-    handled: dict[str, Handled] = {}
+    handled: dict[str, dict[str, Any]] = {}
     described, scored = [], []
     for number, record in enumerate(reversed(records[-RECENT:])):
         earlier = records[: len(records) - 1 - number][-RECENT:] if number < LATELY else ()
@@ -152,14 +118,36 @@ def _made(registry: Registry) -> dict[str, Any]:
         shown = next(iter(widest_first(scores, record)), None)
         described.append(describe(record, earlier, shown))
         scored += [(one, described[-1]) for one in scores]
-        if shown is not None:
-            _add_handled(handled, record, shown, shown.document["figures"].get("routing") or {})
-    counts = {"number": len(records), "handled": handled, "uses": uses}
-    return {"lately": described[:LATELY], "rankings": _rankings(scored), **counts}
+        if shown is None:
+            continue
+        rank = len(shown.domains), -1.0 if shown.average is None else shown.average
+        for ref, shares in _shares(record, shown).items():
+            if ref not in handled or handled[ref]["rank"] < rank:  # of equal ones the latest stays
+                handled[ref] = {"record": record, "score": shown, "shares": shares, "rank": rank}
+    return {
+        "number": len(records),
+        "lately": described[:LATELY],
+        "rankings": _rankings(scored),
+        "handled": handled,
+        "uses": Counter(ref for record in records for ref in record.members),
+    }
 
 
-def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[Ranking]:
-    """Return the best scores by text: averages on other text do not compare.
+def _shares(record: CompositionRecord, score: Score) -> dict[str, list[tuple[str, float]]]:
+    """Return expert of a composition → the domains of which it gets the largest shares, from 0 to 1, largest first."""
+    routing = score.document["figures"].get("routing") or {}
+    found = {}
+    for ref in record.members:
+        name = ref.partition("@")[0]
+        shares = [(domain, fmean(experts[name])) for domain, experts in routing.items() if experts.get(name)]
+        if shares:
+            found[ref] = sorted(shares, key=lambda share: -share[1])[:DOMAINS]
+    return found
+
+
+def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[dict[str, Any]]:
+    """Return the best scores by text, as averages on other text do not compare: the `best` compositions on a text of
+    `domains`, best first, and how many were only scored `elsewhere`, on other text of the same domains.
 
     Of several texts of the same domains it is that of most compositions, then of most tokens. Of one composition the
     latest of the `scored` evaluations comes first.
@@ -172,41 +160,28 @@ def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[Ranking]:
             same = by_domains.setdefault(tuple(sorted(score.domains)), {}).setdefault(text, {})
             same.setdefault(one.record.digest, (score.average, replace(one, score=score)))
             tokens[text] = score.tokens
-    rankings: list[Ranking] = []
+    rankings: list[dict[str, Any]] = []
     shown: set[str] = set()
     for domains, texts in sorted(by_domains.items(), key=lambda group: -len(group[0])):
         read_most = max(texts, key=lambda each: (len(texts[each]), tokens[each]))
         ordered = sorted(texts[read_most].values(), key=lambda pair: -pair[0])
         elsewhere = len(set().union(*texts.values())) - len(ordered)
         if len(ordered) > 1 or ordered[0][1].record.digest not in shown:  # one that stands above ranks nothing here
-            rankings.append(Ranking(domains, [one for _, one in ordered[:BEST]], elsewhere))
+            best = [one for _, one in ordered[:BEST]]
+            rankings.append({"domains": domains, "best": best, "elsewhere": elsewhere})
             shown.update(one.record.digest for _, one in ordered)
     return rankings[:RANKINGS]
 
 
-def _add_handled(
-    handled: dict[str, Handled], record: CompositionRecord, score: Score, routing: Mapping[str, Any]
-) -> None:
-    """Add the domains of which each expert of a composition gets most tokens, unless a better evaluation is known."""
-    for ref in record.members:
-        name = ref.partition("@")[0]
-        shares = [(domain, fmean(experts[name])) for domain, experts in routing.items() if experts.get(name)]
-        found = Handled(record, score, sorted(shares, key=lambda share: -share[1])[:DOMAINS])
-        if shares and (ref not in handled or handled[ref].rank < found.rank):  # of equal ones the latest stays
-            handled[ref] = found
-
-
 def _health(site: Site) -> list[Check]:
     """Return the lines of the registry's health; folders are looked for each time, as anybody may delete them."""
-    checks, candidates = site.index.get("health", lambda: _kept_checks(site.registry))
-    folders = [folder for folder in candidates if may_exist(folder["path"])]
-    if folders:
-        text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
-        return [*checks, Check(False, text, (), folders[:FOLDERS], len(folders[FOLDERS:]))]
-    return checks
+    checks, affected = site.index.get("health", lambda: _kept_checks(site.registry))
+    folders = [one for one in affected if may_exist(one[0])]
+    text = f"{counted(len(folders), 'composed folder')} may still contain opted-out experts:"
+    return [*checks, Check(False, text, folders=folders)] if folders else checks
 
 
-def _kept_checks(registry: Registry) -> tuple[list[Check], list[Affected]]:
+def _kept_checks(registry: Registry) -> tuple[list[Check], list[tuple[str, CompositionRecord, list[str]]]]:
     """Return the checks that hold until the registry changes, and the folders made from opted-out versions."""
     checks = []
     events = next((event.id for event in registry.log(limit=1)), 0)
@@ -225,7 +200,7 @@ def _kept_checks(registry: Registry) -> tuple[list[Check], list[Affected]]:
     refs_gone = {version.ref for version in gone}
     affected = {folder: record for record in made for folder in record.folders}
     return checks, [
-        {"path": folder, "record": record, "experts": [ref for ref in record.members if ref in refs_gone]}
+        (folder, record, [ref for ref in record.members if ref in refs_gone])
         for folder, record in sorted(affected.items(), key=lambda pair: pair[0])
     ]
 

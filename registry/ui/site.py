@@ -23,11 +23,11 @@ from registry.methods.moe.preview import OVERLAP_OF_TOKEN_COUNTS
 from registry.registration.expert_overlap import OVERLAP_OF_ACTIVATIONS
 from registry.registry import Registry
 from registry.report.score_words import FEW_MEANS, INTERVAL_MEANS, OVER_100, evaluation_text, unbroken
-from registry.ui.describing import title
+from registry.ui.describing import sentences, title
 from registry.ui.guard import MAY_WRITE, RefusedError, WriteAccess
-from registry.ui.jobs import Jobs
+from registry.ui.jobs import Job, Jobs
 from registry.ui.wording import FILTERS, details, sentence
-from store.catalog import EventRecord
+from store.catalog import CompositionRecord, EventRecord
 
 TEMPLATES = Path(__file__).with_name("templates")
 PART = "part"  # the query parameter with which the script requests a part of a page
@@ -88,18 +88,12 @@ class PageCache:
 
 
 class Site:
-    """The pages of one registry.
-
-    Args:
-        command: the beginning of the commands that pages show: `reg`, or `reg --home DIR`.
-        access: who may start work; None if nobody may.
-        jobs: the work that was started; None if none can be.
-    """
+    """The pages of one registry (arguments as of `make_app`)."""
 
     def __init__(
         self,
         registry: Registry,
-        command: Sequence[str] = ("reg",),
+        command: Sequence[str],
         access: WriteAccess | None = None,
         jobs: Jobs | None = None,
     ) -> None:
@@ -111,7 +105,7 @@ class Site:
         self.index = PageCache(self._state)  # of what is quick, so that no page waits for what is slow
         self._names = PageCache(self._state, 1)
         self._templates = environment(TEMPLATES)
-        self._templates.filters |= FILTERS | {"title": title}
+        self._templates.filters |= FILTERS | {"title": title, "sentences": sentences}
         self._templates.globals.update(
             details=self._said,
             url=url,
@@ -128,6 +122,17 @@ class Site:
             few_means=FEW_MEANS,
             interval_means=INTERVAL_MEANS,
         )
+
+    def composition(self, digest: str) -> CompositionRecord:
+        """Return the composition whose digest begins with `digest`.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        record = self.registry.composition(digest)
+        if record is None:
+            raise NotFoundError(f"there is no composition {digest!r}", "reg compositions")
+        return record
 
     def page(self, make: "Page") -> Callable[[Request], Response]:
         """Return `make` as an endpoint whose errors become a page with a hint."""
@@ -179,6 +184,7 @@ class Site:
 
         section = request.url.path.split("/")[1]
         values |= {"part": part, "colour": colour, "may_write": self.may_write(request), "links": self.links(request)}
+        values["theme"] = theme_of(request)
         values["active"] = "/" if section == "versions" else f"/{section}"
         values["form_token"] = self.access.form_token if self.access and values["may_write"] else ""
         return HTMLResponse(self._templates.get_template(template).render(**values), status)
@@ -196,6 +202,10 @@ class Site:
         if message.partition(" ")[0].partition("@")[0] not in self.registry.catalog.names():
             message = sentence(message)
         return self.render(request, "error.html", status, code=status, message=message, hint=hint)
+
+    def all_jobs(self) -> list[Job]:
+        """Return the jobs of this start of the server, the latest first; none where none can be started."""
+        return [] if self.jobs is None else self.jobs.all()
 
     def command_line(self, *words: str) -> str:
         """Return a shell command on this registry."""
@@ -263,22 +273,15 @@ class Site:
 
 @dataclass(frozen=True)
 class Paging:
-    """One page of a list of `total` items; pages are numbered from 1, and `at` gives the address of one."""
+    """One page of a list of `total` items, `size` a page.
 
-    number: int
+    Pages are numbered from 1; `at` gives the address of one.
+    """
+
+    asked: int
     total: int
     size: int
     at: Callable[[int], str]
-
-    @classmethod
-    def of(cls, number: int, total: int, size: int, at: Callable[[int], str]) -> "Paging":
-        """Return the page `number`, or the last page if there are fewer."""
-        return cls(max(1, min(number, -(-total // size))), total, size, at)
-
-    @property
-    def offset(self) -> int:
-        """Number of items before the page."""
-        return (self.number - 1) * self.size
 
     @property
     def last(self) -> int:
@@ -286,14 +289,14 @@ class Paging:
         return max(1, -(-self.total // self.size))
 
     @property
-    def first_item(self) -> int:
-        """The number of the first item on the page, from 1; 0 if the list is empty."""
-        return min(self.total, self.offset + 1)
+    def number(self) -> int:
+        """The page that is asked for, or the last one if there are fewer."""
+        return max(1, min(self.asked, self.last))
 
     @property
-    def last_item(self) -> int:
-        """The number of the last item on the page."""
-        return min(self.total, self.offset + self.size)
+    def offset(self) -> int:
+        """Number of items before the page."""
+        return (self.number - 1) * self.size
 
 
 Page = Callable[[Site, Request], Response]
@@ -305,6 +308,12 @@ def url(*path: str, **query: object) -> str:
     parameters = {key: "1" if value is True else value for key, value in parameters.items()}
     text = urlencode(parameters, doseq=True)
     return "/" + "/".join(quote(part, safe="@") for part in path) + (f"?{text}" if text else "")
+
+
+def theme_of(request: Request) -> str | None:
+    """Return the colours that were chosen in a browser, `light` or `dark`; None for those of its system."""
+    chosen = request.cookies.get("reg-theme")
+    return chosen if chosen in ("light", "dark") else None
 
 
 def whole(request: Request, name: str, default: int) -> int:

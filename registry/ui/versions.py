@@ -1,7 +1,7 @@
 """The pages of experts and base models: one version, its comparison with others, and what an opt-out would change."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -117,19 +117,23 @@ def _commands(version: VersionRecord, others: Sequence[str]) -> list[tuple[str, 
 
 def comparison(site: Site, request: Request) -> Response:
     """Return the lineage of a version and its comparison with others, as a page or a part of the version's page."""
-    record = _requested(site, request)
+    record, registry = _requested(site, request), site.registry
     which = request.query_params.get(PART)
     if record.state != "active":
-        return site.render(request, "comparison.html", version=record, comparison=None, lineage=None, which=which)
-    compared = site.cache.get(("comparison", record.id), lambda: compare(site.registry, record))
-    compositions = site.registry.catalog.compositions([record])
-    near = [one for one in compared.relations if one.verdict != "unrelated"]
+        return site.render(request, "comparison.html", version=record, lineage=None, which=which)
+    overlaps, remarks = site.cache.get(("overlaps", record.id), lambda: compare(registry, record))
+    relations = _relations(site, record)
+    compositions = registry.catalog.compositions([record])
+    near = [one for one in relations or () if one.verdict != "unrelated"]
     return site.render(
         request,
         "comparison.html",
-        names={one.ref.partition("@")[0] for one in compared.overlaps},
+        names={one.ref.partition("@")[0] for one in overlaps},
         version=record,
-        comparison=compared,
+        overlaps=overlaps,
+        left_out=max(0, registry.count_versions(kind="expert") - 1 - MOST_OVERLAPS),
+        remarks=remarks,
+        relations=relations,
         which=which,
         lineage={
             "bases": [one for one in near if one.kind == "base"],
@@ -140,6 +144,13 @@ def comparison(site: Site, request: Request) -> Response:
     )
 
 
+def _relations(site: Site, version: VersionRecord) -> Sequence[Relation] | None:
+    """Return the distances of weights from an active version, nearest first; None if there are too many versions."""
+    if site.registry.count_versions() > MOST_RELATED:
+        return None
+    return site.cache.get(("relations", version.id), lambda: site.registry.relations(version.ref))
+
+
 def opting_out(site: Site, request: Request) -> Response:
     """Return what an opt-out of a version would change, looked up and not done, as a page or a part of its page."""
     record, registry = _requested(site, request), site.registry
@@ -147,15 +158,14 @@ def opting_out(site: Site, request: Request) -> Response:
         return site.render(request, "opting_out.html", version=record, would=None)
     would = site.cache.get(("opt-out", record.id), lambda: registry.opt_out(record.ref, dry_run=True))
     from_it = None
-    if record.kind == "base" and registry.count_versions() <= MOST_RELATED:
-        relations = site.cache.get(("comparison", record.id), lambda: compare(registry, record)).relations
+    if record.kind == "base" and (relations := _relations(site, record)) is not None:
         from_it = [one.ref for one in relations if one.kind == "expert" and one.verdict != "unrelated"]
     shown = would.compositions[: -SHOWN - 1 : -1]
     heirs = {one.composition: one.shares for one in would.heirs}
     return site.render(
         request,
         "opting_out.html",
-        names=(from_it and {ref.partition("@")[0] for ref in from_it}) or (),
+        names={ref.partition("@")[0] for ref in from_it or ()},
         version=record,
         would=would,
         from_it=from_it,
@@ -170,25 +180,6 @@ def opting_out(site: Site, request: Request) -> Response:
     )
 
 
-@dataclass(frozen=True)
-class OwnScore:
-    """The perplexity of an expert on a text (`label`) of its domain, as evaluations of compositions measured it.
-
-    Attributes:
-        record: the composition that was best on the text.
-        composed: the perplexity of that composition.
-        bases: base model → its perplexity on the same text, where that was scored.
-    """
-
-    record: CompositionRecord
-    label: str
-    tokens: int
-    perplexity: float
-    composed: float
-    bases: Mapping[str, float]
-    at: str
-
-
 def _texts(version: VersionRecord) -> list[list[StatisticsRecord]]:
     """Return the texts that statistics of a version were collected on, each once: all that was collected on it."""
     found: dict[str, list[StatisticsRecord]] = {}
@@ -199,12 +190,14 @@ def _texts(version: VersionRecord) -> list[list[StatisticsRecord]]:
 
 def _own(
     version: VersionRecord, evaluated: Sequence[tuple[CompositionRecord, Sequence[EvaluationRecord]]]
-) -> list[OwnScore]:
+) -> list[dict[str, Any]]:
     """Return an expert's own perplexity on each text of its domain that a composition with it was scored on.
 
     A score is 100 times the perplexity of the domain's own expert by that of the composition, so both give the first.
+    Each text has the composition (`record`) that was best on it with its perplexity (`composed`), and `bases`: base
+    model → its perplexity, where that was scored.
     """
-    found: dict[tuple[str, str], OwnScore] = {}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for record, evaluations in evaluated:
         for evaluation in evaluations:
             document, domain = evaluation.document, version.name
@@ -217,65 +210,48 @@ def _own(
                 for row in document.get("single_models", ())
                 if row["name"].startswith("base ") and domain in row["perplexity"]
             }
-            own, at = score * composed / 100, evaluation.evaluated_at
-            key = text["digest"], str(document["settings"])
-            one = OwnScore(record, text["label"], text["tokens"], own, composed, bases, at)
-            best = min(found.get(key, one), one, key=lambda each: each.composed)  # of equal ones the first, the latest
-            found[key] = replace(best, bases={**(found[key].bases if key in found else {}), **bases})
-    return sorted(found.values(), key=lambda one: one.at, reverse=True)
+            one = {
+                "record": record,
+                "label": text["label"],
+                "tokens": text["tokens"],
+                "perplexity": score * composed / 100,
+                "composed": composed,
+                "bases": bases,
+                "at": evaluation.evaluated_at,
+            }
+            earlier = found.setdefault((text["digest"], str(document["settings"])), one)
+            best = one if one["composed"] < earlier["composed"] else earlier  # of equal ones the first, the latest
+            found[text["digest"], str(document["settings"])] = best | {"bases": earlier["bases"] | bases}
+    return sorted(found.values(), key=lambda one: one["at"], reverse=True)
 
 
 def _requested(site: Site, request: Request) -> VersionRecord:
     return resolve(site.registry.catalog, request.path_params["ref"], states=ALL_STATES)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The comparison of a version with others.
-
-    Attributes:
-        relations: distances of weights, nearest first; empty if there are too many versions.
-        overlaps: overlaps with other experts, largest first.
-        left_out: number of experts that were not compared, beyond `MOST_OVERLAPS`.
-        related: True if weights were compared.
-        remarks: comparisons that failed, with reasons.
-    """
-
-    relations: Sequence[Relation]
-    overlaps: Sequence[ExpertOverlap]
-    layers: Sequence[int]
-    left_out: int
-    related: bool
-    remarks: Sequence[str]
-
-
-def compare(registry: Registry, version: VersionRecord) -> Comparison:
-    """Compare an active version with the other active ones (errors as in `Registry.relations`)."""
-    related = registry.count_versions() <= MOST_RELATED
-    relations = registry.relations(version.ref) if related else ()
-    member_compared = registry.member(version)
-    if version.kind != "expert" or not _is_comparable(member_compared, member_compared):
-        return Comparison(relations, (), (), 0, related, ())
+def compare(registry: Registry, version: VersionRecord) -> tuple[list[ExpertOverlap], list[str]]:
+    """Return the overlaps of an active version with the latest experts, largest first, and why others have none."""
+    own = registry.member(version)
+    if version.kind != "expert" or not _is_comparable(own, own):
+        return [], []
     others = [other for other in registry.versions(kind="expert") if other.id != version.id]
     others.sort(key=lambda other: (other.created_at, other.ref), reverse=True)
-    members = [member for member in registry.members(others[:MOST_OVERLAPS]) if _is_comparable(member_compared, member)]
-    chosen = compared_layers(member_compared.architecture.num_hidden_layers)
+    members = [member for member in registry.members(others[:MOST_OVERLAPS]) if _is_comparable(own, member)]
     overlaps: dict[str, dict[int, Overlap]] = {member.version.ref: {} for member in members}
-    remarks: dict[str, str] = {}
+    remarks: list[str] = []
     with one_thread():
-        for layer in chosen:
-            own = member_compared.statistics(MLP_INPUT, layer)
+        for layer in compared_layers(own.architecture.num_hidden_layers):
+            statistics = own.statistics(MLP_INPUT, layer)
             for member in members:
                 ref = member.version.ref
                 try:
-                    if ref not in remarks:
-                        overlaps[ref][layer] = overlap(own, member.statistics(MLP_INPUT, layer))
+                    if ref in overlaps:
+                        overlaps[ref][layer] = overlap(statistics, member.statistics(MLP_INPUT, layer))
                 except (DamagedError, NotFoundError, ValueError) as error:  # a ValueError: forged statistics
-                    remarks[ref] = f"{ref} is not compared: {error}"
-    compared = [ExpertOverlap(ref, layers) for ref, layers in overlaps.items() if ref not in remarks]
-    compared.sort(key=lambda expert: -expert.routing)
-    left_out = max(0, len(others) - MOST_OVERLAPS)
-    return Comparison(relations, tuple(compared), tuple(chosen), left_out, related, tuple(remarks.values()))
+                    remarks.append(f"{ref} is not compared: {error}")
+                    del overlaps[ref]
+    compared = [ExpertOverlap(ref, layers) for ref, layers in overlaps.items()]
+    return sorted(compared, key=lambda expert: -expert.routing), remarks
 
 
 def _is_comparable(member: Member, other: Member) -> bool:

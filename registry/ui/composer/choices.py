@@ -159,15 +159,10 @@ class Choices:
         Raises:
             InvalidInputError: a text is not a value of its field, or the fields contradict each other.
         """
-        return Recipe.of_fields(self._values)
-
-    @property
-    def _values(self) -> dict[str, Any]:
         if problem := FIELDS["to"].problem(self.to):
-            message, hint = problem
-            raise InvalidInputError(message, hint)
+            raise InvalidInputError(*problem)
         applying = [one for one in self.applying if one is not BASE and self.texts[one.name]]
-        return {one.name: _read(one, self.texts[one.name]) for one in applying}
+        return Recipe.of_fields({one.name: _read(one, self.texts[one.name]) for one in applying})
 
     def words(self) -> list[str]:
         """Return the options of `reg compose` that make the same."""

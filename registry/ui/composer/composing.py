@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,31 +12,23 @@ from starlette.datastructures import QueryParams
 
 from registry.composition import Plan
 from registry.composition.found import OUTPUTS
-from registry.errors import InvalidInputError
+from registry.errors import InvalidInputError, RegError
 from registry.io.model_folder import check_output
 from registry.ui.composer.choices import Choices
 from registry.ui.jobs import COMPOSING, Phase
 from registry.ui.site import Site, url
-from store.catalog import CompositionRecord
+from store.catalog import CompositionRecord, VersionRecord
 from store.object_store import is_url
 
-MOST = 256
-"""Experts that can be ticked."""
-
-MOST_PATH = 1000
-"""Characters of an output folder's path."""
-
-MOST_LOOKED = 20
-"""Compositions, the latest, among which a folder that is still there is looked for."""
-
+MOST = 256  # experts that can be ticked
+MOST_PATH = 1000  # characters of an output folder's path
+MOST_LOOKED = 20  # compositions, the latest, among which a folder that is still there is looked for
 _LONGEST_FOLDER = 60
 
 
 @dataclass(frozen=True)
 class Composing:
-    """References to experts, each once, the recipe, and the output folder as it was typed: empty for the suggested
-    one.
-    """
+    """References to experts, each once, the recipe, and the typed output folder: empty for the suggested one."""
 
     refs: tuple[str, ...]
     choices: Choices
@@ -61,6 +54,14 @@ class Composing:
         """Return the plan (errors as in `Registry.plan`)."""
         return site.registry.plan(self.refs, self.choices.recipe(), base=self.choices.base)
 
+    def resolved(self, site: Site) -> dict[str, VersionRecord]:
+        """Return the version of each reference that names one."""
+        found = {}
+        for ref in self.refs:
+            with suppress(RegError):
+                found[ref] = site.registry.resolve(ref)
+        return found
+
     def words(self, plan: Plan, out: str) -> list[str]:
         """Return the words of the command after `reg`."""
         versions = ",".join(member.version.ref for member in plan.members)
@@ -77,11 +78,9 @@ class Composing:
 
 def phases_of_composing(plan: Plan, out: str) -> list[Phase]:
     """Return what the command of a composition into `out` does."""
-    recipe, found = plan.recipe, list[Phase]()
+    found = [Phase(label, words, sure=is_sure) for label, words, is_sure in plan.output.passes(plan.recipe)]
     into = f"composing into {out}"
-    for label, words, is_sure in plan.output.passes(recipe):
-        found.append(Phase(label, words, sure=is_sure))
-    if found and (recipe.refine or 0) > 1:
+    if found and (plan.recipe.refine or 0) > 1:
         into = f"composing, between passes into a temporary folder, at last into {out}"
     return [*found, Phase(COMPOSING, into, sure=True)]
 

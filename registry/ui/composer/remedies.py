@@ -18,12 +18,8 @@ from registry.ui.composer.choices import CHOICES, default_text
 from registry.ui.composer.composing import Composing
 from registry.ui.site import Site
 
-MOST = 3
-"""Changes that are offered at once."""
-
-MOST_TRIED_MEMBERS = 32
-"""Experts up to which changes are tried: each is planned."""
-
+MOST = 3  # changes that are offered at once
+MOST_TRIED_MEMBERS = 32  # experts up to which changes are tried: each is planned
 SECONDS = 2.0
 """Time after which no other change is tried. If one prediction takes longer, only the one from counts is tried."""
 SOLVED = [name for name, one in ROUTERS.items() if one.statistics in (COUNTS, OWN)]
@@ -47,7 +43,7 @@ def for_error(site: Site, composing: Composing) -> list[Remedy]:
     """Return changes of choices that have no plan, with which they have one."""
     if len(composing.refs) > MOST_TRIED_MEMBERS:
         return []
-    resolved = _resolved(site, composing)
+    resolved = {given: version.ref for given, version in composing.resolved(site).items()}
     unknown = [ref for ref in composing.refs if ref not in resolved]
     if unknown:  # whatever else is wrong is seen without them
         return [Remedy("Go on without it" if len(unknown) == 1 else "Go on without them", composing.without(*unknown))]
@@ -97,15 +93,6 @@ def _working(
 
 def _faults(preview: Preview) -> int:
     return sum(member.drowned is not None for member in preview.members) + len(preview.indistinct)
-
-
-def _resolved(site: Site, composing: Composing) -> dict[str, str]:
-    """Return the version of each reference that names one."""
-    found = {}
-    for ref in composing.refs:
-        with suppress(RegError):
-            found[ref] = site.registry.resolve(ref).ref
-    return found
 
 
 def _for_error(composing: Composing, resolved: Mapping[str, str]) -> Iterator[tuple[str, Composing]]:

@@ -1,4 +1,4 @@
-// Everything works without this script; with it parts of pages load by themselves, and commands can be copied.
+// Everything works without this script; with it parts of pages load by themselves.
 "use strict";
 
 function prepare(root) {
@@ -38,42 +38,16 @@ async function load(place, address) {
   }
 }
 
-document.addEventListener("click", async (event) => {
-  const copy = event.target.closest("[data-copy]");
-  if (copy) {
-    const word = copy.firstElementChild;
-    const before = word.dataset.before ?? (word.dataset.before = word.textContent);
-    try {
-      await navigator.clipboard.writeText(copy.dataset.copy);
-      word.textContent = "Copied";
-    } catch {
-      word.textContent = "Select and copy";
-    }
-    setTimeout(() => { word.textContent = before; }, 2000);
-    return;
-  }
+document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-into]");
   if (link) {
     event.preventDefault();
     load(document.getElementById(link.dataset.into), link.dataset.part);
   }
+  if (event.target.closest("[data-theme-switch]")) { // all pages, and reports, are sent in the colours that were chosen
+    document.cookie = `reg-theme=${document.documentElement.dataset.theme}; path=/; samesite=lax; max-age=31536000`;
+  }
 });
-
-function themes(button) {
-  const root = document.documentElement;
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const tell = () => button.setAttribute("aria-pressed", String(dark()));
-  button.hidden = false;
-  button.addEventListener("click", () => {
-    root.dataset.theme = dark() ? "light" : "dark";
-    keepTheme(root.dataset.theme);
-    try { localStorage.setItem("theme", root.dataset.theme); } catch { /* no storage: the choice lasts until the page is left */ }
-    tell();
-  });
-  system.addEventListener("change", tell);
-  tell();
-}
 
 function unfold() {
   const fold = document.getElementById(location.hash.slice(1))?.parentElement.querySelector(":scope > details");
@@ -83,4 +57,3 @@ function unfold() {
 addEventListener("hashchange", unfold);
 unfold();
 prepare(document);
-for (const button of document.querySelectorAll("[data-theme-switch]")) themes(button);

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from registry import ui
-from registry.design import COLOURS, NEUTRAL, colour_class, expert_colours, stylesheet
+from registry.design import COLOURS, NEUTRAL, colour_class, expert_colours, static_text
 from registry.design.styles import STATIC
 
 PAIRS = {
     name: colours
-    for name, *colours in re.findall(r"(--[\w-]+): light-dark\((#\w{6}), (#\w{6})\);", stylesheet("tokens"))
+    for name, *colours in re.findall(r"(--[\w-]+): light-dark\((#\w{6}), (#\w{6})\);", static_text("tokens.css"))
 }
 """Token → its colours on a light and a dark page."""
 
@@ -45,7 +45,7 @@ def test_text_can_be_read_on_every_ground(theme: int) -> None:
 
 def test_every_value_that_a_stylesheet_uses_is_a_token() -> None:
     folder = Path(ui.__file__).with_name("static")
-    defined = set(re.findall(r"(--[\w-]+):", stylesheet("tokens")))
+    defined = set(re.findall(r"(--[\w-]+):", static_text("tokens.css")))
     for file in (*STATIC.glob("*.css"), *folder.glob("*.css")):
         text = file.read_text(encoding="utf-8")
         used = set(re.findall(r"var\((--[\w-]+)", text)) - {"--height"}  # which composer.js measures
@@ -79,4 +79,4 @@ def test_base_models_and_opted_out_experts_are_grey_and_others_keep_their_colour
     assert some == {name: colours[name] for name in ("code", "math")}
     assert colour_class("code", some) == f"e{colours['code']}"
     assert [colour_class(name, some) for name in ("base", "law", "nobody")] == [NEUTRAL] * 3
-    assert f".{NEUTRAL} {{ --e: var(--{NEUTRAL}); }}" in stylesheet("tokens")
+    assert f".{NEUTRAL} {{ --e: var(--{NEUTRAL}); }}" in static_text("tokens.css")

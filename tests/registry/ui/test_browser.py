@@ -118,7 +118,7 @@ def test_dots_stand_beside_names_and_bars_have_one_scale(browser: "Browser", fil
     record(filled, digest, figures={"average": 100.1}, oracle=ORACLE | {"average": 99.0})
     with served(filled) as own, tab(browser, **PHONE | {"viewport": {"width": 390, "height": 844}}) as (page, _):
         page.goto(f"{own.address}/compositions/{digest}")
-        bars = [_box(bar)["width"] for bar in page.locator(".against .bar").all()]
+        bars = [_box(bar)["width"] for bar in page.locator(".verdict .bar").all()]
         assert len(bars) == 3
         assert len(set(bars)) == 1
         names = page.locator("table .named:visible, table .ref:visible").all()
@@ -169,7 +169,7 @@ def test_compositions_are_found_and_compared_by_keyboard(
         page.keyboard.type("code")
         tab_to(page, "select[name=sort]")
         page.keyboard.type("best")
-        tab_to(page, ".filters button")
+        tab_to(page, ".search button")
         page.keyboard.press("Enter")
         page.get_by_role("link", name="All compositions").wait_for()  # which only a narrowed list has
         assert page.locator(".composition h2").all_inner_texts() == ["moe", "dense"]

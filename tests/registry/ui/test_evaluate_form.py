@@ -170,7 +170,7 @@ def test_a_job_of_a_comparison_leads_back_to_it(pages: Pages, digest: str, form:
 
 def test_the_job_of_an_evaluation_says_what_it_scores_next() -> None:
     words = ("evaluate", "/x/moe", "--data", "a+b=x", "--data", "math=y", "--baselines", "--oracle")
-    job = Job("a", "a", words, "/", "", phases=tuple(phases_of_evaluating(words)), state="running")
+    job = Job("a", words, "/", "", phases=tuple(phases_of_evaluating(words)), state="running")
     of_moe = ["evaluating moe", "evaluating moe with perfect routing"]
     averaged = ["evaluating averaged weights", *of_moe]
     own = "evaluating each domain’s own expert"

@@ -9,7 +9,7 @@ import pytest
 
 from registry import MixtureTraining, Recipe, Registry, SimoeTraining
 from registry.composition.found import OUTPUTS
-from registry.ui.describing import difference, kind, sentences, stated
+from registry.ui.describing import difference, kind, sentences, stated, title
 from registry.ui.site import url
 from store.catalog import CompositionRecord
 from tests.conftest import Zoo
@@ -168,10 +168,10 @@ def test_differences_are_said_in_words() -> None:
     for one, words in cases:
         found = difference(one, [plain])
         assert (None if found is None else list(found.words)) == words, one.folders
-        assert found is None or found.title == "plain"
+        assert found is None or title(found.other) == "plain"
     nearest = difference(record_of(Recipe(router="ridge", lam=1.0), "k", *pair), [plain, ridge])
     assert nearest is not None
-    assert (nearest.title, list(nearest.words)) == ("ridge", ["lam 1"])
+    assert (title(nearest.other), list(nearest.words)) == ("ridge", ["lam 1"])
 
 
 def test_every_recipe_has_words() -> None:

@@ -194,15 +194,15 @@ def test_a_running_job_is_followed_and_cancelled(filled: Registry, tmp_path: Pat
 
 def test_a_job_has_one_folder_and_the_queue_an_end(tmp_path: Path) -> None:
     with Jobs((*script(SLOW), str(tmp_path / "told"))) as jobs:
-        jobs.add("first", (), back="/", out="a/")
+        jobs.add(Job("first", (), "/", "a/"))
         with pytest.raises(ConflictError, match="another job is going to write"):
-            jobs.add("again", (), back="/", out=str(Path("a").absolute()))
+            jobs.add(Job("again", (), "/", str(Path("a").absolute())))
         for number in range(MOST_WAITING):
-            jobs.add("next", (), back="/", out=f"b{number}")
+            jobs.add(Job("next", (), "/", f"b{number}"))
         with pytest.raises(ConflictError, match="jobs are waiting already"):
-            jobs.add("one more", (), back="/", out="c")
+            jobs.add(Job("one more", (), "/", "c"))
         with pytest.raises(InvalidInputError):
-            jobs.add("odd", ("a\0b",), back="/", out="d")
+            jobs.add(Job("odd", ("a\0b",), "/", "d"))
         with pytest.raises(NotFoundError):
             jobs.get("nothing")
     assert {job.state for job in jobs.all()} == {"cancelled"}  # with the server
@@ -222,7 +222,7 @@ def test_jobs_run_one_by_one_and_old_ones_are_forgotten(tmp_path: Path, monkeypa
         added: list[Job] = []
         for number in range(12):
             waits_for(lambda: sum(job.goes_on for job in jobs.all()) < 4)
-            added.append(jobs.add("one", (str(number),), back="/", out=str(number)))
+            added.append(jobs.add(Job("one", (str(number),), "/", str(number))))
         waits_for(lambda: not any(job.goes_on for job in jobs.all()))
         found = jobs.all()[::-1]
     assert len(found) <= 8
@@ -246,7 +246,7 @@ def test_a_job_that_has_written_all_says_that_it_finishes(filled: Registry, tmp_
         assert f"composing into {tmp_path / 'a'} 9 B of 9 B 100.0 % finishing" in text
         assert "to come" not in text
         pages.send(f"{where}/cancel")
-    job = Job("a", "a", (), "/", "a", state="running", steps=(Step("solving", 2, 2, "layer"),))
+    job = Job("a", (), "/", "a", state="running", steps=(Step("solving", 2, 2, "layer"),))
     assert not job.finishing
     more = replace(job, steps=(Step("composing", 9, 9, "B"), Step("checking", 1, 9, "B")))
     assert not more.finishing  # its command says what it does
@@ -256,7 +256,7 @@ def test_steps_are_numbered_where_their_number_is_known(filled: Registry) -> Non
     def job(*steps: str, **recipe: Any) -> Job:
         phases = phases_of_composing(filled.plan(["math", "code"], Recipe(**recipe)), "moe/")
         done = tuple(Step(label, 1, 2, "layer") for label in steps)
-        return Job("a", "a", (), "/", "moe/", phases=tuple(phases), steps=done)
+        return Job("a", (), "/", "moe/", phases=tuple(phases), steps=done)
 
     into = ["composing into moe/"]
     refit, again = job("refitting", refine_mlp=True), job("collecting", router="ridge", refine=1)
@@ -303,7 +303,7 @@ def test_what_a_command_says_is_bounded() -> None:
         sys.exit(3)
     """)
     with Jobs(program) as jobs:
-        job = ended(jobs, jobs.add("loud", (), back="/", out="a"))
+        job = ended(jobs, jobs.add(Job("loud", (), "/", "a")))
     assert job.state == "failed"
     assert job.error == ("the command failed: it ended with exit status 3", "run it in a terminal")
     assert len(job.lines) == MOST_LINES
@@ -316,11 +316,11 @@ def test_what_a_command_says_is_bounded() -> None:
 
 def test_a_command_that_cannot_be_run_or_is_killed_is_said() -> None:
     with Jobs(("/nowhere/reg",)) as jobs:
-        job = ended(jobs, jobs.add("lost", (), back="/", out="a"))
+        job = ended(jobs, jobs.add(Job("lost", (), "/", "a")))
         assert job.error is not None
         assert "No such file" in job.error[0]
     with Jobs(script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")) as jobs:
-        job = ended(jobs, jobs.add("killed", (), back="/", out="a"))
+        job = ended(jobs, jobs.add(Job("killed", (), "/", "a")))
         assert job.error == ("the command failed: it was ended by signal 9", "run it in a terminal")
 
 
@@ -328,7 +328,7 @@ def test_a_job_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("registry.ui.jobs.CLOSE_SECONDS", 0.5)
     deaf = "import signal, sys, time; signal.signal(2, signal.SIG_IGN); print('x', file=sys.stderr); time.sleep(600)"
     jobs = Jobs(script(deaf))
-    job = jobs.add("deaf", (), back="/", out="a")
+    job = jobs.add(Job("deaf", (), "/", "a"))
     waits_for(lambda: jobs.get(job.id).lines)
     jobs.close()
     assert jobs.get(job.id).state == "cancelled"

@@ -9,6 +9,7 @@ import pytest
 
 from registry import Recipe, Registry
 from registry.io.display import size
+from registry.ui.jobs import Job
 from registry.ui.site import url
 from registry.ui.wording import compact
 from tests.pages import Page, Pages, served
@@ -211,7 +212,7 @@ def test_the_form_that_evaluates_what_lacks_is_linked(filled: Registry, tmp_path
         record(filled, made["apple"], {"code": 95.0}, 5000, asked="2", digest="1")
         record(filled, made["apple"], {"code": 80.0}, 1999, asked="3", digest="3")
         assert pages.jobs is not None
-        pages.jobs.add("Evaluate apple", job, back="/", out="")
+        pages.jobs.add(Job("Evaluate apple", job, "/", ""))
         page = read("zebra", "apple")
         assert linked(page) == ["zebra"]
         assert "evaluate zebra on the same files as apple, with 4 windows a domain: Evaluate zebra" in page.text
