@@ -83,10 +83,8 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
     def lock(self, action: str, *, shared: bool = False) -> AbstractContextManager[None]:
         """Hold the registry's lock; `action` is what is done under it, for the error of others that wait.
 
-        If it is `shared`, others that share it may hold it at the same time, where the database allows that.
-
-        Raises:
-            ConflictError, StorageError: another process holds it for too long; the lock cannot be reached.
+        If it is `shared`, others that share it may hold it at the same time, where the database allows that
+        (ConflictError: another process holds it for too long; StorageError: the lock cannot be reached).
         """
         return self._locks.hold(action, shared=shared)
 
