@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from registry import composition as composition_  # methods have the names of these three packages
@@ -111,9 +110,7 @@ class Registry:
     def __enter__(self) -> Registry:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -432,7 +429,6 @@ class Registry:
         Args:
             plan: a result of `plan`.
             folder: absent, empty, or with `replace` an earlier composition.
-            replace: see `folder`.
             record: called when everything is written, just before the folder appears; None for a folder that is soon
                 deleted again.
         """
@@ -549,10 +545,7 @@ class Registry:
         force: bool = False,
         record: bool = True,
     ) -> training.Trained:
-        """Train the routers of a composed folder on text, and no other weight, and return the result.
-
-        Arguments as `train`, and errors.
-        """
+        """Train the routers of a composed folder on text alone, and return the result (arguments as `train`)."""
         require_composed(Path(folder))
         check_paths(Path(folder).absolute(), Path(out).absolute(), data, replace=force)
         return training.train_router(self._workspace, folder, out, data, settings, force=force, record=record)
