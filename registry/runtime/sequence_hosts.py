@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from registry.built_in import SEQUENCE_HOSTS, instances
 from registry.errors import CheckpointError
 from registry.families import FAMILIES
-from registry.io.untrusted import OBJECT, Kind, fields, list_of, maybe
+from registry.io.untrusted import OBJECT, Kind, list_of, maybe, some_fields
 
 HINT = "compose it again, or copy the folder again"
 MOST_TOKENS = 2**24
@@ -65,18 +65,6 @@ def sequence_host(model_type: object) -> SequenceHost | None:
     return next((host for host in _hosts() if str(model_type).startswith(host.model_type)), None)
 
 
-def given(
-    config: Mapping[str, Any],
-    kinds: Mapping[str, Kind],
-    where: str,
-    *,
-    optional: tuple[str, ...] = (),
-    hint: str = HINT,
-) -> dict[str, Any]:
-    """Return the keys of a configuration that are of some kinds (errors as `fields`)."""
-    return fields({key: config[key] for key in kinds if key in config}, kinds, where, optional=optional, hint=hint)
-
-
 def dense_class(model_type: str, prefix: str) -> str:
     """Return the dense class of transformers of a model type that begins with a host's prefix (KeyError: unknown)."""
     return FAMILIES[model_type.removeprefix(prefix)].class_name
@@ -84,7 +72,7 @@ def dense_class(model_type: str, prefix: str) -> str:
 
 def check_member_configs(config: Mapping[str, Any], where: str) -> None:
     """Check that each member has a configuration of a known family (arguments and errors as `SequenceHost.check`)."""
-    configs = given(config, {"member_configs": list_of(OBJECT)}, where)["member_configs"]
+    configs = some_fields(config, {"member_configs": list_of(OBJECT)}, where, hint=HINT)["member_configs"]
     if len(configs) != (members := len(config["members"])):
         problem = f"has {len(configs)} configurations, expected {members}, one a member"
         raise CheckpointError(f"{where}: member_configs {problem}", HINT)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from store.arrays.content_digest import Block, damaged, little_endian, new_hash, unreadable
 from store.arrays.zarr_layout import CARRIERS, ChunkFile, Layout, check_chunk, regular_size
-from store.errors import RegError
+from store.errors import RegError, StorageError
 
 if TYPE_CHECKING:
     import hashlib
@@ -50,11 +50,14 @@ class ArrayFiles(ABC):
 
     @contextmanager
     def opened(self, number: int) -> Iterator[ChunkFile]:
-        """Open one chunk at its first byte (OSError: it is absent, not a regular file, or of the wrong length)."""
+        """Open one chunk at its first byte (DamagedError: it cannot be opened; StorageError: it cannot be fetched)."""
         try:
             file = self.open(number)
-        except ValueError as error:
-            raise OSError(str(error)) from error
+        except StorageError:
+            raise
+        except (OSError, ValueError) as error:
+            self.drop()
+            raise unreadable(self.digest, error) from error
         with file:
             yield file
 

@@ -6,14 +6,13 @@ from typing import Any
 
 from registry.errors import CheckpointError
 from registry.hosts.remote_code import modelling_file
-from registry.io.untrusted import COUNT, LABEL, Kind, list_of, maybe
+from registry.io.untrusted import COUNT, LABEL, Kind, list_of, maybe, some_fields
 from registry.runtime.sequence_hosts import (
     MOST_TOKENS,
     POSITIVE,
     SequenceHost,
     check_member_configs,
     dense_class,
-    given,
     one_of,
 )
 
@@ -71,7 +70,7 @@ def check_mixing(config: Mapping[str, Any], where: str) -> None:
     """Check the keys that say how an ensemble mixes its members (arguments and errors as `SequenceHost.check`)."""
     module = str((config.get("auto_map") or {}).get("AutoModelForCausalLM")).partition(".")[0]
     mixes = module in (MIXED.stem, FAMILIES.stem)
-    keys = given(config, _OF_ENSEMBLE, where, optional=() if mixes else ("mixing",), hint=_HINT)
+    keys = some_fields(config, _OF_ENSEMBLE, where, optional=() if mixes else ("mixing",), hint=_HINT)
     members, routing, tokens = len(keys["members"]), keys["routing"], keys["routing_tokens"]
     whole = members + (routing == _BY_BASE)
     by_first_tokens = routing in (_OF_MIXED, _BY_BASE)

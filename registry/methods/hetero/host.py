@@ -6,7 +6,7 @@ from typing import Any
 
 from registry.errors import CheckpointError
 from registry.hosts.remote_code import modelling_file
-from registry.io.untrusted import COUNT, LABEL, SWITCH, Kind, list_of
+from registry.io.untrusted import COUNT, LABEL, SWITCH, Kind, list_of, some_fields
 from registry.runtime.sequence_hosts import (
     FACTOR,
     HINT,
@@ -14,7 +14,6 @@ from registry.runtime.sequence_hosts import (
     POSITIVE,
     SequenceHost,
     check_member_configs,
-    given,
 )
 
 HETERO = "ensemble_hetero"
@@ -43,7 +42,7 @@ class HeteroHost(SequenceHost):
         return [modelling_file(MODELLING_FILE)]
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
-        own = given(config, _OF_HETERO, where)
+        own = some_fields(config, _OF_HETERO, where, hint=HINT)
         members, tokens, wrong = len(own["members"]), own["routing_tokens"], ""
         if not 1 <= own["routing_top_k"] <= members:
             wrong = f"routing_top_k is {own['routing_top_k']}, it must be from 1 to {members}, the number of members"

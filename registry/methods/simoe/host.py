@@ -7,8 +7,8 @@ from typing import Any
 from registry.errors import CheckpointError
 from registry.families import FAMILIES
 from registry.hosts.remote_code import modelling_file
-from registry.io.untrusted import COUNT, LABEL, list_of
-from registry.runtime.sequence_hosts import HINT, MOST_TOKENS, SequenceHost, dense_class, given
+from registry.io.untrusted import COUNT, LABEL, list_of, some_fields
+from registry.runtime.sequence_hosts import HINT, MOST_TOKENS, SequenceHost, dense_class
 
 SIMOE = "simoe_"
 """Prefix of a SIMoE's `model_type`, before that of the dense model."""
@@ -25,7 +25,7 @@ class SimoeHost(SequenceHost):
         return [modelling_file(MODELLING_FILE, dense_class(model_type, SIMOE))]
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
-        keys = given(config, _KEYS, where)
+        keys = some_fields(config, _KEYS, where, hint=HINT)
         family, tokens = FAMILIES[config["model_type"].removeprefix(SIMOE)], keys["prompt_tokens"]
         try:
             names = family.layer_matrices(family.architecture(config))
