@@ -14,7 +14,7 @@ WORD_CHARACTERS = 100  # maximum length of a word; no name is longer
 
 
 class Filters(TypedDict, total=False):
-    """What versions are filtered by; what is absent or None does not filter.
+    """Filters of versions; one that is absent or None does not filter.
 
     Attributes:
         states: any of these states.
