@@ -13,9 +13,17 @@ from store.object_store import is_url
 HOME_VARIABLE = "REG_HOME"
 DATABASE_VARIABLE = "REG_DATABASE"
 ARRAYS_VARIABLE = "REG_ARRAYS"
-_CATALOG, _ARRAYS, _LOCK, _LOCKS = "catalog.sqlite", "arrays", "lock", "locks"
-_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES = "partial", "merged", "work", "cache", "folders", "summaries"
-_CHUNKS, _LOG_SEEN = "chunks", "log-seen"
+_CATALOG = "catalog.sqlite"
+
+
+@dataclass(frozen=True)
+class _Below:
+    """An attribute of a home: the path of a file or folder below it."""
+
+    name: str
+
+    def __get__(self, home: "Home", _: type) -> Path:
+        return home.path / self.name
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class Home:
         place = os.fspath(arrays or os.environ.get(ARRAYS_VARIABLE) or "")
         if place and not is_url(place):
             place = str(Path(place).expanduser().absolute())
-        elsewhere = None if place in ("", str(folder / _ARRAYS)) else place
+        elsewhere = None if place in ("", str(cls(folder, url).arrays)) else place
         return cls(folder, url, is_default=not named, arrays_elsewhere=elsewhere)
 
     def check(self, *, create: bool) -> None:
@@ -66,9 +74,9 @@ class Home:
                 f"{self.path} is a file, and a registry's home is a folder", "name a folder with --home or REG_HOME"
             )
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
-        if names & {_CATALOG, _ARRAYS}:
+        if names & {_CATALOG, self.arrays.name}:
             return
-        known = {_PARTIAL, _MERGED, _WORK, _CACHE, _FOLDERS, _SUMMARIES, _CHUNKS, _LOG_SEEN, _LOCK, _LOCKS}
+        known = {below.name for below in vars(Home).values() if isinstance(below, _Below)}
         if names - known - {f".{name}.gone" for name in known}:  # that is being deleted by another process
             raise ConflictError(
                 f"the folder {self.path} is not empty and holds no registry",
@@ -82,33 +90,31 @@ class Home:
                 f"to make one here, register a model: reg --home {shlex.quote(str(self.path))} add-base NAME CKPT",
             )
 
+    arrays = _Below("arrays")  # the folder of the arrays, unless they are elsewhere
+    chunks = _Below("chunks")  # copies of chunks of arrays that are in a bucket
+    partial = _Below("partial")  # states of interrupted passes, from which they resume
+    merged = _Below("merged")  # adapters merged into their base models, during registration
+    work = _Below("work")  # models that compositions load for their passes, deleted afterwards
+    cache = _Below("cache")  # statistics that compositions collected
+    folders = _Below("folders")  # records of composed folders, which make composing to the same path faster
+    summaries = _Below("summaries")  # what versions are compared by
+    log_seen = _Below("log-seen")  # the event of a catalog elsewhere up to which opt-outs were followed here
+    lock = _Below("lock")  # the lock of writers
+    locks = _Below("locks")  # those of the cache, and of outputs
+    cache_lock = _Below("locks/cache")  # for storing and deleting cached statistics and summaries
+
     @property
     def has_own_catalog(self) -> bool:
         """The catalog is in the folder, so that no other home has the same one."""
         return self.database == _embedded(self.path)
 
     @property
-    def arrays(self) -> Path:
-        """The folder of the arrays, unless they are elsewhere."""
-        return self.path / _ARRAYS
-
-    @property
     def arrays_place(self) -> str:
         """The path or URL of the arrays."""
         return self.arrays_elsewhere or str(self.arrays)
 
-    @property
-    def chunks(self) -> Path:
-        """Copies of chunks of arrays that are in a bucket."""
-        return self.path / _CHUNKS
-
     def open_arrays(self) -> ArrayStore:
-        """Return the array store.
-
-        Raises:
-            InvalidInputError: the place is no path and no URL of a bucket.
-            StorageError: the library for object stores is not installed, or its settings are wrong.
-        """
+        """Return the array store (errors as `store.arrays.open_arrays`)."""
         return open_arrays(self.arrays_place, self.chunks)
 
     @property
@@ -116,54 +122,9 @@ class Home:
         """The files of a SQLite catalog in the folder, and of its copies, where another database is the catalog."""
         return [] if self.has_own_catalog else sorted(self.path.glob(f"{_CATALOG}*"))
 
-    @property
-    def partial(self) -> Path:
-        """States of interrupted passes, from which they resume."""
-        return self.path / _PARTIAL
-
-    @property
-    def merged(self) -> Path:
-        """Adapters merged into their base models, during registration."""
-        return self.path / _MERGED
-
-    @property
-    def work(self) -> Path:
-        """Models that compositions load for their passes, deleted afterwards."""
-        return self.path / _WORK
-
-    @property
-    def cache(self) -> Path:
-        """The cache of statistics that compositions collected."""
-        return self.path / _CACHE
-
-    @property
-    def folders(self) -> Path:
-        """Records of composed folders, which make composing to the same path faster."""
-        return self.path / _FOLDERS
-
-    @property
-    def summaries(self) -> Path:
-        """Summaries that versions are compared by."""
-        return self.path / _SUMMARIES
-
-    @property
-    def log_seen(self) -> Path:
-        """The event of a catalog elsewhere up to which opt-outs from other homes were followed here."""
-        return self.path / _LOG_SEEN
-
-    @property
-    def lock(self) -> Path:
-        """The lock of writers."""
-        return self.path / _LOCK
-
-    @property
-    def cache_lock(self) -> Path:
-        """The lock for storing and deleting cached statistics and summaries."""
-        return self.path / _LOCKS / _CACHE
-
     def output_lock(self, out: Path | str) -> Path:
         """Return the lock of compositions to `out`, an absolute path or a URL."""
-        return self.path / _LOCKS / hashlib.sha256(str(out).encode()).hexdigest()[:16]
+        return self.locks / hashlib.sha256(str(out).encode()).hexdigest()[:16]
 
 
 def _embedded(folder: Path) -> str:

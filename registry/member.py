@@ -106,11 +106,7 @@ class Member:
         return [link.name for link in self.arrays if link.role == role]
 
     def link(self, role: Role, name: str) -> ArrayLink:
-        """Return the catalog's record of one array.
-
-        Raises:
-            DamagedError: the version has no such array.
-        """
+        """Return the catalog's record of one array (DamagedError: the version has no such array)."""
         link = self._links.get((role, name))
         if link is None:
             raise DamagedError(f"{self.version.ref} has no {role} array {name}", "reg verify")
@@ -156,16 +152,9 @@ class Member:
         return ("statistics", site if site in (TOKEN_COUNTS, CONTENT_COUNTS) else f"{site}/exponents") in self._links
 
     def require_statistics(self, sites: Sequence[str], user: str, verb: str, alternative: str = "") -> None:
-        """Check that the version has statistics of sites.
+        """Check that the version has statistics of sites, or `TOKEN_COUNTS` (IncompatibleError: one is missing).
 
-        Args:
-            sites: the sites, or `TOKEN_COUNTS`.
-            user: what needs them, for the message, and its verb.
-            verb: needs, or need.
-            alternative: what to do other than to collect them.
-
-        Raises:
-            IncompatibleError: it has not; the message names the first site that is missing, and the command to run.
+        The message says that the `user` "needs" or "need" them, and how to collect them, or else the `alternative`.
         """
         missing = next((site for site in sites if not self.has_statistics(site)), None)
         if missing is None:
@@ -189,15 +178,9 @@ class Member:
         )
 
     def require_calibration(self, use: str, of_base: str, alternative: str = "") -> None:
-        """Check that the version kept its calibration tokens.
+        """Check that the version kept its calibration tokens (IncompatibleError: it did not).
 
-        Args:
-            use: the end of the message: what needs them.
-            of_base: the same, of a base model.
-            alternative: what to do without, for a base model.
-
-        Raises:
-            IncompatibleError: it did not.
+        The message ends with `use`, what needs them; of a base model with `of_base`, and an `alternative` without them.
         """
         if "ids" in self.names("calibration"):
             return
@@ -228,11 +211,7 @@ class Member:
 
     @cached_property
     def router_rows(self) -> RouterRows | None:
-        """The router rows that it was trained with beside a public expert, or None.
-
-        Raises:
-            CheckpointError: its file of rows is of another form.
-        """
+        """The router rows that it was trained with next to a public expert, or None (CheckpointError: damaged)."""
         if ROUTER_FILE not in self.names("file"):
             return None
         shape = self.architecture.num_hidden_layers, self.architecture.hidden_size
@@ -241,8 +220,7 @@ class Member:
     def router_row(self, layer: int) -> torch.Tensor:
         """Return its row of one layer, float32 of shape (H,); zeros for a base model, which is the public expert.
 
-        Raises:
-            IncompatibleError: it is an expert that was trained without a row.
+        Raises IncompatibleError if it is an expert that was trained without a row.
         """
         if self.version.kind == "base":
             return torch.zeros(self.architecture.hidden_size)

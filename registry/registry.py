@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from registry import composition as composition_  # methods have the names of these three packages
@@ -31,10 +30,8 @@ from registry.progress import Progress, silent
 from registry.statistics.settings import PassSettings
 from registry.training.training_paths import base_version, check_paths
 from registry.workspace import PathLike, Workspace
-from store.arrays import ArrayStore
 from store.catalog import (
     ArrayLink,
-    Catalog,
     CompositionRecord,
     EvaluationRecord,
     EventRecord,
@@ -46,6 +43,11 @@ from store.catalog.records import Kind, State
 
 class Registry:
     """Experts registered once, composed in any subset, withdrawn exactly.
+
+    Attributes:
+        home: the registry's folder.
+        catalog: versions, compositions and the log, in SQL.
+        arrays: weights and statistics, by content digest.
 
     Args:
         home: the registry's folder; default REG_HOME, else the platform's user-data folder.
@@ -92,8 +94,9 @@ class Registry:
         create: bool | Literal["when written to"] = True,
         cluster: Cluster | None = None,
     ) -> None:
-        self._workspace = Workspace.open(Home.locate(home, database, arrays), progress, create=create, cluster=cluster)
-        maintenance.follow_opt_outs(self._workspace)
+        self._workspace = opened = Workspace.open(Home.locate(home, database, arrays), progress, create, cluster)
+        self.home, self.catalog, self.arrays = opened.home, opened.catalog, opened.arrays
+        maintenance.follow_opt_outs(opened)
 
     @property
     def cluster(self) -> Cluster | None:
@@ -107,29 +110,12 @@ class Registry:
     def __enter__(self) -> Registry:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Release the database's connections."""
         self._workspace.close()
-
-    @property
-    def home(self) -> Home:
-        """The registry's folder."""
-        return self._workspace.home
-
-    @property
-    def catalog(self) -> Catalog:
-        """Versions, compositions and the log, in SQL."""
-        return self._workspace.catalog
-
-    @property
-    def arrays(self) -> ArrayStore:
-        """Weights and statistics, by content digest."""
-        return self._workspace.arrays
 
     @property
     def progress(self) -> Progress:
@@ -376,20 +362,12 @@ class Registry:
             return registration.check_candidate(self._workspace, candidate)
 
     def alias(self, ref: str, alias: str) -> str | None:
-        """Point `alias` at the version `ref`, and return the version it pointed at before, if any.
-
-        Raises:
-            InvalidInputError: `alias` is not a valid name.
-        """
+        """Point `alias`, a name, at the version `ref`, and return the version it pointed at before, if any."""
         self._workspace.check_owner()
         return self.catalog.set_alias(self.resolve(ref), check_alias(alias))
 
     def remove_alias(self, name: str, alias: str) -> None:
-        """Delete `name@alias`.
-
-        Raises:
-            NotFoundError: `name` has no such `alias`.
-        """
+        """Delete `name@alias` (NotFoundError: `name` has no such `alias`)."""
         self._workspace.check_owner()
         check_has_alias(self.catalog, name, alias)
         self.catalog.delete_alias(name, alias)
@@ -449,7 +427,6 @@ class Registry:
         Args:
             plan: a result of `plan`.
             folder: absent, empty, or with `replace` an earlier composition.
-            replace: see `folder`.
             record: called when everything is written, just before the folder appears; None for a folder that is soon
                 deleted again.
         """
@@ -544,16 +521,13 @@ class Registry:
         """Write the public documents nearest to each of `experts` to a file each, and return what was chosen.
 
         Routers can be trained on them where no expert's text is at hand (FlexOlmo §3.3.3). A document may be chosen for
-        several experts.
+        several experts (IncompatibleError: one has no statistics of its MLP inputs, or there is no base model).
 
         Args:
             files: public text.
             out: a folder, in which each expert has `NAME.jsonl`.
             base: the base model, in which documents are compared.
             documents: number for each expert; if there are fewer, it gets all.
-
-        Raises:
-            IncompatibleError: an expert has no statistics of its MLP inputs, or there is no base model.
         """
         check_files(files, "files")
         training.check_proxy(self._workspace, experts, out, base=base)
@@ -569,10 +543,7 @@ class Registry:
         force: bool = False,
         record: bool = True,
     ) -> training.Trained:
-        """Train the routers of a composed folder on text, and no other weight, and return the result.
-
-        Arguments as `train`, and errors.
-        """
+        """Train the routers of a composed folder on text alone, and return the result (arguments as `train`)."""
         require_composed(Path(folder))
         check_paths(Path(folder).absolute(), Path(out).absolute(), data, replace=force)
         return training.train_mixture(self._workspace, folder, out, data, settings, force=force, record=record)
@@ -589,12 +560,11 @@ class Registry:
     ) -> training.Trained:
         """Train weights of a composed mixture on text: routers alone, expert MLPs, or all; and return the result.
 
+        Raises InvalidInputError if its routers would get no gradient, or a loss is not finite.
+
         Args:
             data: files of text, or names of members whose calibration tokens were kept.
             record: store the tensors that change, and record the result in the catalog.
-
-        Raises:
-            InvalidInputError: its routers would get no gradient, or a loss is not finite.
         """
         require_composed(Path(folder))
         check_paths(Path(folder).absolute(), Path(out).absolute(), data, replace=force)
@@ -603,14 +573,11 @@ class Registry:
     def reproduce(self, folder: PathLike, out: PathLike | None = None) -> composition_.Reproduction:
         """Compose a folder again from its own `composition.json`, and return how every byte of every file compares.
 
-        Of a trained folder, the stored tensors replace those of its parent.
+        Of a trained folder, the stored tensors replace those of its parent (NotFoundError: one is not stored).
 
         Args:
             folder: a composed folder; its members must be registered here and active, by name and digest.
             out: where to keep the new folder, absent or empty; without it that folder is deleted.
-
-        Raises:
-            NotFoundError: a member is not registered here, or a tensor that was trained is not stored.
         """
         require_composed(Path(folder))
         return composition_.reproduce_folder(self._workspace, Path(folder), None if out is None else Path(out))
@@ -685,12 +652,10 @@ class Registry:
         `registry.doctor.diagnose(None, folder)` does so without a registry, which knows a composition's members.
 
         Args:
-            folder: a model folder, dense or a mixture, composed here or not.
+            folder: a model folder, dense or a mixture, composed here or not (CheckpointError: there is none; whatever
+                is wrong with one is a finding).
             data: domain → files of text to run it on; default text of its members, kept or sampled, else built-in text.
             quick: read files and weights, and run nothing.
-
-        Raises:
-            CheckpointError: there is no such folder. Whatever is wrong with one is a finding.
         """
         return doctor_.diagnose(self._workspace, folder, data, quick=quick, device=device, progress=self.progress)
 
@@ -798,11 +763,8 @@ class Registry:
 
         Args:
             ref: a version of an expert.
-            target: the repository; a text is `ORG/NAME[@REVISION]`.
+            target: the repository; a text is `ORG/NAME[@REVISION]` (ConflictError: it holds something else).
             calibration: push kept calibration tokens too; text that the expert sampled itself is always pushed.
-
-        Raises:
-            ConflictError: the repository holds something else.
         """
         self.resolve(ref)
         return hub.push_expert(self._workspace, ref, target, calibration=calibration)
@@ -820,11 +782,8 @@ class Registry:
             ref: `NAME` or `NAME@VERSION`.
             purge: delete its arrays too, except those that another version needs, and all else that the home holds of
                 it; name, number, digest and times stay.
-            receipt: a file to write the receipt to; it must not exist.
+            receipt: a file to write the receipt to (OutputError: it exists, or cannot be written).
             dry_run: change nothing, write no receipt, and return what would be done, with who would get its tokens.
-
-        Raises:
-            OutputError: `receipt` cannot be written.
         """
         if receipt is not None:
             opt_out_.check_new_receipt(Path(receipt))
@@ -843,11 +802,8 @@ class Registry:
         """Compare a receipt with the registry (withdrawn versions, deleted arrays, the log); return the differences.
 
         Args:
-            file: a file that `opt_out` wrote.
+            file: a file that `opt_out` wrote (ConflictError: in another registry).
             folders: composed folders; each must be unchanged and hold nothing that was withdrawn.
-
-        Raises:
-            ConflictError: it is of another registry.
         """
         opt_out_.check_receipt(Path(file))
         return opt_out_.verify_receipt(self._workspace, file, folders)
@@ -907,11 +863,7 @@ class Registry:
         return self._workspace.resolve(ref, kind=kind, states=states)
 
     def member(self, version: VersionRecord) -> composition_.Member:
-        """Return `version` with its arrays, as compositions and evaluations read it.
-
-        Raises:
-            ConflictError: it was purged meanwhile.
-        """
+        """Return `version` with its arrays, as compositions read it (ConflictError: it was purged meanwhile)."""
         return composition_.load_member(self._workspace, version)
 
     def members(self, versions: Iterable[VersionRecord]) -> list[composition_.Member]:

@@ -45,12 +45,7 @@ class Workspace:
 
     @classmethod
     def open(
-        cls,
-        home: Home,
-        progress: Progress,
-        *,
-        create: bool | Literal["when written to"],
-        cluster: Cluster | None = None,
+        cls, home: Home, progress: Progress, create: bool | Literal["when written to"], cluster: Cluster | None = None
     ) -> "Workspace":
         """Open the registry of a home (arguments as `Registry`).
 
@@ -95,11 +90,7 @@ class Workspace:
         return resolve(self.catalog, ref, kind=kind, states=states)
 
     def verified_arrays(self, version: VersionRecord) -> tuple[ArrayLink, ...]:
-        """Return the arrays of a version after checking its rows in the catalog against its digest.
-
-        Raises:
-            DamagedError: a row was changed, or the version does not have its digest.
-        """
+        """Return the arrays of a version whose rows in the catalog have its digest (DamagedError: they have not)."""
         self.catalog.check_name(version.name)
         links = tuple(self.catalog.arrays_of(version))
         if version.content is not None and content_digest(version.content, links) != version.digest:
@@ -111,11 +102,7 @@ class Workspace:
 
     @contextmanager
     def reading(self, *versions: VersionRecord) -> Iterator[None]:
-        """Guard reads of the arrays of `versions`; readers hold no lock, so a version may be purged meanwhile.
-
-        Raises:
-            ConflictError: an array could not be read because its version was purged meanwhile.
-        """
+        """Guard reads of the arrays of `versions` (ConflictError: reading failed as one was purged meanwhile)."""
         try:
             yield
         except (DamagedError, NotFoundError) as error:
@@ -139,8 +126,7 @@ def content_digest(content: dict[str, Any], arrays: Sequence[ArrayLink]) -> str:
 def open_array(arrays: ArrayStore, link: ArrayLink, called: str) -> ArraySource:
     """Open an array as blocks, checked while it is read; messages begin with what it is `called`.
 
-    Raises:
-        DamagedError: its dtype or shape differs from the catalog's.
+    Raises DamagedError if its dtype or shape differs from the catalog's.
     """
     source = arrays.open(link.digest)
     if (source.dtype, source.shape) != (link.dtype, link.shape):

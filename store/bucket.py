@@ -8,12 +8,13 @@ the bucket, unseen, until `abort_uploads`.
 import re
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from store.errors import InvalidInputError, StorageError
 from store.object_store import SCHEMES, is_url, normal_url, open_store, storage_errors
@@ -27,6 +28,8 @@ AT_ONCE = 4  # parts or ranges on their way at a time
 RANGE_BYTES = 8 * 2**20  # bytes of a ranged read; larger objects that are read as a whole are read by several at once
 CREATES = 3  # tries of a conditional create that times out, which the library does not repeat: the object may be there
 PROBE = ".reg-"  # the beginning of the names of objects that only try whether one can be written
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 _COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
 
 
@@ -135,7 +138,7 @@ class Bucket:
             raise
 
     def ranges(self, key: str, size: int) -> Iterator["Bytes"]:
-        """Yield the bytes of an object from its beginning to its end, by ranges of which several are on their way.
+        """Return the bytes of an object from its beginning to its end, by ranges of which several are on their way.
 
         Raises StorageError if it cannot be read, is absent, or an answer is shorter than was asked for.
         """
@@ -154,18 +157,7 @@ class Bucket:
                 )
             return data
 
-        waiting: deque[Future[Bytes]] = deque()
-        try:
-            for start in range(0, size, PART):
-                waiting.append(self._readers.submit(fetch, start))
-                if len(waiting) == AT_ONCE:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-            wait(waiting)
+        return ahead(self._readers, AT_ONCE, fetch, range(0, size, PART))
 
     @cached_property
     def _readers(self) -> ThreadPoolExecutor:
@@ -195,3 +187,21 @@ class Bucket:
         from store.multipart_uploads import abort_uploads  # with urllib, which takes a while
 
         return abort_uploads(self.url)
+
+
+def ahead(pool: ThreadPoolExecutor, count: int, function: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
+    """Yield what a function returns of items, in their order, while threads of a pool call it for the next `count`.
+
+    The calling thread takes the items one by one. What nobody took in the end is closed, if it can be.
+    """
+    rest, pending = iter(items), deque[Future[_R]]()
+    try:
+        pending.extend(pool.submit(function, item) for item in islice(rest, count))
+        while pending:
+            result = pending.popleft().result()
+            pending.extend(pool.submit(function, item) for item in islice(rest, 1))
+            yield result
+    finally:
+        for future in pending:
+            if not future.cancel() and future.exception() is None and hasattr(result := future.result(), "close"):
+                result.close()

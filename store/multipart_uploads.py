@@ -8,9 +8,9 @@ the bucket does it; Azure deletes unfinished blocks after a week.
 import hashlib
 import hmac
 import os
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
@@ -48,12 +48,10 @@ def abort_uploads(url: str) -> int:
     if scheme != "s3" or keys is None:
         return 0
     aborted = 0
-    try:
+    with suppress(OSError, ElementTree.ParseError, ValueError):
         for key, upload in _unfinished(bucket, f"{prefix}/" if prefix else "", keys):
             _request("DELETE", bucket, key, {"uploadId": upload}, keys)
             aborted += 1
-    except (OSError, urllib.error.URLError, ElementTree.ParseError, ValueError):
-        return aborted
     return aborted
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from registry import Registry
+from registry.ui.jobs import Job
 from tests.chromium import CHROMIUM, FLAGS
 from tests.pages import Pages, served
 
@@ -92,8 +93,8 @@ def _job_going_on(pages: Pages) -> str:
     """Start a job beside one that waits, and return its id once it says something."""
     assert pages.jobs is not None
     words = ("compose", "--experts", "code,english", "--out", "code-english/")
-    job = pages.jobs.add("Compose code@1, english@1", words, back="/compose", out="code-english/")
-    pages.jobs.add("Evaluate code-math", ("evaluate", "code-math/"), back="/compositions", out="")
+    job = pages.jobs.add(Job("Compose code@1, english@1", words, "/compose", "code-english/"))
+    pages.jobs.add(Job("Evaluate code-math", ("evaluate", "code-math/"), "/compositions", ""))
     while not pages.jobs.get(job.id).lines:
         time.sleep(0.05)
     return job.id

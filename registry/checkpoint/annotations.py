@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint.hub_download import HubReference, commit_of, is_hub_reference
-from registry.errors import CheckpointError, InvalidInputError
-from registry.io.untrusted import DIGEST, TEXT, WHOLE, fields, list_of, maybe, read_json
+from registry.errors import InvalidInputError
+from registry.io.untrusted import DIGEST, TEXT, WHOLE, check_format, fields, list_of, maybe, read_json
 from registry.names.reference import check_alias, check_license, check_name
 
 HUB_TAG, LANGUAGE_TAG = "hub", "language"
@@ -58,11 +58,7 @@ class ExpertManifest:
             InvalidInputError: its name or license is not valid.
         """
         values = fields(document, _KINDS, where)
-        if values["format"] != FORMAT:
-            raise CheckpointError(
-                f"{where} has format {values['format']}, this program reads {FORMAT}",
-                "use the program that it was pushed with",
-            )
+        check_format(values, FORMAT, where, "use the program that it was pushed with")
         if values["license"] is not None:
             check_license(values["license"])
         return cls(check_name(values["name"]), values["digest"], values["license"], tuple(values["languages"]))

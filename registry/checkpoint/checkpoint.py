@@ -226,14 +226,9 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
         progress("hashing", sum(source.nbytes for source in sources.values()), "B") as advance,
         ThreadPoolExecutor(HASHERS, thread_name_prefix="hashing") as pool,
     ):
-        futures = {name: pool.submit(digest_of, source) for name, source in sources.items()}
-        try:
-            for name, future in futures.items():
-                digests[name] = future.result()
-                advance(sources[name].nbytes)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for (name, source), digest in zip(sources.items(), pool.map(digest_of, sources.values()), strict=True):
+            digests[name] = digest
+            advance(source.nbytes)
     found = {of: {name: digests[kind, name] for kind, name in digests if kind == of} for of in ("", *joint)}
     for training in joint_trainings():
         if training.key in joint:

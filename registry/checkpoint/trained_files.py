@@ -16,7 +16,7 @@ from registry.checkpoint.model_files import ROUTER_FILE
 from registry.errors import CheckpointError
 from registry.io.limits import HEADER_VALUES
 from registry.io.safetensors_file import header_of
-from registry.io.untrusted import Kind, fields, parse_json
+from registry.io.untrusted import Kind, check_format, fields, parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,6 +95,6 @@ def check_tensors(found: Mapping[str, Any], shapes: Mapping[str, tuple[Any, ...]
 def read_document(document: dict[str, Any], kinds: Mapping[str, Kind], where: str, hint: str) -> dict[str, Any]:
     """Return the fields of a document without its format."""
     found = fields(document, kinds, where, hint=hint)
-    if found.pop("format") != _FORMAT:
-        raise CheckpointError(f"{where} has format {document['format']}, this program reads {_FORMAT}", hint)
+    check_format(found, _FORMAT, where, hint)
+    del found["format"]
     return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.errors import CheckpointError, RegError
-from registry.io.untrusted import COUNT, OBJECT, Kind, fields, json_object, list_of
+from registry.io.untrusted import COUNT, OBJECT, Kind, check_format, json_object, list_of, some_fields
 from registry.progress import remark
 from registry.workspace import Workspace, open_array
 from store.arrays import ArraySource
@@ -137,16 +137,15 @@ def training_of(document: Mapping[str, Any], where: str, hint: str) -> TrainingR
         CheckpointError: it is of another form or format.
     """
     kinds = {"format": COUNT, "training": OBJECT, "held_out": OBJECT, "every": COUNT, "loss": list_of(_LOSS)}
-    found = _chosen(document, kinds, where, hint)
+    found = some_fields(document, kinds, where, hint=hint)
     training, inside = found["training"], f"{where}: training"
-    counts = _chosen(training, {"steps": COUNT, "tokens": COUNT}, inside, hint)
+    counts = some_fields(training, {"steps": COUNT, "tokens": COUNT}, inside, hint=hint)
     if training.keys() >= set(_SIZES):
-        sizes = _chosen(training, dict.fromkeys(_SIZES, COUNT), inside, hint)
+        sizes = some_fields(training, dict.fromkeys(_SIZES, COUNT), inside, hint=hint)
         counts["tokens"] = counts["steps"] * math.prod(sizes.values())
-    sides = _chosen(found["held_out"], {"before": _LOSS, "after": _LOSS}, f"{where}: held_out", hint)
+    sides = some_fields(found["held_out"], {"before": _LOSS, "after": _LOSS}, f"{where}: held_out", hint=hint)
     loss, every, steps = tuple(found["loss"]), found["every"], counts["steps"]
-    if found["format"] != 1:
-        raise CheckpointError(f"{where} has format {found['format']}, this program reads 1", hint)
+    check_format(found, 1, where, hint)
     if not 1 <= len(loss) <= MOST_LOSSES:
         raise CheckpointError(f"{where} has {len(loss):,} losses, expected 1 to {MOST_LOSSES:,}", hint)
     if every < 1 or len(loss) != -(-steps // every):
@@ -155,8 +154,3 @@ def training_of(document: Mapping[str, Any], where: str, hint: str) -> TrainingR
             hint,
         )
     return TrainingRecord(steps, counts["tokens"], sides["before"], sides["after"], every, loss)
-
-
-def _chosen(document: Mapping[str, Any], kinds: Mapping[str, Kind], where: str, hint: str) -> dict[str, Any]:
-    """Return some fields of a document, whose other fields are not looked at (errors as `fields`)."""
-    return fields({key: document[key] for key in kinds if key in document}, kinds, where, hint=hint)

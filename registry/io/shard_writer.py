@@ -32,7 +32,7 @@ from registry.io.tree_digest import combine
 from registry.progress import Advance
 from store.arrays import ArrayFiles, fill, new_hash, unreadable
 from store.arrays.zarr_layout import ChunkFile
-from store.errors import StorageError
+from store.errors import DamagedError
 
 ALIGN = 4096  # tensors begin at a multiple of so many bytes of their file: the block size of common file systems
 PIECE = 1 << 20  # bytes that are copied and hashed at a time
@@ -256,7 +256,7 @@ class _Writing:
         for number in range(raw.layout.count):
             end = offset + raw.layout.rows(number) * raw.layout.row_bytes
             begin, stop = max(span.begin, offset), min(span.end, end)  # of what is copied
-            with _opened(raw, number) as file:
+            with raw.opened(number) as file:
                 shared = begin + self._share(file, begin - offset, target, begin + to, stop - begin)
                 while offset < end:
                     piece = _filled(raw, file, buffer[: end - offset])
@@ -277,7 +277,7 @@ class _Writing:
         for number in range(layout.count):
             row = number * layout.height
             end = row + layout.rows(number)
-            with _opened(raw, number) as file:
+            with raw.opened(number) as file:
                 while row < end:
                     piece = _filled(raw, file, buffer[: (end - row) * width])
                     height = len(piece) // width
@@ -346,22 +346,9 @@ def _can_share(raw: ArrayFiles, target: int) -> bool:
     try:
         with raw.opened(0) as file:
             clone(file.fileno(), 0, target, 0, ALIGN)
-    except OSError:
+    except (OSError, DamagedError):
         return False
     return True
-
-
-@contextmanager
-def _opened(raw: ArrayFiles, number: int) -> Iterator[ChunkFile]:
-    """Open one file of an array."""
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(raw.opened(number))
-        except StorageError:  # it is elsewhere, and cannot be fetched
-            raise
-        except OSError as error:
-            raise unreadable(raw.digest, error) from error
-        yield file
 
 
 def _filled(raw: ArrayFiles, file: ChunkFile, buffer: memoryview) -> memoryview:

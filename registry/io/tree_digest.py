@@ -102,13 +102,14 @@ class TreeHash:
                 data = self._update_head(data)
             while len(data):
                 name, entry = self._left[-1]  # bytes beyond the last tensor: IndexError
+                if self._at == entry.begin:
+                    self._state = _tensor_hash(entry)
                 part = data[: entry.end - self._at]
                 self._state.update(part)
                 self._at, data = self._at + len(part), data[len(part) :]
                 if self._at == entry.end:
                     self._digests[name] = self._state.hexdigest()
                     self._left.pop()
-                    self._next()
         except (ValueError, IndexError) as error:
             raise not_safetensors(self._path, error) from error
 
@@ -129,19 +130,11 @@ class TreeHash:
         if len(self._head) == self._end and self._end > 8:
             self._header, self._at = parse_head(bytes(self._head), self._size), self._end
             tensors = self._header.tensors.items()
-            self._left = sorted(tensors, key=lambda item: (item[1].begin, item[1].end), reverse=True)
-            self._next()
+            empty = ((name, entry) for name, entry in tensors if entry.begin == entry.end)
+            self._digests = {name: _tensor_hash(entry).hexdigest() for name, entry in empty}
+            filled = [(name, entry) for name, entry in tensors if entry.begin < entry.end]
+            self._left = sorted(filled, key=lambda item: item[1].begin, reverse=True)
         return data
-
-    def _next(self) -> None:
-        """Begin the next tensor that has bytes."""
-        while self._left:
-            name, entry = self._left[-1]
-            self._state = _tensor_hash(entry)
-            if entry.begin < entry.end:
-                return
-            self._digests[name] = self._state.hexdigest()
-            self._left.pop()
 
 
 def _tensor_hash(entry: Entry) -> "hashlib._Hash":

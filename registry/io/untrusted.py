@@ -206,6 +206,24 @@ def fields(
     return dict(document)
 
 
+def some_fields(
+    document: Mapping[str, Any],
+    kinds: Mapping[str, Kind],
+    where: str,
+    *,
+    optional: Collection[str] = (),
+    hint: str = _AGAIN,
+) -> dict[str, Any]:
+    """Return the values of these keys of an object, each of its kind; other keys are not looked at (as `fields`)."""
+    return fields({key: document[key] for key in kinds if key in document}, kinds, where, optional=optional, hint=hint)
+
+
+def check_format(document: Mapping[str, Any], known: int, where: str, hint: str) -> None:
+    """Raise CheckpointError if a document is of another format than the one that this program reads."""
+    if document["format"] != known:
+        raise CheckpointError(f"{where} has format {document['format']}, this program reads {known}", hint)
+
+
 def check_written(document: Mapping[str, Any], written: Mapping[str, Any], where: str) -> None:
     """Raise CheckpointError if `document`, parsed and written again, differs; it names the first key that does."""
     for key in (*written, *document):

@@ -1,8 +1,9 @@
 """Copying of all arrays of a registry to another place: a folder, or a bucket."""
 
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from registry.errors import ConflictError, DamagedError, InvalidInputError, NotFoundError
 from registry.home import Home
@@ -69,19 +70,14 @@ def _copy(source: ArrayStore, target: ArrayStore, progress: Progress) -> ArrayCo
         progress("copying", len(digests), "array") as advance,
         ThreadPoolExecutor(max(source.writers, target.writers), thread_name_prefix="copying") as pool,
     ):
-        try:
-            for done in as_completed([pool.submit(_copy_one, source, target, digest) for digest in digests]):
-                size, problem = done.result()
-                if problem is not None:
-                    problems.append(problem)
-                elif size is None:
-                    kept += 1
-                else:
-                    copied, nbytes = copied + 1, nbytes + size
-                advance(1)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for size, problem in pool.map(partial(_copy_one, source, target), digests):
+            if problem is not None:
+                problems.append(problem)
+            elif size is None:
+                kept += 1
+            else:
+                copied, nbytes = copied + 1, nbytes + size
+            advance(1)
     return ArrayCopy(source.place, target.place, copied, kept, nbytes, tuple(sorted(problems)))
 
 

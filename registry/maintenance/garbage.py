@@ -92,10 +92,36 @@ def delete_work_of(home: Home, versions: Sequence[VersionRecord]) -> tuple[list[
 
 
 def collect_garbage(workspace: Workspace, *, dry_run: bool) -> Garbage:
-    """Delete arrays that nothing uses, and leftovers of interrupted commands (arguments as in `Registry.gc`)."""
-    with workspace.catalog.lock("collecting garbage"):
+    """Delete arrays that nothing uses, what interrupted commands left, the cache, and summaries of inactive versions.
+
+    Files of running processes stay. With `dry_run` nothing is deleted.
+    """
+    home, catalog = workspace.home, workspace.catalog
+    with catalog.lock("collecting garbage"):
         garbage = delete_unreferenced(workspace, dry_run=dry_run)
-        return delete_leftovers(workspace.home, workspace.catalog, garbage, dry_run=dry_run)
+        passes, merged, work = (
+            [work_dir.path for work_dir in work_dirs_in(folder) if _is_abandoned(work_dir)]
+            for folder in (home.partial, home.merged, home.work)
+        )
+        cached, strays = _files(home.cache), _strays(home, catalog)
+        paths = (*passes, *merged, *work, *cached, *strays)
+        collected = replace(
+            garbage,
+            passes=len(passes),
+            pass_bytes=_size(passes),
+            merged=len(merged),
+            merged_bytes=_size(merged),
+            work=len(work),
+            work_bytes=_size(work),
+            cached=len(cached) + len(strays),
+            cached_bytes=_size(cached) + _size(strays),
+            pieces=(*garbage.pieces, *(Piece(str(path), _size([path])) for path in paths)),
+        )
+        if not dry_run:
+            for path in (*passes, *merged, *work, *cached):
+                remove(path)
+            delete_summaries(home, catalog)
+        return collected
 
 
 def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
@@ -117,38 +143,6 @@ def delete_unreferenced(workspace: Workspace, *, dry_run: bool) -> Garbage:
         if garbage:
             catalog.forget_unreferenced(len(garbage), freed)
     return Garbage(tuple(garbage), freed, pieces=tuple(pieces))
-
-
-def delete_leftovers(home: Home, catalog: Catalog, garbage: Garbage, *, dry_run: bool) -> Garbage:
-    """Delete leftovers of interrupted commands, the cache, and summaries of inactive versions; add them to `garbage`.
-
-    Files of running processes stay. With `dry_run` nothing is deleted.
-    """
-    passes, merged, work = (
-        [work_dir.path for work_dir in work_dirs_in(folder) if _is_abandoned(work_dir)]
-        for folder in (home.partial, home.merged, home.work)
-    )
-    cached, strays = _files(home.cache), _strays(home, catalog)
-    collected = replace(
-        garbage,
-        passes=len(passes),
-        pass_bytes=_size(passes),
-        merged=len(merged),
-        merged_bytes=_size(merged),
-        work=len(work),
-        work_bytes=_size(work),
-        cached=len(cached) + len(strays),
-        cached_bytes=_size(cached) + _size(strays),
-        pieces=(
-            *garbage.pieces,
-            *(Piece(str(path), _size([path])) for path in (*passes, *merged, *work, *cached, *strays)),
-        ),
-    )
-    if not dry_run:
-        for path in (*passes, *merged, *work, *cached):
-            remove(path)
-        delete_summaries(home, catalog)
-    return collected
 
 
 def _strays(home: Home, catalog: Catalog) -> list[Path]:

@@ -146,10 +146,8 @@ def logged_as(catalog: Catalog, text: str) -> str:
     """Return the log's subject for a name, a version, an alias, or a composition's digest (errors as `resolve`)."""
     if (composition := composition_of(catalog, text)) is not None:
         return composition.digest
-    reference = Reference.parse(text)
-    if reference.number is None and reference.alias is None:
-        return versions_of(catalog, reference.name)[0].name
-    return resolve(catalog, text, states=ALL_STATES).ref
+    version = versions_matching(catalog, text)[0]
+    return version.name if version.name == text else version.ref
 
 
 def check_has_alias(catalog: Catalog, name: str, alias: str) -> None:

@@ -16,7 +16,7 @@ from registry.composition.plan import Plan
 from registry.composition.recipe.recipe import Recipe
 from registry.errors import CheckpointError, InvalidInputError, OutputError, RegError, StorageError
 from registry.io.disk import atomic_file, is_at, try_lock
-from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, list_of, maybe, read_json
+from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, check_format, fields, list_of, maybe, read_json
 from registry.names.reference import Reference
 from registry.names.resolve import by_digest
 from registry.opt_out.withdraw import OptOut, check_new_receipt, check_receipt
@@ -125,11 +125,7 @@ class Receipt:
         """Parse an untrusted document (CheckpointError: it is no receipt; InvalidInputError: a bad reference)."""
         kinds = {"format": WHOLE, "registry": TEXT, "versions": LIST, "compositions": LIST, "deleted": OBJECT}
         values = fields(document, kinds | {"shared": LIST, "not_erased": OBJECT, "head": DIGEST}, label)
-        if values["format"] != FORMAT:
-            raise CheckpointError(
-                f"{label} has format {values['format']}, this program reads {FORMAT}",
-                "use the version of the program that wrote it",
-            )
+        check_format(values, FORMAT, label, "use the version of the program that wrote it")
         deleted = fields(values["deleted"], {"arrays": list_of(DIGEST), "bytes": WHOLE}, f"{label}, deleted")
         kinds = {"folders": list_of(TEXT), "pushed": LIST, "copies": TEXT, "remains": list_of(TEXT)}
         kinds |= {"trained_together": list_of(TEXT), "database": TEXT}

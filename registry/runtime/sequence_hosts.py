@@ -15,7 +15,7 @@ from registry.built_in import SEQUENCE_HOSTS, instances
 from registry.errors import CheckpointError
 from registry.families import FAMILIES
 from registry.hosts.remote_code import modelling_file
-from registry.io.untrusted import OBJECT, Kind, fields, list_of, maybe
+from registry.io.untrusted import OBJECT, Kind, list_of, maybe, some_fields
 
 HINT = "compose it again, or copy the folder again"
 MOST_TOKENS = 2**24
@@ -71,21 +71,9 @@ def sequence_host(model_type: object) -> SequenceHost | None:
     return next((host for host in _hosts() if str(model_type).startswith(host.model_type)), None)
 
 
-def given(
-    config: Mapping[str, Any],
-    kinds: Mapping[str, Kind],
-    where: str,
-    *,
-    optional: tuple[str, ...] = (),
-    hint: str = HINT,
-) -> dict[str, Any]:
-    """Return the keys of a configuration that are of some kinds (errors as `fields`)."""
-    return fields({key: config[key] for key in kinds if key in config}, kinds, where, optional=optional, hint=hint)
-
-
 def check_member_configs(config: Mapping[str, Any], where: str) -> None:
     """Check that each member has a configuration of a known family (arguments and errors as `SequenceHost.check`)."""
-    configs = given(config, {"member_configs": list_of(OBJECT)}, where)["member_configs"]
+    configs = some_fields(config, {"member_configs": list_of(OBJECT)}, where, hint=HINT)["member_configs"]
     if len(configs) != (members := len(config["members"])):
         problem = f"has {len(configs)} configurations, expected {members}, one a member"
         raise CheckpointError(f"{where}: member_configs {problem}", HINT)

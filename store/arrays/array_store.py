@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from store.arrays.chunk_files import ArrayFiles, decoded_chunks, raw_blocks
-from store.arrays.content_digest import Block, checked, damaged, little_endian
+from store.arrays.content_digest import Block, damaged, little_endian
 from store.arrays.source import ArraySource, digest_of, rows_per_block
 from store.arrays.zarr_layout import CARRIERS, ROW_ELEMENTS, Layout
 from store.digest import is_digest
@@ -115,17 +115,16 @@ class ArrayStore(ABC):
         """
         files = self._files(digest, cached=cached)
         layout = files.layout
-        dtype, shape = layout.dtype, layout.shape
-        rows = rows_per_block(shape)
+        rows = rows_per_block(layout.shape)
         is_raw = _COPIED and not layout.compressed and layout.height == rows
 
         def blocks() -> Iterator[Block]:
             read = raw_blocks(files, rows) if is_raw else decoded_chunks(files)
             if layout.height != rows:  # written when chunks had another size
                 read = _regrouped(read, rows)
-            return checked(digest, dtype, shape, read, files.drop)
+            return files.checked(read)
 
-        return ArraySource(dtype, shape, blocks, files if is_raw else None)
+        return ArraySource(layout.dtype, layout.shape, blocks, files if is_raw else None)
 
     def is_compressed(self, digest: str) -> bool:
         """Return True if the chunks of `digest` are compressed (errors as `open`)."""

@@ -13,8 +13,9 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.arrays.content_digest import Block, check_digest, checked
-from store.arrays.zarr_layout import CARRIERS, DESCRIPTION, ChunkFile, Layout, check_chunk, regular_size
+from store.arrays.content_digest import Block, damaged, little_endian, new_hash, unreadable
+from store.arrays.zarr_layout import CARRIERS, ChunkFile, Layout, check_chunk, regular_size
+from store.errors import RegError, StorageError
 
 if TYPE_CHECKING:
     import hashlib
@@ -49,29 +50,42 @@ class ArrayFiles(ABC):
 
     @contextmanager
     def opened(self, number: int) -> Iterator[ChunkFile]:
-        """Open one chunk at its first byte (OSError: it is absent, not a regular file, or of the wrong length)."""
+        """Open one chunk at its first byte (DamagedError: it cannot be opened; StorageError: it cannot be fetched)."""
         try:
             file = self.open(number)
-        except ValueError as error:
-            raise OSError(str(error)) from error
+        except StorageError:
+            raise
+        except (OSError, ValueError) as error:
+            self.drop()
+            raise unreadable(self.digest, error) from error
         with file:
             yield file
 
+    def checked(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """Yield the blocks of the array, and check them against its digest after the last one.
+
+        Raises DamagedError if they cannot be decoded or have another digest, StorageError if they cannot be fetched.
+        """
+        state = new_hash(self.layout.dtype, self.layout.shape)
+        while True:
+            try:
+                block = next(blocks, None)
+            except RegError:
+                raise
+            except Exception as error:  # codecs raise many kinds of errors for damaged bytes
+                self.drop()
+                raise unreadable(self.digest, error) from error
+            if block is None:
+                break
+            state.update(little_endian(block).data)
+            yield block
+        self.check(state)
+
     def check(self, state: "hashlib._Hash") -> None:
         """Check that a hash of all bytes, begun with `new_hash`, matches the digest (DamagedError: it does not)."""
-        check_digest(self.digest, state, self.drop)
-
-
-class FolderFiles(ArrayFiles):
-    """The files of an array in its folder."""
-
-    def __init__(self, digest: str, layout: Layout, folder: Path) -> None:
-        super().__init__(digest, layout)
-        self.folder = folder
-
-    def open(self, number: int) -> ChunkFile:
-        """Open one chunk (as `ArrayFiles.open`)."""
-        return open_chunk(self.folder / self.layout.chunk_name(number), self.layout, number)
+        if state.hexdigest() != self.digest:
+            self.drop()
+            raise damaged(self.digest, f"its content has digest {state.hexdigest()[:12]}")
 
 
 def open_chunk(path: Path, layout: Layout, number: int) -> FileIO:
@@ -102,14 +116,6 @@ def encoded_files(layout: Layout, blocks: Iterator[Block]) -> Iterator[tuple[str
 def encoded_layout(layout: Layout) -> bytes:
     """Return the content of zarr.json."""
     return json.dumps(layout.document(), indent=2).encode()
-
-
-def write_array(folder: Path, layout: Layout, blocks: Iterator[Block]) -> None:
-    """Write an array to an empty folder, each file flushed in turn, then the folder (OSError: the disk refuses)."""
-    _write(folder / DESCRIPTION, encoded_layout(layout))
-    for name, parts in encoded_files(layout, blocks):
-        _write(folder / name, *parts)
-    flush(folder)
 
 
 def decoded(layout: Layout, data: bytes) -> Block:
@@ -147,9 +153,8 @@ def raw_blocks(files: ArrayFiles, rows: int) -> Iterator[Block]:
 
 
 def blocks_of_rows(files: ArrayFiles, rows: int) -> Iterator[Block]:
-    """Yield blocks as `raw_blocks`, and check them after the last (errors as `checked`)."""
-    layout = files.layout
-    return checked(files.digest, layout.dtype, layout.shape, raw_blocks(files, rows), files.drop)
+    """Yield blocks as `raw_blocks`, and check them after the last (errors as `ArrayFiles.checked`)."""
+    return files.checked(raw_blocks(files, rows))
 
 
 def fill(file: ChunkFile, into: memoryview) -> None:
@@ -167,10 +172,3 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _write(file: Path, *parts: bytes | memoryview) -> None:
-    with file.open("xb") as stream:
-        stream.writelines(parts)
-        stream.flush()
-        os.fsync(stream.fileno())

@@ -1,11 +1,10 @@
 """The digest of an array: SHA-256 over the dtype, the shape and the row-major little-endian bytes."""
 
 import hashlib
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from store.digest import canonical_json
-from store.errors import DamagedError, RegError
+from store.errors import DamagedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,37 +25,6 @@ def little_endian(block: Block) -> Block:
     import numpy as np
 
     return np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))
-
-
-def check_digest(digest: str, state: "hashlib._Hash", drop: Callable[[], None]) -> None:
-    """Check that a hash, begun with `new_hash`, matches the digest of an array (DamagedError, after `drop`, if not)."""
-    if state.hexdigest() != digest:
-        drop()
-        raise damaged(digest, f"its content has digest {state.hexdigest()[:12]}")
-
-
-def checked(
-    digest: str, dtype: str, shape: tuple[int, ...], blocks: Iterator[Block], drop: Callable[[], None]
-) -> Iterator[Block]:
-    """Yield the blocks of an array, and check them against its digest after the last one.
-
-    `drop` is called before an error of the content is raised (DamagedError: the blocks cannot be decoded, or have
-    another digest; StorageError: they cannot be fetched).
-    """
-    state = new_hash(dtype, shape)
-    while True:
-        try:
-            block = next(blocks, None)
-        except RegError:
-            raise
-        except Exception as error:  # codecs raise many kinds of errors for damaged bytes
-            drop()
-            raise unreadable(digest, error) from error
-        if block is None:
-            break
-        state.update(little_endian(block).data)
-        yield block
-    check_digest(digest, state, drop)
 
 
 def unreadable(digest: str, error: Exception) -> DamagedError:

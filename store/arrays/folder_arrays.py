@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from store.arrays.array_store import OWNER_BYTES, OWNER_FILE, ArrayStore, key_of
-from store.arrays.chunk_files import ArrayFiles, FolderFiles, flush, write_array
+from store.arrays.chunk_files import ArrayFiles, encoded_files, encoded_layout, flush, open_chunk
 from store.arrays.content_digest import Block, damaged
-from store.arrays.zarr_layout import Layout, read_layout, regular_size
+from store.arrays.zarr_layout import DESCRIPTION, ChunkFile, Layout, read_layout, regular_size
 from store.digest import is_digest
 from store.errors import NotFoundError, StorageError
 from store.permissions import SPACE
@@ -72,7 +72,7 @@ class FolderArrays(ArrayStore):
         if not path.is_dir():
             raise NotFoundError(f"array {digest[:12]} is not below {self.root}", "reg verify")
         try:
-            return FolderFiles(digest, read_layout(path), path)
+            return _FolderFiles(digest, read_layout(path), path)
         except (OSError, ValueError) as error:
             raise damaged(digest, f"zarr.json is unreadable ({error})") from error
 
@@ -80,9 +80,24 @@ class FolderArrays(ArrayStore):
         path = self.path(digest)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-        write_array(path, layout, blocks)
-        flush(path.parent)
-        flush(path.parent.parent)
+        (path / DESCRIPTION).write_bytes(encoded_layout(layout))
+        for name, parts in encoded_files(layout, blocks):
+            with (path / name).open("xb") as file:
+                file.writelines(parts)
+            flush(path / name)
+        for written in (path / DESCRIPTION, path, path.parent, path.parent.parent):
+            flush(written)
 
     def _abandon(self, digest: str) -> None:
         shutil.rmtree(self.path(digest), ignore_errors=True)
+
+
+class _FolderFiles(ArrayFiles):
+    """The files of an array in its folder."""
+
+    def __init__(self, digest: str, layout: Layout, folder: Path) -> None:
+        super().__init__(digest, layout)
+        self._folder = folder
+
+    def open(self, number: int) -> ChunkFile:
+        return open_chunk(self._folder / self.layout.chunk_name(number), self.layout, number)

@@ -8,11 +8,9 @@ Files are the same, byte for byte, as in a folder. Reading goes through copies i
 but for what is to prove that the bucket has the bytes.
 """
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +20,7 @@ from store.arrays.chunk_files import ArrayFiles, decoded, encoded_files, encoded
 from store.arrays.content_digest import Block, damaged
 from store.arrays.folder_arrays import FolderArrays
 from store.arrays.zarr_layout import DESCRIPTION, DESCRIPTION_BYTES, ChunkFile, Layout, check_chunk, parse_layout
-from store.bucket import Bucket
+from store.bucket import Bucket, ahead
 from store.digest import is_digest
 from store.errors import ConflictError, NotFoundError
 from store.object_store import is_url
@@ -137,7 +135,7 @@ class ObjectArrays(ArrayStore):
             if not bucket.create(key, data) and not _is_chunk(bucket.read(key), layout, number, data):
                 bucket.put(key, data)
 
-        for _ in _ahead(write, enumerate(encoded_files(layout, blocks)), _chunks_ahead(layout)):
+        for _ in _ahead(write, enumerate(encoded_files(layout, blocks)), layout):
             pass
         description, key = encoded_layout(layout), f"{prefix}/{DESCRIPTION}"
         if not bucket.create(key, description) and bucket.read(key) != description:
@@ -175,7 +173,7 @@ class _ObjectFiles(ArrayFiles):
         return file
 
     def open_all(self) -> Iterator[ChunkFile]:
-        for file in _ahead(self.open, range(self.layout.count), _chunks_ahead(self.layout)):
+        for file in _ahead(self.open, range(self.layout.count), self.layout):
             with file:
                 yield file
 
@@ -211,27 +209,11 @@ def _is_chunk(found: bytes | None, layout: Layout, number: int, data: bytes | me
         return False
 
 
-def _chunks_ahead(layout: Layout) -> int:
-    return max(1, min(AHEAD_CHUNKS, layout.count, AHEAD_BYTES // layout.chunk_bytes))
-
-
-def _ahead(function: Callable[[_T], _R], items: Iterable[_T], count: int) -> Iterator[_R]:
-    """Yield what a function returns of items, in their order, while it is called for the next ones in other threads.
-
-    The calling thread takes the items one by one. `count` calls are made at once; 1 makes none in another thread.
-    """
+def _ahead(function: Callable[[_T], _R], items: Iterable[_T], layout: Layout) -> Iterator[_R]:
+    """Yield what a function returns for each chunk of an array, as `ahead`; without threads where but one fits."""
+    count = min(AHEAD_CHUNKS, layout.count, AHEAD_BYTES // layout.chunk_bytes)
     if count <= 1:
         yield from map(function, items)
         return
-    rest, pending = iter(items), deque[Future[_R]]()
     with ThreadPoolExecutor(count, thread_name_prefix="chunks") as pool:
-        try:
-            pending.extend(pool.submit(function, item) for item in islice(rest, count))
-            while pending:
-                result = pending.popleft().result()
-                pending.extend(pool.submit(function, item) for item in islice(rest, 1))
-                yield result
-        finally:
-            for future in pending:
-                if not future.cancel() and future.exception() is None and hasattr(result := future.result(), "close"):
-                    result.close()  # a file that nobody took
+        yield from ahead(pool, count, function, items)

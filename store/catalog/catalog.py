@@ -1,10 +1,10 @@
 """The catalog: every method is one transaction and returns detached records."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Unpack, cast
 
 from sqlalchemy import delete, func, select
 
@@ -17,7 +17,7 @@ from store.catalog.events import Events
 from store.catalog.files import Files
 from store.catalog.locks import locks_of
 from store.catalog.records import KIND_WORDS, Kind, NewVersion, State, StatisticsRecord, TagCount, VersionRecord
-from store.catalog.search import conditions
+from store.catalog.search import Filters, conditions
 from store.catalog.tables import Alias, Expert, Identity, Statistics, Tag, Version, VersionArray, bytewise
 from store.catalog.transactions import log, now, read_document, repeating
 from store.digest import canonical_json
@@ -83,10 +83,8 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
     def lock(self, action: str, *, shared: bool = False) -> AbstractContextManager[None]:
         """Hold the registry's lock; `action` is what is done under it, for the error of others that wait.
 
-        If it is `shared`, others that share it may hold it at the same time, where the database allows that.
-
-        Raises:
-            ConflictError, StorageError: another process holds it for too long; the lock cannot be reached.
+        If it is `shared`, others that share it may hold it at the same time, where the database allows that
+        (ConflictError: another process holds it for too long; StorageError: the lock cannot be reached).
         """
         return self._locks.hold(action, shared=shared)
 
@@ -112,41 +110,27 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
 
     # -- experts and versions ----------------------------------------------------------------------------------------
 
-    def names(self, *, kind: Kind | None = None, states: Iterable[State] | None = None) -> list[str]:
-        """Return every name ever registered, sorted, filtered as in `versions`."""
-        query = select(Expert.name).join(Version.expert).where(*conditions(None, kind, states, None, None))
+    def names(self, **filters: Unpack[Filters]) -> list[str]:
+        """Return every name ever registered of which a version matches every given filter, sorted."""
+        query = select(Expert.name).join(Version.expert).where(*conditions(filters))
         with self._reading() as session:
             return list(session.scalars(query.group_by(Expert.name).order_by(bytewise(Expert.name))))
 
     def versions(
-        self,
-        name: str | None = None,
-        *,
-        kind: Kind | None = None,
-        states: Iterable[State] | None = None,
-        tags: Mapping[str, str] | None = None,
-        search: str | None = None,
-        limit: int | None = None,
-        offset: int = 0,
+        self, name: str | None = None, *, limit: int | None = None, offset: int = 0, **filters: Unpack[Filters]
     ) -> list[VersionRecord]:
-        """Return the versions that match every given filter (see `search.conditions`), sorted by name and number."""
-        query = select(Version).join(Version.expert).where(*conditions(name, kind, states, tags, search))
+        """Return the versions, of a name or of all, that match every given filter, sorted by name and number."""
+        query = select(Version).join(Version.expert).where(*conditions(filters))
+        query = query if name is None else query.where(Expert.name == name)
         query = query.order_by(bytewise(Expert.name), Version.number).limit(limit).offset(offset or None)
         with self._reading() as session:
             return [_version(row) for row in session.scalars(query)]
 
-    def count_versions(
-        self,
-        *,
-        kind: Kind | None = None,
-        states: Iterable[State] | None = None,
-        tags: Mapping[str, str] | None = None,
-        search: str | None = None,
-    ) -> int:
-        """Return the number of versions, filtered as in `versions`."""
-        query = select(func.count()).select_from(Version).join(Version.expert)
+    def count_versions(self, **filters: Unpack[Filters]) -> int:
+        """Return the number of versions that match every given filter."""
+        query = select(func.count()).select_from(Version).join(Version.expert).where(*conditions(filters))
         with self._reading() as session:
-            return session.scalars(query.where(*conditions(None, kind, states, tags, search))).one()
+            return session.scalars(query).one()
 
     def tag_counts(self, limit: int) -> list[TagCount]:
         """Return the tags of active versions, most frequent first, at most `limit`."""

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, String, Table, UniqueConstraint, inspect, select
+from sqlalchemy import ColumnElement, Engine, MetaData, String, Table, UniqueConstraint, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -193,38 +193,25 @@ def _pages(session: Session) -> Iterator[str]:
 
 def _schema(engine: Engine) -> Iterator[str]:
     """Yield the tables that differ from what the migrations create."""
-    inspector = inspect(engine)
     for name, table in Base.metadata.tables.items():
         try:
-            columns = {
-                c["name"]: (c["type"].compile(engine.dialect).upper(), c["nullable"])
-                for c in inspector.get_columns(name)
-            }
-            keys = sorted(inspector.get_pk_constraint(name)["constrained_columns"])
-            foreign = {
-                (*f["constrained_columns"], f["referred_table"], *f["referred_columns"])
-                for f in inspector.get_foreign_keys(name)
-            }
-            unique = {tuple(u["column_names"]) for u in inspector.get_unique_constraints(name)}
-            indexes = {
-                (i["name"], tuple(i["column_names"]))
-                for i in inspector.get_indexes(name)
-                if "duplicates_constraint" not in i
-            }
+            found = Table(name, MetaData(), autoload_with=engine, resolve_fks=False)
         except (DBAPIError, LookupError, TypeError, ValueError) as error:
             yield f"the catalog's schema: table {name} cannot be read: {error}"
             continue
-        expected = {c.name: (c.type.compile(engine.dialect).upper(), bool(c.nullable)) for c in table.columns}
-        same = (
-            columns == expected
-            and keys == sorted(c.name for c in table.primary_key.columns)
-            and foreign == {(k.parent.name, k.column.table.name, k.column.name) for k in table.foreign_keys}
-            and unique
-            == {tuple(c.name for c in u.columns) for u in table.constraints if isinstance(u, UniqueConstraint)}
-            and indexes == {(str(i.name), tuple(c.name for c in i.columns)) for i in table.indexes}
-        )
-        if not same:
+        if _described(found, engine) != _described(table, engine):
             yield f"the catalog's schema: table {name} differs from what reg db upgrade creates"
+
+
+def _described(table: Table, engine: Engine) -> tuple[object, ...]:
+    """Return columns, primary key, references, unique columns and indexes of a table, to be compared."""
+    return (
+        {column.name: (column.type.compile(engine.dialect).upper(), column.nullable) for column in table.columns},
+        {column.name for column in table.primary_key.columns},
+        {(key.parent.name, key.target_fullname) for key in table.foreign_keys},
+        {tuple(one.columns.keys()) for one in table.constraints if isinstance(one, UniqueConstraint)},
+        {(index.name, tuple(index.columns.keys())) for index in table.indexes},
+    )
 
 
 def _rows(session: Session) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Filters of versions as SQL conditions."""
 
 from collections.abc import Iterable, Mapping
+from typing import TypedDict
 
 from sqlalchemy import ColumnElement
 from sqlalchemy.orm import InstrumentedAttribute
@@ -12,24 +13,26 @@ WORDS = 8  # maximum number of words in a search; further words are ignored
 WORD_CHARACTERS = 100  # maximum length of a word; no name is longer
 
 
-def conditions(
-    name: str | None,
-    kind: Kind | None,
-    states: Iterable[State] | None,
-    tags: Mapping[str, str] | None,
-    search: str | None,
-) -> list[ColumnElement[bool]]:
-    """Return SQL conditions on `Version` joined with `Expert`; None does not filter.
+class Filters(TypedDict, total=False):
+    """Filters of versions; one that is absent or None does not filter.
 
-    Args:
-        name: the expert's name.
+    Attributes:
         states: any of these states.
         tags: all of these tags.
         search: words, whatever their case; each must be part of the name, an alias, a tag's key or value (or
             `key=value`), be the beginning of the digest, or be the version (`math@2`, `math@stable`).
     """
-    clauses = [] if name is None else [Expert.name == name]
-    clauses += [] if kind is None else [Expert.kind == kind]
+
+    kind: Kind | None
+    states: Iterable[State] | None
+    tags: Mapping[str, str] | None
+    search: str | None
+
+
+def conditions(filters: Filters) -> list[ColumnElement[bool]]:
+    """Return SQL conditions on `Version` joined with `Expert`."""
+    kind, states, tags, search = filters.get("kind"), filters.get("states"), filters.get("tags"), filters.get("search")
+    clauses = [] if kind is None else [Expert.kind == kind]
     clauses += [] if states is None else [Version.state.in_(list(states))]
     clauses += [Version.tags.any((Tag.key == key) & (Tag.value == value)) for key, value in (tags or {}).items()]
     return clauses + [_matches(word[:WORD_CHARACTERS]) for word in (search or "").split()[:WORDS]]

@@ -4,7 +4,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import wraps
 from types import FunctionType
@@ -110,10 +110,7 @@ class Transactions:
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Make sure that the caller's lock of the registry is held during the block (ConflictError: it was lost)."""
-        if self.engine.dialect.name == "postgresql":
-            with self._writing():
-                yield
-        else:
+        with self._writing() if self.engine.dialect.name == "postgresql" else nullcontext():
             yield
 
     @staticmethod

@@ -17,7 +17,6 @@ from zarr.storage import LocalStore, ObjectStore
 
 from store import bucket
 from store.arrays import ArraySource, FolderArrays, digest_of, open_arrays
-from store.arrays import object_arrays as objects
 from store.arrays import source as module
 from store.arrays.object_arrays import ObjectArrays
 from store.errors import ConflictError, DamagedError, InvalidInputError, NotFoundError
@@ -217,17 +216,19 @@ def test_url_of_no_bucket_is_refused() -> None:
 
 
 def test_what_is_done_ahead_comes_in_order_and_ends_with_the_first_failure() -> None:
-    assert list(objects._ahead(lambda n: n * n, range(50), 4)) == [n * n for n in range(50)]
+    pool = ThreadPoolExecutor(4)
+    assert list(bucket.ahead(pool, 4, lambda n: n * n, range(50))) == [n * n for n in range(50)]
 
     def failing(number: int) -> int:
         if number == 7:
             raise OSError("seven")
         return number
 
-    results = objects._ahead(failing, range(50), 4)
+    results = bucket.ahead(pool, 4, failing, range(50))
     assert [next(results) for _ in range(7)] == list(range(7))
     with pytest.raises(OSError, match="seven"):
         next(results)
+    pool.shutdown()
 
 
 def test_description_and_chunks_larger_than_an_array_has_are_not_read(store: ObjectArrays) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from registry.errors import CheckpointError
-from registry.io.untrusted import COUNT, LABEL, Kind, list_of, maybe
+from registry.io.untrusted import COUNT, LABEL, Kind, list_of, maybe, some_fields
 from registry.methods.ensemble.output import MIXING, PROMPT_PERPLEXITY, ROUTINGS
-from registry.runtime.sequence_hosts import MOST_TOKENS, POSITIVE, SequenceHost, check_member_configs, given, one_of
+from registry.runtime.sequence_hosts import MOST_TOKENS, POSITIVE, SequenceHost, check_member_configs, one_of
 
 ENSEMBLE = "ensemble_"
 """Prefix of an ensemble's `model_type`, before that of the dense model."""
@@ -41,7 +41,7 @@ class EnsembleHost(SequenceHost):
     def check(self, config: Mapping[str, Any], where: str) -> None:
         module = str((config.get("auto_map") or {}).get("AutoModelForCausalLM")).partition(".")[0]
         mixes = module in (MIXED.stem, FAMILIES.stem)
-        keys = given(config, _OF_ENSEMBLE, where, optional=() if mixes else ("mixing",), hint=_HINT)
+        keys = some_fields(config, _OF_ENSEMBLE, where, optional=() if mixes else ("mixing",), hint=_HINT)
         members, routing, tokens = len(keys["members"]), keys["routing"], keys["routing_tokens"]
         whole = members + ROUTINGS[routing].needs_base
         least = 0 if routing == PROMPT_PERPLEXITY else 2

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
-from registry.io.untrusted import COUNT, LABEL, SWITCH, Kind, list_of
+from registry.io.untrusted import COUNT, LABEL, SWITCH, Kind, list_of, some_fields
 from registry.runtime.sequence_hosts import (
     FACTOR,
     HINT,
@@ -13,7 +13,6 @@ from registry.runtime.sequence_hosts import (
     POSITIVE,
     SequenceHost,
     check_member_configs,
-    given,
 )
 
 HETERO = "ensemble_hetero"
@@ -40,7 +39,7 @@ class HeteroHost(SequenceHost):
     files = (MODELLING_FILE,)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
-        own = given(config, _OF_HETERO, where)
+        own = some_fields(config, _OF_HETERO, where, hint=HINT)
         members, tokens, wrong = len(own["members"]), own["routing_tokens"], ""
         if not 1 <= own["routing_top_k"] <= members:
             wrong = f"routing_top_k is {own['routing_top_k']}, it must be from 1 to {members}, the number of members"

@@ -7,8 +7,8 @@ from typing import Any
 from registry.errors import CheckpointError
 from registry.families import FAMILIES, Family
 from registry.hosts.architecture import Architecture
-from registry.io.untrusted import COUNT, LABEL, list_of
-from registry.runtime.sequence_hosts import HINT, MOST_TOKENS, SequenceHost, given
+from registry.io.untrusted import COUNT, LABEL, list_of, some_fields
+from registry.runtime.sequence_hosts import HINT, MOST_TOKENS, SequenceHost
 
 SIMOE = "simoe_"
 """Prefix of a SIMoE's `model_type`, before that of the dense model."""
@@ -29,7 +29,7 @@ class SimoeHost(SequenceHost):
     files = (MODELLING_FILE,)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
-        keys = given(config, _KEYS, where)
+        keys = some_fields(config, _KEYS, where, hint=HINT)
         family, tokens = FAMILIES[config["model_type"].removeprefix(SIMOE)], keys["prompt_tokens"]
         try:
             layers = interpolated_layers(family, family.architecture(config))

@@ -182,7 +182,7 @@ def test_the_form_that_evaluates_what_lacks_is_linked(filled: Registry, tmp_path
     made = recorded_in(filled, tmp_path)
     for name in made:
         (tmp_path / name).mkdir()
-    job = ["evaluate", str(tmp_path / "apple"), "--data", "code=a b.txt", "--windows", "4"]
+    job = ("evaluate", str(tmp_path / "apple"), "--data", "code=a b.txt", "--windows", "4")
 
     def read(*names: str) -> Page:
         query = {"c": [made[name] for name in names]}
