@@ -9,8 +9,7 @@ COMMANDS = {
     name: f"{module}.{'list_' if name == 'list' else name.replace('-', '_')}"
     for module, names in (
         ("register", "add-expert add-experts add-base check collect"),
-        ("compose", "compose"),
-        ("instantiate", "instantiate"),
+        ("compose", "compose instantiate"),
         ("routing", "preview"),
         ("train_experts", "train-expert train-soup train-simoe"),
         ("train_mixtures", "proxy train train-router"),

@@ -218,13 +218,12 @@ def _check_lists(command: click.Command, words: Sequence[str]) -> None:
             raise CliError(message, reg_line([*named, *again]), "UsageError", 2)
 
 
-def typed_words(
-    context: click.Context, *, without: Collection[str] = (), renamed: Mapping[str, str] | None = None
-) -> list[str]:
-    """Return the arguments and options of a command as they were typed, for another command that has them too.
+def typed_words(*, without: Collection[str] = (), renamed: Mapping[str, str] | None = None) -> list[str]:
+    """Return the arguments and options of this command as they were typed, for another command that has them too.
 
     Parameters in `without` are left out; `renamed` has other options for the values of some.
     """
+    context = click.get_current_context()
     parser = context.command.make_parser(context)
     values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])
     arguments: list[str] = []

@@ -233,6 +233,11 @@ def pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
     return parsed
 
 
+def is_typed(name: str) -> bool:
+    """Return True if a parameter of this command stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def split(texts: Sequence[str]) -> list[str]:
     """Return the parts of comma-separated lists, in order."""
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]

@@ -1,8 +1,8 @@
 """Tables of scores as text, Markdown or CSV."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -72,13 +72,9 @@ def print_csv(table: Table) -> None:
     """Print one table on stdout as CSV (RFC 4180, but with LF line ends)."""
     import csv
 
-    writer = csv.writer(_Echo(), lineterminator="\n")
-    writer.writerows((table.header, *table.rows))
-
-
-class _Echo:
-    def write(self, text: str) -> None:
-        click.echo(text, nl=False, file=sys.stdout)
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows((table.header, *table.rows))
+    click.echo(text.getvalue(), nl=False)
 
 
 def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:

@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from registry import Registry
     from registry.distributed import Cluster
 
-    _Text = click.ParamType[str]
-else:
-    _Text = click.ParamType  # older versions are not generic
-
-
 _OPENED = "reg.registry"
 
 REGISTRY_OPTIONS = ("home", "database", "arrays")
@@ -86,10 +81,8 @@ def option_value(meta: MutableMapping[str, Any], name: str) -> str | None:
     return found
 
 
-class _Whole(_Text):
+class _Whole(click.types.StringParamType):
     """A text that an environment variable holds whole, with its spaces."""
-
-    name = "text"
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return [rv]

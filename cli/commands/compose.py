@@ -1,4 +1,4 @@
-"""reg compose."""
+"""Commands that compose: compose, instantiate."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import click
 from cli.commands.doctor import print_diagnosis
 from cli.commands.push import print_pushed
 from cli.errors import INTERRUPTED, CliError
-from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import composing_as_typed, evaluating, loading
-from cli.option_groups import command
-from cli.options import Integer, file, files, flag, option
+from cli.option_groups import INSTANTIATION, command
+from cli.options import Integer, file, files, flag, numbers, option
 from cli.options import destination as output_place
 from cli.output import (
-    count,
     done,
     is_json,
     is_quiet,
@@ -26,21 +24,21 @@ from cli.output import (
     note,
     print_json,
     print_table,
+    printed_json,
     progress,
     reg_line,
-    short,
-    size,
 )
 from cli.recipe import Asked, asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
-from cli.shared_options import connected, ray_option
+from cli.shared_options import connected, fit_line, fit_options, ray_option, take_fit_settings
 from registry import composition
 from registry.calibration.corpus import check_files
 from registry.composition.found import ROUTERS, TRUNKS
 from registry.composition.recipe.fields import LEAST_COPIES, MOST_COPIES, chosen, listed
+from registry.io.display import counted, short, size
 
 if TYPE_CHECKING:
-    from registry import Registry  # with SQLAlchemy
+    from registry import FitSettings, Registry  # with SQLAlchemy
     from registry.destination.destination import Destination
     from registry.doctor import Diagnosis
     from registry.hub.target import Pushed
@@ -114,9 +112,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 )
 @ray_option
 @pass_session
-@click.pass_context
 def compose(
-    context: click.Context,
     session: Session,
     /,
     experts: tuple[str, ...],
@@ -145,16 +141,18 @@ def compose(
     if save_recipe is not None:
         composition.check_recipe_output(save_recipe, force=force)
     destination = None if out is None or plan_only else _destination(out, force=force)
-    fit_settings = take_fit_settings(context, settings, fit)
+    fit_settings = take_fit_settings(settings, fit)
     if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
         check_files([*like, *fit])  # wrong options are refused first
     has_coefficients = bool(settings["coefficients"])
-    wanted = asked(context, session, experts, base or public, settings, checks_base=public is None)
+    wanted = asked(session, experts, base or public, settings, checks_base=public is None)
     if public is not None:
         wanted = replace(wanted, experts=_with_public(wanted.experts, public, wanted.recipe))
     _check_text(wanted.recipe, bool(like), bool(fit), has_coefficients)
     if fit and plan_only and save_recipe is not None:
         raise click.UsageError("--plan fits no coefficients, so --save-recipe has none to write: drop one of them.")
+    from registry import FitSettings
+
     pushed, diagnosis, fit_reads = None, None, ""
     with connected({"ray": None if plan_only else ray}) as cluster, session.registry(cluster=cluster) as registry:
         _note_without_public(registry, wanted)
@@ -163,9 +161,9 @@ def compose(
             if not is_json():
                 done(None, f"weights by --like: {_shown(wanted.recipe.weights)}")
         if fit and plan_only:
-            wanted, fit_reads = _unfitted(registry, wanted, fit, fit_settings)
+            wanted, fit_reads = _unfitted(registry, wanted, fit, FitSettings(**fit_settings))
         elif fit:
-            wanted = _fitted(registry, wanted, fit, fit_settings)
+            wanted = _fitted(registry, wanted, fit, FitSettings(**fit_settings))
             if not is_json():
                 found = f"coefficients by --fit: {_shown(wanted.recipe.coefficients)}"
                 done(None, found, f"  {fit_line(wanted.recipe)}")
@@ -195,7 +193,7 @@ def compose(
             document |= {"digest": None, "recipe": {**document["recipe"], "coefficients": None}}
         print_json(document)
     else:
-        _print_result(context, plan, str(out), fit_reads, diagnosis, pushed, plan_only=plan_only)
+        _print_result(plan, str(out), fit_reads, diagnosis, pushed, plan_only=plan_only)
     if diagnosis is not None and not diagnosis.is_healthy:
         raise click.exceptions.Exit(1)
 
@@ -236,24 +234,20 @@ def _weighed(registry: Registry, wanted: Asked, like: tuple[Path, ...]) -> Asked
     return replace(wanted, experts=refs, recipe=recipe, base=wanted.base if recipe.needs_base else None)
 
 
-def _fitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: dict[str, Any]) -> Asked:
+def _fitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: FitSettings) -> Asked:
     """Return what is asked for with coefficients fitted to files; those that a recipe file gave are replaced."""
-    from registry import FitSettings
-
     recipe = wanted.recipe.replace(coefficients=None, fit=None)
-    fitted = registry.fit(wanted.experts, fit, recipe, FitSettings(**settings), base=wanted.base)
+    fitted = registry.fit(wanted.experts, fit, recipe, settings, base=wanted.base)
     return replace(wanted, recipe=fitted.recipe)
 
 
-def _unfitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: dict[str, Any]) -> tuple[Asked, str]:
+def _unfitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: FitSettings) -> tuple[Asked, str]:
     """Return what is asked for with equal coefficients, for a plan before the fit, and what the fit will read."""
-    from registry import FitSettings
-
     check_files(fit)
-    found, names = FitSettings(**settings), [registry.resolve(ref).name for ref in wanted.experts]
+    names = [registry.resolve(ref).name for ref in wanted.experts]
     equal = dict.fromkeys(names, 1 / max(1, len(names)))
     text = ", ".join(path.name for path in fit)
-    reads = f"reads up to {found.tokens:,} tokens of {text} in {count(found.steps, 'step')}"
+    reads = f"reads up to {settings.tokens:,} tokens of {text} in {counted(settings.steps, 'step')}"
     recipe = wanted.recipe.replace(coefficients=equal, fit=None)
     return replace(wanted, recipe=recipe), f"{reads}; coefficients are found when it is composed"
 
@@ -267,7 +261,6 @@ def _save(path: Path | None, wanted: Asked, *, force: bool) -> None:
 
 
 def _print_result(
-    context: click.Context,
     plan: composition.Plan,
     out: str,
     fit_reads: str,
@@ -284,7 +277,7 @@ def _print_result(
             done(None if fit_reads else plan.digest)
         else:
             _print_plan(plan, fit_reads)
-        next_step(composing_as_typed(context, without=("plan_only", "save_recipe")))
+        next_step(composing_as_typed(without=("plan_only", "save_recipe")))
         return
     if diagnosis is not None:
         print_diagnosis(diagnosis)
@@ -413,3 +406,52 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@command(
+    "reg instantiate mix --weights code=3,math=1 --out mostly-code/",
+    "reg instantiate mix --like math.jsonl --out like-math/",
+    "reg instantiate mix --fit math.jsonl --out fitted/",
+    headings=INSTANTIATION,
+)
+@click.argument("soup")
+@option("--out", "DIR|URL", "The folder to write, or a prefix of a bucket.", required=True, type=output_place)
+@option(
+    "--weights", "A=X,…", "Weights of the domains; others have 0.", multiple=True, callback=numbers("weight", "DOMAIN")
+)
+@files("--like", "Weigh the domains by how many documents of FILE are nearest to each (repeatable).")
+@fit_options("Fit the coefficients of the experts to the text of FILE by gradient, without domain weights")
+@flag("--force", "Replace DIR if it is an earlier composition.")
+@pass_session
+def instantiate(
+    session: Session,
+    /,
+    soup: str,
+    out: Path | str,
+    weights: dict[str, float],
+    fit: tuple[Path, ...],
+    **settings: Any,
+) -> None:
+    """Write the dense model of SOUP for some mix of its domains, in seconds and without training.
+
+    The domains' weights are given, or taken from documents; or the experts' coefficients are fitted to text. A soup of
+    which a version was opted out is refused: all of it was trained together.
+    """
+    from registry import FitSettings
+
+    fit_settings = FitSettings(**take_fit_settings(settings, fit))
+    with session.registry() as registry:
+        found = registry.instantiate(soup, out, weights=weights or None, fit=fit, settings=fit_settings, **settings)
+    document = plan_document(found.plan) | {"out": out, "pushed": None}
+    if printed_json(document | {"domain_weights": found.domain_weights, "coefficients": found.coefficients}):
+        return
+    shares = ", ".join(f"{name} {share:.4g}" for name, share in found.domain_weights.items())
+    alpha = ", ".join(f"{name} {value:.4g}" for name, value in found.coefficients.items())
+    done(
+        found.plan.digest,
+        f"instantiated {soup} into {out}  {short(found.plan.digest)}",
+        *([f"  domains: {shares}"] if shares else []),
+        f"  coefficients: {alpha}",
+        *([f"  {fit_line(found.plan.recipe)}"] if fit else []),
+    )
+    next_step(evaluating([out], [name for name, share in found.domain_weights.items() if share]))

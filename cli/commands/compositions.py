@@ -9,13 +9,14 @@ import click
 
 from cli.next_steps import reporting
 from cli.option_groups import command
-from cli.output import count, next_step, note, print_line, print_table, printed_json, short
+from cli.output import next_step, note, print_line, print_table, printed_json
 from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, warn_of_opted_out
 from registry.composition.found import OUTPUTS, ROUTERS
 from registry.composition.trained import trained_part, trained_tokens
 from registry.errors import RegError
+from registry.io.display import counted, short
 
 if TYPE_CHECKING:
     from registry import Registry
@@ -211,7 +212,7 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("parent", document["parent"]),
         (
             "trained",
-            f"{trained_part(training)}, {count(training['steps'], 'step')}, {trained_tokens(training):,} tokens",
+            f"{trained_part(training)}, {counted(training['steps'], 'step')}, {trained_tokens(training):,} tokens",
         ),
     ]
     if curve := training.get("loss"):

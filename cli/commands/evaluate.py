@@ -117,9 +117,7 @@ def _value(name: str, text: str) -> Any:
 @cluster_options
 @forms
 @pass_session
-@click.pass_context
 def evaluate(
-    context: click.Context,
     session: Session,
     /,
     folders: tuple[Path, ...],
@@ -163,7 +161,7 @@ def evaluate(
     named_methods(split(methods))
     refs, recipe = split(experts), None
     if recipe_path is not None:
-        wanted = asked(context, session, experts, base, {"recipe_path": recipe_path, "to": None})
+        wanted = asked(session, experts, base, {"recipe_path": recipe_path, "to": None})
         refs, recipe, base = wanted.experts, wanted.recipe, wanted.base
     elif experts:
         check_members(session, refs)
@@ -200,9 +198,7 @@ def evaluate(
 @base_option
 @forms
 @pass_session
-@click.pass_context
 def continual(
-    context: click.Context,
     session: Session,
     /,
     schedule: tuple[str, ...],
@@ -221,13 +217,13 @@ def continual(
 
     check_files(data)
     tested = take(TestSettings, settings)
-    wanted = asked(context, session, schedule, base, settings)
+    wanted = asked(session, schedule, base, settings)
     with session.registry() as registry:
         result = registry.continual(wanted.experts, data, tested, wanted.recipe, base=wanted.base)
     followed = print_scores(result.document, lambda: _table(result, exact), lambda: [_table(result, figure)])
     if followed:
         without = ("data", "windows", "seq_len", "batch_size", "device", "dtype")
-        next_step(composing_as_typed(context, without=without, renamed={"schedule": "--experts"}))
+        next_step(composing_as_typed(without=without, renamed={"schedule": "--experts"}))
 
 
 def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:

@@ -9,9 +9,10 @@ import click
 
 from cli.option_groups import CommandGroup, command
 from cli.options import composed_path, file, file_path, flag, option
-from cli.output import count, done, is_json, is_quiet, next_step, note, printed_json, reg_line, short, size
+from cli.output import done, is_json, is_quiet, next_step, note, printed_json, reg_line
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
+from registry.io.display import counted, short, size
 
 if TYPE_CHECKING:
     from registry.opt_out.withdraw import OptOut
@@ -80,7 +81,7 @@ def _consequences(would: "OptOut") -> list[str]:
     stay = f"; {would.shared_arrays} that others use stay" if would.shared_arrays else ""
     return [
         *lines,
-        f"  would delete {count(would.deleted_arrays, 'array')} ({size(would.deleted_bytes)}){stay}",
+        f"  would delete {counted(would.deleted_arrays, 'array')} ({size(would.deleted_bytes)}){stay}",
         *(["  would delete the stored scores of these compositions"] if would.compositions else []),
         "  a purge cannot be undone: only its checkpoint brings it back. What remains: folders and repositories,",
         "  receipts, its name, numbers, digests and times in the catalog and the log, recipes, backups and copies",
@@ -115,7 +116,7 @@ def _print(did: "OptOut", receipt: Path | None) -> None:
             lines.append(f"  it was purged already at {version.purged_at}")
     if did.deleted or did.deleted_arrays:
         stay = "stays" if did.shared_arrays == 1 else "stay"
-        arrays = f"{count(did.deleted_arrays, 'array')} ({size(did.deleted_bytes)})"
+        arrays = f"{counted(did.deleted_arrays, 'array')} ({size(did.deleted_bytes)})"
         lines.append(f"  deleted {arrays}; {did.shared_arrays} {stay}, shared")
     lines += [f"  deleted {path}" for path in did.cleared]
     done(" ".join(did.withdrew or (version.ref for version in did.versions)), *lines)
@@ -135,7 +136,7 @@ def _reach(did: "OptOut") -> list[str]:
     """Return lines on the compositions, folders and pushes that contain it, which the registry cannot delete."""
     number = len(did.compositions)
     were = "was" if number == 1 else "were"
-    lines = [f"  {count(number, 'composition')} {were} made from it" + (":" if number else "")]
+    lines = [f"  {counted(number, 'composition')} {were} made from it" + (":" if number else "")]
     heirs = {each.composition: each.shares for each in did.heirs}
     for composition in did.compositions:
         lines.append(f"    {short(composition.digest)}  {','.join(composition.members)}")
@@ -196,12 +197,12 @@ def verify(session: Session, file: Path, folders: tuple[Path, ...]) -> None:
         for line in check.notes:
             done(None, f"note: {line}")
         refs = ", ".join(version.ref for version in checked.versions)
-        verdict = count(len(check.problems), "problem") if check.problems else "receipt confirmed"
-        affected = f"{count(len(checked.compositions), 'composition')} affected"
+        verdict = counted(len(check.problems), "problem") if check.problems else "receipt confirmed"
+        affected = f"{counted(len(checked.compositions), 'composition')} affected"
         done(
             None,
-            f"{verdict}: {refs} withdrawn, {count(len(checked.arrays), 'array')} deleted, {affected}, "
-            f"{count(len(folders), 'folder')} checked",
+            f"{verdict}: {refs} withdrawn, {counted(len(checked.arrays), 'array')} deleted, {affected}, "
+            f"{counted(len(folders), 'folder')} checked",
         )
     if check.problems:
         for remedy in check.remedies:

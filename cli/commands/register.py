@@ -9,7 +9,7 @@ from cli.errors import CliError
 from cli.next_steps import after_registration
 from cli.option_groups import STATISTICS, command, typed_words
 from cli.options import file, file_path, flag
-from cli.output import count, done, next_step, print_line, print_table, printed_json, progress, reg_line, short
+from cli.output import done, next_step, print_line, print_table, printed_json, progress, reg_line
 from cli.session import Session, pass_session
 from cli.shared_options import (
     adapter_base,
@@ -29,6 +29,7 @@ from registry import registration
 from registry.calibration.corpus import check_files
 from registry.checkpoint.model_files import check_checkpoint
 from registry.families.sites import COUNTS, TOKEN_COUNTS
+from registry.io.display import counted, short
 from registry.io.model_folder import check_creatable
 
 
@@ -103,7 +104,7 @@ def add_experts(session: Session, /, file: Path, **settings: Any) -> None:
         names = ", ".join(result.failed)
         first = next(iter(result.failed.values()))
         raise CliError(
-            f"{count(len(result.failed), 'expert')} of {len(result.failed) + len(result.registered)} could not be "
+            f"{counted(len(result.failed), 'expert')} of {len(result.failed) + len(result.registered)} could not be "
             f"registered: {names}; {next(iter(result.failed))}: {first.message}",
             first.hint or reg_line(["add-experts", str(file)]),
             type(first).__name__,
@@ -168,7 +169,7 @@ def check(session: Session, /, checkpoint: str, data: tuple[Path, ...], **settin
     if same and not data:  # with text it may be registered again, to take other statistics
         next_step(["show", same[0]])
     else:
-        next_step(["add-expert", "NAME", *typed_words(click.get_current_context())])
+        next_step(["add-expert", "NAME", *typed_words()])
 
 
 @command("reg collect checkpoints/math --data math.jsonl --out checkpoints/math", headings=STATISTICS)

@@ -134,10 +134,7 @@ _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating
 @recipe_options(*_WITHOUT)
 @base_option
 @pass_session
-@click.pass_context
-def preview(
-    context: click.Context, session: Session, /, experts: tuple[str, ...], base: str | None, **settings: Any
-) -> None:
+def preview(session: Session, /, experts: tuple[str, ...], base: str | None, **settings: Any) -> None:
     """Predict the routing of a composition from statistics alone: no weights are read, nothing is written.
 
     For each expert: its tokens and its weight in the routers' solve; the share of its text whose first choice is this
@@ -145,13 +142,13 @@ def preview(
     theirs; and whether it is drowned out. With --router context, all of it from counts of tokens, after 32 tokens of a
     text, and the accuracy after 1, 2, 4, … tokens.
     """
-    wanted = asked(context, session, experts, base, settings)
+    wanted = asked(session, experts, base, settings)
     with session.registry() as registry:
         prediction = registry.preview(wanted.experts, wanted.recipe, base=wanted.base)
     if printed_json(prediction.document()):
         return
     _print(prediction)
-    next_step(composing_as_typed(context))
+    next_step(composing_as_typed())
 
 
 def _print(prediction: "Preview") -> None:

@@ -207,6 +207,9 @@ reg report | registry.report.data.ReportData - colours
     perplexity | by domain: number | Its perplexity.
     interval | by domain: list of number
   evaluated | | The data of scores and measured routing.
+    at | | The time of the evaluation, ISO 8601, or null for now.
+    tokens | by domain: whole number | Number of predicted tokens.
+    labels | by domain: text | Label of its text.
   active_experts | | Ascending, from the latest evaluation with --active-experts; empty without one.
     experts_per_token | | The number.
     score | by domain: number
