@@ -115,8 +115,12 @@ def ranking_of(rows: "Sequence[Row]") -> list[Table]:
 
 
 def wide_table(rows: "Sequence[Row]", domains: Sequence[str]) -> Table:
-    """Return all figures in one table, one line per model; missing figures are empty."""
-    lines = [_wide(row, domains) for row in rows]
+    """Return all figures in one table, one line per model."""
+    return in_columns([_wide(row, domains) for row in rows])
+
+
+def in_columns(lines: Sequence[Mapping[str, object]]) -> Table:
+    """Return a table of lines, each column → figure; missing figures are empty."""
     columns = list(dict.fromkeys(column for line in lines for column in line))
     return Table(columns, [[exact(line.get(column)) for column in columns] for line in lines])
 

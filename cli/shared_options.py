@@ -31,7 +31,6 @@ from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from registry import PassSettings
     from registry.distributed import Cluster
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
@@ -157,13 +156,6 @@ cluster_options = options(
         advanced=True,
     ),
 )
-
-
-def pass_settings(settings: dict[str, Any]) -> "PassSettings":
-    """Take the settings of the forward pass, as parsed by `pass_options`, out of a command's parameters."""
-    from registry import PassSettings
-
-    return take(PassSettings, settings)
 
 
 def scoring(*, required: bool) -> Decorator:

@@ -39,7 +39,6 @@ from registry.io.display import counted, short, size
 
 if TYPE_CHECKING:
     from registry import FitSettings, Registry  # with SQLAlchemy
-    from registry.destination.destination import Destination
     from registry.doctor import Diagnosis
     from registry.hub.target import Pushed
 
@@ -140,7 +139,12 @@ def compose(
         raise click.UsageError("--check examines what was written, and --plan writes nothing: drop one of them.")
     if save_recipe is not None:
         composition.check_recipe_output(save_recipe, force=force)
-    destination = None if out is None or plan_only else _destination(out, force=force)
+    destination = None
+    if out is not None and not plan_only:
+        from registry.destination.address import destination_of
+
+        destination = destination_of(out)
+        destination.check(replace=force)
     fit_settings = take_fit_settings(settings, fit)
     if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
         check_files([*like, *fit])  # wrong options are refused first
@@ -208,15 +212,6 @@ def _check_text(recipe: composition.Recipe, like: bool, fit: bool, has_coefficie
         raise click.UsageError("--fit needs --to dense --trunk task-arithmetic.")
     if fit and has_coefficients:
         raise click.UsageError("--fit makes the coefficients itself: drop --coefficients.")
-
-
-def _destination(out: Path | str, *, force: bool) -> Destination:
-    """Return the destination of a composition, checked before anything else is loaded."""
-    from registry.destination.address import destination_of
-
-    destination = destination_of(out)
-    destination.check(replace=force)
-    return destination
 
 
 def _folder(registry: Registry, out: str) -> AbstractContextManager[Path]:
@@ -290,9 +285,12 @@ def _print_result(
 
 def _print_composed(plan: composition.Plan, out: Path | str) -> None:
     """Print what was written, before anything else is done with it."""
+    members = ", ".join(member.version.ref for member in plan.members)
+    if plan.from_base:
+        members = f"{plan.from_base} copies of {plan.lead.version.ref}"
     done(
         plan.digest,
-        f"composed {_members(plan)} into {out}  {short(plan.digest)}",
+        f"composed {members} into {out}  {short(plan.digest)}",
         *(f"  note: {note}" for note in plan.notes),
         f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token",
     )
@@ -328,12 +326,6 @@ def _note_without_public(registry: Registry, wanted: Asked) -> None:
     bases = [wanted.base] if wanted.base else [version.name for version in registry.versions(kind="base")]
     public = bases[0] if len(bases) == 1 else "BASE"
     note(f"no expert stands for general text; to add the base model: --public {public}")
-
-
-def _members(plan: composition.Plan) -> str:
-    if plan.from_base:
-        return f"{plan.from_base} copies of {plan.lead.version.ref}"
-    return ", ".join(member.version.ref for member in plan.members)
 
 
 def plan_document(plan: composition.Plan) -> dict[str, Any]:

@@ -94,7 +94,11 @@ def show_composition(registry: "Registry", composition: "CompositionRecord") -> 
     """Print a composition: members, recipe, folders, evaluations and audits."""
     warn_of_opted_out(registry, [composition.digest[:12]])
     evaluations, audits = registry.evaluations(composition), registry.audits(composition)
-    after = _biases_after_training(registry, composition)
+    try:
+        after = registry.trained_biases(composition)
+    except RegError as error:
+        note(f"the biases after its training are not shown: {error.message}")
+        after = {}
     sources = [_source(registry, composition.document, ref, after) for ref in composition.members]
     if printed_json(
         vars(composition) | {"made_from": sources, "evaluations": _documents(evaluations), "audits": _documents(audits)}
@@ -159,15 +163,6 @@ def _source(
             note(f"the trained bias of {ref} is not shown: {error.message}")
     bias = recipe.get("bias", {}).get(version.name) if takes_part else None
     return Source(ref, version.state, at, public, bias or None, trained, after.get(version.name))
-
-
-def _biases_after_training(registry: "Registry", composition: "CompositionRecord") -> dict[str, tuple[float, ...]]:
-    """Return expert → its biases after the training of a composition; those that cannot be read are remarked on."""
-    try:
-        return registry.trained_biases(composition)
-    except RegError as error:
-        note(f"the biases after its training are not shown: {error.message}")
-        return {}
 
 
 def _bias(source: Source, document: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from cli.option_groups import EVALUATION, command
 from cli.options import Integer, composed_path, composed_text, device, file, flag, option
 from cli.output import allows_colour, done, is_json, is_quiet, next_step, note, print_line, print_table, printed_json
 from cli.recipe import asked, base_option, experts_option, recipe_options
+from cli.score_tables import Table, print_tables, share
 from cli.session import Session, pass_session
 from cli.shared_options import scoring
 from cli.version_output import warn_of_folder, warn_of_opted_out
@@ -111,8 +112,8 @@ def _weights(routed: "Routed", layer: int | None) -> list[list[str]]:
 
 
 def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
-    for index, (expert, share) in enumerate(routed.shares(layer).items()):
-        name = f"{printable(expert)} {share:.0%}"
+    for index, (expert, part) in enumerate(routed.shares(layer).items()):
+        name = f"{printable(expert)} {part:.0%}"
         yield click.style(name, fg=_colour(index)) if coloured else f"[{_mark(index)}] {name}"
 
 
@@ -152,36 +153,28 @@ def preview(session: Session, /, experts: tuple[str, ...], base: str | None, **s
 
 
 def _print(prediction: "Preview") -> None:
-    refs, mean, by_tokens = prediction.refs, prediction.mean_confusion, prediction.by_tokens
-    solved = [] if by_tokens else ["weight in the solve"]  # context routing solves nothing
-    print_table(
-        ("expert", "tokens", *solved, "routing accuracy", "load"),
-        [
-            (m.ref, f"{m.tokens:,}", *(f"{m.part:.1%}" for _ in solved), f"{m.accuracy:.1%}", f"{m.share:.1%}")
-            for m in prediction.members
-        ],
-    )
-    click.echo()
-    print_table(
-        ("text of ↓ goes to →", *refs),
-        [(ref, *(f"{share:.1%}" for share in row)) for ref, row in zip(refs, mean, strict=True)],
-    )
-    click.echo()
-    if by_tokens:
-        print_table(
-            ("accuracy after … tokens", *(str(length.tokens) for length in by_tokens)),
-            [(ref, *(f"{length.confusion[n][n]:.1%}" for length in by_tokens)) for n, ref in enumerate(refs)],
-        )
+    refs, by_tokens = prediction.refs, prediction.by_tokens
+    if by_tokens:  # context routing solves nothing
+        solved, measure = [], "token counts"
+        heading, columns = "accuracy after … tokens", [length.tokens for length in by_tokens]
+        confusions = [length.confusion for length in by_tokens]
     else:
-        print_table(
-            ("accuracy in layer", *map(str, prediction.layers)),
-            [(ref, *(f"{layer[n][n]:.1%}" for layer in prediction.confusion)) for n, ref in enumerate(refs)],
-        )
-    if prediction.overlap:
-        click.echo()
-        pairs = sorted(prediction.overlap.items(), key=lambda item: -item[1])
-        name = "overlap of token counts" if prediction.by_tokens else "overlap of activations"
-        print_table((name, "", ""), [(a, b, f"{share:.1%}") for (a, b), share in pairs])
+        solved, measure = ["weight in the solve"], "activations"
+        heading, columns, confusions = "accuracy in layer", [*prediction.layers], [*prediction.confusion]
+    members = [
+        (one.ref, f"{one.tokens:,}", *(share(one.part) for _ in solved), share(one.accuracy), share(one.share))
+        for one in prediction.members
+    ]
+    mean = [(ref, *map(share, row)) for ref, row in zip(refs, prediction.mean_confusion, strict=True)]
+    own = [(ref, *(share(one[n][n]) for one in confusions)) for n, ref in enumerate(refs)]
+    pairs = sorted(prediction.overlap.items(), key=lambda item: -item[1])
+    tables = [
+        Table(("expert", "tokens", *solved, "routing accuracy", "load"), members),
+        Table(("text of ↓ goes to →", *refs), mean),
+        Table((heading, *map(str, columns)), own),
+        *([Table((f"overlap of {measure}", "", ""), [(a, b, share(one)) for (a, b), one in pairs])] if pairs else []),
+    ]
+    print_tables(tables)
     for member in prediction.members:
         if member.drowned:
             print_line(f"{member.ref} is drowned out: {member.drowned}")
