@@ -216,6 +216,15 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
             click.echo(line if index else click.style(line, bold=True))
 
 
+def in_words(value: Any, between: str = " ", empty: str = "none") -> str:
+    """Return a value of a recipe as people write it; of numbers by member, `between` stands between name and number."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}{between}{in_words(one, between, empty)}" for name, one in value.items()) or empty
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def print_line(text: str) -> None:
     """Print a long line on stdout, wrapped where a terminal is narrower."""
     if (width := terminal_width()) is not None:

@@ -40,7 +40,6 @@ class Asked:
 
 
 def _option(described: Field) -> Decorator:
-    """Return the option of a field."""
     name, kind, limits = described.option, described.kind, described.limits
     settings: dict[str, Any] = {"advanced": described.advanced, "outputs": described.outputs}
     if kind is OptionKind.SWITCH:
@@ -86,11 +85,8 @@ def asked(
 
     Experts that cannot be composed are refused before anything is imported that takes seconds, and with `checks_base` a
     base model that is not registered too. `settings` are the values of `recipe_options`, and of --from-base in a
-    command that has it.
-
-    Raises:
-        click.UsageError: an option has no part in what is made, or no expert is named.
-        RegError: the file is not a recipe, or an expert or the recipe cannot be.
+    command that has it. UsageError if an option has no part in what is made, or no expert is named; RegError if the
+    file is not a recipe, or an expert or the recipe cannot be.
     """
     path: Path | None = settings.pop("recipe_path")
     given = {name: value for name, value in settings.items() if name in FIELDS and is_typed(name)}
@@ -174,7 +170,6 @@ def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = 
 
 
 def _check_options(given: dict[str, Any], file_values: Any) -> None:
-    """Refuse options that have no part in what is made."""
     merged = {**file_values, **given}
     for name in sorted(given):
         if found := obstacle(FIELDS[name], merged):

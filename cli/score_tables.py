@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from registry.evaluation import Row
 
 INTERVAL = "95% interval"
-"""Heading of the column of intervals."""
-
-_SHOWN = {"average": "averaged weights"}
-"""Name of a row → how tables show it, where its name alone could be taken for a column's."""
 
 
 class Table(NamedTuple):
@@ -50,7 +46,12 @@ def print_scores(document: Callable[[], Any], wide: Callable[[], Table], tables:
     if form == "--json":
         print_json(document())
     elif form == "--csv":
-        print_csv(wide())
+        import csv
+
+        header, lines = wide()
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerows((header, *lines))  # RFC 4180, but with LF line ends
+        click.echo(text.getvalue(), nl=False)
     else:
         print_tables(tables(), as_markdown=form == "--markdown")
     return form in (None, "--json")
@@ -68,15 +69,6 @@ def print_tables(tables: Sequence[Table], *, as_markdown: bool = False) -> None:
             print_table(table.header, table.rows)
 
 
-def print_csv(table: Table) -> None:
-    """Print one table on stdout as CSV (RFC 4180, but with LF line ends)."""
-    import csv
-
-    text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows((table.header, *table.rows))
-    click.echo(text.getvalue(), nl=False)
-
-
 def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     """Return tables of perplexities with token counts, and of scores, routing and cost if available."""
     known = [domain for domain in domains if any(domain in row.accuracy for row in rows)]
@@ -89,7 +81,9 @@ def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
 def shown_name(name: str) -> str:
     """Return the name of a row as tables show it: `averaged weights`, and `base model law@1` of a base model."""
     kind, space, ref = name.partition(" ")
-    return f"base model {ref}" if kind == "base" and space else _SHOWN.get(name, name)
+    if kind == "base" and space:
+        return f"base model {ref}"
+    return "averaged weights" if name == "average" else name
 
 
 def ranking_of(rows: "Sequence[Row]") -> list[Table]:
@@ -126,7 +120,6 @@ def in_columns(lines: Sequence[Mapping[str, object]]) -> Table:
 
 
 def _wide(row: "Row", domains: Sequence[str]) -> dict[str, str | float | None]:
-    """Return column → figure for a model."""
     line: dict[str, str | float | None] = {"model": shown_name(row.name)}
     line |= {f"perplexity {domain}": row.perplexity.get(domain) for domain in domains}
     line |= {f"score {domain}": row.score.get(domain) for domain in domains}

@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
-_FIT = "fit_"
-"""Beginning of the parameters' names of a fit's settings."""
-
-
 def _dtype(own: str) -> Decorator:
     return choice(
         "--dtype",
@@ -192,16 +188,12 @@ def fit_options(does: str) -> Decorator:
 
 
 def take_fit_settings(settings: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
-    """Take the settings of a fit out of a command's parameters, and return them.
-
-    Raises:
-        click.UsageError: one is given, and no file to fit to.
-    """
-    names = [name for name in settings if name.startswith(_FIT)]
+    """Take the settings of a fit out of a command's parameters; UsageError if one is given without a file."""
+    names = [name for name in settings if name.startswith("fit_")]
     for name in names:
         if not files and is_typed(name):
             raise click.UsageError(f"--{name.replace('_', '-')} is for --fit.")
-    return {name.removeprefix(_FIT): settings.pop(name) for name in names}
+    return {name.removeprefix("fit_"): settings.pop(name) for name in names}
 
 
 def fit_line(recipe: composition.Recipe) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
 
-from cli.session import REGISTRY_OPTIONS, option_value
+from cli.session import Session
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -100,7 +100,8 @@ class Registered(click.types.StringParamType):
         from registry.names.resolve import ALL_STATES
         from registry.registry import Registry
 
-        home, database, arrays = (option_value(ctx.meta, name) for name in REGISTRY_OPTIONS)
+        session = Session(ctx.meta)
+        home, database, arrays = session.home, session.database, session.arrays
         revision, head = revisions(home, database, arrays)
         if revision != head:
             return []

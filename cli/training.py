@@ -76,11 +76,7 @@ def weight_products(routers: str = "", *, fsdp: bool = True) -> Decorator:
 
 
 def trained_as_worker() -> bool:
-    """Train with the main process if this one is its worker; print nothing, and exit with 1 if that failed.
-
-    Returns:
-        True in a worker, for which nothing is left to do.
-    """
+    """Train with the main process, and return True, if this one is its worker; exit with 1 if that failed."""
     if not is_worker():
         return False
     from registry.training import run_worker

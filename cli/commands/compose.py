@@ -18,6 +18,7 @@ from cli.options import Integer, file, files, flag, numbers, option
 from cli.options import destination as output_place
 from cli.output import (
     done,
+    in_words,
     is_json,
     is_quiet,
     next_step,
@@ -163,13 +164,15 @@ def compose(
         if like:
             wanted = _weighed(registry, wanted, like)
             if not is_json():
-                done(None, f"weights by --like: {_shown(wanted.recipe.weights)}")
+                done(None, f"weights by --like: {in_words(wanted.recipe.weights, '=')}")
         if fit and plan_only:
             wanted, fit_reads = _unfitted(registry, wanted, fit, FitSettings(**fit_settings))
         elif fit:
-            wanted = _fitted(registry, wanted, fit, FitSettings(**fit_settings))
+            recipe = wanted.recipe.replace(coefficients=None, fit=None)  # those of a recipe file are replaced
+            fitted = registry.fit(wanted.experts, fit, recipe, FitSettings(**fit_settings), base=wanted.base)
+            wanted = replace(wanted, recipe=fitted.recipe)
             if not is_json():
-                found = f"coefficients by --fit: {_shown(wanted.recipe.coefficients)}"
+                found = f"coefficients by --fit: {in_words(wanted.recipe.coefficients, '=')}"
                 done(None, found, f"  {fit_line(wanted.recipe)}")
         made: dict[str, Any] = {"recipe": wanted.recipe, "base": wanted.base, "from_base": wanted.from_base}
         if destination is None:
@@ -229,13 +232,6 @@ def _weighed(registry: Registry, wanted: Asked, like: tuple[Path, ...]) -> Asked
     return replace(wanted, experts=refs, recipe=recipe, base=wanted.base if recipe.needs_base else None)
 
 
-def _fitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: FitSettings) -> Asked:
-    """Return what is asked for with coefficients fitted to files; those that a recipe file gave are replaced."""
-    recipe = wanted.recipe.replace(coefficients=None, fit=None)
-    fitted = registry.fit(wanted.experts, fit, recipe, settings, base=wanted.base)
-    return replace(wanted, recipe=fitted.recipe)
-
-
 def _unfitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: FitSettings) -> tuple[Asked, str]:
     """Return what is asked for with equal coefficients, for a plan before the fit, and what the fit will read."""
     check_files(fit)
@@ -248,7 +244,6 @@ def _unfitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings
 
 
 def _save(path: Path | None, wanted: Asked, *, force: bool) -> None:
-    """Write the recipe file that --save-recipe asks for."""
     if path is not None:
         recipe, copies = wanted.recipe, wanted.from_base
         composition.write_recipe(path, recipe, wanted.experts, wanted.base, from_base=copies, force=force)
@@ -363,7 +358,11 @@ def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
         ],
     )
     rows = [("host", f"{plan.model_type}, {plan.dtype}"), *(("note", note) for note in plan.notes)]
-    rows += [(key.replace("_", " "), _shown(value)) for key, value in chosen(recipe).items() if key not in _NOT_SHOWN]
+    rows += [
+        (key.replace("_", " "), in_words(value, "=", "-"))
+        for key, value in chosen(recipe).items()
+        if key not in _NOT_SHOWN
+    ]
     rows += [("fit", fit_line(plan.recipe))] if plan.recipe.fit else []
     rows += [("fit", fit_reads)] if fit_reads else []
     rows += [("base", plan.base.version.ref)] if plan.base else []
@@ -378,7 +377,6 @@ def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
 
 
 def _context(plan: composition.Plan) -> list[tuple[str, str]]:
-    """Return the line on what context routing adds, if the plan has it."""
     cost = plan.output.routing_cost(plan)
     if cost is None:
         return []
@@ -389,15 +387,6 @@ def _context(plan: composition.Plan) -> list[tuple[str, str]]:
     elif cost.maps:
         added = f"head maps, {added}"
     return [("context routing adds", added)]
-
-
-def _shown(value: object) -> str:
-    """Return a recipe's value as people write it."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={_shown(one)}" for name, one in value.items()) or "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @command(

@@ -9,7 +9,7 @@ import click
 
 from cli.next_steps import reporting
 from cli.option_groups import command
-from cli.output import next_step, note, print_line, print_table, printed_json
+from cli.output import in_words, next_step, note, print_line, print_table, printed_json
 from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, warn_of_opted_out
@@ -53,7 +53,6 @@ def compositions(session: Session, ref: str | None) -> None:
 
 
 def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the kind and method of a composition, the settings of its router, and the experts per token."""
     recipe = document["recipe"]
     to = recipe.get("to", "moe")
     method = recipe.get("trunk") or recipe.get("routing") or ""
@@ -119,7 +118,7 @@ def show_composition(registry: "Registry", composition: "CompositionRecord") -> 
     by_member = ("bias",) if _is_trained(recipe) else ()
     before = ", before the training" if "training" in composition.document else ""
     rows += [
-        (key, f"{_text(value)}{before if key == 'router' else ''}")
+        (key, f"{in_words(value)}{before if key == 'router' else ''}")
         for key, value in recipe.items()
         if key not in by_member
     ]
@@ -254,11 +253,3 @@ def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool
         print_line(f"load  {shares}")
     for domain, weights in figures.get("weights", {}).items() if of_ensemble else ():
         print_line(f"mean weights on {domain}  {', '.join(f'{name} {one:.1%}' for name, (one,) in weights.items())}")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -47,7 +47,6 @@ def sentence(event: "EventRecord") -> str:
 
 
 def _named(subject: str) -> str:
-    """Return how a sentence names a version or, by its digest, a composition."""
     return subject if "@" in subject else f"composition {short(subject)}"
 
 

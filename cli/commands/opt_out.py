@@ -1,7 +1,6 @@
 """Commands that withdraw experts: opt-out, receipt verify."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +60,6 @@ def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, dry_r
 
 
 def _question(versions: "list[VersionRecord]", purge: bool) -> str | None:
-    """Return the question to confirm, or None if nothing is left to do."""
     active = ", ".join(version.ref for version in versions if version.state == "active")
     kept = [version.ref for version in versions if version.state != "purged"]
     content = f"the arrays that only {', '.join(kept)} {'uses' if len(kept) == 1 else 'use'}"
@@ -140,7 +138,12 @@ def _reach(did: "OptOut") -> list[str]:
     heirs = {each.composition: each.shares for each in did.heirs}
     for composition in did.compositions:
         lines.append(f"    {short(composition.digest)}  {','.join(composition.members)}")
-        lines += [_heirs(heirs[composition.digest])] if composition.digest in heirs else []
+        if composition.digest in heirs:
+            named = sorted(heirs[composition.digest].items(), key=lambda item: -item[1])
+            text = ", ".join(f"{name} {share:.0%}" for name, share in named if share >= _LEAST_SHARE)
+            lines.append(
+                f"      composed again without it, its tokens would go to {text} (predicted from counts of tokens)"
+            )
     if did.compositions:
         lines.append("  written to these folders, which contain it until you delete them:")
     folders = dict.fromkeys(folder for composition in did.compositions for folder in composition.folders)
@@ -154,13 +157,6 @@ def _reach(did: "OptOut") -> list[str]:
         at = "started, its end was not recorded" if push.commit is None else f"commit {short(push.commit)}"
         lines.append(f"    {push.endpoint}/{push.repo}  {push.revision}  {at}")
     return lines
-
-
-def _heirs(shares: Mapping[str, float]) -> str:
-    """Return in words where the text of a version would go in a mixture without it."""
-    named = sorted(shares.items(), key=lambda item: -item[1])
-    text = ", ".join(f"{name} {share:.0%}" for name, share in named if share >= _LEAST_SHARE)
-    return f"      composed again without it, its tokens would go to {text} (predicted from counts of tokens)"
 
 
 @click.group(cls=CommandGroup)

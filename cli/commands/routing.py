@@ -98,7 +98,7 @@ def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]
     number = {expert: index for index, expert in enumerate(routed.experts)}
     for expert, run in groupby(routed.tokens, key=lambda token: token.expert(layer)):
         text = printable("".join(token.text for token in run), keep="\n\t")
-        yield click.style(text, fg=_colour(number[expert])) if coloured else f"[{_mark(number[expert])}]{text}"
+        yield _marked(text, number[expert], coloured)
 
 
 def _weights(routed: "Routed", layer: int | None) -> list[list[str]]:
@@ -113,17 +113,15 @@ def _weights(routed: "Routed", layer: int | None) -> list[list[str]]:
 
 def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
     for index, (expert, part) in enumerate(routed.shares(layer).items()):
-        name = f"{printable(expert)} {part:.0%}"
-        yield click.style(name, fg=_colour(index)) if coloured else f"[{_mark(index)}] {name}"
+        yield _marked(f"{printable(expert)} {part:.0%}", index, coloured, " ")
 
 
-def _colour(index: int) -> str:
-    return _COLOURS[index % len(_COLOURS)]
-
-
-def _mark(index: int) -> str:
-    """Return a, b, … z, a1, b1, …"""
-    return _MARKS[index % len(_MARKS)] + (str(index // len(_MARKS)) if index >= len(_MARKS) else "")
+def _marked(text: str, index: int, coloured: bool, gap: str = "") -> str:
+    """Return a text in the colour of an expert, or after its letter: a, b, … z, a1, b1, …"""
+    if coloured:
+        return click.style(text, fg=_COLOURS[index % len(_COLOURS)])
+    rounds, letter = divmod(index, len(_MARKS))
+    return f"[{_MARKS[letter]}{rounds or ''}]{gap}{text}"
 
 
 _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating", "device", "dtype", "host",

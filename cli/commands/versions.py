@@ -1,6 +1,5 @@
 """Commands on registered versions: list, show, alias, export."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,22 @@ def list_(session: Session, /, limit: int | None, offset: int, **chosen: Any) ->
         for version in versions:
             click.echo(version.ref)
     else:
-        _print(versions)
+        print_table(
+            ("version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"),
+            [
+                (
+                    version.ref,
+                    version.kind,
+                    short(version.digest),
+                    shown_parameters(version),
+                    _tokens(version),
+                    ",".join(version.aliases),
+                    ",".join(f"{key}={value}" for key, value in version.tags.items()),
+                    version.state,
+                )
+                for version in versions
+            ],
+        )
         if not versions and not offset:
             filtered = "of that kind or with those tags " if chosen["kind"] or chosen["tags"] else ""
             others = "" if chosen["everything"] else "; reg list --all shows opted-out versions"
@@ -76,25 +90,6 @@ def _tokens(version: "VersionRecord") -> str:
     if any(parts_in(version.content)):
         return "-"
     return next((f"{one.tokens:,}" for one in version.statistics), "-")
-
-
-def _print(versions: "Sequence[VersionRecord]") -> None:
-    print_table(
-        ("version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"),
-        [
-            (
-                version.ref,
-                version.kind,
-                short(version.digest),
-                shown_parameters(version),
-                _tokens(version),
-                ",".join(version.aliases),
-                ",".join(f"{key}={value}" for key, value in version.tags.items()),
-                version.state,
-            )
-            for version in versions
-        ],
-    )
 
 
 @command("reg show math", "reg show math@1", "reg show 93072823")

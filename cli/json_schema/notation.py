@@ -68,11 +68,7 @@ _WORDS = {"string": "text", "integer": "whole number", "boolean": "true or false
 
 
 def read_schemas(text: str) -> dict[str, Schema]:
-    """Return name → schema of the lines that are not indented.
-
-    Raises:
-        KeyError: a kind is neither one of docs/json.md, nor an object before it, nor a class.
-    """
+    """Return name → schema of the lines that are not indented; KeyError for a kind that is not known."""
     found: dict[str, Schema] = {}
     enclosing: list[Schema] = []  # the schema of the latest line at each depth
     for line in re.sub(r"\n +(?! |\* )(?!.* \| )", " ", text).splitlines():
