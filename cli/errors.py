@@ -139,7 +139,6 @@ def _name_of(parameter: click.Parameter | None) -> str:
 
 
 def _path(context: click.Context) -> str:
-    """Return the words of a command, as they are typed."""
     names = []
     while context.parent is not None:
         names.append(context.info_name or "")

@@ -238,7 +238,7 @@ def bring_copies(ctx: click.Context) -> None:
     for name, value in ctx.params.items():
         if isinstance(value, InBucket):
             ctx.params[name] = _copy(ctx, value)
-        elif isinstance(value, tuple) and any(isinstance(one, InBucket) for one in value):
+        elif isinstance(value, tuple):
             ctx.params[name] = tuple(_copy(ctx, one) if isinstance(one, InBucket) else one for one in value)
 
 

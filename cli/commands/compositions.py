@@ -10,7 +10,7 @@ import click
 from cli.next_steps import reporting
 from cli.option_groups import command
 from cli.output import in_words, next_step, note, print_line, print_table, printed_json
-from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
+from cli.score_tables import INTERVAL, Table, figure, interval, print_tables, share
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, warn_of_opted_out
 from registry.composition.found import OUTPUTS, ROUTERS
@@ -217,11 +217,9 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool) -> None:
-    """Print one evaluation: a line for each domain, and one for the mean if there is one."""
     figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
     rows = []
     for domain, text in document["data"].items():
-        accuracy = figures["overall_accuracy"].get(domain)
         rows.append(
             [
                 domain,
@@ -229,7 +227,7 @@ def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool
                 figure(figures["score"].get(domain)),
                 interval(figures.get("interval", {}).get(domain)),
                 figure(oracle.get("score", {}).get(domain)),
-                "" if accuracy is None else f"{accuracy:.1%}",
+                share(figures["overall_accuracy"].get(domain)),
                 f"{text['tokens']:,} of {text['label']}",
             ]
         )

@@ -69,7 +69,6 @@ def _question(versions: "list[VersionRecord]", purge: bool) -> str | None:
 
 
 def _consequences(would: "OptOut") -> list[str]:
-    """Return lines on what an opt-out would do, whom it would reach, and what would remain."""
     kept = [version.ref for version in would.versions if version.ref not in would.withdrew]
     lines = [f"would withdraw {', '.join(would.withdrew)}; no other expert changes by a byte"] if would.withdrew else []
     lines += [f"{ref} was opted out already" for ref in kept]

@@ -85,7 +85,6 @@ def read_schemas(text: str) -> dict[str, Schema]:
 
 
 def _schema_of(kind: str, known: Mapping[str, Schema]) -> Schema:
-    """Return the schema of a kind, with the description of an object or a class."""
     if kind.endswith(" or null"):
         schema = _schema_of(kind.removesuffix(" or null"), known)
         words = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
