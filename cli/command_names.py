@@ -3,14 +3,11 @@
 import re
 from pathlib import Path
 
-import click
-
 COMMANDS = {
     name: f"{module}.{'list_' if name == 'list' else name.replace('-', '_')}"
     for module, names in (
         ("register", "add-expert add-experts add-base check collect"),
-        ("compose", "compose"),
-        ("instantiate", "instantiate"),
+        ("compose", "compose instantiate"),
         ("routing", "preview"),
         ("train_experts", "train-expert train-soup train-simoe"),
         ("train_mixtures", "proxy train train-router"),
@@ -97,12 +94,3 @@ def summary_of(command: str) -> str:
     found = re.search(rf'^def {function}\(.*?"""(.*?)"""', source, re.DOTALL | re.MULTILINE)
     assert found is not None
     return first_sentence(found[1])
-
-
-def write_jobs(formatter: click.HelpFormatter) -> None:
-    """Write the commands by job, each with its shorter names and its whole summary."""
-    shorter = {command: f"{command}, {alias}" for alias, command in ALIASES.items()}
-    width = max(len(shorter.get(name, name)) for name in COMMANDS)
-    for job, names in JOBS.items():
-        with formatter.section(job):
-            formatter.write_dl([(shorter.get(name, name).ljust(width), summary_of(name)) for name in names])

@@ -16,39 +16,6 @@ from cli.json_schema.notation import table
 from cli.main import main
 from cli.option_groups import GroupedCommand, grouped
 
-
-def summary() -> str:
-    """Return a Markdown table of all commands, one line each, with links to their sections."""
-    rows = ["| command | |", "|---|---|"]
-    for command, own in commands():
-        anchor = own.command_path.replace(" ", "-")
-        line = first_sentence(command.help or "").replace("|", "\\|")
-        rows.append(f"| [`{own.command_path}`](#{anchor}) | {line} |")
-    return "\n".join(rows) + "\n"
-
-
-def reference() -> str:
-    """Return the reference as Markdown: usage, description and options of each command."""
-    parts = [_options("Before any command:", main, click.Context(main, info_name="reg"))]
-    for command, own in commands():
-        text = inspect.cleandoc(command.help or "")
-        options, examples = _options("", command, own), _examples(command)
-        pieces = [piece for piece in command.collect_usage_pieces(own) if piece != "[OPTIONS]"]
-        usage = " ".join([own.command_path, *pieces])
-        parts.append(f"## {own.command_path}\n\n`{usage}`\n\n{text}\n\n{examples}{options}")
-    return "\n".join(part.rstrip() + "\n" for part in parts)
-
-
-def schemas() -> str:
-    """Return the fields of every command's --json output, as Markdown."""
-    parts = [f"## Errors\n\n{table(ERROR)}"]
-    for _, own in commands():
-        parts.append(f"## {own.command_path}\n\n{table(SCHEMAS[own.command_path])}")
-        if own.command_path == "reg show":
-            parts.append(f"With the digest of a composition:\n\n{table(SHOWN_COMPOSITION)}")
-    return "\n".join(parts)
-
-
 _COMMANDS = """# Commands and their options
 
 `reg --help` lists the commands, and `reg compose --help-all` describes one as this page does. Variables, output and
@@ -77,10 +44,25 @@ something is not as it should be. `--quiet` keeps everything else off stderr.
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each page by its path."""
+    """Return the text of each page by its path: usage, description and options of each command; fields of its JSON."""
+    summary = ["| command | |", "|---|---|"]
+    reference = [_options("Before any command:", main, click.Context(main, info_name="reg"))]
+    schemas = [f"## Errors\n\n{table(ERROR)}"]
+    for command, own in commands():
+        path, text = own.command_path, inspect.cleandoc(command.help or "")
+        line = first_sentence(text).replace("|", "\\|")
+        summary.append(f"| [`{path}`](#{path.replace(' ', '-')}) | {line} |")
+        usage = " ".join([path, *(piece for piece in command.collect_usage_pieces(own) if piece != "[OPTIONS]")])
+        lines = command.examples if isinstance(command, GroupedCommand) else ()
+        examples = "```console\n" + "".join(f"$ {line}\n" for line in lines) + "```\n\n" if lines else ""
+        reference.append(f"## {path}\n\n`{usage}`\n\n{text}\n\n{examples}{_options('', command, own)}")
+        schemas.append(f"## {path}\n\n{table(SCHEMAS[path])}")
+        if path == "reg show":
+            schemas.append(f"With the digest of a composition:\n\n{table(SHOWN_COMPOSITION)}")
+    described = "\n".join(part.rstrip() + "\n" for part in reference)
     return {
-        "docs/cli.md": _COMMANDS.format(summary=summary(), reference=reference()),
-        "docs/json.md": _FIELDS.format(schemas=schemas()),
+        "docs/cli.md": _COMMANDS.format(summary="\n".join(summary) + "\n", reference=described),
+        "docs/json.md": _FIELDS.format(schemas="\n".join(schemas)),
     }
 
 
@@ -114,11 +96,6 @@ def _options(title: str, command: click.Command, context: click.Context) -> str:
     else:
         lines = _rows(command.params, context)
     return f"{title}\n\n| option | |\n|---|---|\n{lines}".lstrip()
-
-
-def _examples(command: click.Command) -> str:
-    lines = command.examples if isinstance(command, GroupedCommand) else ()
-    return "```console\n" + "".join(f"$ {line}\n" for line in lines) + "```\n\n" if lines else ""
 
 
 def _rows(parameters: Iterable[click.Parameter], context: click.Context) -> str:

@@ -82,7 +82,8 @@ def _translated(error: BaseException, context: click.Context | None, *, as_json:
     """Return the message of an error, or None if it is to be raised as it is."""
     if isinstance(error, CliError):
         return error
-    if _is_interrupt(error):
+    at_question = isinstance(error, click.Abort) and isinstance(error.__context__, KeyboardInterrupt)
+    if isinstance(error, KeyboardInterrupt) or at_question:
         command = context.invoked_subcommand if context else None
         again = "run it again; it goes on where it stopped" if command in RESUMING else "run it again"
         return CliError("interrupted", again, "Interrupted", INTERRUPTED)
@@ -92,13 +93,6 @@ def _translated(error: BaseException, context: click.Context | None, *, as_json:
         return _of_click(error, context, as_json=as_json)
     closed = isinstance(error, OSError) and error.errno == errno.EPIPE  # the reader of the output has closed it
     return None if closed or os.environ.get(DEBUG_VARIABLE) else _message(error)
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    """Tell whether Ctrl-C was typed; at a question, Click makes another error of it."""
-    return isinstance(error, KeyboardInterrupt) or (
-        isinstance(error, click.Abort) and isinstance(error.__context__, KeyboardInterrupt)
-    )
 
 
 def _of_click(error: click.ClickException, group: click.Context | None, *, as_json: bool) -> CliError | None:
@@ -113,7 +107,6 @@ def _of_click(error: click.ClickException, group: click.Context | None, *, as_js
 
 
 def _words(error: click.ClickException) -> str:
-    """Return what an error of Click says, in this program's words."""
     text = error.message if type(error) is click.UsageError else error.message.removesuffix(".")  # sentences of ours
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text  # `Got unexpected …`, not `FILE …`
     if isinstance(error, click.exceptions.NoSuchOption):
@@ -146,7 +139,6 @@ def _name_of(parameter: click.Parameter | None) -> str:
 
 
 def _path(context: click.Context) -> str:
-    """Return the words of a command, as they are typed."""
     names = []
     while context.parent is not None:
         names.append(context.info_name or "")
@@ -159,23 +151,14 @@ def _message(error: BaseException) -> CliError:
     if isinstance(error, RegError):
         return CliError(error.message, error.hint, kind)
     if isinstance(error, OSError):
+        from traceback import walk_tb
+
         path = error.filename
-        if _is_of_output(error):
+        if any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__)):
             path = "standard output"
-            _give_up_output()
+            with suppress(OSError), Path(os.devnull).open("wb") as nowhere:  # else Python writes the rest at exit
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
         hint = _SYSTEM_HINTS.get(error.errno or 0, "correct the cause, then repeat the command")
         return CliError(f"{error.strerror or error}" + (f": {path}" if path else ""), hint, kind)
     hint = f"this is a bug in the program; {DEBUG_VARIABLE}=1 shows where, for a report"
     return CliError(f"{kind}: {error}", hint, kind)
-
-
-def _is_of_output(error: OSError) -> bool:
-    from traceback import walk_tb
-
-    return any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
-
-
-def _give_up_output() -> None:
-    """Discard buffered output, which Python would otherwise try, and fail, to write again at exit."""
-    with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())

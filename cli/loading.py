@@ -10,8 +10,6 @@ from cli.errors import DEBUG_VARIABLE
 
 _LARGEST = ("torch", "transformers")
 """Libraries whose import takes seconds."""
-_CATALOG = ("sqlalchemy",)
-"""The library of the catalog, whose import takes a few tenths of a second."""
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_VERBOSITY": "error"}
 """Environment variables of the libraries, where the user has not set them."""
 _LOGGERS = ("accelerate", "huggingface_hub", "peft", "torch", "transformers")
@@ -34,7 +32,11 @@ def announce_imports(say: Callable[[str], object]) -> Callable[[], None]:
     """Let `say` be called before the first library that takes seconds is imported; return what ends that."""
 
     def announce(name: str) -> None:
-        _silence_loggers()
+        import logging  # takes longer than the rest of a light command
+
+        if not os.environ.get(DEBUG_VARIABLE):
+            for library in _LOGGERS:
+                logging.getLogger(library).setLevel(logging.ERROR)
         say(f"loading {name} …")
 
     return _announce(_LARGEST, announce)
@@ -42,7 +44,7 @@ def announce_imports(say: Callable[[str], object]) -> Callable[[], None]:
 
 def announce_catalog(say: Callable[[str], object]) -> Callable[[], None]:
     """Let `say` be called before the library of the catalog is imported; return what ends that."""
-    return _announce(_CATALOG, lambda _: say("opening the registry …"))
+    return _announce(["sqlalchemy"], lambda _: say("opening the registry …"))  # in a few tenths of a second
 
 
 def _announce(names: Sequence[str], say: Callable[[str], object]) -> Callable[[], None]:
@@ -59,14 +61,6 @@ def silence_libraries() -> None:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     warnings.simplefilter("ignore")
-
-
-def _silence_loggers() -> None:
-    import logging  # takes longer than the rest of a light command
-
-    if not os.environ.get(DEBUG_VARIABLE):
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
 
 
 _ERASE = "\r\x1b[K"

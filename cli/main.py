@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cli.command_names import ALIASES, BY_WORD, COMMANDS, SYNONYMS, write_jobs
+from cli.command_names import ALIASES, BY_WORD, COMMANDS, JOBS, SYNONYMS, summary_of
 from cli.errors import CliError, translate_errors
 from cli.loading import announce_catalog, announce_imports, show_until_output, silence_libraries
 from cli.output import allows_colour, note, output_options
@@ -39,8 +39,12 @@ class _Group(click.Group):
         return sorted([*COMMANDS, *ALIASES])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by job, with their summaries, without importing them."""
-        write_jobs(formatter)
+        """List the commands by job, with their shorter names and whole summaries, without importing them."""
+        shorter = {command: f"{command}, {alias}" for alias, command in ALIASES.items()}
+        width = max(len(shorter.get(name, name)) for name in COMMANDS)
+        for job, names in JOBS.items():
+            with formatter.section(job):
+                formatter.write_dl([(shorter.get(name, name).ljust(width), summary_of(name)) for name in names])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         cmd_name = ALIASES.get(cmd_name, cmd_name)

@@ -25,15 +25,13 @@ def composing(experts: Iterable[str], *options: str) -> list[str]:
     return ["compose", "--experts", ",".join(experts), *options, "--out", fresh("moe/")]
 
 
-def composing_as_typed(
-    context: click.Context, *, without: Collection[str] = (), renamed: Mapping[str, str] | None = None
-) -> list[str]:
-    """Return the words that compose what a command with a recipe was about, with the options that it was given.
+def composing_as_typed(*, without: Collection[str] = (), renamed: Mapping[str, str] | None = None) -> list[str]:
+    """Return the words that compose what this command with a recipe was about, with the options that it was given.
 
     Parameters in `without` have no part in composing; `renamed` has the options of others when composing.
     """
-    words = typed_words(context, without=(*_OUTPUT_FORMS, *without, "out"), renamed=renamed or {})
-    out = context.params.get("out")
+    words = typed_words(without=(*_OUTPUT_FORMS, *without, "out"), renamed=renamed)
+    out = click.get_current_context().params.get("out")
     return ["compose", *words, "--out", fresh("moe/") if out is None else str(out)]
 
 

@@ -58,7 +58,6 @@ STATISTICS: Headings = {
     "Computation": _COMPUTATION,
     "Version": _VERSION,
 }
-"""Headings of the commands that collect statistics."""
 
 TRAINING: Headings = {
     "Model": ("base", "train", "trunk", "mlp", "experts", "rank", "hidden"),
@@ -71,7 +70,6 @@ TRAINING: Headings = {
     "Output": ("out", "force", "keep_calibration"),
     "Version": _VERSION,
 }
-"""Headings of the commands that train."""
 
 EVALUATION: Headings = {
     "Test text": ("data", "windows", "seq_len"),
@@ -80,21 +78,18 @@ EVALUATION: Headings = {
     "Computation": _COMPUTATION,
     "Output": ("out", "force", "as_markdown", "as_csv"),
 }
-"""Headings of the commands that score models."""
 
 AUDIT: Headings = {
     "Text": ("data", "documents", "prefix", "continued"),
     "Sampling": ("samples", "top_k", "threshold", "seed"),
     "Computation": ("device",),
 }
-"""Headings of the audit of what models repeat from their text."""
 
 INSTANTIATION: Headings = {
     "Output": ("out", "force"),
     "Mix of domains": ("weights", "like"),
     "Fit of coefficients to text": _FIT,
 }
-"""Headings of the command that makes one model from a soup."""
 
 
 class GroupedCommand(click.Command):
@@ -218,13 +213,12 @@ def _check_lists(command: click.Command, words: Sequence[str]) -> None:
             raise CliError(message, reg_line([*named, *again]), "UsageError", 2)
 
 
-def typed_words(
-    context: click.Context, *, without: Collection[str] = (), renamed: Mapping[str, str] | None = None
-) -> list[str]:
-    """Return the arguments and options of a command as they were typed, for another command that has them too.
+def typed_words(*, without: Collection[str] = (), renamed: Mapping[str, str] | None = None) -> list[str]:
+    """Return the arguments and options of this command as they were typed, for another command that has them too.
 
     Parameters in `without` are left out; `renamed` has other options for the values of some.
     """
+    context = click.get_current_context()
     parser = context.command.make_parser(context)
     values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])
     arguments: list[str] = []

@@ -131,51 +131,41 @@ _UNITS = {"": 1, "b": 1} | {
 _SIZE = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?) ?({'|'.join(_UNITS)})", re.IGNORECASE)
 
 
-class LocalPath(_Path):
-    """A path; a URL is refused, where it would become a folder named `s3:`."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path."""
-        if is_url(value):
-            self.fail(
-                f"{value!r} is a URL, and this takes a path; compositions go to a bucket: reg compose --out URL",
-                param,
-                ctx,
-            )
-        return super().convert(value, param, ctx)
-
-
-class Destination(_Path):
-    """The path of a folder, or the URL of a prefix in a bucket as a text."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path, or the URL in its recorded form."""
-        if not is_url(value):
-            return super().convert(value, param, ctx)
-        try:
-            return url_of(value)
-        except InvalidInputError as error:
-            self.fail(f"{error.message}; {error.hint}", param, ctx)
-
-
 class InBucket(str):
     """The URL of a composed folder, of which the command gets a local copy (`bring_copies`)."""
 
 
-class ComposedPath(_Path):
-    """The path of a model folder, or the URL of a composed one in a bucket."""
+class Place(_Path):
+    """A path; a URL, which would become a folder named `s3:`, is refused, or made what the command gets by `of_url`."""
+
+    def __init__(self, of_url: Callable[[str], object], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._of_url = of_url
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path, or the URL as `InBucket`."""
+        """Return the path, or what a URL stands for."""
         if not is_url(value):
             return super().convert(value, param, ctx)
-        return InBucket(destination.convert(value, param, ctx))
+        try:
+            return self._of_url(value)
+        except InvalidInputError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
 
 
-file_path = LocalPath(path_type=Path)
-destination = Destination(path_type=Path)
-composed_path = ComposedPath(path_type=Path)
-composed_text = ComposedPath()  # which may be a digest too
+def _refused(url: str) -> str:
+    raise InvalidInputError(
+        f"{url!r} is a URL, and this takes a path", "compositions go to a bucket: reg compose --out URL"
+    )
+
+
+def _in_bucket(url: str) -> str:
+    return InBucket(url_of(url))
+
+
+file_path = Place(_refused, path_type=Path)
+destination = Place(url_of, path_type=Path)
+composed_path = Place(_in_bucket, path_type=Path)
+composed_text = Place(_in_bucket)  # which may be a digest too
 device = option("--device", "DEVICE", "A torch device. [default: the GPU if there is one]", advanced=True)
 
 
@@ -233,6 +223,11 @@ def pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
     return parsed
 
 
+def is_typed(name: str) -> bool:
+    """Return True if a parameter of this command stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def split(texts: Sequence[str]) -> list[str]:
     """Return the parts of comma-separated lists, in order."""
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
@@ -243,7 +238,7 @@ def bring_copies(ctx: click.Context) -> None:
     for name, value in ctx.params.items():
         if isinstance(value, InBucket):
             ctx.params[name] = _copy(ctx, value)
-        elif isinstance(value, tuple) and any(isinstance(one, InBucket) for one in value):
+        elif isinstance(value, tuple):
             ctx.params[name] = tuple(_copy(ctx, one) if isinstance(one, InBucket) else one for one in value)
 
 

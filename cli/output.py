@@ -223,25 +223,6 @@ def print_line(text: str) -> None:
     click.echo(text)
 
 
-def short(digest: str) -> str:
-    """Return the first digits of a digest, by which people and commands name it; JSON has all of them."""
-    return digest[:12]
-
-
-def size(nbytes: float) -> str:
-    """Format a size: `41.9 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
-
-
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Format a count with its noun: `1 array`, `1,200 arrays`."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import Choice, Integer, file_path, flag, numbers, option, options, split
+from cli.options import Choice, Integer, file_path, flag, is_typed, numbers, option, options, split
 from cli.output import Decorator
 from cli.session import Session
 from registry import composition
@@ -40,7 +40,6 @@ class Asked:
 
 
 def _option(described: Field) -> Decorator:
-    """Return the option of a field."""
     name, kind, limits = described.option, described.kind, described.limits
     settings: dict[str, Any] = {"advanced": described.advanced, "outputs": described.outputs}
     if kind is OptionKind.SWITCH:
@@ -75,7 +74,6 @@ def recipe_options(*without: str) -> Decorator:
 
 
 def asked(
-    context: click.Context,
     session: Session,
     experts: Sequence[str],
     base: str | None,
@@ -87,16 +85,13 @@ def asked(
 
     Experts that cannot be composed are refused before anything is imported that takes seconds, and with `checks_base` a
     base model that is not registered too. `settings` are the values of `recipe_options`, and of --from-base in a
-    command that has it.
-
-    Raises:
-        click.UsageError: an option has no part in what is made, or no expert is named.
-        RegError: the file is not a recipe, or an expert or the recipe cannot be.
+    command that has it. UsageError if an option has no part in what is made, or no expert is named; RegError if the
+    file is not a recipe, or an expert or the recipe cannot be.
     """
     path: Path | None = settings.pop("recipe_path")
-    given = {name: value for name, value in settings.items() if _is_given(context, name)}
+    given = {name: value for name, value in settings.items() if name in FIELDS and is_typed(name)}
     file = None if path is None else composition.read_recipe(path)
-    if copies := _copies(context, experts, settings, file):
+    if copies := _copies(experts, settings, file):
         return _asked_copies(session, base, copies, given, file)
     _check_options(given, {} if file is None else file.values)
     if file is not None:  # what the options name is not looked up in the file
@@ -115,16 +110,13 @@ def asked(
     values = overlay(file.values, _of_members(file, refs) | given if experts else given)
     if "to" not in settings and values.get("to", OUTPUTS.default.name) != OUTPUTS.default.name:
         raise InvalidInputError(
-            f"reg {context.info_name} is for mixtures, and the recipe in {path} makes {values['to']}",
-            "name another --recipe",
+            f"{_this_command()} is for mixtures, and the recipe in {path} makes {values['to']}", "name another --recipe"
         )
     recipe = Recipe.of_fields(values, None if "coefficients" in given else file.fit)
     return Asked(refs, recipe, base or (file.base if recipe.needs_base else None))
 
 
-def _copies(
-    context: click.Context, experts: Sequence[str], settings: Mapping[str, Any], file: composition.RecipeFile | None
-) -> int | None:
+def _copies(experts: Sequence[str], settings: Mapping[str, Any], file: composition.RecipeFile | None) -> int | None:
     """Return how many copies of a base model the experts are to be; None where they are versions of their own."""
     count: int | None = settings.get("from_base")
     if experts and count is not None:
@@ -133,7 +125,7 @@ def _copies(
         return count
     if "from_base" not in settings:
         raise InvalidInputError(
-            f"reg {context.info_name} compares experts, and the recipe in {file.path} has copies of a base model, "
+            f"{_this_command()} compares experts, and the recipe in {file.path} has copies of a base model, "
             "which no text tells apart",
             "name some: --experts A,B",
         )
@@ -178,7 +170,6 @@ def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = 
 
 
 def _check_options(given: dict[str, Any], file_values: Any) -> None:
-    """Refuse options that have no part in what is made."""
     merged = {**file_values, **given}
     for name in sorted(given):
         if found := obstacle(FIELDS[name], merged):
@@ -214,5 +205,5 @@ def _of_members(file: composition.RecipeFile, refs: Sequence[str]) -> dict[str, 
     }
 
 
-def _is_given(context: click.Context, name: str) -> bool:
-    return name in FIELDS and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+def _this_command() -> str:
+    return f"reg {click.get_current_context().info_name}"

@@ -1,8 +1,8 @@
 """Tables of scores as text, Markdown or CSV."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from registry.evaluation import Row
 
 INTERVAL = "95% interval"
-"""Heading of the column of intervals."""
-
-_SHOWN = {"average": "averaged weights"}
-"""Name of a row → how tables show it, where its name alone could be taken for a column's."""
 
 
 class Table(NamedTuple):
@@ -50,7 +46,12 @@ def print_scores(document: Callable[[], Any], wide: Callable[[], Table], tables:
     if form == "--json":
         print_json(document())
     elif form == "--csv":
-        print_csv(wide())
+        import csv
+
+        header, lines = wide()
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerows((header, *lines))  # RFC 4180, but with LF line ends
+        click.echo(text.getvalue(), nl=False)
     else:
         print_tables(tables(), as_markdown=form == "--markdown")
     return form in (None, "--json")
@@ -68,19 +69,6 @@ def print_tables(tables: Sequence[Table], *, as_markdown: bool = False) -> None:
             print_table(table.header, table.rows)
 
 
-def print_csv(table: Table) -> None:
-    """Print one table on stdout as CSV (RFC 4180, but with LF line ends)."""
-    import csv
-
-    writer = csv.writer(_Echo(), lineterminator="\n")
-    writer.writerows((table.header, *table.rows))
-
-
-class _Echo:
-    def write(self, text: str) -> None:
-        click.echo(text, nl=False, file=sys.stdout)
-
-
 def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
     """Return tables of perplexities with token counts, and of scores, routing and cost if available."""
     known = [domain for domain in domains if any(domain in row.accuracy for row in rows)]
@@ -93,7 +81,9 @@ def tables_of(rows: "Sequence[Row]", domains: Sequence[str]) -> list[Table]:
 def shown_name(name: str) -> str:
     """Return the name of a row as tables show it: `averaged weights`, and `base model law@1` of a base model."""
     kind, space, ref = name.partition(" ")
-    return f"base model {ref}" if kind == "base" and space else _SHOWN.get(name, name)
+    if kind == "base" and space:
+        return f"base model {ref}"
+    return "averaged weights" if name == "average" else name
 
 
 def ranking_of(rows: "Sequence[Row]") -> list[Table]:
@@ -119,14 +109,17 @@ def ranking_of(rows: "Sequence[Row]") -> list[Table]:
 
 
 def wide_table(rows: "Sequence[Row]", domains: Sequence[str]) -> Table:
-    """Return all figures in one table, one line per model; missing figures are empty."""
-    lines = [_wide(row, domains) for row in rows]
+    """Return all figures in one table, one line per model."""
+    return in_columns([_wide(row, domains) for row in rows])
+
+
+def in_columns(lines: Sequence[Mapping[str, object]]) -> Table:
+    """Return a table of lines, each column → figure; missing figures are empty."""
     columns = list(dict.fromkeys(column for line in lines for column in line))
     return Table(columns, [[exact(line.get(column)) for column in columns] for line in lines])
 
 
 def _wide(row: "Row", domains: Sequence[str]) -> dict[str, str | float | None]:
-    """Return column → figure for a model."""
     line: dict[str, str | float | None] = {"model": shown_name(row.name)}
     line |= {f"perplexity {domain}": row.perplexity.get(domain) for domain in domains}
     line |= {f"score {domain}": row.score.get(domain) for domain in domains}

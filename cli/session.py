@@ -3,7 +3,7 @@
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -13,11 +13,6 @@ from cli.output import progress
 if TYPE_CHECKING:
     from registry import Registry
     from registry.distributed import Cluster
-
-    _Text = click.ParamType[str]
-else:
-    _Text = click.ParamType  # older versions are not generic
-
 
 _OPENED = "reg.registry"
 
@@ -31,21 +26,26 @@ class Session:
     def __init__(self, meta: MutableMapping[str, Any]) -> None:
         self._meta = meta
 
+    def _value(self, name: str) -> str | None:
+        """Return the value of an option: that of the command line, else that of the environment, if any."""
+        found: str | None = self._meta.get(_key(name, typed=True), self._meta.get(_key(name, typed=False)))
+        return found
+
     @property
     def home(self) -> Path | None:
         """The registry's folder, if one is named."""
-        home = option_value(self._meta, "home")
+        home = self._value("home")
         return None if home is None else Path(home)
 
     @property
     def database(self) -> str | None:
         """The URL of the catalog, if one is named."""
-        return option_value(self._meta, "database")
+        return self._value("database")
 
     @property
     def arrays(self) -> str | None:
         """The folder or URL of the arrays, if one is named."""
-        return option_value(self._meta, "arrays")
+        return self._value("arrays")
 
     @property
     def typed(self) -> frozenset[str]:
@@ -61,18 +61,16 @@ class Session:
         """
         from registry import Registry
 
-        opened: Registry | None = self._meta.get(_OPENED)
-        if create or opened is None:
-            made: Literal["when written to", False] = "when written to" if create else False
-            located: dict[str, Any] = {"database": self.database, "arrays": self.arrays}
-            opened = Registry(self.home, create=made, progress=progress(), **located)
+        located: dict[str, Any] = {"database": self.database, "arrays": self.arrays, "progress": progress()}
         if create:  # nothing stays of a failure
-            with opened:
+            with Registry(self.home, create="when written to", **located) as opened:
                 opened.cluster = cluster
                 yield opened
             return
         if _OPENED not in self._meta:
-            self._meta[_OPENED] = click.get_current_context().with_resource(opened)
+            registry = Registry(self.home, create=False, **located)
+            self._meta[_OPENED] = click.get_current_context().with_resource(registry)
+        opened = self._meta[_OPENED]
         opened.cluster = cluster
         yield opened
 
@@ -80,16 +78,8 @@ class Session:
 pass_session = click.make_pass_decorator(Session)
 
 
-def option_value(meta: MutableMapping[str, Any], name: str) -> str | None:
-    """Return the value of --home, --database or --arrays: that of the command line, else that of the environment."""
-    found: str | None = meta.get(_key(name, typed=True), meta.get(_key(name, typed=False)))
-    return found
-
-
-class _Whole(_Text):
+class _Whole(click.types.StringParamType):
     """A text that an environment variable holds whole, with its spaces."""
-
-    name = "text"
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return [rv]
@@ -124,17 +114,18 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 _SHARED: dict[str, Any] = {"multiple": True, "expose_value": False, "callback": _keep, "type": _Whole()}
 
 
-def registry_options() -> list[click.Parameter]:
-    """Return --home, --database and --arrays of the group."""
+def registry_options(*, hidden: bool = False) -> list[click.Parameter]:
+    """Return --home, --database and --arrays of the group, which read the environment, or hidden ones of a command."""
     return [
-        click.Option([f"--{name}"], envvar=f"REG_{name.upper()}", **_SETTINGS[name], **_SHARED)
+        click.Option(
+            [f"--{name}"], hidden=hidden, envvar=None if hidden else f"REG_{name.upper()}", **_SETTINGS[name], **_SHARED
+        )
         for name in REGISTRY_OPTIONS
     ]
 
 
 def accept_registry_options(command: click.Command) -> None:
     """Let these options stand after a command too, or a command of its own; its help does not repeat them."""
-    for name in REGISTRY_OPTIONS:
-        command.params.append(click.Option([f"--{name}"], hidden=True, **_SETTINGS[name], **_SHARED))
+    command.params += registry_options(hidden=True)
     for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
         accept_registry_options(subcommand)

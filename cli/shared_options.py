@@ -1,6 +1,6 @@
 """Options that several commands share, but for those of a recipe and of a training."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -8,15 +8,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.options import Size, choice, device, files, flag, integer, lists, option, options, unique_pairs
+from cli.options import (
+    Size,
+    choice,
+    device,
+    files,
+    flag,
+    integer,
+    is_typed,
+    lists,
+    number,
+    option,
+    options,
+    unique_pairs,
+)
 from cli.output import Decorator
+from registry import composition
 from registry.families.sites import SITES
+from registry.io.display import counted
 from registry.statistics.settings import DEFAULT_SEQ_LEN, DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from registry import PassSettings
     from registry.distributed import Cluster
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
@@ -140,13 +154,6 @@ cluster_options = options(
 )
 
 
-def pass_settings(settings: dict[str, Any]) -> "PassSettings":
-    """Take the settings of the forward pass, as parsed by `pass_options`, out of a command's parameters."""
-    from registry import PassSettings
-
-    return take(PassSettings, settings)
-
-
 def scoring(*, required: bool) -> Decorator:
     """Return a decorator that adds --data DOMAIN=FILE, and the options of scoring."""
     return options(
@@ -164,6 +171,36 @@ def scoring(*, required: bool) -> Decorator:
         device,
         _dtype("the weights' own"),
     )
+
+
+def fit_options(does: str) -> Decorator:
+    """Return a decorator that adds --fit, with `does` as its help, and the settings of a fit."""
+    settings: dict[str, Any] = {"advanced": True, "outputs": ("dense",)}
+    rate = "With --fit: the highest learning rate of Adam, which bounds the change of one step."
+    return options(
+        files("--fit", f"{does} (repeatable).", **settings),
+        integer("--fit-tokens", "With --fit: tokens of text to fit to.", 16_384, **settings),
+        integer("--fit-steps", "With --fit: number of batches.", 30, **settings),
+        number("--fit-lr", rate, 0.05, **settings),
+        integer("--fit-seed", "With --fit: seed of windows and their order.", 0, least=0, **settings),
+        option("--fit-device", "DEVICE", "With --fit: a torch device. [default: the GPU if any]", **settings),
+    )
+
+
+def take_fit_settings(settings: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
+    """Take the settings of a fit out of a command's parameters; UsageError if one is given without a file."""
+    names = [name for name in settings if name.startswith("fit_")]
+    for name in names:
+        if not files and is_typed(name):
+            raise click.UsageError(f"--{name.replace('_', '-')} is for --fit.")
+    return {name.removeprefix("fit_"): settings.pop(name) for name in names}
+
+
+def fit_line(recipe: composition.Recipe) -> str:
+    """Return what the coefficients of a recipe were fitted to, and what that gained."""
+    assert recipe.fit is not None
+    losses = f"{recipe.fit.before:.4f} with equal coefficients, {recipe.fit.after:.4f} with these"
+    return f"loss on held-out text {losses}; {recipe.fit.tokens:,} tokens, {counted(recipe.fit.steps, 'step')}"
 
 
 def take(kind: type[Settings], settings: dict[str, Any]) -> Settings:

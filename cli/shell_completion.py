@@ -6,12 +6,12 @@ Completion must be quick and silent: torch is not imported, and a missing regist
 import os
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
 
-from cli.session import REGISTRY_OPTIONS, option_value
+from cli.session import Session
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -72,26 +72,15 @@ def script(shell: str, group: click.Command, variable: str) -> str:
     return completion_class(group, {}, "reg", variable).source().rstrip("\n")
 
 
-if TYPE_CHECKING:
-    _Text = click.ParamType[str]
-else:
-    _Text = click.ParamType  # older versions are not generic
-
-
 @dataclass(eq=False)
-class Registered(_Text):
-    """The name of a registered version: plain text that the shell can complete."""
+class Registered(click.types.StringParamType):
+    """The name of a registered version: text that the shell can complete, and that is resolved later."""
 
-    name = "text"
     kind: Literal["expert", "base"] | None = None
     _: KW_ONLY
     many: bool = False  # names separated by commas
     everything: bool = False  # opted-out versions too
     folders: bool = False  # folders too
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the text unchanged: resolving it later gives better error messages."""
-        return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return names or, after `@`, the versions and aliases of a name; nothing is created."""
@@ -111,7 +100,8 @@ class Registered(_Text):
         from registry.names.resolve import ALL_STATES
         from registry.registry import Registry
 
-        home, database, arrays = (option_value(ctx.meta, name) for name in REGISTRY_OPTIONS)
+        session = Session(ctx.meta)
+        home, database, arrays = session.home, session.database, session.arrays
         revision, head = revisions(home, database, arrays)
         if revision != head:
             return []

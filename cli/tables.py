@@ -23,7 +23,8 @@ def layout(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | No
     Columns of numbers are aligned at the right. Where the width is limited, the text of the last of two columns and
     lists with commas are wrapped, and other text is shortened in the middle; columns without any content are left out.
     """
-    table = [list(header), *[[_on_one_line(cell) for cell in row] for row in rows]]
+    table = [list(header)]
+    table += [[" ".join(cell.splitlines()) if "\n" in cell else cell for cell in row] for row in rows]
     if width is None or _length(_widths(table)) <= width:
         return [_lines(table, _widths(table))]
     width = max(width, 3 * LEAST)
@@ -44,10 +45,6 @@ def shorten(text: str, width: int) -> str:
         return text
     end = (width - 1) // 2
     return text[: width - 1 - end] + ELLIPSIS + (text[-end:] if end else "")
-
-
-def _on_one_line(cell: str) -> str:
-    return " ".join(cell.splitlines()) if "\n" in cell else cell
 
 
 def _only(table: Sequence[Sequence[str]], columns: Sequence[int]) -> list[list[str]]:
@@ -111,7 +108,6 @@ def _filled(pieces: Iterable[str], width: int) -> list[str]:
 
 
 def _wrapped(table: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return the lines of a table of names and values, the values wrapped."""
     first = min(_widths(table)[0], max(width // 3, _rigid(table, 0)))
     lines = []
     for name, value in table:

@@ -9,8 +9,9 @@ import click
 
 from cli.next_steps import evaluating
 from cli.options import choice, flag, integer, number, option, options
-from cli.output import Decorator, count, done, next_step, note, printed_json, short
+from cli.output import Decorator, done, next_step, note, printed_json
 from registry.composition.trained import trained_tokens
+from registry.io.display import counted, short
 from registry.training.processes import is_worker
 
 if TYPE_CHECKING:
@@ -75,11 +76,7 @@ def weight_products(routers: str = "", *, fsdp: bool = True) -> Decorator:
 
 
 def trained_as_worker() -> bool:
-    """Train with the main process if this one is its worker; print nothing, and exit with 1 if that failed.
-
-    Returns:
-        True in a worker, for which nothing is left to do.
-    """
+    """Train with the main process, and return True, if this one is its worker; exit with 1 if that failed."""
     if not is_worker():
         return False
     from registry.training import run_worker
@@ -94,7 +91,7 @@ def amount(trained: Trained | TrainedFromBase, tokens: int | None) -> str:
     training = trained.document["training"]
     used = trained_tokens(training)
     different = "" if tokens in (None, used) else f", {tokens:,} asked for"
-    return f"{count(training['steps'], 'step')} on {count(used, 'token')}{different}"
+    return f"{counted(training['steps'], 'step')} on {counted(used, 'token')}{different}"
 
 
 def _losses(trained: Trained | TrainedFromBase) -> tuple[float, float]:

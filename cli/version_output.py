@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.next_steps import after_registration
-from cli.output import done, is_quiet, next_step, note, printed_json, short
+from cli.output import done, is_quiet, next_step, note, printed_json
 from cli.session import Session
 from registry.errors import RegError
 from registry.families.sites import TOKEN_COUNTS
+from registry.io.display import short
 from registry.io.model_folder import MARKER
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""reg compose."""
+"""Commands that compose: compose, instantiate."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import click
 from cli.commands.doctor import print_diagnosis
 from cli.commands.push import print_pushed
 from cli.errors import INTERRUPTED, CliError
-from cli.fit_options import fit_line, fit_options, take_fit_settings
 from cli.next_steps import composing_as_typed, evaluating, loading
-from cli.option_groups import command
-from cli.options import Integer, file, files, flag, option
+from cli.option_groups import INSTANTIATION, command
+from cli.options import Integer, file, files, flag, numbers, option
 from cli.options import destination as output_place
 from cli.output import (
-    count,
     done,
     is_json,
     is_quiet,
@@ -26,23 +24,21 @@ from cli.output import (
     note,
     print_json,
     print_table,
+    printed_json,
     progress,
     reg_line,
-    short,
-    size,
 )
 from cli.recipe import Asked, asked, experts_option, no_part, recipe_options
 from cli.session import Session, pass_session
-from cli.shared_options import connected, ray_option
+from cli.shared_options import connected, fit_line, fit_options, ray_option, take_fit_settings
 from registry import composition
 from registry.calibration.corpus import check_files
 from registry.composition.found import ROUTERS, TRUNKS
 from registry.composition.recipe.fields import LEAST_COPIES, MOST_COPIES, chosen, listed
-from registry.io.display import plain
+from registry.io.display import counted, plain, short, size
 
 if TYPE_CHECKING:
-    from registry import Registry  # with SQLAlchemy
-    from registry.destination.destination import Destination
+    from registry import FitSettings, Registry  # with SQLAlchemy
     from registry.doctor import Diagnosis
     from registry.hub.target import Pushed
 
@@ -115,9 +111,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 )
 @ray_option
 @pass_session
-@click.pass_context
 def compose(
-    context: click.Context,
     session: Session,
     /,
     experts: tuple[str, ...],
@@ -145,17 +139,24 @@ def compose(
         raise click.UsageError("--check examines what was written, and --plan writes nothing: drop one of them.")
     if save_recipe is not None:
         composition.check_recipe_output(save_recipe, force=force)
-    destination = None if out is None or plan_only else _destination(out, force=force)
-    fit_settings = take_fit_settings(context, settings, fit)
+    destination = None
+    if out is not None and not plan_only:
+        from registry.destination.address import destination_of
+
+        destination = destination_of(out)
+        destination.check(replace=force)
+    fit_settings = take_fit_settings(settings, fit)
     if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
         check_files([*like, *fit])  # wrong options are refused first
     has_coefficients = bool(settings["coefficients"])
-    wanted = asked(context, session, experts, base or public, settings, checks_base=public is None)
+    wanted = asked(session, experts, base or public, settings, checks_base=public is None)
     if public is not None:
         wanted = replace(wanted, experts=_with_public(wanted.experts, public, wanted.recipe))
     _check_text(wanted.recipe, bool(like), bool(fit), has_coefficients)
     if fit and plan_only and save_recipe is not None:
         raise click.UsageError("--plan fits no coefficients, so --save-recipe has none to write: drop one of them.")
+    from registry import FitSettings
+
     pushed, diagnosis, fit_reads = None, None, ""
     with connected({"ray": None if plan_only else ray}) as cluster, session.registry(cluster=cluster) as registry:
         _note_without_public(registry, wanted)
@@ -164,9 +165,11 @@ def compose(
             if not is_json():
                 done(None, f"weights by --like: {plain(wanted.recipe.weights, '=')}")
         if fit and plan_only:
-            wanted, fit_reads = _unfitted(registry, wanted, fit, fit_settings)
+            wanted, fit_reads = _unfitted(registry, wanted, fit, FitSettings(**fit_settings))
         elif fit:
-            wanted = _fitted(registry, wanted, fit, fit_settings)
+            recipe = wanted.recipe.replace(coefficients=None, fit=None)  # those of a recipe file are replaced
+            fitted = registry.fit(wanted.experts, fit, recipe, FitSettings(**fit_settings), base=wanted.base)
+            wanted = replace(wanted, recipe=fitted.recipe)
             if not is_json():
                 found = f"coefficients by --fit: {plain(wanted.recipe.coefficients, '=')}"
                 done(None, found, f"  {fit_line(wanted.recipe)}")
@@ -196,7 +199,7 @@ def compose(
             document |= {"digest": None, "recipe": {**document["recipe"], "coefficients": None}}
         print_json(document)
     else:
-        _print_result(context, plan, str(out), fit_reads, diagnosis, pushed, plan_only=plan_only)
+        _print_result(plan, str(out), fit_reads, diagnosis, pushed, plan_only=plan_only)
     if diagnosis is not None and not diagnosis.is_healthy:
         raise click.exceptions.Exit(1)
 
@@ -211,15 +214,6 @@ def _check_text(recipe: composition.Recipe, like: bool, fit: bool, has_coefficie
         raise click.UsageError("--fit needs --to dense --trunk task-arithmetic.")
     if fit and has_coefficients:
         raise click.UsageError("--fit makes the coefficients itself: drop --coefficients.")
-
-
-def _destination(out: Path | str, *, force: bool) -> Destination:
-    """Return the destination of a composition, checked before anything else is loaded."""
-    from registry.destination.address import destination_of
-
-    destination = destination_of(out)
-    destination.check(replace=force)
-    return destination
 
 
 def _folder(registry: Registry, out: str) -> AbstractContextManager[Path]:
@@ -237,30 +231,18 @@ def _weighed(registry: Registry, wanted: Asked, like: tuple[Path, ...]) -> Asked
     return replace(wanted, experts=refs, recipe=recipe, base=wanted.base if recipe.needs_base else None)
 
 
-def _fitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: dict[str, Any]) -> Asked:
-    """Return what is asked for with coefficients fitted to files; those that a recipe file gave are replaced."""
-    from registry import FitSettings
-
-    recipe = wanted.recipe.replace(coefficients=None, fit=None)
-    fitted = registry.fit(wanted.experts, fit, recipe, FitSettings(**settings), base=wanted.base)
-    return replace(wanted, recipe=fitted.recipe)
-
-
-def _unfitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: dict[str, Any]) -> tuple[Asked, str]:
+def _unfitted(registry: Registry, wanted: Asked, fit: tuple[Path, ...], settings: FitSettings) -> tuple[Asked, str]:
     """Return what is asked for with equal coefficients, for a plan before the fit, and what the fit will read."""
-    from registry import FitSettings
-
     check_files(fit)
-    found, names = FitSettings(**settings), [registry.resolve(ref).name for ref in wanted.experts]
+    names = [registry.resolve(ref).name for ref in wanted.experts]
     equal = dict.fromkeys(names, 1 / max(1, len(names)))
     text = ", ".join(path.name for path in fit)
-    reads = f"reads up to {found.tokens:,} tokens of {text} in {count(found.steps, 'step')}"
+    reads = f"reads up to {settings.tokens:,} tokens of {text} in {counted(settings.steps, 'step')}"
     recipe = wanted.recipe.replace(coefficients=equal, fit=None)
     return replace(wanted, recipe=recipe), f"{reads}; coefficients are found when it is composed"
 
 
 def _save(path: Path | None, wanted: Asked, *, force: bool) -> None:
-    """Write the recipe file that --save-recipe asks for."""
     if path is not None:
         recipe, copies = wanted.recipe, wanted.from_base
         composition.write_recipe(path, recipe, wanted.experts, wanted.base, from_base=copies, force=force)
@@ -268,7 +250,6 @@ def _save(path: Path | None, wanted: Asked, *, force: bool) -> None:
 
 
 def _print_result(
-    context: click.Context,
     plan: composition.Plan,
     out: str,
     fit_reads: str,
@@ -285,7 +266,7 @@ def _print_result(
             done(None if fit_reads else plan.digest)
         else:
             _print_plan(plan, fit_reads)
-        next_step(composing_as_typed(context, without=("plan_only", "save_recipe")))
+        next_step(composing_as_typed(without=("plan_only", "save_recipe")))
         return
     if diagnosis is not None:
         print_diagnosis(diagnosis)
@@ -298,9 +279,12 @@ def _print_result(
 
 def _print_composed(plan: composition.Plan, out: Path | str) -> None:
     """Print what was written, before anything else is done with it."""
+    members = ", ".join(member.version.ref for member in plan.members)
+    if plan.from_base:
+        members = f"{plan.from_base} copies of {plan.lead.version.ref}"
     done(
         plan.digest,
-        f"composed {_members(plan)} into {out}  {short(plan.digest)}",
+        f"composed {members} into {out}  {short(plan.digest)}",
         *(f"  note: {note}" for note in plan.notes),
         f"  {plan.model_type}, {plan.parameters:,} parameters, {plan.active_parameters:,} active per token",
     )
@@ -336,12 +320,6 @@ def _note_without_public(registry: Registry, wanted: Asked) -> None:
     bases = [wanted.base] if wanted.base else [version.name for version in registry.versions(kind="base")]
     public = bases[0] if len(bases) == 1 else "BASE"
     note(f"no expert stands for general text; to add the base model: --public {public}")
-
-
-def _members(plan: composition.Plan) -> str:
-    if plan.from_base:
-        return f"{plan.from_base} copies of {plan.lead.version.ref}"
-    return ", ".join(member.version.ref for member in plan.members)
 
 
 def plan_document(plan: composition.Plan) -> dict[str, Any]:
@@ -394,7 +372,6 @@ def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
 
 
 def _context(plan: composition.Plan) -> list[tuple[str, str]]:
-    """Return the line on what context routing adds, if the plan has it."""
     cost = plan.output.routing_cost(plan)
     if cost is None:
         return []
@@ -405,3 +382,52 @@ def _context(plan: composition.Plan) -> list[tuple[str, str]]:
     elif cost.maps:
         added = f"head maps, {added}"
     return [("context routing adds", added)]
+
+
+@command(
+    "reg instantiate mix --weights code=3,math=1 --out mostly-code/",
+    "reg instantiate mix --like math.jsonl --out like-math/",
+    "reg instantiate mix --fit math.jsonl --out fitted/",
+    headings=INSTANTIATION,
+)
+@click.argument("soup")
+@option("--out", "DIR|URL", "The folder to write, or a prefix of a bucket.", required=True, type=output_place)
+@option(
+    "--weights", "A=X,…", "Weights of the domains; others have 0.", multiple=True, callback=numbers("weight", "DOMAIN")
+)
+@files("--like", "Weigh the domains by how many documents of FILE are nearest to each (repeatable).")
+@fit_options("Fit the coefficients of the experts to the text of FILE by gradient, without domain weights")
+@flag("--force", "Replace DIR if it is an earlier composition.")
+@pass_session
+def instantiate(
+    session: Session,
+    /,
+    soup: str,
+    out: Path | str,
+    weights: dict[str, float],
+    fit: tuple[Path, ...],
+    **settings: Any,
+) -> None:
+    """Write the dense model of SOUP for some mix of its domains, in seconds and without training.
+
+    The domains' weights are given, or taken from documents; or the experts' coefficients are fitted to text. A soup of
+    which a version was opted out is refused: all of it was trained together.
+    """
+    from registry import FitSettings
+
+    fit_settings = FitSettings(**take_fit_settings(settings, fit))
+    with session.registry() as registry:
+        found = registry.instantiate(soup, out, weights=weights or None, fit=fit, settings=fit_settings, **settings)
+    document = plan_document(found.plan) | {"out": out, "pushed": None}
+    if printed_json(document | {"domain_weights": found.domain_weights, "coefficients": found.coefficients}):
+        return
+    shares = ", ".join(f"{name} {share:.4g}" for name, share in found.domain_weights.items())
+    alpha = ", ".join(f"{name} {value:.4g}" for name, value in found.coefficients.items())
+    done(
+        found.plan.digest,
+        f"instantiated {soup} into {out}  {short(found.plan.digest)}",
+        *([f"  domains: {shares}"] if shares else []),
+        f"  coefficients: {alpha}",
+        *([f"  {fit_line(found.plan.recipe)}"] if fit else []),
+    )
+    next_step(evaluating([out], [name for name, share in found.domain_weights.items() if share]))

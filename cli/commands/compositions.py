@@ -9,14 +9,14 @@ import click
 
 from cli.next_steps import reporting
 from cli.option_groups import command
-from cli.output import count, next_step, note, print_line, print_table, printed_json, short
-from cli.score_tables import INTERVAL, Table, figure, interval, print_tables
+from cli.output import next_step, note, print_line, print_table, printed_json
+from cli.score_tables import INTERVAL, Table, figure, interval, print_tables, share
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, warn_of_opted_out
 from registry.composition.found import OUTPUTS, ROUTERS
 from registry.composition.trained import trained_part, trained_tokens
 from registry.errors import RegError
-from registry.io.display import plain
+from registry.io.display import counted, plain, short
 
 if TYPE_CHECKING:
     from registry import Registry
@@ -53,7 +53,6 @@ def compositions(session: Session, ref: str | None) -> None:
 
 
 def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the kind and method of a composition, the settings of its router, and the experts per token."""
     recipe = document["recipe"]
     to = recipe.get("to", "moe")
     method = recipe.get("trunk") or recipe.get("routing") or ""
@@ -94,7 +93,11 @@ def show_composition(registry: "Registry", composition: "CompositionRecord") -> 
     """Print a composition: members, recipe, folders, evaluations and audits."""
     warn_of_opted_out(registry, [composition.digest[:12]])
     evaluations, audits = registry.evaluations(composition), registry.audits(composition)
-    after = _biases_after_training(registry, composition)
+    try:
+        after = registry.trained_biases(composition)
+    except RegError as error:
+        note(f"the biases after its training are not shown: {error.message}")
+        after = {}
     sources = [_source(registry, composition.document, ref, after) for ref in composition.members]
     if printed_json(
         vars(composition) | {"made_from": sources, "evaluations": _documents(evaluations), "audits": _documents(audits)}
@@ -161,15 +164,6 @@ def _source(
     return Source(ref, version.state, at, public, bias or None, trained, after.get(version.name))
 
 
-def _biases_after_training(registry: "Registry", composition: "CompositionRecord") -> dict[str, tuple[float, ...]]:
-    """Return expert → its biases after the training of a composition; those that cannot be read are remarked on."""
-    try:
-        return registry.trained_biases(composition)
-    except RegError as error:
-        note(f"the biases after its training are not shown: {error.message}")
-        return {}
-
-
 def _bias(source: Source, document: Mapping[str, Any]) -> str:
     """Return what is added to the logits of an expert, in words; empty where nothing is."""
     parts = [f"{source.bias:g} as asked for"] if source.bias else []
@@ -212,7 +206,7 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("parent", document["parent"]),
         (
             "trained",
-            f"{trained_part(training)}, {count(training['steps'], 'step')}, {trained_tokens(training):,} tokens",
+            f"{trained_part(training)}, {counted(training['steps'], 'step')}, {trained_tokens(training):,} tokens",
         ),
     ]
     if curve := training.get("loss"):
@@ -223,11 +217,9 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool) -> None:
-    """Print one evaluation: a line for each domain, and one for the mean if there is one."""
     figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
     rows = []
     for domain, text in document["data"].items():
-        accuracy = figures["overall_accuracy"].get(domain)
         rows.append(
             [
                 domain,
@@ -235,7 +227,7 @@ def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool
                 figure(figures["score"].get(domain)),
                 interval(figures.get("interval", {}).get(domain)),
                 figure(oracle.get("score", {}).get(domain)),
-                "" if accuracy is None else f"{accuracy:.1%}",
+                share(figures["overall_accuracy"].get(domain)),
                 f"{text['tokens']:,} of {text['label']}",
             ]
         )

@@ -8,9 +8,10 @@ import click
 
 from cli.option_groups import command
 from cli.options import file, flag
-from cli.output import count, done, printed_json, progress, short
+from cli.output import done, printed_json, progress
 from cli.score_tables import print_tables, tables_of
 from registry.demo.domains import check_demo_folder
+from registry.io.display import counted, short
 
 if TYPE_CHECKING:
     from registry.demo import DemoResult
@@ -57,7 +58,10 @@ def _closing(result: "DemoResult") -> list[str]:
             f"The mixture reaches {ours:.0f} % of its experts; averaged weights reach {plain:.0f} %, the base model "
             f"{base:.0f} %."
         )
-    orders, (whole, without) = count(len(result.orders), "order"), [short(one) for one in result.compositions.values()]
+    orders, (whole, without) = (
+        counted(len(result.orders), "order"),
+        [short(one) for one in result.compositions.values()],
+    )
     if result.holds:
         lines += [
             "Bit for bit, every file compared:",

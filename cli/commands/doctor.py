@@ -11,9 +11,10 @@ import click
 from cli.next_steps import evaluating
 from cli.option_groups import AUDIT, command
 from cli.options import composed_path, device, file, files, flag, integer, lists, number, option
-from cli.output import done, is_quiet, next_step, note, on_registry, print_table, printed_json, progress, short, size
+from cli.output import done, is_quiet, next_step, note, on_registry, print_table, printed_json, progress
 from cli.session import Session, pass_session
 from cli.version_output import warn_of_opted_out
+from registry.io.display import short, size
 
 if TYPE_CHECKING:
     from registry.doctor import Diagnosis

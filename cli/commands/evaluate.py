@@ -11,7 +11,18 @@ from cli.option_groups import EVALUATION, command
 from cli.options import composed_path, file_path, flag, integer, lists, option, pairs, split
 from cli.output import next_step
 from cli.recipe import asked, base_option, check_members, recipe_options
-from cli.score_tables import Table, exact, figure, forms, print_scores, ranking_of, share, tables_of, wide_table
+from cli.score_tables import (
+    Table,
+    exact,
+    figure,
+    forms,
+    in_columns,
+    print_scores,
+    ranking_of,
+    share,
+    tables_of,
+    wide_table,
+)
 from cli.session import Session, pass_session
 from cli.shared_options import cluster_options, connected, scoring, take
 from cli.version_output import warn_of_opted_out
@@ -117,9 +128,7 @@ def _value(name: str, text: str) -> Any:
 @cluster_options
 @forms
 @pass_session
-@click.pass_context
 def evaluate(
-    context: click.Context,
     session: Session,
     /,
     folders: tuple[Path, ...],
@@ -163,7 +172,7 @@ def evaluate(
     named_methods(split(methods))
     refs, recipe = split(experts), None
     if recipe_path is not None:
-        wanted = asked(context, session, experts, base, {"recipe_path": recipe_path, "to": None})
+        wanted = asked(session, experts, base, {"recipe_path": recipe_path, "to": None})
         refs, recipe, base = wanted.experts, wanted.recipe, wanted.base
     elif experts:
         check_members(session, refs)
@@ -200,9 +209,7 @@ def evaluate(
 @base_option
 @forms
 @pass_session
-@click.pass_context
 def continual(
-    context: click.Context,
     session: Session,
     /,
     schedule: tuple[str, ...],
@@ -221,13 +228,13 @@ def continual(
 
     check_files(data)
     tested = take(TestSettings, settings)
-    wanted = asked(context, session, schedule, base, settings)
+    wanted = asked(session, schedule, base, settings)
     with session.registry() as registry:
         result = registry.continual(wanted.experts, data, tested, wanted.recipe, base=wanted.base)
     followed = print_scores(result.document, lambda: _table(result, exact), lambda: [_table(result, figure)])
     if followed:
         without = ("data", "windows", "seq_len", "batch_size", "device", "dtype")
-        next_step(composing_as_typed(context, without=without, renamed={"schedule": "--experts"}))
+        next_step(composing_as_typed(without=without, renamed={"schedule": "--experts"}))
 
 
 def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:
@@ -271,37 +278,27 @@ def scores(files: dict[str, list[str]], tasks: dict[str, list[str]]) -> None:
     from registry.evaluation import accuracy_scores
 
     rows = accuracy_scores(files, tasks)
-    print_scores(lambda: [row.document() for row in rows], lambda: _wide(rows), lambda: _tables(rows))
-
-
-def _columns(rows: "Sequence[AccuracyRow]") -> list[tuple[str, str]]:
-    return [(domain, task) for domain, tasks in rows[0].metric.items() for task in tasks]
+    print_scores(
+        lambda: [row.document() for row in rows],
+        lambda: in_columns([_wide(row) for row in rows]),
+        lambda: _tables(rows),
+    )
 
 
 def _tables(rows: "Sequence[AccuracyRow]") -> list[Table]:
-    columns = _columns(rows)
+    metric = rows[0].metric
+    columns = [(domain, task) for domain, tasks in metric.items() for task in tasks]
     accuracies = [
         [row.name, *(share(row.accuracy.get(domain, {}).get(task)) for domain, task in columns)] for row in rows
     ]
-    domains = list(rows[0].metric)
-    scored = [[row.name, *(figure(row.score.get(domain)) for domain in domains), figure(row.average)] for row in rows]
-    titles = (printable(f"{domain}: {task} ({rows[0].metric[domain][task]})") for domain, task in columns)
-    return [Table(("accuracy", *titles), accuracies), Table(("normalised score", *domains, "mean"), scored)]
+    scored = [[row.name, *(figure(row.score.get(domain)) for domain in metric), figure(row.average)] for row in rows]
+    titles = (printable(f"{domain}: {task} ({metric[domain][task]})") for domain, task in columns)
+    return [Table(("accuracy", *titles), accuracies), Table(("normalised score", *metric, "mean"), scored)]
 
 
-def _wide(rows: "Sequence[AccuracyRow]") -> Table:
-    columns, domains = _columns(rows), list(rows[0].metric)
-    header = ["model", *(f"accuracy {domain} {task}" for domain, task in columns)]
-    header += [*(f"score {domain}" for domain in domains), "score mean"]
-    return Table(
-        header,
-        [
-            [
-                row.name,
-                *(exact(row.accuracy.get(domain, {}).get(task)) for domain, task in columns),
-                *(exact(row.score.get(domain)) for domain in domains),
-                exact(row.average),
-            ]
-            for row in rows
-        ],
-    )
+def _wide(row: "AccuracyRow") -> dict[str, str | float | None]:
+    line: dict[str, str | float | None] = {"model": row.name}
+    for domain, tasks in row.metric.items():
+        line |= {f"accuracy {domain} {task}": row.accuracy.get(domain, {}).get(task) for task in tasks}
+    line |= {f"score {domain}": row.score.get(domain) for domain in row.metric}
+    return line | {"score mean": row.average}

@@ -7,9 +7,9 @@ import click
 
 from cli.option_groups import command
 from cli.options import integer
-from cli.output import count, next_step, print_table, printed_json, short, size
+from cli.output import next_step, print_table, printed_json
 from cli.session import Session, pass_session
-from registry.io.display import printable
+from registry.io.display import counted, printable, short, size
 
 if TYPE_CHECKING:
     from store.catalog import EventRecord
@@ -47,7 +47,6 @@ def sentence(event: "EventRecord") -> str:
 
 
 def _named(subject: str) -> str:
-    """Return how a sentence names a version or, by its digest, a composition."""
     return subject if "@" in subject else f"composition {short(subject)}"
 
 
@@ -72,15 +71,15 @@ def _pushed(subject: str, details: Mapping[str, Any]) -> str:
 
 
 def _purged(subject: str, details: Mapping[str, Any]) -> str:
-    stay = f", and {count(len(details['shared']), 'shared one')} kept" if details["shared"] else ""
+    stay = f", and {counted(len(details['shared']), 'shared one')} kept" if details["shared"] else ""
     deleted = details["deleted"]
     freed = f" ({size(sum(deleted.values()))})" if isinstance(deleted, dict) else ""  # older logs have no sizes
-    return f"{subject} was purged: {count(len(deleted), 'array')} deleted{freed}{stay}"
+    return f"{subject} was purged: {counted(len(deleted), 'array')} deleted{freed}{stay}"
 
 
 def _collected(_subject: str, details: Mapping[str, Any]) -> str:
     were = "was" if details["arrays"] == 1 else "were"
-    return f"{count(details['arrays'], 'unused array')} {were} deleted ({size(details['bytes'])})"
+    return f"{counted(details['arrays'], 'unused array')} {were} deleted ({size(details['bytes'])})"
 
 
 _SENTENCES: dict[str, Callable[[str, Mapping[str, Any]], str]] = {

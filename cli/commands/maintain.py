@@ -6,8 +6,9 @@ import click
 
 from cli.option_groups import CommandGroup, command
 from cli.options import flag
-from cli.output import announce, count, done, next_step, note, printed_json, progress, short, size
+from cli.output import announce, done, next_step, note, printed_json, progress
 from cli.session import Session, pass_session
+from registry.io.display import counted, short, size
 
 
 @command("reg verify")
@@ -20,13 +21,15 @@ def verify(session: Session) -> None:
     if not printed_json(result):
         for problem in result.problems:
             click.echo(f"problem: {problem}")
-        verdict = count(len(result.problems), "problem") if result.problems else "intact"
-        checked = f"{count(result.versions, 'version')}, {count(result.arrays, 'array')}, {size(result.nbytes)} hashed"
-        done(None, f"{verdict}: {checked}", f"{count(result.events, 'event')}, the last of digest {result.head}")
+        verdict = counted(len(result.problems), "problem") if result.problems else "intact"
+        checked = (
+            f"{counted(result.versions, 'version')}, {counted(result.arrays, 'array')}, {size(result.nbytes)} hashed"
+        )
+        done(None, f"{verdict}: {checked}", f"{counted(result.events, 'event')}, the last of digest {result.head}")
         if result.orphans:
             belong = "belongs" if result.orphans == 1 else "belong"
             why = f"{belong} to no version (left by an interrupted command, harmless)"
-            done(None, f"{count(result.orphans, 'array')} {why}: reg gc deletes leftovers")
+            done(None, f"{counted(result.orphans, 'array')} {why}: reg gc deletes leftovers")
             if not result.problems:
                 next_step(["gc", "--dry-run"])
     if result.problems:
@@ -55,7 +58,7 @@ def gc(session: Session, dry_run: bool) -> None:
     if printed_json(document | {"dry_run": dry_run}):
         return
     verb = "would delete" if dry_run else "deleted"
-    lines = [f"{verb} {count(len(garbage.digests), 'array')} ({size(garbage.nbytes)})"]
+    lines = [f"{verb} {counted(len(garbage.digests), 'array')} ({size(garbage.nbytes)})"]
     arrays = len(garbage.digests)
     lines += [f"  {short(piece.name)}  {size(piece.nbytes)}" for piece in garbage.pieces[:arrays]]
     for number, noun, plural, nbytes in (
@@ -66,7 +69,7 @@ def gc(session: Session, dry_run: bool) -> None:
         (garbage.cached, "cached file", "cached files", garbage.cached_bytes),
     ):  # fmt: skip
         if number:
-            lines.append(f"{verb} {count(number, noun, plural)} ({size(nbytes)})")
+            lines.append(f"{verb} {counted(number, noun, plural)} ({size(nbytes)})")
     if dry_run:  # the list is the result, which --quiet must not hide
         for line in (*lines, *(f"  {piece.name}  {size(piece.nbytes)}" for piece in garbage.pieces[arrays:])):
             click.echo(line)
@@ -102,8 +105,10 @@ def arrays_copy(session: Session, source: str, target: str) -> None:
     if not printed_json(result):
         for problem in result.problems:
             click.echo(f"problem: {problem}")
-        there = f"; {count(result.kept, 'array')} were there" if result.kept else ""
-        done(result.target, f"copied {count(result.copied, 'array')} ({size(result.nbytes)}) to {result.target}{there}")
+        there = f"; {counted(result.kept, 'array')} were there" if result.kept else ""
+        done(
+            result.target, f"copied {counted(result.copied, 'array')} ({size(result.nbytes)}) to {result.target}{there}"
+        )
         if not result.problems:
             next_step(["--arrays", result.target, "verify"])
             note(f"or name them for all commands: export REG_ARRAYS={result.target}")
@@ -171,10 +176,10 @@ def db_copy(session: Session, source: str, target: str) -> None:
     copied = copy_catalog(source, target, session.home)
     if printed_json(copied):
         return
-    rows = count(sum(copied.rows.values()), "row")
+    rows = counted(sum(copied.rows.values()), "row")
     done(
         copied.target,
-        f"copied {rows} and {count(copied.events, 'event')} to {copied.target}",
+        f"copied {rows} and {counted(copied.events, 'event')} to {copied.target}",
         "  use this one from now on, and keep the other as a backup only: two catalogs with the same arrays would each",
         "  delete what only the other knows",
     )

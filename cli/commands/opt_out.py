@@ -1,7 +1,6 @@
 """Commands that withdraw experts: opt-out, receipt verify."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,9 +8,10 @@ import click
 
 from cli.option_groups import CommandGroup, command
 from cli.options import composed_path, file, file_path, flag, option
-from cli.output import count, done, is_json, is_quiet, next_step, note, printed_json, reg_line, short, size
+from cli.output import done, is_json, is_quiet, next_step, note, printed_json, reg_line
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
+from registry.io.display import counted, short, size
 
 if TYPE_CHECKING:
     from registry.opt_out.withdraw import OptOut
@@ -60,7 +60,6 @@ def opt_out(session: Session, ref: str, purge: bool, receipt: Path | None, dry_r
 
 
 def _question(versions: "list[VersionRecord]", purge: bool) -> str | None:
-    """Return the question to confirm, or None if nothing is left to do."""
     active = ", ".join(version.ref for version in versions if version.state == "active")
     kept = [version.ref for version in versions if version.state != "purged"]
     content = f"the arrays that only {', '.join(kept)} {'uses' if len(kept) == 1 else 'use'}"
@@ -70,7 +69,6 @@ def _question(versions: "list[VersionRecord]", purge: bool) -> str | None:
 
 
 def _consequences(would: "OptOut") -> list[str]:
-    """Return lines on what an opt-out would do, whom it would reach, and what would remain."""
     kept = [version.ref for version in would.versions if version.ref not in would.withdrew]
     lines = [f"would withdraw {', '.join(would.withdrew)}; no other expert changes by a byte"] if would.withdrew else []
     lines += [f"{ref} was opted out already" for ref in kept]
@@ -80,7 +78,7 @@ def _consequences(would: "OptOut") -> list[str]:
     stay = f"; {would.shared_arrays} that others use stay" if would.shared_arrays else ""
     return [
         *lines,
-        f"  would delete {count(would.deleted_arrays, 'array')} ({size(would.deleted_bytes)}){stay}",
+        f"  would delete {counted(would.deleted_arrays, 'array')} ({size(would.deleted_bytes)}){stay}",
         *(["  would delete the stored scores of these compositions"] if would.compositions else []),
         "  a purge cannot be undone: only its checkpoint brings it back. What remains: folders and repositories,",
         "  receipts, its name, numbers, digests and times in the catalog and the log, recipes, backups and copies",
@@ -115,7 +113,7 @@ def _print(did: "OptOut", receipt: Path | None) -> None:
             lines.append(f"  it was purged already at {version.purged_at}")
     if did.deleted or did.deleted_arrays:
         stay = "stays" if did.shared_arrays == 1 else "stay"
-        arrays = f"{count(did.deleted_arrays, 'array')} ({size(did.deleted_bytes)})"
+        arrays = f"{counted(did.deleted_arrays, 'array')} ({size(did.deleted_bytes)})"
         lines.append(f"  deleted {arrays}; {did.shared_arrays} {stay}, shared")
     lines += [f"  deleted {path}" for path in did.cleared]
     done(" ".join(did.withdrew or (version.ref for version in did.versions)), *lines)
@@ -135,11 +133,16 @@ def _reach(did: "OptOut") -> list[str]:
     """Return lines on the compositions, folders and pushes that contain it, which the registry cannot delete."""
     number = len(did.compositions)
     were = "was" if number == 1 else "were"
-    lines = [f"  {count(number, 'composition')} {were} made from it" + (":" if number else "")]
+    lines = [f"  {counted(number, 'composition')} {were} made from it" + (":" if number else "")]
     heirs = {each.composition: each.shares for each in did.heirs}
     for composition in did.compositions:
         lines.append(f"    {short(composition.digest)}  {','.join(composition.members)}")
-        lines += [_heirs(heirs[composition.digest])] if composition.digest in heirs else []
+        if composition.digest in heirs:
+            named = sorted(heirs[composition.digest].items(), key=lambda item: -item[1])
+            text = ", ".join(f"{name} {share:.0%}" for name, share in named if share >= _LEAST_SHARE)
+            lines.append(
+                f"      composed again without it, its tokens would go to {text} (predicted from counts of tokens)"
+            )
     if did.compositions:
         lines.append("  written to these folders, which contain it until you delete them:")
     folders = dict.fromkeys(folder for composition in did.compositions for folder in composition.folders)
@@ -153,13 +156,6 @@ def _reach(did: "OptOut") -> list[str]:
         at = "started, its end was not recorded" if push.commit is None else f"commit {short(push.commit)}"
         lines.append(f"    {push.endpoint}/{push.repo}  {push.revision}  {at}")
     return lines
-
-
-def _heirs(shares: Mapping[str, float]) -> str:
-    """Return in words where the text of a version would go in a mixture without it."""
-    named = sorted(shares.items(), key=lambda item: -item[1])
-    text = ", ".join(f"{name} {share:.0%}" for name, share in named if share >= _LEAST_SHARE)
-    return f"      composed again without it, its tokens would go to {text} (predicted from counts of tokens)"
 
 
 @click.group(cls=CommandGroup)
@@ -196,12 +192,12 @@ def verify(session: Session, file: Path, folders: tuple[Path, ...]) -> None:
         for line in check.notes:
             done(None, f"note: {line}")
         refs = ", ".join(version.ref for version in checked.versions)
-        verdict = count(len(check.problems), "problem") if check.problems else "receipt confirmed"
-        affected = f"{count(len(checked.compositions), 'composition')} affected"
+        verdict = counted(len(check.problems), "problem") if check.problems else "receipt confirmed"
+        affected = f"{counted(len(checked.compositions), 'composition')} affected"
         done(
             None,
-            f"{verdict}: {refs} withdrawn, {count(len(checked.arrays), 'array')} deleted, {affected}, "
-            f"{count(len(folders), 'folder')} checked",
+            f"{verdict}: {refs} withdrawn, {counted(len(checked.arrays), 'array')} deleted, {affected}, "
+            f"{counted(len(folders), 'folder')} checked",
         )
     if check.problems:
         for remedy in check.remedies:

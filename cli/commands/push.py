@@ -9,9 +9,10 @@ import click
 from cli.next_steps import loading
 from cli.option_groups import command
 from cli.options import composed_path, flag, option
-from cli.output import announce, done, next_step, printed_json, short, size
+from cli.output import announce, done, next_step, printed_json
 from cli.session import Session, pass_session
 from cli.shared_options import hub_target
+from registry.io.display import short, size
 
 if TYPE_CHECKING:
     from registry.hub.target import Pushed

@@ -9,7 +9,7 @@ from cli.errors import CliError
 from cli.next_steps import after_registration
 from cli.option_groups import STATISTICS, command, typed_words
 from cli.options import file, file_path, flag
-from cli.output import count, done, next_step, print_line, print_table, printed_json, progress, reg_line, short
+from cli.output import done, next_step, print_line, print_table, printed_json, progress, reg_line
 from cli.session import Session, pass_session
 from cli.shared_options import (
     adapter_base,
@@ -21,15 +21,17 @@ from cli.shared_options import (
     examined,
     keep_calibration,
     pass_options,
-    pass_settings,
     remote_code,
+    take,
 )
 from cli.version_output import overlap_documents, overlap_lines, print_registration, relation_documents, relation_lines
 from registry import registration
 from registry.calibration.corpus import check_files
 from registry.checkpoint.model_files import check_checkpoint
 from registry.families.sites import COUNTS, TOKEN_COUNTS
+from registry.io.display import counted, short
 from registry.io.model_folder import check_creatable
+from registry.statistics.settings import PassSettings
 
 
 @command(
@@ -57,7 +59,7 @@ def add_expert(session: Session, /, name: str, checkpoint: str, data: tuple[Path
     calibration text. With --sites counts, tokens are only counted, and no model runs unless it generates the text.
     """
     with connected(settings) as cluster, session.registry(create=True, cluster=cluster) as registry:
-        passes = pass_settings(settings)
+        passes = take(PassSettings, settings)
         registration = registry.add_expert(name, checkpoint, data=data, settings=passes, **settings)
     labels = [statistics.calibration_label for statistics in registration.version.statistics]
     own = registration.self_sampled or any(label.startswith("calibration.") for label in labels)
@@ -80,7 +82,7 @@ def add_experts(session: Session, /, file: Path, **settings: Any) -> None:
     All are checked before the first is registered. Experts that are registered already are skipped, so that an
     interrupted command goes on where it stopped. With --ray, each expert is one task.
     """
-    passes = pass_settings(settings)
+    passes = take(PassSettings, settings)
     registration.read_experts(file, passes)  # before anything is connected to
     with connected(settings) as cluster, session.registry(create=True, cluster=cluster) as registry:
         result = registry.add_experts(file, settings=passes)
@@ -103,7 +105,7 @@ def add_experts(session: Session, /, file: Path, **settings: Any) -> None:
         names = ", ".join(result.failed)
         first = next(iter(result.failed.values()))
         raise CliError(
-            f"{count(len(result.failed), 'expert')} of {len(result.failed) + len(result.registered)} could not be "
+            f"{counted(len(result.failed), 'expert')} of {len(result.failed) + len(result.registered)} could not be "
             f"registered: {names}; {next(iter(result.failed))}: {first.message}",
             first.hint or reg_line(["add-experts", str(file)]),
             type(first).__name__,
@@ -139,7 +141,7 @@ def check(session: Session, /, checkpoint: str, data: tuple[Path, ...], **settin
     With --data, or if CKPT carries statistics, its overlaps with the registered experts are included.
     """
     with session.registry(create=True) as registry:
-        passes = pass_settings(settings)
+        passes = take(PassSettings, settings)
         report = registry.check(checkpoint, data=data, settings=passes, **settings)
     overlaps = None if report.overlaps is None else overlap_documents(report.overlaps)
     if printed_json(vars(report) | {"relations": relation_documents(report.relations), "overlaps": overlaps}):
@@ -168,7 +170,7 @@ def check(session: Session, /, checkpoint: str, data: tuple[Path, ...], **settin
     if same and not data:  # with text it may be registered again, to take other statistics
         next_step(["show", same[0]])
     else:
-        next_step(["add-expert", "NAME", *typed_words(click.get_current_context())])
+        next_step(["add-expert", "NAME", *typed_words()])
 
 
 @command("reg collect checkpoints/math --data math.jsonl --out checkpoints/math", headings=STATISTICS)
@@ -196,7 +198,7 @@ def collect(
             checkpoint,
             out,
             data=data,
-            settings=pass_settings(settings),
+            settings=take(PassSettings, settings),
             keep_calibration=keep_calibration,
             base=base,
             cluster=cluster,

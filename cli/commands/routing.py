@@ -14,6 +14,7 @@ from cli.option_groups import EVALUATION, command
 from cli.options import Integer, composed_path, composed_text, device, file, flag, option
 from cli.output import allows_colour, done, is_json, is_quiet, next_step, note, print_line, print_table, printed_json
 from cli.recipe import asked, base_option, experts_option, recipe_options
+from cli.score_tables import Table, print_tables, share
 from cli.session import Session, pass_session
 from cli.shared_options import scoring
 from cli.version_output import warn_of_folder, warn_of_opted_out
@@ -97,7 +98,7 @@ def _lines(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]
     number = {expert: index for index, expert in enumerate(routed.experts)}
     for expert, run in groupby(routed.tokens, key=lambda token: token.expert(layer)):
         text = printable("".join(token.text for token in run), keep="\n\t")
-        yield click.style(text, fg=_colour(number[expert])) if coloured else f"[{_mark(number[expert])}]{text}"
+        yield _marked(text, number[expert], coloured)
 
 
 def _weights(routed: "Routed", layer: int | None) -> list[list[str]]:
@@ -111,18 +112,16 @@ def _weights(routed: "Routed", layer: int | None) -> list[list[str]]:
 
 
 def _legend(routed: "Routed", layer: int | None, coloured: bool) -> Iterator[str]:
-    for index, (expert, share) in enumerate(routed.shares(layer).items()):
-        name = f"{printable(expert)} {share:.0%}"
-        yield click.style(name, fg=_colour(index)) if coloured else f"[{_mark(index)}] {name}"
+    for index, (expert, part) in enumerate(routed.shares(layer).items()):
+        yield _marked(f"{printable(expert)} {part:.0%}", index, coloured, " ")
 
 
-def _colour(index: int) -> str:
-    return _COLOURS[index % len(_COLOURS)]
-
-
-def _mark(index: int) -> str:
-    """Return a, b, … z, a1, b1, …"""
-    return _MARKS[index % len(_MARKS)] + (str(index // len(_MARKS)) if index >= len(_MARKS) else "")
+def _marked(text: str, index: int, coloured: bool, gap: str = "") -> str:
+    """Return a text in the colour of an expert, or after its letter: a, b, … z, a1, b1, …"""
+    if coloured:
+        return click.style(text, fg=_COLOURS[index % len(_COLOURS)])
+    rounds, letter = divmod(index, len(_MARKS))
+    return f"[{_MARKS[letter]}{rounds or ''}]{gap}{text}"
 
 
 _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating", "device", "dtype", "host",
@@ -134,10 +133,7 @@ _WITHOUT = ("to", "routing", "routing_tokens", "mixing", "lead", "bias", "gating
 @recipe_options(*_WITHOUT)
 @base_option
 @pass_session
-@click.pass_context
-def preview(
-    context: click.Context, session: Session, /, experts: tuple[str, ...], base: str | None, **settings: Any
-) -> None:
+def preview(session: Session, /, experts: tuple[str, ...], base: str | None, **settings: Any) -> None:
     """Predict the routing of a composition from statistics alone: no weights are read, nothing is written.
 
     For each expert: its tokens and its weight in the routers' solve; the share of its text whose first choice is this
@@ -145,46 +141,38 @@ def preview(
     theirs; and whether it is drowned out. With --router context, all of it from counts of tokens, after 32 tokens of a
     text, and the accuracy after 1, 2, 4, … tokens.
     """
-    wanted = asked(context, session, experts, base, settings)
+    wanted = asked(session, experts, base, settings)
     with session.registry() as registry:
         prediction = registry.preview(wanted.experts, wanted.recipe, base=wanted.base)
     if printed_json(prediction.document()):
         return
     _print(prediction)
-    next_step(composing_as_typed(context))
+    next_step(composing_as_typed())
 
 
 def _print(prediction: "Preview") -> None:
-    refs, mean, by_tokens = prediction.refs, prediction.mean_confusion, prediction.by_tokens
-    solved = [] if by_tokens else ["weight in the solve"]  # context routing solves nothing
-    print_table(
-        ("expert", "tokens", *solved, "routing accuracy", "load"),
-        [
-            (m.ref, f"{m.tokens:,}", *(f"{m.part:.1%}" for _ in solved), f"{m.accuracy:.1%}", f"{m.share:.1%}")
-            for m in prediction.members
-        ],
-    )
-    click.echo()
-    print_table(
-        ("text of ↓ goes to →", *refs),
-        [(ref, *(f"{share:.1%}" for share in row)) for ref, row in zip(refs, mean, strict=True)],
-    )
-    click.echo()
-    if by_tokens:
-        print_table(
-            ("accuracy after … tokens", *(str(length.tokens) for length in by_tokens)),
-            [(ref, *(f"{length.confusion[n][n]:.1%}" for length in by_tokens)) for n, ref in enumerate(refs)],
-        )
+    refs, by_tokens = prediction.refs, prediction.by_tokens
+    if by_tokens:  # context routing solves nothing
+        solved, measure = [], "token counts"
+        heading, columns = "accuracy after … tokens", [length.tokens for length in by_tokens]
+        confusions = [length.confusion for length in by_tokens]
     else:
-        print_table(
-            ("accuracy in layer", *map(str, prediction.layers)),
-            [(ref, *(f"{layer[n][n]:.1%}" for layer in prediction.confusion)) for n, ref in enumerate(refs)],
-        )
-    if prediction.overlap:
-        click.echo()
-        pairs = sorted(prediction.overlap.items(), key=lambda item: -item[1])
-        name = "overlap of token counts" if prediction.by_tokens else "overlap of activations"
-        print_table((name, "", ""), [(a, b, f"{share:.1%}") for (a, b), share in pairs])
+        solved, measure = ["weight in the solve"], "activations"
+        heading, columns, confusions = "accuracy in layer", [*prediction.layers], [*prediction.confusion]
+    members = [
+        (one.ref, f"{one.tokens:,}", *(share(one.part) for _ in solved), share(one.accuracy), share(one.share))
+        for one in prediction.members
+    ]
+    mean = [(ref, *map(share, row)) for ref, row in zip(refs, prediction.mean_confusion, strict=True)]
+    own = [(ref, *(share(one[n][n]) for one in confusions)) for n, ref in enumerate(refs)]
+    pairs = sorted(prediction.overlap.items(), key=lambda item: -item[1])
+    tables = [
+        Table(("expert", "tokens", *solved, "routing accuracy", "load"), members),
+        Table(("text of ↓ goes to →", *refs), mean),
+        Table((heading, *map(str, columns)), own),
+        *([Table((f"overlap of {measure}", "", ""), [(a, b, share(one)) for (a, b), one in pairs])] if pairs else []),
+    ]
+    print_tables(tables)
     for member in prediction.members:
         if member.drowned:
             print_line(f"{member.ref} is drowned out: {member.drowned}")

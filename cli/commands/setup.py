@@ -36,14 +36,13 @@ def config(session: Session) -> None:
 
 @command("source <(reg completion bash)", "reg completion fish > ~/.config/fish/completions/reg.fish")
 @click.argument("shell", type=Choice(SHELLS), metavar="SHELL")
-@click.pass_context
-def completion(context: click.Context, shell: str) -> None:
+def completion(shell: str) -> None:
     """Print the script with which SHELL (bash, zsh or fish) completes commands, options and registered names.
 
     In bash or zsh, for one session or in ~/.bashrc or ~/.zshrc: source <(reg completion bash). In fish:
     reg completion fish > ~/.config/fish/completions/reg.fish
     """
-    text = script(shell, context.find_root().command, COMPLETING)
+    text = script(shell, click.get_current_context().find_root().command, COMPLETING)
     if not printed_json({"shell": shell, "script": text}):
         click.echo(text)
 

@@ -10,7 +10,7 @@ import click
 from cli.next_steps import after_registration, composing
 from cli.option_groups import TRAINING, command
 from cli.options import choice, file, files, flag, integer, number, option
-from cli.output import done, next_step, printed_json, short
+from cli.output import done, next_step, printed_json
 from cli.session import Session, pass_session
 from cli.shared_options import annotations, keep_calibration, take
 from cli.training import (
@@ -23,7 +23,7 @@ from cli.training import (
     weight_products,
 )
 from cli.version_output import version_document
-from registry.io.display import few
+from registry.io.display import few, short
 from registry.names.suggest import fresh
 
 

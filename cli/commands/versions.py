@@ -1,6 +1,5 @@
 """Commands on registered versions: list, show, alias, export."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +9,12 @@ from cli.commands.compositions import show_composition
 from cli.next_steps import after_registration, evaluating
 from cli.option_groups import command, typed_words
 from cli.options import choice, file, flag, integer, option, unique_pairs
-from cli.output import count, done, is_json, is_quiet, next_step, note, print_table, printed_json, reg_line, short, size
+from cli.output import done, is_json, is_quiet, next_step, note, print_table, printed_json, reg_line
 from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
 from registry.checkpoint.joint_training import parts_in
 from registry.checkpoint.model_files import ROUTER_FILE
+from registry.io.display import counted, short, size
 from registry.names.reference import Reference
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ SCREENFUL = 50
 @integer("--limit", f"Maximum number of versions. [default: {SCREENFUL}; with --json or --quiet all]")
 @integer("--offset", "Skip the first N versions.", 0, least=0)
 @pass_session
-@click.pass_context
-def list_(context: click.Context, session: Session, /, limit: int | None, offset: int, **chosen: Any) -> None:
+def list_(session: Session, /, limit: int | None, offset: int, **chosen: Any) -> None:
     """List registered versions, by name and number.
 
     With --quiet, it prints only their names, such as math@1, one a line.
@@ -56,7 +55,22 @@ def list_(context: click.Context, session: Session, /, limit: int | None, offset
         for version in versions:
             click.echo(version.ref)
     else:
-        _print(versions)
+        print_table(
+            ("version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"),
+            [
+                (
+                    version.ref,
+                    version.kind,
+                    short(version.digest),
+                    shown_parameters(version),
+                    _tokens(version),
+                    ",".join(version.aliases),
+                    ",".join(f"{key}={value}" for key, value in version.tags.items()),
+                    version.state,
+                )
+                for version in versions
+            ],
+        )
         if not versions and not offset:
             filtered = "of that kind or with those tags " if chosen["kind"] or chosen["tags"] else ""
             others = "" if chosen["everything"] else "; reg list --all shows opted-out versions"
@@ -65,7 +79,7 @@ def list_(context: click.Context, session: Session, /, limit: int | None, offset
                 f"--home or REG_HOME names another registry{others}"
             )
     if (more := total - offset - len(versions)) > 0:
-        words = ["list", *typed_words(context, without=("offset", "as_json")), "--offset", str(offset + len(versions))]
+        words = ["list", *typed_words(without=("offset", "as_json")), "--offset", str(offset + len(versions))]
         note(f"{more:,} more: {reg_line([*words, '--json'] if is_json() else words)}")
     elif versions:
         next_step(["show", versions[0].ref])
@@ -76,25 +90,6 @@ def _tokens(version: "VersionRecord") -> str:
     if any(parts_in(version.content)):
         return "-"
     return next((f"{one.tokens:,}" for one in version.statistics), "-")
-
-
-def _print(versions: "Sequence[VersionRecord]") -> None:
-    print_table(
-        ("version", "kind", "digest", "parameters", "tokens", "aliases", "tags", "state"),
-        [
-            (
-                version.ref,
-                version.kind,
-                short(version.digest),
-                shown_parameters(version),
-                _tokens(version),
-                ",".join(version.aliases),
-                ",".join(f"{key}={value}" for key, value in version.tags.items()),
-                version.state,
-            )
-            for version in versions
-        ],
-    )
 
 
 @command("reg show math", "reg show math@1", "reg show 93072823")
@@ -148,7 +143,7 @@ def show(session: Session, ref: str) -> None:
     calibrations = {f"{s.calibration_label}  {short(s.calibration_digest)}" for s in version.statistics}
     rows += [("calibration", label) for label in sorted(calibrations)]
     if training is not None:
-        rows += [("trained", f"{count(training.steps, 'step')}, {training.tokens:,} tokens")]
+        rows += [("trained", f"{counted(training.steps, 'step')}, {training.tokens:,} tokens")]
         rows += [("loss", f"{training.loss[0]:.4f} first, {training.loss[-1]:.4f} last")]
         rows += [("held-out loss", f"{training.before:.4f} before, {training.after:.4f} after")]
     if any((link.role, link.name) == ("file", ROUTER_FILE) for link in arrays):

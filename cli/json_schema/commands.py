@@ -5,19 +5,17 @@ from cli.json_schema.notation import Schema, read_schemas
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _FOUND = read_schemas("""\
 version | object | A registered version.
-  ref | text | The reference of a version: NAME@NUMBER.
-  name | text | Its name.
-  kind | `expert`, `base` | The kind of version.
-  number | whole number | Its number under that name.
-  digest | digest | The digest of its content.
-  content | object or null | The content of its digest, besides its arrays (docs/formats.md); null once purged.
-  parameters | whole number | Weights, tied ones once.
-  state | `active`, `withdrawn`, `purged` | The state; only active versions can be composed.
-  created_at | text | The time when it was registered, ISO 8601, UTC.
-  withdrawn_at | text or null | The time when it was opted out.
-  purged_at | text or null | The time when its arrays were deleted.
-  aliases | list of text | Its aliases, without the name.
-  tags | by key: text | Its tags.
+  ref | text
+  * store.catalog.records.VersionRecord - id - statistics
+  kind | | The kind of version.
+  number | | Its number under that name.
+  content | | The content of its digest, besides its arrays (docs/formats.md); null once purged.
+  state | | The state; only active versions can be composed.
+  created_at | | The time when it was registered, ISO 8601, UTC.
+  withdrawn_at | | The time when it was opted out.
+  purged_at | | The time when its arrays were deleted.
+  aliases | | Its aliases, without the name.
+  tags | | Its tags.
   statistics | list of object | The data of its statistics, one per site; empty for a base model.
     site | text | mlp_input, attention_input, attention_output or head_input; token_counts if only tokens were
         counted.
@@ -207,6 +205,9 @@ reg report | registry.report.data.ReportData - colours
     perplexity | by domain: number | Its perplexity.
     interval | by domain: list of number
   evaluated | | The data of scores and measured routing.
+    at | | The time of the evaluation, ISO 8601, or null for now.
+    tokens | by domain: whole number | Number of predicted tokens.
+    labels | by domain: text | Label of its text.
   active_experts | | Ascending, from the latest evaluation with --active-experts; empty without one.
     experts_per_token | | The number.
     score | by domain: number

@@ -68,11 +68,7 @@ _WORDS = {"string": "text", "integer": "whole number", "boolean": "true or false
 
 
 def read_schemas(text: str) -> dict[str, Schema]:
-    """Return name → schema of the lines that are not indented.
-
-    Raises:
-        KeyError: a kind is neither one of docs/json.md, nor an object before it, nor a class.
-    """
+    """Return name → schema of the lines that are not indented; KeyError for a kind that is not known."""
     found: dict[str, Schema] = {}
     enclosing: list[Schema] = []  # the schema of the latest line at each depth
     for line in re.sub(r"\n +(?! |\* )(?!.* \| )", " ", text).splitlines():
@@ -89,7 +85,6 @@ def read_schemas(text: str) -> dict[str, Schema]:
 
 
 def _schema_of(kind: str, known: Mapping[str, Schema]) -> Schema:
-    """Return the schema of a kind, with the description of an object or a class."""
     if kind.endswith(" or null"):
         schema = _schema_of(kind.removesuffix(" or null"), known)
         words = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
