@@ -179,7 +179,8 @@ class Registry:
             remote_code,
             tokenizer_of,
         )
-        return registration.register_checkpoint(self._workspace, request)
+        with registration.open_candidate(self._workspace, request) as candidate:  # torch is loaded after it
+            return registration.register_candidate(self._workspace, candidate)
 
     def add_experts(self, file: PathLike, *, settings: PassSettings | None = None) -> registration.RegisteredList:
         """Register the experts of a list, each as `add_expert` does, and return registrations and errors, by name.
@@ -213,7 +214,8 @@ class Registry:
         request = registration.RegistrationRequest(
             name, checkpoint, "base", annotations=annotations, remote_code=remote_code
         )
-        return registration.register_checkpoint(self._workspace, request)
+        with registration.open_candidate(self._workspace, request) as candidate:  # torch is loaded after it
+            return registration.register_candidate(self._workspace, candidate)
 
     def train_expert(
         self,

@@ -7,6 +7,7 @@ from .lineage import relations_of_version as relations_of_version
 from .register import Check as Check
 from .register import Registration as Registration
 from .register import check_candidate as check_candidate
+from .register import register_candidate as register_candidate
 from .register import register_checkpoint as register_checkpoint
 from .register_list import RegisteredList as RegisteredList
 from .register_list import register_experts as register_experts

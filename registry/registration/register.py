@@ -56,18 +56,24 @@ class Registration:
 
 
 def register_checkpoint(workspace: Workspace, request: RegistrationRequest) -> Registration:
-    """Register a checkpoint as the next version of an expert or base model (errors as `Registry.add_expert`)."""
+    """Open and register a checkpoint (errors as `Registry.add_expert`)."""
     with open_candidate(workspace, request) as candidate:
-        hashed = hash_checkpoint(candidate.checkpoint, workspace.progress)
-        registration = (_register if request.kind == "base" else _expert)(workspace, candidate, hashed)
-        manifest, version = candidate.manifest, registration.version
-        if request.kind == "expert" and manifest is not None and manifest.digest != version.digest:
-            remark(
-                workspace.progress,
-                f"{request.checkpoint} announces {manifest.digest[:12]}, and is {version.digest[:12]} here: license, "
-                "statistics or files differ",
-            )
-        return _with_relations(workspace, candidate, registration)
+        return register_candidate(workspace, candidate)
+
+
+def register_candidate(workspace: Workspace, candidate: Candidate) -> Registration:
+    """Register a candidate as the next version of an expert or base model (errors as `Registry.add_expert`)."""
+    request, manifest = candidate.request, candidate.manifest
+    hashed = hash_checkpoint(candidate.checkpoint, workspace.progress)
+    registration = (_register if request.kind == "base" else _expert)(workspace, candidate, hashed)
+    version = registration.version
+    if manifest is not None and manifest.digest != version.digest:
+        remark(
+            workspace.progress,
+            f"{request.checkpoint} announces {manifest.digest[:12]}, and is {version.digest[:12]} here: license, "
+            "statistics or files differ",
+        )
+    return _with_relations(workspace, candidate, registration)
 
 
 def content_of(
