@@ -14,7 +14,7 @@ class RowSelection:
 
 @dataclass(frozen=True)
 class Made:
-    """How an output tensor is made."""
+    """An output tensor, and the way it is made."""
 
     shape: tuple[int, ...]
 

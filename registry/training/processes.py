@@ -82,9 +82,10 @@ class Processes:
 
     def report(self, error: BaseException) -> RegError:
         """Let the main process know why this worker failed, and return that as an error."""
-        known = error if isinstance(error, RegError) else RegError(f"{type(error).__name__}: {first_line(error)}")
-        hint = known.hint or "repeat the command to resume"
-        told = f"process {self.rank} of {self.count} failed: {known.message}", hint
+        why, hint = f"{type(error).__name__}: {first_line(error)}", ""
+        if isinstance(error, RegError):
+            why, hint = error.message, error.hint
+        told = f"process {self.rank} of {self.count} failed: {why}", hint or "repeat the command to resume"
         self.store.set(_FAILURE, json.dumps(told))
         return RegError(*told)
 

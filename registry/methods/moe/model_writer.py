@@ -1,4 +1,4 @@
-"""What is written of a plan: its tensors as streams, the inputs of their bytes, and config.json."""
+"""The parts of a plan that are written: its tensors as streams, the inputs of their bytes, and config.json."""
 
 import json
 from dataclasses import replace

@@ -50,8 +50,8 @@ def test_a_composition_shows_every_model_that_was_scored(filled: Registry, pages
     assert "Averaged weights are better" not in table
     plain = {"perplexity": {"code": 4.75, "math": 5.5}, "score": {"code": 96, "math": 96}, "average": 96}
     single = [
-        {"name": "base base@1", "perplexity": {"code": 9.5, "math": 8.25}, "score": {}, "average": 56.04},
-        {"name": "expert code", "perplexity": {"code": 4.5625, "math": 12.125}, "score": {}, "average": 71.77},
+        {"name": "base base@1", "perplexity": {"code": 9.5, "math": 8.25}, "score": {"code": 48.03, "math": 64.05}},
+        {"name": "expert code", "perplexity": {"code": 4.5625, "math": 12.125}, "score": {"code": 100, "math": 43.54}},
     ]
     record(filled, digest, asked="2", plain_average=plain, single_models=single)
     text = pages.read("compositions", digest).text
