@@ -84,7 +84,7 @@ class Processes:
         """Let the main process know why this worker failed, and return that as an error."""
         why, hint = f"{type(error).__name__}: {first_line(error)}", ""
         if isinstance(error, RegError):
-            why, hint = error.message, error.hint
+            why, hint = error.message, error.hint or ""
         told = f"process {self.rank} of {self.count} failed: {why}", hint or "repeat the command to resume"
         self.store.set(_FAILURE, json.dumps(told))
         return RegError(*told)
