@@ -188,7 +188,7 @@ def test_site_builds_without_a_warning_and_downloads_nothing(tmp_path: Path) -> 
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     write(tmp_path)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     pages = list(site.rglob("*.html"))
