@@ -36,7 +36,7 @@ _VERSION = ("tags", "license", "alias")
 _FIT = ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device")
 
 RECIPE: Headings = {
-    "Experts": ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights"),
+    "Experts": ("experts", "schedule", "recipe_path", "base", "from_base", "public", "like", "weights", "balance"),
     "Output": (
         *("out", "ray", "to", "dtype", "host", "remote_code", "save_recipe", "plan_only", "check", "force"),
         *("as_markdown", "as_csv"),
