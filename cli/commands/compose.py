@@ -139,17 +139,17 @@ def compose(
         raise click.UsageError("--check examines what was written, and --plan writes nothing: drop one of them.")
     if save_recipe is not None:
         composition.check_recipe_output(save_recipe, force=force)
+    fit_settings = take_fit_settings(settings, fit)
+    if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
+        check_files([*like, *fit])  # wrong options are refused first
+    has_coefficients = bool(settings["coefficients"])
+    wanted = asked(session, experts, base or public, settings, checks_base=public is None)
     destination = None
     if out is not None and not plan_only:
         from registry.destination.address import destination_of
 
         destination = destination_of(out)
         destination.check(replace=force)
-    fit_settings = take_fit_settings(settings, fit)
-    if settings["to"] == "dense" and not settings["weights"] and settings["recipe_path"] is None:
-        check_files([*like, *fit])  # wrong options are refused first
-    has_coefficients = bool(settings["coefficients"])
-    wanted = asked(session, experts, base or public, settings, checks_base=public is None)
     if public is not None:
         wanted = replace(wanted, experts=_with_public(wanted.experts, public, wanted.recipe))
     _check_text(wanted.recipe, bool(like), bool(fit), has_coefficients)
