@@ -89,7 +89,7 @@ def head_rank(head: Float[Tensor, "V d"]) -> int:
     return int((squared > RANK_TOLERANCE**2 * squared[-1].clamp(min=0)).sum())
 
 
-def sequence_router(members: Iterable[Iterable[Float[Tensor, "n d"]]], size: int, lam: float) -> Float[Tensor, "E d"]:
+def sequence_router(members: Iterable[Iterable[Float[Tensor, "_ d"]]], size: int, lam: float) -> Float[Tensor, "E d"]:
     """Return Wᵀ for λ ≥ 0, as the weight of a linear map, float64; `size` is d.
 
     Members, in the order of their names, have m of one window or more, block by block in float64.

@@ -299,10 +299,8 @@ def test_recipe_files_compose_as_their_methods_do(filled: Registry, name: str) -
         with pytest.raises(IncompatibleError, match="not trained with others"):
             filled.plan(["code", "math"], file.recipe)
         return
-    whole = {"ensemble": Recipe, "hetero": Recipe}.get(str(run.get("to")))
-    recipe = Recipe(**run) if whole is None else whole(**{key: value for key, value in run.items() if key != "to"})
     plan = filled.plan(["code", "math"], file.recipe)
-    assert plan.document == filled.plan(["code", "math"], recipe).document
+    assert plan.document == filled.plan(["code", "math"], Recipe(**run)).document
 
 
 def test_the_example_of_the_page_on_composing_is_a_recipe_file(tmp_path: Path) -> None:
