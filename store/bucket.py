@@ -2,7 +2,7 @@
 
 Files are uploaded in parts, several at a time, and read back in ranges, several at a time, so that memory does not
 depend on their size. An object appears when its last part has arrived; parts of an upload that was interrupted stay in
-the bucket, unseen, until `abort_uploads`.
+the bucket, unseen, until a lifecycle rule of the bucket deletes them.
 """
 
 import re
@@ -129,13 +129,8 @@ class Bucket:
     def upload(self, key: str, path: Path) -> None:
         """Write a file of any size, in parts; the object appears whole or not at all."""
         part = max(PART, -(-path.stat().st_size // MOST_PARTS))
-        try:
-            with storage_errors(self.url, "cannot be written", key):
-                self._store.put(key, path, chunk_size=part, max_concurrency=AT_ONCE)
-        except BaseException:
-            with suppress(StorageError):
-                self.abort_uploads()
-            raise
+        with storage_errors(self.url, "cannot be written", key):
+            self._store.put(key, path, chunk_size=part, max_concurrency=AT_ONCE)
 
     def ranges(self, key: str, size: int) -> Iterator["Bytes"]:
         """Return the bytes of an object from its beginning to its end, by ranges of which several are on their way.
@@ -181,12 +176,6 @@ class Bucket:
         key = f"{PROBE}{uuid.uuid4().hex}"
         self.create(key, b"")
         self.delete([key])
-
-    def abort_uploads(self) -> int:
-        """Abort unfinished uploads below the URL, and return their number; 0 where the service ends them by itself."""
-        from store.multipart_uploads import abort_uploads  # with urllib, which takes a while
-
-        return abort_uploads(self.url)
 
 
 def ahead(pool: ThreadPoolExecutor, count: int, function: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:

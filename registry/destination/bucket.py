@@ -116,7 +116,6 @@ class OpenBucket(OpenDestination):
                 )
             self._bucket.write(PARTIAL, self._mark)
         self._bucket.delete(name for name in reversed(LAST) if name in found)
-        self._bucket.abort_uploads()
         self._there, _ = self._bucket.listed()
 
     def leave(self, *, resumable: bool) -> None:

@@ -356,11 +356,9 @@ def test_process_killed_at_any_step_leaves_no_half_composition(
                 local,
                 old,
             )
-        s3.client().create_multipart_upload(Bucket=name, Key="moe/model-00001-of-00009.safetensors")
     last = run(0)
     assert last.returncode == 0, last.stderr
     assert prefix.objects == local
-    assert s3.uploads(name) == []
 
 
 def test_local_copy_is_checked(filled: Registry, prefix: Prefix, tmp_path: Path) -> None:
