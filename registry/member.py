@@ -131,9 +131,7 @@ class Member:
     def statistics(self, site: str, layer: int) -> Statistics:
         """Return the statistics of one site and layer.
 
-        Raises:
-            IncompatibleError: the version was registered without them.
-            DamagedError: the arrays do not fit each other.
+        (IncompatibleError: the version was registered without them; DamagedError: the arrays do not fit each other.)
         """
         return self.packed_statistics(site, layer).unpacked()
 
@@ -277,12 +275,7 @@ class Member:
 
 
 def load_member(workspace: Workspace, version: VersionRecord) -> Member:
-    """Return a version with its arrays, checked against its digest.
-
-    Raises:
-        ConflictError: the version was purged meanwhile.
-        DamagedError: its rows in the catalog were changed.
-    """
+    """Return a version with its arrays (ConflictError: it was purged meanwhile; DamagedError: rows were changed)."""
     with workspace.reading(version):
         return Member(version, workspace.verified_arrays(version), workspace.arrays)
 

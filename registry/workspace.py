@@ -49,10 +49,8 @@ class Workspace:
     ) -> "Workspace":
         """Open the registry of a home (arguments as `Registry`).
 
-        Raises:
-            NotFoundError: the registry does not exist, and `create` is False.
-            InvalidInputError: REG_ACTOR is not a name.
-            StorageError: the home cannot be created, or the arrays cannot be reached.
+        (NotFoundError: there is none, and `create` is False; InvalidInputError: REG_ACTOR is no name; StorageError: the
+        home cannot be created, or the arrays cannot be reached.)
         """
         actor()  # a name that the log cannot hold is refused before any work
         home.check(create=bool(create))

@@ -94,11 +94,8 @@ def sample_from_expert(
 ) -> Calibration:
     """Sample windows of up to `seq_len` tokens from `model`, a causal language model, `tokens` tokens in all.
 
-    A window begins with the start token, without which nothing can be sampled, and ends early if the model ends its
-    text, by one of the tokens `end`, which counts. `batch_size` windows are sampled at a time.
-
-    Raises:
-        CalibrationError: there is no start token, or the model ends its texts too soon.
+    A window begins with the start token, and ends early if the model ends its text, by one of the tokens `end`, which
+    counts. `batch_size` windows are sampled at a time (CalibrationError: no start token, or texts that end too soon).
     """
     if start is None:
         raise CalibrationError(

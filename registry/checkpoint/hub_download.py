@@ -42,8 +42,7 @@ _SNAPSHOT = re.compile(r".*/models--[^/]+/snapshots/([0-9a-f]{40})(/|$)")
 class HubReference:
     """A repository of the Hub at a branch, tag, commit or pull request (`refs/pr/3`), None for its default branch.
 
-    Raises:
-        InvalidInputError: the name of the repository or revision is not valid on the Hub.
+    (InvalidInputError: the name of the repository or revision is not valid on the Hub.)
     """
 
     repo_id: str

@@ -41,21 +41,15 @@ class JointTraining(ABC):
 
     @abstractmethod
     def read(self, files: Mapping[str, bytes], hidden_size: int, label: str) -> Document | None:
-        """Return the document in a checkpoint's untrusted files, all of which are checked; None if there is none.
-
-        Raises:
-            CheckpointError: a file is of another form.
-        """
+        """Return the document in untrusted files, all checked, or None (CheckpointError: a file is of another form)."""
 
     def open_arrays(
         self, folder: Path, matrices: Mapping[str, tuple[int, ...]], hidden_size: int, label: str
     ) -> Mapping[str, ArraySource]:
-        """Return the arrays of a checkpoint that has the document, by name; they are read later.
+        """Return the arrays, by name, of a checkpoint that has the document; they are read later.
 
-        `matrices` has names and shapes of the weights of all linear layers of attention and MLPs.
-
-        Raises:
-            CheckpointError: the file is missing or of another form.
+        `matrices` has names and shapes of the weights of all linear layers of attention and MLPs (CheckpointError: the
+        file is missing or of another form).
         """
         return {}
 

@@ -66,11 +66,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a checkpoint folder.
-
-    Raises:
-        CheckpointError: the folder or the file does not exist, or it is not a JSON object.
-    """
+    """Return the config.json of a checkpoint folder (CheckpointError: there is none, or it is no JSON object)."""
     _check_folder(folder)
     path = own_file(folder, "config.json")
     if path is None:
@@ -83,8 +79,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_files(folder: Path) -> dict[str, bytes]:
     """Return config.json, the tokenizer's files, generation_config.json and `own_files`, byte for byte, by name.
 
-    Raises:
-        CheckpointError: a file is too large, a `.json` file is not JSON, or a symbolic link leads out of the folder.
+    (CheckpointError: a file is too large, a `.json` file is not JSON, or a symbolic link leads out of the folder.)
     """
     files = {}
     for name in ("config.json", *COPIED_FILES, *own_files()):
@@ -113,11 +108,7 @@ class Stored:
 
 
 def read_headers(files: list[Path]) -> dict[str, Stored]:
-    """Return the location of every tensor in some safetensors files, by tensor name.
-
-    Raises:
-        CheckpointError: a file is not a safetensors file, or a tensor is in two of them.
-    """
+    """Return the tensors of safetensors files by name (CheckpointError: one is no such file, or a name comes twice)."""
     tensors: dict[str, Stored] = {}
     for path in files:
         for name, entry in read_header(path).tensors.items():
@@ -138,11 +129,7 @@ def empty_tensors(label: str, names: Sequence[str]) -> CheckpointError:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint folder.
-
-    Raises:
-        CheckpointError: the folder has no weights, files are missing, or the weights are in pickle files.
-    """
+    """Return the safetensors files of a checkpoint folder (CheckpointError: there is none, or one is missing)."""
     if (index := own_file(folder, INDEX)) is not None:
         listed = read_json(index).get("weight_map")
         names = sorted(set(map(str, listed.values()))) if isinstance(listed, dict) else []
@@ -191,8 +178,7 @@ def sample_weight(stored: Stored, rows: "npt.NDArray[np.int64]") -> Block:
 def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
     """Return one tensor, whose dtype can be registered, as blocks of rows; `label` is the checkpoint's in messages.
 
-    Raises (while it is read):
-        CheckpointError: a weight is NaN or infinite, or the file cannot be read.
+    While it is read it raises CheckpointError if a weight is NaN or infinite, or the file cannot be read.
     """
 
     def blocks() -> Iterator[Block]:

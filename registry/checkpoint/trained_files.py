@@ -55,8 +55,7 @@ def pack_rows(rows: RouterRows) -> bytes:
 def unpack_rows(data: bytes, shape: tuple[int, int], label: str) -> RouterRows:
     """Return the router rows in untrusted data, of a checkpoint named `label` whose (L, H) is `shape`.
 
-    Raises:
-        CheckpointError: the data is of another form, or its rows or biases are of another shape, NaN or infinite.
+    (CheckpointError: the data is of another form, or its rows or biases are of another shape, NaN or infinite.)
     """
     from safetensors.numpy import load
 

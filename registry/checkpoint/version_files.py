@@ -92,12 +92,9 @@ class TrainingRecord:
 
 
 def training_record(workspace: Workspace, version: VersionRecord) -> TrainingRecord | None:
-    """Return how a version was trained, or None if it does not say so.
+    """Return how a version was trained, or None if it does not say so (CheckpointError: its file is of another form).
 
-    Raises:
-        CheckpointError: its `expert_training.json` is of another form.
-        ConflictError: the version was purged meanwhile.
-        DamagedError: the file or the version's rows in the catalog were changed.
+    (ConflictError: it was purged meanwhile; DamagedError: the file or the version's rows were changed.)
     """
     with workspace.reading(version):
         own = ("file", EXPERT_TRAINING)
@@ -133,8 +130,7 @@ def parse_training(data: bytes, where: str) -> TrainingRecord:
 def training_of(document: Mapping[str, Any], where: str, hint: str) -> TrainingRecord:
     """Return the record in an untrusted document with the keys of `expert_training.json`, named `where` in messages.
 
-    Raises:
-        CheckpointError: it is of another form or format.
+    (CheckpointError: it is of another form or format.)
     """
     kinds = {"format": COUNT, "training": OBJECT, "held_out": OBJECT, "every": COUNT, "loss": list_of(_LOSS)}
     found = some_fields(document, kinds, where, hint=hint)

@@ -115,16 +115,12 @@ def make_benchmark(
     settings: TestSettings,
     progress: Progress,
 ) -> Benchmark:
-    """Make the benchmark of some models.
+    """Make the benchmark of some models (IncompatibleError: a tokenizer contradicts the first; others: `text_windows`).
 
     Args:
         sources: the models to score; the first one's tokenizer makes the windows, and no other may contradict it.
         data: domain → test files.
         registered: active base models, and experts named like a domain; those of another tokenizer take no part.
-
-    Raises:
-        IncompatibleError: a tokenizer contradicts the first one's.
-        CalibrationError, CheckpointError: as `text_windows`.
     """
     first = sources[0]
     digest = tokenizer_digest(first.files)
@@ -220,12 +216,7 @@ def _missing(
 def text_windows(
     data: Mapping[str, Sequence[Path]], tokenizer_folder: Path, settings: TestSettings
 ) -> dict[str, Calibration]:
-    """Return each domain's windows.
-
-    Raises:
-        CalibrationError: a file cannot be read, or holds no text or a single token.
-        CheckpointError: the folder has no tokenizer.
-    """
+    """Return each domain's windows (CalibrationError: no text, or a single token; CheckpointError: no tokenizer)."""
     tokenizer = load_tokenizer(tokenizer_folder)
     windows = {
         domain: evenly_spaced(Corpus(files, tokenizer), tokenizer, windows=settings.windows, seq_len=settings.seq_len)

@@ -32,9 +32,7 @@ _BLANK = {*_OF_HUB, "README.md", "LICENSE", "LICENSE.md", ".gitignore"}
 def check_account(target: Target) -> None:
     """Check the account's token with the Hub, before anything is composed or read.
 
-    Raises:
-        InvalidInputError: offline mode is set.
-        StorageError: the token is missing, rejected or read-only, or the Hub cannot be reached.
+    (InvalidInputError: offline mode is set; StorageError: no token, a rejected or read-only one, or no Hub.)
     """
     from huggingface_hub import HfApi, constants, get_token
 

@@ -75,10 +75,8 @@ def _check_order(name: str, checkpoint: str, kind: str) -> None:
 def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterator[Candidate]:
     """Open the checkpoint of a request, and compare it with the registered versions, without loading torch.
 
-    Raises:
-        CheckpointError, UnsupportedFamilyError: the checkpoint cannot be registered.
-        IncompatibleError: the checkpoint is unrelated to every registered model of its shape.
-        ConflictError: the name belongs to the other kind.
+    (CheckpointError: it cannot be registered; IncompatibleError: it is unrelated to every model of its shape that is;
+    ConflictError: the name belongs to the other kind.)
     """
     if request.name is not None:
         _check_order(request.name, os.fspath(request.checkpoint), request.kind)

@@ -249,13 +249,10 @@ def confirm_related(
     versions: Sequence[VersionRecord],
     relations: Sequence[Relation],
 ) -> None:
-    """Check that a checkpoint is related to at least one version of its shape, if there are any.
+    """Raise IncompatibleError if a checkpoint is unrelated to every version of its shape, of which there are some.
 
     The arrays decide, not the summaries that `relations` come from: first those of the nearest relatives, then those of
     all versions.
-
-    Raises:
-        IncompatibleError: the checkpoint is unrelated to every version of its shape.
     """
     by_ref = {version.ref: version for version in versions}
     stored = partial(weights_of_version, workspace)

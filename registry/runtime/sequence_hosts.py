@@ -56,8 +56,7 @@ class SequenceHost(ABC):
     def check(self, config: Mapping[str, Any], where: str) -> None:
         """Check the own keys of an untrusted `config.json`, whose sizes are known to be those of stored tensors.
 
-        Raises:
-            CheckpointError: a key is missing, or its value is of another kind or does not fit the others.
+        (CheckpointError: a key is missing, or its value is of another kind or does not fit the others.)
         """
 
 

@@ -67,9 +67,7 @@ class FileCache:
     def keep(self, key: str, fresh: Path) -> Path:
         """Move a file into the folder, and return its path there.
 
-        Raises:
-            OSError: the folder cannot be written.
-            ConflictError: a version that it comes from was opted out meanwhile.
+        (OSError: the folder cannot be written; ConflictError: a version that it comes from was opted out meanwhile.)
         """
         path = self.folder / f"{key}.{file_digest(fresh)}.safetensors"
         with self.putting():
@@ -87,9 +85,7 @@ class FileCache:
     def put(self, key: str, collected: Collected) -> Collected:
         """Write statistics to the cache under a digest, and return them as they are in the file.
 
-        Raises:
-            StorageError: the disk is full or refuses.
-            ConflictError: a version that they come from was opted out meanwhile.
+        (StorageError: the disk is full or refuses; ConflictError: a version of theirs was opted out meanwhile.)
         """
         staging = self.staging or self.folder
         staging.mkdir(parents=True, exist_ok=True)
@@ -131,11 +127,8 @@ class KeptTensors:
     def products(self, member: Member, site: str, layer: int, names: Sequence[str]) -> Iterator[dict[str, Rows]]:
         """Open the products W_e G_e of a member's linear maps and the Gram of their input: name → rows (r, H), float64.
 
-        RegMean needs them (`registry.maths.trunk.regmean`); in float32, G_e W_e would lose digits where it is solved.
-
-        Raises:
-            DamagedError: a stored array is damaged.
-            StorageError: the disk is full or refuses.
+        RegMean needs them (`registry.maths.trunk.regmean`); in float32, G_e W_e would lose digits where it is solved
+        (DamagedError: a stored array is damaged; StorageError: the disk is full or refuses).
         """
 
         def streams() -> list[Stream]:
@@ -159,11 +152,8 @@ class KeptTensors:
     def gram(self, members: Sequence[Member], site: str, layer: int, weights: Sequence[float]) -> GramSum:
         """Return the weighted sum of the members' Grams at one site and layer, for the caller to overwrite.
 
-        A kept sum is read once, for routers of any λ, where adding takes longer the more members there are.
-
-        Raises:
-            IncompatibleError: a member was registered without these statistics.
-            DamagedError: a stored array is damaged.
+        A kept sum is read once, for routers of any λ, where adding takes longer the more members there are
+        (IncompatibleError: a member was registered without these statistics; DamagedError: a stored array is damaged).
         """
         for member in members:
             member.require_statistics([site], "this", "needs")

@@ -59,11 +59,7 @@ class OpenTensors:
         return opened
 
     def fill(self, name: str, begin: int, into: Tensor) -> None:
-        """Read elements of a tensor, from number `begin` on, into another: contiguous and of its dtype.
-
-        Raises:
-            DamagedError: the file ends early.
-        """
+        """Read elements from number `begin` on into a contiguous tensor of their dtype (DamagedError: there are fewer)."""
         rest, at = into.numpy().data.cast("B"), self.entries[name].begin + into.element_size() * begin
         while rest:
             if not (read := os.preadv(self.file, [rest], at)):
@@ -276,8 +272,7 @@ def _held(part: Part) -> tuple[str, int, LazyStatistics]:
 def load(path: Path) -> Collected:
     """Open a file that `save` wrote, as untrusted input. Its matrices are checked in shape, and read when needed.
 
-    Raises:
-        CheckpointError: the file is not of this format, cannot be read, or contradicts itself.
+    (CheckpointError: the file is not of this format, cannot be read, or contradicts itself.)
     """
     header = read_header(path)
     for name, tensor in header.tensors.items():

@@ -63,10 +63,7 @@ def plan_slices(windows: int, batch_size: int, count: int, taken: Sequence[Slice
 
     Args:
         count: slices that all windows are divided into, at most; each has one batch at least.
-        taken: slices that need not be taken again; they do not overlap.
-
-    Raises:
-        ValueError: a slice that is taken is no run of whole batches.
+        taken: slices that need not be taken again; they do not overlap (ValueError: one is no run of whole batches).
     """
     batches = -(-windows // batch_size)
     free = [True] * batches
@@ -165,10 +162,7 @@ def taken_slices(whole: SlicedPass, folder: Path, kind: str | None = None) -> di
 def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path]) -> Collected:
     """Return the sum of slices that cover all windows: to the bit what one pass takes.
 
-    One site of one layer is read at a time.
-
-    Raises:
-        DamagedError: a file cannot be read, or the slices do not cover all windows once.
+    One site of one layer is read at a time (DamagedError: a file is unreadable, or windows are missing or double).
     """
     opened = []
     for path in paths:
@@ -246,10 +240,9 @@ def collect_slices(
         partial: a folder that all nodes see, for the slices; after an interruption, the same pass goes on from them.
 
     Raises:
-        CalibrationError: an activation is NaN or infinite.
+        CalibrationError, StorageError: an activation is NaN or infinite; `partial` cannot be written.
         CheckpointError: a node reads other weights in the checkpoint's folder.
         ClusterError: the nodes are of different kinds, or tasks lost their processes too often.
-        StorageError: `partial` cannot be written.
     """
     checkpoint = hashed.checkpoint
     whole = SlicedPass.of(checkpoint, hashed.weights, calibration, settings)
@@ -311,11 +304,7 @@ def _loaded(shared: SharedCheckpoint, settings: PassSettings, progress: Progress
 
 
 def open_shared(shared: SharedCheckpoint) -> Checkpoint:
-    """Open a checkpoint by its path, and check that its weights are those that the main process has read.
-
-    Raises:
-        CheckpointError: they are others, or there is no such folder.
-    """
+    """Open a checkpoint by its path (CheckpointError: it is absent, or not what the main process has read)."""
     checkpoint = Checkpoint(shared.folder, label=shared.label, remote_code=True)
     if hash_checkpoint(checkpoint, silent).weights != shared.weights:
         raise CheckpointError(
