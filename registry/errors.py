@@ -10,33 +10,13 @@ RegError
     └── OutputError          the output folder cannot be written
 """
 
-from store.errors import (
-    ConflictError,
-    DamagedError,
-    InvalidInputError,
-    NotFoundError,
-    RegError,
-    SchemaError,
-    StorageError,
-)
-
-__all__ = [
-    "CalibrationError",
-    "CheckpointError",
-    "ClusterError",
-    "ConflictError",
-    "DamagedError",
-    "IncompatibleError",
-    "InvalidInputError",
-    "NotFoundError",
-    "OutputError",
-    "RegError",
-    "SchemaError",
-    "StorageError",
-    "UnsupportedFamilyError",
-    "first_line",
-    "is_foreign",
-]
+from store.errors import ConflictError as ConflictError
+from store.errors import DamagedError as DamagedError
+from store.errors import InvalidInputError as InvalidInputError
+from store.errors import NotFoundError as NotFoundError
+from store.errors import RegError as RegError
+from store.errors import SchemaError as SchemaError
+from store.errors import StorageError as StorageError
 
 
 class CheckpointError(InvalidInputError):

@@ -5,15 +5,13 @@ Each method that has such a training implements `JointTraining`; `built_in.py` h
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from registry.built_in import JOINT_TRAININGS, instances
 from store.arrays import ArraySource
 
-Document = Mapping[str, Any]
-"""What a version's content holds of the training that it was part of."""
+Document = Mapping[str, Any]  # what a version's content holds of the training that it was part of
 
 
 class JointTraining(ABC):
@@ -66,10 +64,9 @@ class JointTraining(ABC):
         """Return what a version is in it."""
 
 
-@cache
 def joint_trainings() -> tuple[JointTraining, ...]:
     """Return every kind of such a training."""
-    return tuple(instances(JOINT_TRAININGS))
+    return instances(JOINT_TRAININGS)
 
 
 def parts_in(content: Mapping[str, Any] | None) -> Iterator[tuple[JointTraining, Document]]:

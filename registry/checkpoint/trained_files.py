@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _ROWS, _BIAS, _ROWS_FORMAT = "rows", "bias", "expert-registry router rows 1"
 _ROWS_HINT = "delete it, or train the expert again: reg train-expert NAME --base B --data FILE --coordinate"
 
-_FORMAT = 1
-"""The format of the documents of joint trainings."""
+_FORMAT = 1  # the format of the documents of joint trainings
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
+from registry.io.display import quoted
 from registry.io.limits import JSON_BYTES, JSON_DEPTH, JSON_DIGITS, JSON_KEYS, JSON_VALUES
 from store.digest import canonical_json, is_digest
 
@@ -202,7 +203,7 @@ def fields(
         raise CheckpointError(f"{where} has no key {missing[0]!r}", hint)
     for key, value in document.items():
         if not kinds[key].holds(value):
-            raise CheckpointError(f"{where}: {key} is {_short(value)}, it must be {kinds[key].words}", hint)
+            raise CheckpointError(f"{where}: {key} is {quoted(value)}, it must be {kinds[key].words}", hint)
     return dict(document)
 
 
@@ -233,10 +234,5 @@ def check_written(document: Mapping[str, Any], written: Mapping[str, Any], where
             raise CheckpointError(f"{where} has a key {key!r}, which does not belong there", _AGAIN)
         if canonical_json(document[key]) != canonical_json(written[key]):
             raise CheckpointError(
-                f"{where}: {key} is {_short(document[key])}, this program would write {_short(written[key])}", _AGAIN
+                f"{where}: {key} is {quoted(document[key])}, this program would write {quoted(written[key])}", _AGAIN
             )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from registry.families import Family
 from registry.runtime.loading import quiet_transformers, with_fast_products, without_weights
 
-Weights = Callable[[str], Tensor]
-"""Returns a tensor of the dense model by its name."""
+Weights = Callable[[str], Tensor]  # returns a tensor of the dense model by its name
 
 
 class LayerCalls:

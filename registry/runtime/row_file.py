@@ -15,8 +15,7 @@ from torch import Tensor
 
 from registry.io.torch_blocks import to_block
 
-BLOCK_ROWS = 2048
-"""Rows that are read at once by `blocks`."""
+BLOCK_ROWS = 2048  # rows that are read at once by `blocks`
 
 
 class RowFile:

@@ -96,8 +96,7 @@ class FileCache:
         return opened
 
 
-MOST_BYTES = 2**36
-"""Bytes of files in the cache at most, 64 GiB; and at most as many as the disk has left."""
+MOST_BYTES = 2**36  # bytes of files in the cache at most, 64 GiB; and at most as many as the disk has left
 
 PRODUCTS, SUMS, MAPS = "products-", "sums-", "maps-"
 """Begin the names of these files in the cache: one member's products, a subset's sums, a subset's solved maps."""
@@ -107,8 +106,7 @@ PREFIXES = (PRODUCTS, SUMS, MAPS)
 NumberedBlock = tuple[int, Tensor]
 """The number of a map among those that are solved together, and a block of its rows, (r, H)."""
 
-ROWS = 512
-"""Rows of a map that are read at once."""
+ROWS = 512  # rows of a map that are read at once
 
 _KEEPING = Lock()
 

@@ -40,8 +40,7 @@ SEED = 0
 CONTENTS = "contents"
 """Value of `evidence` in the settings of statistics: contents of messages alone count as evidence of an expert."""
 
-MOST_TOKENS = 2**53
-"""Tokens that counts alone may add up to: shares of them are exact in float64."""
+MOST_TOKENS = 2**53  # tokens that counts alone may add up to: shares of them are exact in float64
 
 
 def text_calibration(

@@ -59,7 +59,7 @@ class OpenTensors:
         return opened
 
     def fill(self, name: str, begin: int, into: Tensor) -> None:
-        """Read elements from number `begin` on into a contiguous tensor of their dtype (DamagedError: there are fewer)."""
+        """Read elements from number `begin` on into a contiguous tensor of their dtype (DamagedError: too few)."""
         rest, at = into.numpy().data.cast("B"), self.entries[name].begin + into.element_size() * begin
         while rest:
             if not (read := os.preadv(self.file, [rest], at)):
@@ -158,8 +158,7 @@ _KINDS = {
     "computed": OBJECT,
     "done": maybe(_LISTS),
 }
-_ADDED = {"sites", "folds", "evidence"}
-"""Keys that older files lack, and files of text without chats the last."""
+_ADDED = {"sites", "folds", "evidence"}  # keys that older files lack, and files of text without chats the last
 
 
 @dataclass(frozen=True)
@@ -211,8 +210,7 @@ class Collected:
         return PackedStatistics(item.packed(), item.exponents, item.saturated)
 
 
-Part = tuple[str, int, Statistics]
-"""Site, layer, and its statistics."""
+Part = tuple[str, int, Statistics]  # site, layer, and its statistics
 
 
 def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) -> None:

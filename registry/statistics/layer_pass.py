@@ -43,8 +43,7 @@ from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch, dense_hook_points
 from store.digest import json_digest
 
-LIBRARIES = 3 << 28
-"""Bytes that Python, torch and transformers take, with compiled kernels and buffers: 0.8 GB."""
+LIBRARIES = 3 << 28  # bytes that Python, torch and transformers take, with compiled kernels and buffers: 0.8 GB
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Shapes: N windows of a calibration, B windows of a batch, V vocabulary.
 import re
 import uuid
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -27,7 +27,7 @@ from registry.distributed import Cluster, Step, Task
 from registry.distributed.step import node_kind
 from registry.errors import CheckpointError, ClusterError, DamagedError, first_line
 from registry.families.sites import SITES
-from registry.io.work_dirs import resumable_folder, temporary_folder
+from registry.io.work_dirs import resumable_folder
 from registry.progress import Progress, remark, silent
 from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
@@ -48,11 +48,6 @@ class Slice:
 
     first: int
     stop: int
-
-    @property
-    def windows(self) -> range:
-        """Numbers of its windows."""
-        return range(self.first, self.stop)
 
     def __str__(self) -> str:
         return f"windows {self.first} to {self.stop - 1}"
@@ -122,9 +117,7 @@ def take_slice(
 ) -> Path:
     """Take the statistics of a slice, write them to a folder, where others may write the same, and return the file.
 
-    Raises:
-        CalibrationError: an activation is NaN or infinite.
-        StorageError: the folder cannot be written.
+    (CalibrationError: an activation is NaN or infinite; StorageError: the folder cannot be written.)
     """
     of, windows = whole.calibration, slice(part.first, part.stop)
     own = Calibration(of.ids[windows], of.lengths[windows], of.label)
@@ -156,7 +149,7 @@ def taken_slices(whole: SlicedPass, folder: Path, kind: str | None = None) -> di
                 found[part] = path
     if kind is not None:
         return by_kind.get(_short(kind), {})
-    return max(by_kind.values(), key=lambda found: sum(len(part.windows) for part in found), default={})
+    return max(by_kind.values(), key=lambda found: sum(part.stop - part.first for part in found), default={})
 
 
 def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path]) -> Collected:
@@ -246,11 +239,8 @@ def collect_slices(
     """
     checkpoint = hashed.checkpoint
     whole = SlicedPass.of(checkpoint, hashed.weights, calibration, settings)
-    with ExitStack() as stack:
-        if partial is None:
-            folder = stack.enter_context(temporary_folder())
-        else:
-            folder = stack.enter_context(resumable_folder(partial.absolute(), whole.key, [hashed.weights]))
+    above = None if partial is None else partial.absolute()
+    with resumable_folder(above, whole.key, [hashed.weights]) as folder:
         shared = _Shared(SharedCheckpoint.of(hashed), whole, folder)
         taken = taken_slices(whole, folder)
         report_resumed(sum(_tokens(calibration, part) for part in taken), calibration, progress)
@@ -288,19 +278,15 @@ def _take(shared: _Shared, taken: dict[Slice, Path], cluster: Cluster, progress:
 
 def take_in_task(shared: _Shared, part: Slice, *, progress: Progress) -> str:
     """Take one slice in a task, and return the name of its file."""
-    checkpoint, model = _loaded(shared.checkpoint, shared.whole.settings, progress)
-    kind = node_kind(str(shared.whole.settings.device))
-    return take_slice(checkpoint, model, shared.whole, part, shared.folder, kind, progress).name
-
-
-def _loaded(shared: SharedCheckpoint, settings: PassSettings, progress: Progress) -> tuple[Checkpoint, Any]:
-    """Return a checkpoint and its model, which are opened and checked once in each process."""
-    key = shared, settings.dtype, settings.device
+    settings = shared.whole.settings
+    key = shared.checkpoint, settings.dtype, settings.device
     if key not in _opened:
         _opened.clear()
-        checkpoint = open_shared(shared)
-        _opened[key] = checkpoint, load_for_pass(shared.folder, settings.dtype, settings.device, progress=progress)
-    return _opened[key]
+        opened = open_shared(shared.checkpoint)
+        _opened[key] = opened, load_for_pass(opened.folder, settings.dtype, settings.device, progress=progress)
+    checkpoint, model = _opened[key]
+    kind = node_kind(str(settings.device))
+    return take_slice(checkpoint, model, shared.whole, part, shared.folder, kind, progress).name
 
 
 def open_shared(shared: SharedCheckpoint) -> Checkpoint:
