@@ -93,10 +93,14 @@ def fetch_repository(reference: HubReference) -> Path:
         CheckpointError: the repository has no model in safetensors files.
         StorageError: the Hub, the connection or the disk failed.
     """
-    from huggingface_hub import constants
+    from huggingface_hub import constants, snapshot_download
 
     try:
-        return _cached(reference) if constants.HF_HUB_OFFLINE else _download(reference)
+        if not constants.HF_HUB_OFFLINE:
+            return _download(reference)
+        # With no pattern allowed, it finds the folder without looking for files.
+        options = {"revision": reference.revision, "local_files_only": True, "allow_patterns": []}
+        return _whole(reference, Path(snapshot_download(reference.repo_id, **options)), _ONLINE)
     except RegError:
         raise
     except Exception as error:  # those of huggingface_hub, its HTTP client and hf_xet have no common root
@@ -131,14 +135,6 @@ def _download(reference: HubReference) -> Path:
     _check(reference, names, weights)  # before anything large is fetched
     fetch(info.sha, [*weights, ADAPTER, *(one.arrays for one in joint_trainings() if one.arrays)])
     return _whole(reference, folder, _AGAIN)
-
-
-def _cached(reference: HubReference) -> Path:
-    from huggingface_hub import snapshot_download
-
-    # With no pattern allowed, it finds the folder without looking for files.
-    folder = snapshot_download(reference.repo_id, revision=reference.revision, local_files_only=True, allow_patterns=[])
-    return _whole(reference, Path(folder), _ONLINE)
 
 
 def _whole(reference: HubReference, folder: Path, hint: str) -> Path:

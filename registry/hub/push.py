@@ -17,6 +17,7 @@ from registry.hub.card_additions import languages_of, metadata, page, source_of
 from registry.hub.hub_errors import endpoint
 from registry.hub.target import Commit, Outgoing, Pushed, Target
 from registry.hub.upload import check_account, upload
+from registry.io.disk import file_digest
 from registry.io.model_folder import MARKER
 from registry.io.tree_digest import PREFIX, tree_and_sha256
 from registry.member import load_member
@@ -69,8 +70,10 @@ def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibra
     with TemporaryDirectory(dir=workspace.home.work) as temporary:
         folder = Path(temporary) / "expert"
         manifest = expert_files.write_expert(member, folder, calibration=calibration, progress=workspace.progress)
-        page = expert_files.card(member, manifest, target.repo_id, kept=calibration_kept)
-        files, digest = expert_files.outgoing(folder, page, workspace.progress), manifest.digest
+        paths, digest = sorted(folder.iterdir()), manifest.digest
+        with workspace.progress("hashing", sum(path.stat().st_size for path in paths), "B") as advance:
+            files = {path.name: Outgoing(path, file_digest(path, advance)) for path in paths}
+        files[CARD] = Outgoing.of(expert_files.card(member, manifest, target.repo_id, kept=calibration_kept))
         commit = Commit(files, FILE_NAME, digest, f"Expert {version.name}, {digest[:12]}", version.name)
         return _upload(workspace, target, commit, version.ref)
 

@@ -137,9 +137,9 @@ def read_small(path: Path, limit: int) -> bytes:
     return data
 
 
-def read_json(path: Path, *, values: int = JSON_VALUES) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a small file (CheckpointError: it is too large, or no JSON object)."""
-    return json_object(read_small(path, JSON_BYTES), str(path), values=values)
+    return json_object(read_small(path, JSON_BYTES), str(path))
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,7 @@ def fields(
 
 
 def some_fields(
-    document: Mapping[str, Any],
-    kinds: Mapping[str, Kind],
-    where: str,
-    *,
-    optional: Collection[str] = (),
-    hint: str = _AGAIN,
+    document: Mapping[str, Any], kinds: Mapping[str, Kind], where: str, *, hint: str, optional: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the values of these keys of an object, each of its kind; other keys are not looked at (as `fields`)."""
     return fields({key: document[key] for key in kinds if key in document}, kinds, where, optional=optional, hint=hint)

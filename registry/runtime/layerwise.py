@@ -173,10 +173,6 @@ def watched(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor
 class _ReachedError(Exception):
     """A module was reached, with this input."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self.tensor = tensor
-
 
 def input_of(module: nn.Module, run: Callable[[], object]) -> Tensor:
     """Return the input that a module is given in a computation, which is then left."""
@@ -189,5 +185,6 @@ def input_of(module: nn.Module, run: Callable[[], object]) -> Tensor:
             run()
     except _ReachedError as reached:
         traceback.clear_frames(reached.__traceback__)  # they hold the computation's tensors
-        return reached.tensor
+        tensor: Tensor = reached.args[0]
+        return tensor
     raise AssertionError("the module was not called")

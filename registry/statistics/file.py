@@ -225,7 +225,8 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
 
     exponents: dict[str, list[torch.Tensor]] = {site: [] for site in collected.sites}
     saturated: dict[str, list[int]] = {site: [] for site in collected.sites}
-    for site, number, layer in _layers(collected) if parts is None else map(_held, parts):
+    held = ((site, *one) for site, layers in collected.sites.items() for one in enumerate(lazy_layers(layers)))
+    for site, number, layer in held if parts is None else map(_held, parts):
         exponents.setdefault(site, []).append(layer.exponents)
         saturated.setdefault(site, []).append(layer.saturated)
         sources = {f"{site}.gram.{number}": layer.source} | {
@@ -252,12 +253,6 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
         "done": collected.done,
     }
     replace_shard(path, streams, {"expert-registry": json.dumps(document)})
-
-
-def _layers(collected: Collected) -> Iterator[tuple[str, int, LazyStatistics]]:
-    for site, layers in collected.sites.items():
-        for number, layer in enumerate(lazy_layers(layers)):
-            yield site, number, layer
 
 
 def _held(part: Part) -> tuple[str, int, LazyStatistics]:
