@@ -129,10 +129,7 @@ class Member:
         return self._read(self.link("file", name)).tobytes()
 
     def statistics(self, site: str, layer: int) -> Statistics:
-        """Return the statistics of one site and layer.
-
-        (IncompatibleError: the version was registered without them; DamagedError: the arrays do not fit each other.)
-        """
+        """Return one site and layer (IncompatibleError: it was registered without; DamagedError: arrays do not fit)."""
         return self.packed_statistics(site, layer).unpacked()
 
     def packed_statistics(self, site: str, layer: int) -> PackedStatistics:

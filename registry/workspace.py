@@ -122,10 +122,7 @@ def content_digest(content: dict[str, Any], arrays: Sequence[ArrayLink]) -> str:
 
 
 def open_array(arrays: ArrayStore, link: ArrayLink, called: str) -> ArraySource:
-    """Open an array as blocks, checked while it is read; messages begin with what it is `called`.
-
-    Raises DamagedError if its dtype or shape differs from the catalog's.
-    """
+    """Open an array as blocks, `called` so in messages (DamagedError: its dtype or shape is not as in the catalog)."""
     source = arrays.open(link.digest)
     if (source.dtype, source.shape) != (link.dtype, link.shape):
         raise DamagedError(

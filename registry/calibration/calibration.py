@@ -47,10 +47,7 @@ class Calibration:
         return torch.arange(self.ids.shape[1])[None, :] < self.lengths[:, None]
 
     def counts(self, vocabulary: int, among: Bool[Tensor, "N S"] | None = None) -> Int64[Tensor, "V"]:
-        """Return the occurrences of each token among those that count, or those of them where `among` is true.
-
-        `vocabulary` is V, larger than any token.
-        """
+        """Return how often each of V tokens occurs among those that count, or those of them where `among` is true."""
         counts = torch.zeros(vocabulary, dtype=torch.int64)
         for first, (ids, keep) in zip(range(0, len(self.ids), _BLOCK), self._blocks(), strict=True):
             chosen = keep if among is None else keep & among[first : first + _BLOCK]

@@ -74,10 +74,7 @@ def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len:
 
 
 def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int) -> Calibration:
-    """Return up to `windows` windows of `seq_len` tokens, evenly spaced over the documents in a seeded order.
-
-    (CalibrationError: there is no text.)
-    """
+    """Return up to `windows` windows, evenly spaced over documents in a seeded order (CalibrationError: no text)."""
     documents = list(corpus)
     random.Random(0).shuffle(documents)
     stream = _stream(documents, tokenizer)

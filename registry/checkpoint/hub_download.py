@@ -86,12 +86,9 @@ def commit_of(path: Path) -> str | None:
 def fetch_repository(reference: HubReference) -> Path:
     """Return a repository's folder in the Hub's cache, after fetching the files that the cache lacks.
 
-    HF_ENDPOINT, HF_TOKEN and `hf auth login`, HF_HUB_CACHE, HF_HOME and HF_HUB_OFFLINE are honoured.
-
-    Raises:
-        NotFoundError: no repository or revision matches, or HF_HUB_OFFLINE is set and the cache lacks it.
-        CheckpointError: the repository has no model in safetensors files.
-        StorageError: the Hub, the connection or the disk failed.
+    HF_ENDPOINT, HF_TOKEN and `hf auth login`, HF_HUB_CACHE, HF_HOME and HF_HUB_OFFLINE are honoured (NotFoundError:
+    none matches, or the cache lacks it offline; CheckpointError: it has no model in safetensors files; StorageError:
+    the Hub, the connection or the disk failed).
     """
     from huggingface_hub import constants, snapshot_download
 
@@ -99,8 +96,9 @@ def fetch_repository(reference: HubReference) -> Path:
         if not constants.HF_HUB_OFFLINE:
             return _download(reference)
         # With no pattern allowed, it finds the folder without looking for files.
-        options = {"revision": reference.revision, "local_files_only": True, "allow_patterns": []}
-        return _whole(reference, Path(snapshot_download(reference.repo_id, **options)), _ONLINE)
+        repo, revision = reference.repo_id, reference.revision
+        folder = snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=[])
+        return _whole(reference, Path(folder), _ONLINE)
     except RegError:
         raise
     except Exception as error:  # those of huggingface_hub, its HTTP client and hf_xet have no common root

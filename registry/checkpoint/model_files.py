@@ -174,9 +174,9 @@ def sample_weight(stored: Stored, rows: "npt.NDArray[np.int64]") -> Block:
 
 
 def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
-    """Return one tensor, whose dtype can be registered, as blocks of rows; `label` is the checkpoint's in messages.
+    """Return one tensor as blocks of rows; `label` is the checkpoint's in messages.
 
-    While it is read it raises CheckpointError if a weight is NaN or infinite, or the file cannot be read.
+    (CheckpointError, while it is read: a weight is NaN or infinite, or the file cannot be read.)
     """
 
     def blocks() -> Iterator[Block]:

@@ -52,10 +52,7 @@ def pack_rows(rows: RouterRows) -> bytes:
 
 
 def unpack_rows(data: bytes, shape: tuple[int, int], label: str) -> RouterRows:
-    """Return the router rows in untrusted data, of a checkpoint named `label` whose (L, H) is `shape`.
-
-    (CheckpointError: the data is of another form, or its rows or biases are of another shape, NaN or infinite.)
-    """
+    """Return the router rows in untrusted data; (L, H) is `shape` (CheckpointError: they are of another form)."""
     from safetensors.numpy import load
 
     where = f"{label}/{ROUTER_FILE}"

@@ -128,10 +128,7 @@ def parse_training(data: bytes, where: str) -> TrainingRecord:
 
 
 def training_of(document: Mapping[str, Any], where: str, hint: str) -> TrainingRecord:
-    """Return the record in an untrusted document with the keys of `expert_training.json`, named `where` in messages.
-
-    (CheckpointError: it is of another form or format.)
-    """
+    """Return the record in an untrusted document, `where` in messages (CheckpointError: of another form or format)."""
     kinds = {"format": COUNT, "training": OBJECT, "held_out": OBJECT, "every": COUNT, "loss": list_of(_LOSS)}
     found = some_fields(document, kinds, where, hint=hint)
     training, inside = found["training"], f"{where}: training"

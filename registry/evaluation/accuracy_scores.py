@@ -76,10 +76,8 @@ def accuracy_scores(
         tasks: domain → its tasks, each `TASK` or `TASK:METRIC`. METRIC is as in the files, `exact_match` or
             `exact_match,strict-match`; it may be left out if they have only one.
 
-    Raises:
-        InvalidInputError: there is no task, a file is no result file, a task, a metric or a domain's own expert is
-            missing, several metrics are possible, an accuracy is not in [0, 1], or that of an expert is 0.
-        IncompatibleError: two models did a task with other shots, in another version or on other samples.
+    Raises InvalidInputError if something is missing, ambiguous or no accuracy, or an expert's is 0, IncompatibleError
+    if two models did a task with other shots, in another version or on other samples.
     """
     wanted: list[_Task] = []
     for domain, text in ((domain, text) for domain, texts in tasks.items() for text in texts):

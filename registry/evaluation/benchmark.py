@@ -1,7 +1,7 @@
 """Benchmark of a table: the same windows of text for every row, and each domain's own expert."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from registry.io.model_folder import composed_of, write_files
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member
 from registry.names.suggest import suggest
-from registry.progress import Progress, remark
+from registry.progress import Progress, remark, silent
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import compute_dtype, report_dtype, stored_dtype
 
@@ -87,18 +87,18 @@ class Benchmark:
         """Domain → predicted tokens."""
         return {domain: predicted(windows) for domain, windows in self.windows.items()}
 
-    @contextmanager
-    def dense(self, name: str, members: Sequence[Member]) -> Iterator[Model]:
-        """Open the averaged weights of `members`, or a single member; its folder is deleted afterwards."""
-        with temporary_folder(self.work) as temporary:
-            folder = temporary / name
-            write_dense(members, folder, self.progress)
-            yield self.open(name, folder)
+    @property
+    def _here(self) -> TestSettings:
+        """The settings of models in this process: on its processor, if others compute the losses."""
+        return self.settings if self.losses is None else replace(self.settings, device="cpu")
+
+    def dense(self, name: str, members: Sequence[Member]) -> AbstractContextManager[Model]:
+        """Open the averaged weights of `members`, or a single member (`dense_model`)."""
+        return dense_model(name, members, self._here, self.progress, self.work)
 
     def open(self, name: str, folder: Path) -> Model:
-        """Load the model in a folder: on this process's processor, if others compute its losses."""
-        settings = self.settings if self.losses is None else replace(self.settings, device="cpu")
-        return open_model(name, folder, settings)
+        """Load the model in a folder."""
+        return open_model(name, folder, self._here)
 
     def losses_of(
         self, model: Model, windows: Mapping[str, Calibration] | None = None, **options: Any
@@ -106,6 +106,16 @@ class Benchmark:
         """Return the loss of a model on each domain, default all (options and errors as `scoring.losses_of`)."""
         windows = self.windows if windows is None else windows
         return losses_of(model, windows, self.settings, self.progress, losses=self.losses, **options)
+
+
+@contextmanager
+def dense_model(
+    name: str, members: Sequence[Member], settings: TestSettings, progress: Progress = silent, work: Path | None = None
+) -> Iterator[Model]:
+    """Open the averaged weights of members, or a single one; its folder, below `work`, is deleted afterwards."""
+    with temporary_folder(work) as temporary:
+        write_dense(members, temporary / name, progress)
+        yield open_model(name, temporary / name, settings)
 
 
 def make_benchmark(

@@ -13,7 +13,7 @@ from registry.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class Target:
-    """A model repository of the Hub, with the options of a push.
+    """A model repository of the Hub, with the options of a push (InvalidInputError: a name is not valid on the Hub).
 
     Attributes:
         repo_id: `ORG/NAME`.
@@ -21,9 +21,6 @@ class Target:
         private: create the repository as private; refuse an existing public one.
         create_pr: propose the commit as a pull request.
         force: replace the result of an earlier push of another composition or expert.
-
-    Raises:
-        InvalidInputError: `repo_id` or `revision` is not a valid name on the Hub.
     """
 
     repo_id: str

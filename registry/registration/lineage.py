@@ -147,10 +147,7 @@ def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
 
 
 def relation(samples: WeightSamples, ref: str, kind: str, other: WeightSamples) -> Relation | None:
-    """Return the distance of a checkpoint to another model, or None if their shapes cannot be compared.
-
-    Tensors outside the layers may differ in their first axis: a vocabulary may have grown.
-    """
+    """Return the distance of a checkpoint to another model, or None if shapes differ, but for rows of a vocabulary."""
     if samples.shapes.keys() != other.shapes.keys():
         return None
     for name, shape in other.shapes.items():
@@ -231,10 +228,7 @@ def _squared(values: npt.NDArray[np.float64]) -> float:
 def relations_of(
     workspace: Workspace, samples: WeightSamples, versions: Sequence[VersionRecord]
 ) -> tuple[Relation, ...]:
-    """Return the distance of a checkpoint to each version of its shape, the nearest first.
-
-    Versions that cannot be compared are remarked on.
-    """
+    """Return the distance to each version of its shape, the nearest first, with remarks on those not compared."""
     return _relations(workspace, samples, versions, partial(samples_of_version, workspace), workspace.progress)
 
 

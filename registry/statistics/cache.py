@@ -141,10 +141,7 @@ class KeptTensors:
             yield {name: partial(tensors.rows, name) for name in names}
 
     def keeps(self, weights: Sequence[float]) -> bool:
-        """Tell whether sums with these factors of the members are kept: in a cache, where members count alike.
-
-        Other factors are mostly tried once.
-        """
+        """Tell whether sums with these factors are kept: where members count alike; others are mostly tried once."""
         return self.files is not None and len(set(weights)) == 1
 
     def gram(self, members: Sequence[Member], site: str, layer: int, weights: Sequence[float]) -> GramSum:

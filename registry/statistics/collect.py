@@ -75,10 +75,7 @@ def text_calibration(
 
 
 def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
-    """Return the statistics in a checkpoint's folder, checked, or None if it has no such file.
-
-    (CheckpointError: they are of other weights, do not fit the model, or contradict each other.)
-    """
+    """Return the statistics in a checkpoint's folder, or None (CheckpointError: contradictory, or of other weights)."""
     checkpoint, weights = hashed.checkpoint, hashed.weights
     path = own_file(checkpoint.folder, statistics_file.FILE_NAME)
     if path is None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import groupby
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -71,19 +72,12 @@ def plan_slices(windows: int, batch_size: int, count: int, taken: Sequence[Slice
     count = max(1, min(count, len(numbers)))
     # Shares differ by one batch at most; where a share is no run, it becomes several slices.
     shares = [numbers[len(numbers) * part // count : len(numbers) * (part + 1) // count] for part in range(count)]
-    return [
-        Slice(run[0] * batch_size, min((run[-1] + 1) * batch_size, windows)) for share in shares for run in _runs(share)
+    runs = [
+        [number for _, number in run]  # as far apart as their places in the share
+        for share in shares
+        for _, run in groupby(enumerate(share), key=lambda one: one[1] - one[0])
     ]
-
-
-def _runs(numbers: Sequence[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] + 1 == number:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
+    return [Slice(run[0] * batch_size, min((run[-1] + 1) * batch_size, windows)) for run in runs]
 
 
 @dataclass(frozen=True)
