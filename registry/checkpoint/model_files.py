@@ -38,7 +38,6 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")  # files that a composed folder copies from its members
-
 EXPERT_TRAINING = "expert_training.json"  # the file in which an expert that was trained here says how
 ROUTER_FILE = "expert_router.safetensors"
 """The router rows of an expert that was trained beside a public expert (`trained_files.py`)."""

@@ -133,13 +133,6 @@ class Table:
                 runs.append(self.folder_rows(name, folder, oracle=method.oracle))
         return [over_seeds(rows) for rows in zip(*runs, strict=True)]
 
-    def swept_rows(self, name: str, compose: Compose) -> list[Row]:
-        """Return the rows of one value of a sweep; its composition is deleted once it is scored."""
-        with temporary_folder(self.benchmark.work) as temporary:
-            folder = temporary / "swept"
-            compose({}, folder)
-            return self.folder_rows(name, folder)
-
     def _routed_row(self, model: Model, composed: Mapping[str, str]) -> Row:
         if not model.layers:
             return self._row(model.name, self.benchmark.losses_of(model), model)

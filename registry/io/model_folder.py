@@ -147,10 +147,7 @@ def write_weights(
     advance: Advance,
     write: Callable[[Sequence[Shard], Advance], list[str]] = write_shards,
 ) -> dict[str, str]:
-    """Write all tensors as safetensors, in one file or in shards with an index, and return file name → digest.
-
-    That is the tree digest (`tree_digest.py`), which `write` returns, and of the index SHA-256.
-    """
+    """Write tensors in one file, or shards with an index; return file name → tree digest, and SHA-256 of the index."""
     shards = layout(folder, streams)
     digests = dict(zip((shard.path.name for shard in shards), write(shards, advance), strict=True))
     return digests | write_files(folder, index_file(shards))

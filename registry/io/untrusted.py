@@ -191,10 +191,7 @@ def list_of(kind: Kind) -> Kind:
 def fields(
     document: object, kinds: Mapping[str, Kind], where: str, *, optional: Collection[str] = (), hint: str = _AGAIN
 ) -> dict[str, Any]:
-    """Return `document`, named `where` in messages, if it is an object of these keys, each of its kind.
-
-    Raises CheckpointError if it is no object, a key is unknown or missing, or a value is of another kind.
-    """
+    """Return `document`, called `where`, if it has these keys, each of its kind (CheckpointError says what differs)."""
     if not isinstance(document, dict):
         raise CheckpointError(f"{where} is not a JSON object", hint)
     if unknown := [key for key in document if key not in kinds]:

@@ -112,10 +112,7 @@ def compared_layers(layers: int) -> list[int]:
 
 
 def summarise(layers: Sequence[Statistics], progress: Progress) -> dict[int, Summary]:
-    """Return layer → summary of a model's MLP inputs, for the layers that are compared.
-
-    The result is empty without statistics; and, with a remark, if they are forged or inconsistent.
-    """
+    """Return compared layer → summary of MLP inputs; none without statistics or, with a remark, of forged ones."""
     if not layers:
         return {}
     try:

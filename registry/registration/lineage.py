@@ -30,11 +30,8 @@ from store.arrays import CARRIERS, Block
 from store.catalog import VersionRecord
 
 SAMPLE = 2**14  # weights of a tensor that are compared: complete rows, spread evenly
-
 _METADATA_KEY = "samples"  # key of [SAMPLE, name → [dtype, shape]] in the metadata of packed samples
-
 COMPARING = 4  # versions whose samples are read and compared at once; each holds one model's samples
-
 UNRELATED = 0.9  # median distance from which two models have no common ancestor; independent weights have 1
 
 Verdict = Literal["same weights", "same base", "unrelated"]

@@ -67,10 +67,7 @@ class LayerCalls:
 
 
 class Layers(LayerCalls):
-    """A model of a family without weights, whose modules are loaded when they are needed.
-
-    It has a `config` (config.json), and computes in a dtype on a device.
-    """
+    """A model of a family without weights, by its config.json; its modules are loaded when they are needed."""
 
     def __init__(
         self,
@@ -99,10 +96,7 @@ class Layers(LayerCalls):
         return self._family.last_norm.norm
 
     def embedded(self, rows: Float[Tensor, "V H"], ids: Int64[Tensor, "B S"]) -> Float[Tensor, "B S H"]:
-        """Return the residual stream before the first layer, and store the arguments as `embed` does.
-
-        Ids are numbers of the embedding's `rows`, which may be a part of it.
-        """
+        """Return the stream before the first layer, and store arguments, as `embed`; ids are numbers of `rows`."""
         name = self._family.embedding.removesuffix(".weight")
         filled: Any = copy.deepcopy(self.model.get_submodule(name))  # subclasses may scale embeddings
         filled.weight = nn.Parameter(rows.to(self.device, self._dtype), requires_grad=False)

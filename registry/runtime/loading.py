@@ -158,10 +158,7 @@ def unfilled_model(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def has_our_code(folder: Path) -> bool:
-    """Tell whether a model folder has code, all of it equals modelling files that this program writes, and is used.
-
-    `auto_map` could also name code of another repository.
-    """
+    """Tell whether a folder's code is all modelling files of ours, and is used: `auto_map` may name other code."""
     try:
         config = read_json(folder / "config.json")
         code = {path.name: read_small(path, _CODE_BYTES) for path in folder.rglob("*.py")}

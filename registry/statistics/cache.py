@@ -196,17 +196,17 @@ class KeptTensors:
 
         def streams() -> list[Stream]:
             solved = groupby(solve(0), key=itemgetter(0))
-            return [Stream(_name(number), "float64", shape, lambda: _next(solved)) for number, shape in numbered]
+            return [Stream(name, "float64", shape, lambda: _next(solved)) for name, shape in named]
 
-        numbered = list(enumerate(shapes))
+        named = [(f"{number:06d}", shape) for number, shape in enumerate(shapes)]  # tensors are written by name
         with ExitStack() as stack:
             tensors = _unless_full(stack, self._opened(MAPS, made_from, streams))
             if tensors is None:
                 yield from solve(first)
                 return
-            for number, (height, *_) in numbered[first:]:
+            for number, (name, (height, *_)) in enumerate(named[first:], start=first):
                 for start in range(0, height, ROWS):
-                    yield number, tensors.rows(_name(number), start, min(start + ROWS, height))
+                    yield number, tensors.rows(name, start, min(start + ROWS, height))
 
     @contextmanager
     def _opened(self, prefix: str, made_from: Any, streams: Callable[[], list[Stream]]) -> Iterator[OpenTensors]:
@@ -301,11 +301,6 @@ def _sum_streams(total: GramSum) -> list[Stream]:
         Stream("gram", "float64", (size * (size + 1) // 2,), lambda: map(to_block, rows)),
         Stream.of("moments", to_block(total.moments), "float64"),
     ]
-
-
-def _name(number: int) -> str:
-    """Return the name of a map in a file, whose tensors are written by name."""
-    return f"{number:06d}"
 
 
 def _next(solved: Iterator[tuple[int, Iterator[NumberedBlock]]]) -> Iterator[Block]:
