@@ -1,14 +1,4 @@
-"""Errors of the domain, derived from the root and the storage errors of `store.errors`.
-
-RegError
-├── ClusterError             the nodes of a Ray cluster cannot do the work
-└── InvalidInputError        (ValueError)
-    ├── CheckpointError      the checkpoint cannot be registered
-    │   └── UnsupportedFamilyError   no native host carries the model exactly
-    ├── CalibrationError     no token to collect statistics on, or activations that are not finite
-    ├── IncompatibleError    the members cannot be composed with each other
-    └── OutputError          the output folder cannot be written
-"""
+"""Errors of the domain, derived from the root and the storage errors of `store.errors`."""
 
 from store.errors import ConflictError as ConflictError
 from store.errors import DamagedError as DamagedError

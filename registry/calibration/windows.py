@@ -5,10 +5,6 @@ characters, is divided into as many equal strata as there are windows, and one s
 A window begins there (at the next white space, so that no word is cut) and continues through the following documents if
 necessary, each of which begins with the tokenizer's start token. Only the text of the windows is tokenised.
 
-`document_beginnings` samples calibration tokens from the first tokens of documents alone, a window each.
-
-`evenly_spaced` samples test tokens: all documents in a seeded order, concatenated, windows at equal distances.
-
 Until windows are complete, a token t that a chat template wrote is ~t, below zero: so it stays known through all cuts.
 
 Shapes: N windows, S tokens of a window, T tokens of a corpus.

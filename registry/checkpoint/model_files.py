@@ -13,7 +13,7 @@ from registry.io.display import some
 from registry.io.dtypes import NAMES
 from registry.io.limits import JSON_BYTES, SMALL_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
 from registry.io.model_folder import INDEX
-from registry.io.safetensors_file import read_header
+from registry.io.safetensors_file import Entry, read_header
 from registry.io.torch_blocks import to_block
 from registry.io.untrusted import GENUINE, is_plain, json_object, own_file, read_json, read_small
 from registry.names.suggest import suggest_path
@@ -94,13 +94,10 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(Entry):
     """A tensor in a file, from its header."""
 
     file: Path
-    dtype: str  # in the header's spelling
-    shape: tuple[int, ...]
-    begin: int  # in bytes of the file
     key: str  # its name, unless a training program put something around that
 
 
@@ -113,7 +110,7 @@ def read_headers(files: list[Path]) -> dict[str, Stored]:
                 raise CheckpointError(
                     f"tensor {name} is in {tensors[name].file.name} and in {path}", "save the checkpoint again, whole"
                 )
-            tensors[name] = Stored(path, entry.dtype, entry.shape, entry.begin, name)
+            tensors[name] = Stored(**vars(entry), file=path, key=name)
     return tensors
 
 
