@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from store.arrays.chunks import ArrayFiles
+from store.arrays.chunks import ArrayFiles, raw_blocks
 from store.arrays.content_digest import Block, damaged
 from store.arrays.layout import CARRIERS, DESCRIPTION, ROW_ELEMENTS, Layout, parse_layout
 from store.arrays.source import ArraySource, digest_of, rows_per_block
@@ -121,7 +121,7 @@ class ArrayStore(ABC):
         is_raw = _COPIED and not layout.compressed and layout.height == rows
 
         def blocks() -> Iterator[Block]:
-            read = self._blocks(files)
+            read = raw_blocks(files, rows) if is_raw else self._decoded(files)
             if layout.height != rows:  # written when chunks had another size
                 read = _regrouped(read, rows)
             return files.checked(read)
@@ -225,7 +225,7 @@ class ArrayStore(ABC):
         except (OSError, ValueError) as error:
             raise damaged(digest, f"{DESCRIPTION} is unreadable ({error})") from error
 
-    def _blocks(self, files: ArrayFiles) -> Iterator[Block]:
+    def _decoded(self, files: ArrayFiles) -> Iterator[Block]:
         """Yield the rows of each chunk in the carrier dtype, as zarr decodes them; they are not checked."""
         layout = files.layout
         array = self._array(files, overwrite=False)

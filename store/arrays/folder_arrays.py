@@ -97,7 +97,7 @@ class FolderArrays(ArrayStore):
     def _files_of(self, digest: str, layout: Layout, *, cached: bool) -> ArrayFiles:
         path = self.path(digest)
         return ArrayFiles(
-            digest, layout, lambda number: open_chunk(path / layout.chunk_name(number), layout, number), at_once=2
+            digest, layout, lambda number: open_chunk(path / layout.chunk_name(number), layout, number), at_once=1
         )
 
     def _write(self, digest: str, layout: Layout, blocks: Iterator[Block], overwrite: bool) -> None:
