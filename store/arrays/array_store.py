@@ -17,12 +17,12 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from store.arrays.chunks import ArrayFiles, raw_blocks
+from store.arrays.chunks import ArrayFiles, fill, raw_blocks
 from store.arrays.content_digest import Block, damaged
 from store.arrays.layout import CARRIERS, DESCRIPTION, ROW_ELEMENTS, Layout, parse_layout
 from store.arrays.source import ArraySource, digest_of, rows_per_block
 from store.digest import is_digest
-from store.errors import DamagedError, InvalidInputError, NotFoundError, RegError, StorageError
+from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
 from store.permissions import SPACE
 
 if TYPE_CHECKING:
@@ -92,10 +92,9 @@ class ArrayStore(ABC):
         for overwrite in (not self.concurrent_writers, True):
             try:
                 self._write(digest, layout, source.blocks(), overwrite)
+            except StorageError:
+                raise
             except OSError as error:
-                self._abandon(digest)
-                if isinstance(error, RegError):
-                    raise
                 raise StorageError(
                     f"array {digest[:12]} ({source.nbytes:,} bytes) cannot be written below {self.place}: "
                     f"{error.strerror or error}",
@@ -147,27 +146,24 @@ class ArrayStore(ABC):
         """
         import numpy as np
 
-        parts = []
         try:
             files = self._files(digest, cached=True)
             layout = files.layout
             if layout.compressed:
                 raise ValueError("it is compressed")
-            carrier = np.dtype(CARRIERS[layout.dtype][0]).newbyteorder("<")
-            for chunk in np.unique(rows // layout.height).tolist():
-                wanted = rows[rows // layout.height == chunk] - chunk * layout.height
-                part = np.empty((len(wanted), *layout.shape[1:]), carrier)
+            carrier = np.dtype(CARRIERS[layout.dtype][0])
+            found = np.empty((len(rows), *layout.shape[1:]), carrier.newbyteorder("<"))
+            chunks = rows // layout.height
+            for chunk in np.unique(chunks).tolist():
                 with files.opened(chunk) as file:
-                    for at, row in enumerate(wanted.tolist()):
-                        file.seek(row * layout.row_bytes)
-                        data = file.read(layout.row_bytes) or b""
-                        part[at] = np.frombuffer(data, carrier).reshape(layout.shape[1:])
-                parts.append(part.astype(CARRIERS[layout.dtype][0], copy=False))
+                    for at in np.flatnonzero(chunks == chunk).tolist():
+                        file.seek((int(rows[at]) - chunk * layout.height) * layout.row_bytes)
+                        fill(file, found[at : at + 1].data.cast("B"))
         except StorageError:
             raise
         except (OSError, ValueError, LookupError, OverflowError) as error:
             raise damaged(digest, f"it cannot be sampled ({error})") from error
-        return np.concatenate(parts)
+        return found.astype(carrier, copy=False)
 
     def is_intact(self, digest: str) -> bool:
         """Return True if `digest` is present and its bytes match the digest; copies of its files do not count."""
@@ -255,10 +251,6 @@ class ArrayStore(ABC):
 
         put = partial(self._put, overwrite=overwrite)
         return zarr_array(self._objects, key_of(files.digest), files.layout, files.content, put)
-
-    def _abandon(self, digest: str) -> None:
-        """Delete what a write that failed has left, where nobody else can use it."""
-        return
 
     @property
     @abstractmethod

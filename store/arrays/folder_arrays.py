@@ -102,13 +102,14 @@ class FolderArrays(ArrayStore):
 
     def _write(self, digest: str, layout: Layout, blocks: Iterator[Block], overwrite: bool) -> None:
         path = self.path(digest)
-        self._abandon(digest)
-        super()._write(digest, layout, blocks, overwrite)
-        for written in (*path.iterdir(), path, path.parent, self.root):
-            flush(written)
-
-    def _abandon(self, digest: str) -> None:
-        shutil.rmtree(self.path(digest), ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            super()._write(digest, layout, blocks, overwrite)
+            for written in (*path.iterdir(), path, path.parent, self.root):
+                flush(written)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
 
 
 def flush(path: Path) -> None:
