@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from registry.io.torch_blocks import to_block
 
-BLOCK_ROWS = 2048  # rows that are read at once by `blocks`
+BLOCK_ROWS = 2048
+"""Rows that are read at once by `blocks`."""
 
 
 class RowFile:
@@ -36,23 +36,27 @@ class RowFile:
 
     def read(self, rows: slice) -> Float[Tensor, "n ..."]:
         """Return some rows, on the CPU (OSError: the file cannot be read, or is too short)."""
+        found = torch.empty((rows.stop - rows.start, *self._shape), dtype=self._dtype)
+        room = to_block(found).reshape(-1).data.cast("B")
         with self._path.open("rb", buffering=0) as file:
-            return self._read(file, rows.start, rows.stop - rows.start)
+            self._read_into(room, file, rows.start)
+        return found
 
     def take(self, numbers: Int64[Tensor, "n"]) -> Float[Tensor, "n ..."]:
         """Return the rows of some numbers, on the CPU (errors as `read`)."""
         found = torch.empty((len(numbers), *self._shape), dtype=self._dtype)
+        room = to_block(found).reshape(-1).data.cast("B")
         with self._path.open("rb", buffering=0) as file:
             for index, number in enumerate(numbers.tolist()):
-                found[index] = self._read(file, number, 1)[0]
+                self._read_into(room[index * self._nbytes : (index + 1) * self._nbytes], file, number)
         return found
 
-    def _read(self, file: FileIO, start: int, count: int) -> Float[Tensor, "n ..."]:
+    def _read_into(self, room: memoryview, file: FileIO, start: int) -> None:
         file.seek(start * self._nbytes)
-        data = np.fromfile(file, np.uint8, count * self._nbytes)
-        if len(data) < count * self._nbytes:
-            raise OSError(f"{self._path} ends within the rows from {start} on")
-        return torch.from_numpy(data).view(self._dtype).view(count, *self._shape)
+        while room:
+            if not (size := file.readinto(room)):
+                raise OSError(f"{self._path} ends within the rows from {start} on")
+            room = room[size:]
 
     def blocks(self) -> Iterator[Float[Tensor, "n ..."]]:
         """Yield all rows, some at a time."""
