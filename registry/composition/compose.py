@@ -23,7 +23,7 @@ from registry.composition.stored import write_dense
 from registry.composition.taken_files import taken_files
 from registry.destination.address import destination_of
 from registry.destination.destination import Destination as Destination
-from registry.distributed import Step, Task
+from registry.distributed import Cluster, Step, Task
 from registry.distributed.step import node_kind
 from registry.errors import ClusterError, DamagedError, InvalidInputError
 from registry.home import Home
@@ -160,7 +160,7 @@ def write(
             reusable=[] if record is None else source.streams,
         ) as folder,
     ):
-        writer = ShardTasks(workspace, plan) if source.in_tasks and workspace.cluster is not None else None
+        writer = ShardTasks(workspace, workspace.cluster, plan) if source.in_tasks and workspace.cluster else None
         # Each tensor is computed on one thread, so that its bits do not depend on their number.
         with one_thread(), workspace.progress("composing", plan.nbytes, "B") as advance:
             digests = folder.write_weights(source.streams, advance, workers=source.threads, writer=writer)
@@ -214,39 +214,19 @@ class PlanReference:
     recipe: Recipe
     digest: str
 
-    @classmethod
-    def of(cls, workspace: Workspace, plan: Plan) -> "PlanReference":
-        """Return the reference of a plan."""
-        experts = () if plan.from_base else tuple(member.version.ref for member in plan.members)
-        base = None if plan.base is None else plan.base.version.ref
-        return cls(workspace.home, experts, base, plan.from_base, plan.recipe, plan.digest)
-
-    def plan(self, workspace: Workspace) -> Plan:
-        """Plan the composition again.
-
-        Raises:
-            ClusterError: this node reads another registry, or another program made the plan.
-        """
-        plan = plan_composition(workspace, self.experts, self.recipe, base=self.base, from_base=self.from_base)
-        if plan.digest != self.digest:
-            raise ClusterError(
-                f"a node plans another composition, {plan.digest[:12]} in place of {self.digest[:12]}",
-                "install the same version of this program on all nodes",
-            )
-        return plan
-
 
 @dataclass(frozen=True)
 class ShardTasks:
     """Writes files of weights by tasks of the registry's cluster; `write_weights` takes it for `write_shards`."""
 
     workspace: Workspace
+    cluster: Cluster
     plan: Plan
 
     @property
     def at_once(self) -> int:
         """Files that the nodes write at the same time."""
-        return 1 if self.workspace.cluster is None else self.workspace.cluster.slots
+        return self.cluster.slots
 
     def __call__(self, shards: Sequence[Shard], advance: Advance) -> list[str]:
         """Write files, and return the tree digest of each.
@@ -255,10 +235,12 @@ class ShardTasks:
             ClusterError: a node is of another kind than this one, or tasks lost their processes too often.
             RegError: any error of `write_shards`.
         """
-        cluster = self.workspace.cluster
-        assert cluster is not None
+        cluster, plan = self.cluster, self.plan
         if not shards:
             return []
+        experts = () if plan.from_base else tuple(member.version.ref for member in plan.members)
+        base = None if plan.base is None else plan.base.version.ref
+        reference = PlanReference(self.workspace.home, experts, base, plan.from_base, plan.recipe, plan.digest)
         folder = shards[0].path.parent
         tasks = [
             Task(f"file {shard.path.name}", (shard.path, tuple(stream.name for stream in shard.given)), shard.nbytes)
@@ -273,7 +255,7 @@ class ShardTasks:
                 remark(self.workspace.progress, label)
                 yield lambda amount: None
 
-        step = Step("composing", "B", write_in_task, PlanReference.of(self.workspace, self.plan), tasks, folder)
+        step = Step("composing", "B", write_in_task, reference, tasks, folder)
         try:
             done = cluster.results(step, progress)
         finally:
@@ -295,10 +277,21 @@ class ShardTasks:
 
 
 def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *, progress: Progress) -> str:
-    """Write one file of weights in a task, its tensors in the order of `names`, and return its tree digest."""
+    """Write one file of weights in a task, its tensors in the order of `names`, and return its tree digest.
+
+    Raises:
+        ClusterError: this node reads another registry, or another program made the plan.
+    """
     workspace = Workspace.open(reference.home, silent, create=False)
     try:
-        plan = reference.plan(workspace)
+        plan = plan_composition(
+            workspace, reference.experts, reference.recipe, base=reference.base, from_base=reference.from_base
+        )
+        if plan.digest != reference.digest:
+            raise ClusterError(
+                f"a node plans another composition, {plan.digest[:12]} in place of {reference.digest[:12]}",
+                "install the same version of this program on all nodes",
+            )
         with plan.output.opened(plan, workspace) as source:  # passes are in the cache already
             streams = {stream.name: stream for stream in source.streams}
             shard = Shard(path, tuple(streams[name] for name in names))

@@ -93,7 +93,8 @@ def roll_up(licenses: Mapping[str, str | None]) -> RollUp:
     """
     if missing := sorted(name for name, license_id in licenses.items() if license_id is None):
         return RollUp(None, f"no license was given for {', '.join(missing)}")
-    plain = {name: _plain(str(license_id)) for name, license_id in licenses.items()}
+    # The Hub's identifiers; in SPDX they may end with `-only`.
+    plain = {name: str(license_id).lower().removesuffix("-only") for name, license_id in licenses.items()}
     if closed := [name for name, own in plain.items() if own in _NO_DERIVATIVES]:
         return RollUp(None, f"{closed[0]} is under {plain[closed[0]]}, which allows no derivatives")
     different = sorted(set(plain.values()), key=lambda one: _ORDER.index(one) if one in _ORDER else len(_ORDER))
@@ -114,8 +115,3 @@ def _conflict(licenses: Mapping[str, str], different: Sequence[str]) -> str:
             pair = f"{holder[first]} is under {first} and {holder[second]} under {second}"
             return f"{pair}, and neither may go into the other"
     return f"none of {', '.join(different)} takes all the others"
-
-
-def _plain(license_id: str) -> str:
-    """Return the Hub's identifier of a licence; in SPDX it may end with `-only`."""
-    return license_id.lower().removesuffix("-only")

@@ -184,9 +184,9 @@ class Card:
         tags: for the Hub, besides those of all compositions.
         title: the heading.
         intro: the paragraph below it.
-        columns: of the table of members, besides index, expert, content digest and license: names of columns.
-        rows: the cells of each member in these columns.
         settings: name and value of each setting.
+        columns: column of the table of members, besides index, expert, content digest and license → its cells.
+        first_columns: the same of columns that stand before the digest.
         notes: the paragraph below the settings, about `composition.json`.
         limits: lines of the section on limits.
         is_routed: the model has routers, so text is told apart.
@@ -197,9 +197,9 @@ class Card:
     tags: Sequence[str]
     title: str
     intro: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
     settings: Sequence[tuple[str, str]]
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    first_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notes: str = ""
     limits: Sequence[str] = ()
     is_routed: bool = True

@@ -28,20 +28,6 @@ from store.digest import json_digest
 DOCUMENT_FORMAT = 1
 """The format of a composition's document, of which its digest is a function."""
 
-_KINDS = {
-    "members": DIGEST,
-    "data": DIGEST,
-    "tokens": WHOLE,
-    "steps": WHOLE,
-    "batch_size": WHOLE,
-    "seq_len": WHOLE,
-    "lr": NUMBER,
-    "seed": WHOLE,
-    "device": TEXT,
-    "before": NUMBER,
-    "after": NUMBER,
-}
-
 
 @dataclass(frozen=True)
 class CoefficientFit:
@@ -79,7 +65,9 @@ class CoefficientFit:
         Raises:
             CheckpointError: a key is unknown or missing, or a value is not what this program writes.
         """
-        given = fields(document, _KINDS, where)
+        kinds = {"int": WHOLE, "float": NUMBER, "str": TEXT}
+        own = {name: kinds[kind] for name, kind in cls.__annotations__.items()}
+        given = fields(document, own | {"members": DIGEST, "data": DIGEST}, where)
         losses = given["lr"], given["before"], given["after"]
         if not given["device"].isidentifier() or not all(math.isfinite(loss) and loss >= 0 for loss in losses):
             raise CheckpointError(f"{where} is not the record of a fit", "copy the file again")

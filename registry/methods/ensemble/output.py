@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from registry.composition.card import digest_cell, license_cell
 from registry.composition.found import TRUNKS
 from registry.composition.method import Card, Compared, Settings, Work
 from registry.composition.option import Option, OptionKind, Problem
@@ -202,21 +201,15 @@ class Ensemble(Output):
         if base is not None and routing.needs_base:
             cost += f"; once a sequence, a gradient of the base model {base.name} `{base.version.digest}`"
         members_are = "dense models that share one trunk" if trunk else "whole dense models"
-        prior = ["weight" if trunk else "prior weight"] if weights else []
         logits = recipe.get("mixing") == LOGITS
         return Card(
             tags=["ensemble", plan.model_type],
             title=" + ".join(plan.names),
             intro=f"An ensemble of {count} {members_are} whose next-token distributions are mixed ({plan.model_type}), "
             "without training, by\nexpert-registry.",
-            columns=("index", "expert", "content digest", "license", *prior),
-            rows=[
-                (
-                    *(str(index), one.name, digest_cell(one), license_cell(one)),
-                    *([f"{weights[one.name]:g}"] if weights else []),
-                )
-                for index, one in enumerate(plan.members)
-            ],
+            columns={"weight" if trunk else "prior weight": [f"{weights[name]:g}" for name in plan.names]}
+            if weights
+            else {},
             settings=[
                 ("routing", f"{recipe['routing']}: {routing.meaning}"),
                 ("kept", f"the {recipe['top_k']} largest weights, renormalised; temperature {recipe['temperature']:g}"),

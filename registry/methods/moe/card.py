@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from registry.composition.card import digest_cell, license_cell
 from registry.composition.method import Card, Work
 from registry.composition.plan import Plan, RoutingCost
 from registry.methods.moe.plan import context_cost
@@ -28,11 +27,7 @@ def mixture_card(plan: Plan, works: Sequence[Work]) -> Card:
         tags=[*(["mixture-of-experts", "moe"] if is_sparse else []), host],
         title=" + ".join(plan.names) if plan.from_base is None else f"{count} × {plan.lead.version.name}",
         intro=f"{sparse if is_sparse else dense} composed {how} by expert-registry.",
-        columns=("index", "expert", "content digest", "license", "coefficient" if coefficients else "weight"),
-        rows=[
-            (str(index), one.name, digest_cell(one), license_cell(one), f"{factors[one.name]:g}")
-            for index, one in enumerate(plan.members)
-        ],
+        columns={"coefficient" if coefficients else "weight": [f"{factors[name]:g}" for name in plan.names]},
         settings=[*_settings(recipe, base), *_context(cost), ("parameters", parameters)],
         limits=(*plan.notes, *_revealed(cost)),
         is_routed=is_sparse,

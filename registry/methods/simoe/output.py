@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from registry.composition.card import digest_cell, license_cell
 from registry.composition.method import Card, Settings
 from registry.composition.plan import Output
 from registry.composition.recipe.shared_options import DTYPE
@@ -67,8 +66,6 @@ class Simoe(Output):
             title=" + ".join(plan.names),
             intro=f"{len(plan.members)} sparse interpolated experts of one base model ({plan.model_type}), put "
             "together by expert-registry.",
-            columns=("index", "expert", "content digest", "license"),
-            rows=[(str(i), one.name, digest_cell(one), license_cell(one)) for i, one in enumerate(plan.members)],
             settings=[
                 ("base model", f"{base.name} `{base.version.digest}`"),
                 ("shared weights", f"`{trained['delta']}`, trained by {trained['experts']} experts together"),
