@@ -50,11 +50,7 @@ class Methods(Lazy[M]):
         return next(iter(self.values()))
 
     def named(self, name: object) -> M:
-        """Return a method by its name.
-
-        Raises:
-            InvalidInputError: no method has this name.
-        """
+        """Return a method by its name (InvalidInputError: no method has this name)."""
         if isinstance(name, str) and name in self:
             return self[name]
         near = suggest(name, [*self]) if isinstance(name, str) else ""

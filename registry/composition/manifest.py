@@ -53,11 +53,7 @@ class VersionRef:
 
     @classmethod
     def from_document(cls, document: object, where: str) -> "VersionRef":
-        """Read `{"name": …, "digest": …}`.
-
-        Raises:
-            InvalidInputError: it is not such an object, or the name is not valid.
-        """
+        """Read `{"name": …, "digest": …}` (InvalidInputError: it is not such an object, or the name is not valid)."""
         given = fields(document, {"name": TEXT, "digest": DIGEST}, where)
         return cls(check_name(given["name"]), given["digest"])
 
@@ -230,11 +226,7 @@ class ComposedFolder:
                     yield f"{self.path / name} was changed since it was written"
 
     def check(self, progress: Progress, hint: str = COMPOSE_AGAIN) -> None:
-        """Check that there are no `problems`.
-
-        Raises:
-            CheckpointError: there are problems; the message is the first one.
-        """
+        """Check that there are no `problems` (CheckpointError: there are problems; the message is the first one)."""
         for problem in self.problems(progress):
             raise CheckpointError(problem, hint)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from registry.checkpoint.model_files import Stored, read_headers
 from registry.composition.card import CARD
@@ -70,7 +70,13 @@ def write_trained(
     """
     places = stored_tensors(parent)
     for name, source in tensors.items():
-        _check_fits(parent, name, places.get(name), source)
+        place = places.get(name)
+        if place is None or (NAMES.get(place.dtype), place.shape) != (source.dtype, source.shape):
+            found = "no such tensor" if place is None else f"one of {NAMES.get(place.dtype)} {list(place.shape)}"
+            raise CheckpointError(
+                f"{parent.path}: tensor {name} of {source.dtype} {list(source.shape)} was trained, and it has {found}",
+                "name the folder that was trained",
+            )
     nbytes = sum((parent.path / name).stat().st_size for name in parent.files)
     with fresh_folder(out, replace=replace, nbytes=nbytes) as folder:
         digests = {}
@@ -91,15 +97,6 @@ def write_trained(
             digests |= write_files(folder, {CARD: page.encode()})
         write_files(folder, {MARKER: json_file(folder_document(last.content, last.digest, digests))})
         record()
-
-
-def _check_fits(parent: ComposedFolder, name: str, place: Stored | None, source: ArraySource) -> None:
-    if place is None or (NAMES.get(place.dtype), place.shape) != (source.dtype, source.shape):
-        found = "no such tensor" if place is None else f"one of {NAMES.get(place.dtype)} {list(place.shape)}"
-        raise CheckpointError(
-            f"{parent.path}: tensor {name} of {source.dtype} {list(source.shape)} was trained, and it has {found}",
-            "name the folder that was trained",
-        )
 
 
 def _copy(parent: ComposedFolder, name: str, target: Path, patches: Mapping[int, ArraySource], advance: Advance) -> str:
@@ -126,7 +123,8 @@ def _copy(parent: ComposedFolder, name: str, target: Path, patches: Mapping[int,
             add(after, data)
 
         for count, patch in _parts(size, patches):
-            for data in _read(source, count):
+            while count and (data := source.read(min(CHUNK, count))):
+                count -= len(data)
                 add(before, data)
                 advance(len(data))
                 if patch is None:
@@ -146,13 +144,6 @@ def _parts(size: int, patches: Mapping[int, ArraySource]) -> Iterator[tuple[int,
         yield patch.nbytes, patch
         at = begin + patch.nbytes
     yield size - at, None
-
-
-def _read(file: BinaryIO, count: int) -> Iterator[bytes]:
-    """Yield the next `count` bytes of a file, or fewer at its end."""
-    while count and (data := file.read(min(CHUNK, count))):
-        yield data
-        count -= len(data)
 
 
 @dataclass(frozen=True)
@@ -198,7 +189,8 @@ def read_history(workspace: Workspace, digest: str, folder: Path) -> History:
         if manifest.parent is None:
             return History(manifest, tuple(reversed(trainings)), tuple(arrays.values()))
         links = {link.name: link for link in catalog.trained_arrays(digest)}
-        if not _has_all(links, document["training"]):
+        stored = {name: link.digest for name, link in links.items()}
+        if not stored or stored != document["training"].get("tensors", stored):  # that of routers alone names none
             raise NotFoundError(
                 f"the tensors that were trained for composition {digest[:12]} are not stored: a member was purged, or "
                 "it was trained by a program from before they were",
@@ -238,13 +230,6 @@ def write_again(
                 record=recorded,
                 progress=workspace.progress,
             )
-
-
-def _has_all(links: Mapping[str, ArrayLink], training: Mapping[str, Any]) -> bool:
-    """Tell whether the arrays of a training are those that its document names; that of routers alone names none."""
-    if "tensors" not in training:
-        return bool(links)
-    return bool({name: link.digest for name, link in links.items()} == training["tensors"])
 
 
 _BIAS = ".bias"

@@ -136,11 +136,7 @@ class Family:
     # -- configuration -----------------------------------------------------------------------------------------------
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Read a config.json.
-
-        Raises:
-            ValueError: a key is missing, or has a value that no model can have.
-        """
+        """Read a config.json (ValueError: a key is missing, or has a value that no model can have)."""
         if missing := [key for key in _REQUIRED if key not in config]:
             raise ValueError(f"{', '.join(missing)} missing")
         values: dict[str, Any] = {**_COMMON, **self.defaults, **config}

@@ -112,11 +112,7 @@ class GramAccumulator:
         self.saturated += saturated
 
     def matrix(self) -> Int64[Tensor, "H1 H1"]:
-        """Return G so far, as a matrix of its own.
-
-        Raises:
-            ValueError: the sums leave 64-bit integers.
-        """
+        """Return G so far, as a matrix of its own (ValueError: the sums leave 64-bit integers)."""
         size, total = self.exponents.numel() + 1, self._total
         parts = [partial(self._fold, pending) for pending in self._pending.values()]
         if self._rare:
@@ -231,11 +227,7 @@ def _mirror(total: Int64[Tensor, "H1 H1"], blocks: Sequence[slice]) -> None:
 
 
 def require_room(*matrices: Int64[Tensor, "H1 H1"]) -> None:
-    """Check that the sum of such matrices stays within 64-bit integers.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that the sum of such matrices stays within 64-bit integers (ValueError: it does not)."""
     diagonals = [matrix.diagonal() for matrix in matrices]
     if bool((torch.stack([diagonal.double() for diagonal in diagonals]).sum(dim=0).abs() >= OVERFLOW).any()):
         count = sum(int(diagonal[-1]) for diagonal in diagonals)

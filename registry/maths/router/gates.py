@@ -32,11 +32,7 @@ def solve(gram: Float[Tensor, "H H"], moments: Float[Tensor, "H E"], lam: float)
 
 
 def as_gate(columns: Float[Tensor, "H E"], normalize: bool) -> Float[Tensor, "E H"]:
-    """Return the columns as rows, each at unit length if `normalize`.
-
-    Raises:
-        ValueError: a column is zero or not finite.
-    """
+    """Return the columns as rows, each at unit length if `normalize` (ValueError: a column is zero or not finite)."""
     with one_thread():
         norms = columns.norm(dim=0)
     if not bool((norms > 0).all()) or not bool(torch.isfinite(columns).all()):

@@ -177,11 +177,7 @@ class HeteroFit:
             return_freed_memory()
 
     def router(self) -> Float[Tensor, "E d"]:
-        """Return the weight of the router, float64.
-
-        Raises:
-            IncompatibleError: the members' windows do not determine it.
-        """
+        """Return the weight of the router, float64 (IncompatibleError: the members' windows do not determine it)."""
         shared = self._embedding()
         try:
             means = (_means(tables.member, shared, self._tokens) for tables in self.tables)
