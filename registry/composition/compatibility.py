@@ -68,7 +68,6 @@ def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, 
 
 
 def _check_fit(members: Sequence[Member], base: Member | None, fit: CoefficientFit) -> None:
-    """Check that coefficients were fitted for these members and this base model."""
     names = [(member.name, member.version.digest) for member in members]
     if base is None or fit.members != fitted_members(names, base.version.digest):
         raise InvalidInputError(

@@ -171,7 +171,6 @@ def write(
 
 
 def _files(plan: Plan) -> dict[str, bytes]:
-    """Return every file of a composition's folder except the weights and `composition.json`."""
     output = plan.output
     made = {"config.json": json_file(output.config(plan)), CARD: card_page(plan, output.card(plan))}
     return taken_files(output.file_members(plan), plan.lead) | dict(output.code(plan)) | made

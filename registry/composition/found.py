@@ -83,7 +83,6 @@ def _kind(method: Method) -> type[Method]:
 
 
 def _of_entry_point(point: EntryPoint) -> Method:
-    """Return the method that an entry point names."""
     try:
         one = point.load()()
     except Exception as error:  # another package's code

@@ -291,7 +291,6 @@ class _Reader:
                 raise self._error(item.line, message, f"drop {COMPUTED}")
 
     def _read_fit(self, given: Mapping[str, Located]) -> CoefficientFit | None:
-        """Return the record of the fit of the coefficients, if the file has one."""
         if FIT not in given:
             return None
         try:
@@ -300,7 +299,6 @@ class _Reader:
             raise self._error(self._lines[FIT], error.message, f"drop {FIT}, or copy the file again") from error
 
     def _read_experts(self, given: Mapping[str, Located]) -> list[str]:
-        """Return the names of the experts."""
         self._experts: tuple[str, ...] = ()
         if EXPERTS not in given:
             return []

@@ -273,7 +273,6 @@ class ContextLayout:
     # -- the context layer -------------------------------------------------------------------------------------------
 
     def _own(self, below: str, tensor: Trunk | Constant) -> Made:
-        """Return the context layer's tensor of a name."""
         widened = self._widened(f"{LAYERS}.0.{below}", tensor)
         shape, after, means = widened.shape, self._kind.norm_after, self._means
         fast = [*self._fast_means, self._level] if self._fast else []

@@ -67,7 +67,6 @@ def _declared(output: Target) -> Iterator[tuple[Option, str, Method | None]]:
 
 
 def _check_same(known: Option, one: Option, output: Target) -> None:
-    """Check that two options of one name hold the same values."""
     if (known.kind, known.limits, known.group) != (one.kind, one.limits, one.group):
         raise InvalidInputError(
             f"option {one.name} of {output.name} has other values than the option of that name: {one.words}, and it "
@@ -99,7 +98,6 @@ def _with_method(field: Option, one: Option, of: str, method: str) -> Option:
 
 
 def _described(field: Option) -> Option:
-    """Return a field with its help and its note as people read them."""
     text = field.help.replace("{choices}", listed(field.choices)) if field.choices else field.help
     methods = [method for of in METHODS_OF for method in field.only_with.get(of, ())]
     if text[0].islower() and methods:

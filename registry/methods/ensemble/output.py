@@ -267,7 +267,6 @@ def mixes(recipe: Recipe) -> bool:
 
 
 def _trunk(recipe: Mapping[str, Any], base: Member | None) -> str:
-    """Return what is said of the trunk that the members share."""
     settings = [f"{name} {value:g}" for name, value in recipe["trunk_options"].items()]
     settings += [f"coefficient {value:g} of {name}" for name, value in recipe.get("coefficients", {}).items()]
     settings += ["the sum of task vectors"] if "combine" in recipe else []

@@ -197,7 +197,6 @@ def _check_vocabularies(subset: Subset, recipe: Recipe) -> None:
 
 
 def _of_several(members: Sequence[Member], recipe: Recipe) -> Plan:
-    """Return the plan of an ensemble of members of several architectures (arguments and errors as `Output.plan`)."""
     ordered = ordered_members(members, recipe)
     lead = max(ordered, key=lambda member: member.known_tokens)
     other = next(m for m in ordered if differ_in_shape((m, lead)))

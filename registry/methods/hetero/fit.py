@@ -190,7 +190,6 @@ class HeteroFit:
             return_freed_memory()
 
     def _shared_rows(self, tables: Tables) -> int:
-        """Return how many rows the lead's tables and a member's have in common."""
         return min(one.member.architecture.vocab_size for one in (tables, self.lead))
 
     def _low_rank(self, count: int, problem: str) -> IncompatibleError:
@@ -245,5 +244,4 @@ def _blocks(
 
 
 def _table(member: Member, name: str) -> Float[Tensor, "V w"]:
-    """Return a table, float32 in a file."""
     return in_file(rows.float() for rows in _pieces(member, name))

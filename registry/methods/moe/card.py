@@ -37,7 +37,6 @@ def mixture_card(plan: Plan, works: Sequence[Work]) -> Card:
 
 
 def _sources(plan: Plan, recipe: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence on each method that the recipe used."""
     for method in (plan.recipe.router_method, plan.recipe.trunk_method):
         if method is not None and method.sentence:
             yield method.sentence

@@ -88,7 +88,6 @@ def check_anchors(members: Sequence[Member], base: Member | None) -> None:
 
 
 def _check_bias(members: Sequence[Member], recipe: Recipe) -> None:
-    """Check that a bias is an expert's, beside the public expert."""
     public = {member.name for member in members if member.version.kind == "base"}
     given = [name for name, bias in recipe.bias.items() if bias]
     if of_public := sorted(public.intersection(given)):

@@ -143,7 +143,6 @@ class HeadMaps:
 
 
 def _head(plan: Plan) -> str:
-    """Return the name of the head's weight in the dense model."""
     family = plan.lead.family
     return family.embedding if plan.lead.architecture.tie_word_embeddings else family.head
 

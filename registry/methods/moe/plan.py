@@ -60,7 +60,6 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
 
 
 def _carried(plan: Plan, translation: Translation) -> Plan:
-    """Return a plan for a host."""
     host = translation.host
     return replace(plan, model_type=host.model_type, class_name=host.class_name, parts=translation)
 
@@ -124,7 +123,6 @@ def _with_context(plan: Plan) -> Plan:
 
 
 def _head_maps(translation: Translation, recipe: Recipe) -> tuple[bool, tuple[str, ...]]:
-    """Return whether a composition has head maps, and remarks."""
     if recipe.vocabulary == SHARED or translation.host.context is None:
         return False, ()
     if holds_maps(translation.host.context, translation.architecture):

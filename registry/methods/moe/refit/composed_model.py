@@ -119,7 +119,6 @@ class RefitSource:
             return_freed_memory()
 
     def _factor(self, members: tuple[int, ...]) -> Factor:
-        """Return the factor of the summed Gram (H, H) of some members."""
         first, *others = members
         gram = self._head[first].gram
         for member in others:
