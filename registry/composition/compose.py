@@ -276,11 +276,7 @@ class ShardTasks:
 
 
 def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *, progress: Progress) -> str:
-    """Write one file of weights in a task, its tensors in the order of `names`, and return its tree digest.
-
-    Raises:
-        ClusterError: this node reads another registry, or another program made the plan.
-    """
+    """Write one file, of tensors in the order of `names`; return its tree digest (ClusterError: another plan)."""
     workspace = Workspace.open(reference.home, silent, create=False)
     try:
         plan = plan_composition(

@@ -62,11 +62,7 @@ class Methods(Lazy[M]):
 
 @cache
 def every_method() -> tuple[Method, ...]:
-    """Return the methods of every kind.
-
-    Raises:
-        InvalidInputError: an entry point of another package names no method, or one whose name is taken.
-    """
+    """Return the methods of every kind (InvalidInputError: an entry point names no method, or one of a taken name)."""
     found: dict[tuple[type[Method], str], Method] = {}
     for one in instances(METHODS):
         found[_kind(one), one.name] = one

@@ -70,13 +70,7 @@ class RollUp:
 
 
 def check_spelling(license_id: str) -> None:
-    """Refuse an identifier that is not on the Hub's list and resembles one that is.
-
-    Other unknown identifiers pass: the Hub's list grows.
-
-    Raises:
-        InvalidInputError: the identifier is misspelt.
-    """
+    """Refuse what resembles an identifier on the Hub's list, which grows: others pass (InvalidInputError: misspelt)."""
     known = (*_ORDER, *_NO_DERIVATIVES, *_ELSEWHERE)
     if license_id.lower() not in known and (meant := suggest(license_id.lower(), known)):
         raise InvalidInputError(
@@ -86,11 +80,7 @@ def check_spelling(license_id: str) -> None:
 
 
 def roll_up(licenses: Mapping[str, str | None]) -> RollUp:
-    """Return the common licence of some parts.
-
-    Args:
-        licenses: name of each part → its licence, by the Hub's identifier, or None if it has none.
-    """
+    """Return the common licence of parts: name of each → its licence, by the Hub's identifier, or None without one."""
     if missing := sorted(name for name, license_id in licenses.items() if license_id is None):
         return RollUp(None, f"no license was given for {', '.join(missing)}")
     # The Hub's identifiers; in SPDX they may end with `-only`.

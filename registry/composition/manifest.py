@@ -81,11 +81,7 @@ class CompositionManifest:
     removed: Mapping[str, Any] = field(default_factory=dict)
 
     def check_makeable(self) -> None:
-        """Check that this program can make the composition again.
-
-        Raises:
-            NotFoundError: its recipe has a value that was removed.
-        """
+        """Check that this program can make the composition again (NotFoundError: its recipe has what was removed)."""
         if self.removed:
             told = " and ".join(f"{key}: {str(value).lower()}" for key, value in self.removed.items())
             names = [member.name for member in self.members]

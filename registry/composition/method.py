@@ -137,11 +137,7 @@ class Trunk(Method):
 
     @abstractmethod
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        """Yield the rows of the combined tensor in float64, in order: blocks (r, …) whose r add up to its rows.
-
-        Raises:
-            ValueError: it cannot be combined.
-        """
+        """Yield the combined tensor in float64 by blocks of its rows, (r, …), in order (ValueError: it cannot be)."""
 
     def combine_together(self, tensors: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
         """Yield the same of several linear maps of one input, to the same bits: each block with its map's number."""
@@ -164,11 +160,7 @@ class Router(Method):
     is_trained: ClassVar[bool] = False
 
     def solve(self, inputs: RouterInputs) -> Tensor:
-        """Return gate.weight of one layer, (E, H) in float64, a row a member in the order of their names.
-
-        Raises:
-            ValueError: there is no solution.
-        """
+        """Return gate.weight of a layer, (E, H) float64, rows by members' names (ValueError: there is no solution)."""
         raise NotImplementedError(f"router {self.name} has no gate of the stream")
 
     def document(self, recipe: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -324,10 +316,7 @@ class Target(Method):
 
 
 def written(options: Sequence[Option], recipe: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return options of a recipe as documents hold them, every default spelled out.
-
-    Later ones are there only where they are not at their defaults.
-    """
+    """Return options as documents hold them, every default spelled out but those of later options."""
     values = {one.name: one.written(getattr(recipe, one.name), names) for one in options if one.stands_for is None}
     later = {one.name: one.written(recipe.default(one.name), names) for one in options if one.is_later}
     return {name: value for name, value in values.items() if name not in later or value != later[name]}

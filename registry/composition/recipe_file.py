@@ -86,12 +86,7 @@ class RecipeFile:
         return Recipe.of_fields(self.values, self.fit)
 
     def resolved(self, catalog: Catalog) -> RecipeFile:
-        """Return the same with references in place of digests.
-
-        Raises:
-            NotFoundError: a version is not registered.
-            ConflictError: it was opted out.
-        """
+        """Return the same by references (NotFoundError: a version is not registered; ConflictError: it left)."""
         holder = str(self.path)
         members = tuple(by_digest(catalog, *member, holder).ref for member in self.members)
         base = by_digest(catalog, *self.base_member, holder).ref if self.base_member else self.base
@@ -131,11 +126,7 @@ def recipe_text(
 
 
 def check_recipe_output(path: Path, *, force: bool = False) -> None:
-    """Check that `write_recipe` can write to `path`.
-
-    Raises:
-        OutputError: something is there and `force` is not given, or there is no such folder.
-    """
+    """Check that a recipe can be written to `path` (OutputError: it exists without `force`, or has no folder)."""
     if path.is_dir() or (not force and (path.exists() or path.is_symlink())):
         raise OutputError(f"{path} exists", "choose another --save-recipe, or replace the file: --force")
     if not path.parent.is_dir():

@@ -111,12 +111,7 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
 def compare(
     workspace: Workspace, folder: ComposedFolder, again: Path, *, is_first: bool
 ) -> tuple[tuple[Compared, ...], int]:
-    """Compare two folders, and return every file of either with the number of bytes compared.
-
-    Args:
-        again: the new composition.
-        is_first: the folder has format 1, so the new composition is compared as it would be in that.
-    """
+    """Compare a folder with a new composition, in format 1 if `is_first`; return every file, and the bytes compared."""
     files, expected = folder.paths, ComposedFolder.read(again).paths
     total = sum(path.stat().st_size for path in expected.values())
     compared = []

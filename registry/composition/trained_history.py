@@ -37,11 +37,7 @@ class TrainedDocument(NamedTuple):
 
 
 def stored_tensors(composed: ComposedFolder) -> dict[str, Stored]:
-    """Return the location of every tensor of a composed folder, by name.
-
-    Raises:
-        CheckpointError: a file is not a safetensors file.
-    """
+    """Return the place of each tensor of a composed folder, by name (CheckpointError: no safetensors file)."""
     return read_headers([composed.path / name for name in composed.files if name.endswith(".safetensors")])
 
 

@@ -229,19 +229,13 @@ class Family:
         return Attention()
 
     def residual(self, architecture: Architecture) -> float | None:
-        """Return the factor of the outputs of attention and MLP when they are added to the residual stream.
-
-        None if a norm comes in between, so that the result is not linear.
-        """
+        """Return the factor of attention and MLP in the residual stream; None if a norm comes in between."""
         if "post_feedforward_layernorm.weight" in self.trunk_layer(architecture):
             return None
         return float(architecture.options.get("residual_multiplier", 1.0))
 
     def linear_inputs(self, architecture: Architecture) -> dict[str, tuple[str, int]]:
-        """Return the site and layer of the input of each linear map: those of the trunk, and each MLP's gate and up.
-
-        The embedding is not a linear map, and a head that is tied to it is not one either.
-        """
+        """Return the site and layer of the input of each linear map: the trunk's, an untied head, MLPs' gate and up."""
         attention = self.attention(architecture)
         inputs = {} if architecture.tie_word_embeddings else {self.head: (HEAD_INPUT, 0)}
         for layer in range(architecture.num_hidden_layers):

@@ -115,10 +115,7 @@ class Splitter:
     ) -> tuple[list[Digits], list[Int[Tensor, "_ H"]], int]:
         """Return q = round(y · 2^p) of activations: digits, rare tokens, how many had to be held (as in `quantise`).
 
-        The digits are overwritten by the next call.
-
-        Raises:
-            ValueError: an activation is NaN or infinite.
+        The digits are overwritten by the next call (ValueError: an activation is NaN or infinite).
         """
         size = sum(map(len, parts)), len(exponents)
         found: dict[Form, Digits] = {}

@@ -67,11 +67,7 @@ class GramAccumulator:
         return self._folded + sum(pending.tokens for pending in self._pending.values()) + sum(map(len, self._rare))
 
     def add(self, parts: Sequence[Float[Tensor, "_ H"]]) -> None:
-        """Add tokens, one row each.
-
-        Raises:
-            ValueError: an activation is NaN or infinite, or the sums leave 64-bit integers.
-        """
+        """Add tokens, one a row (ValueError: an activation is NaN or infinite, or the sums leave 64-bit integers)."""
         for pieces in in_groups(parts, AT_ONCE):
             if self.bits <= WIDE.bits:
                 found, rare, held = self._splitter.of_activations(pieces, self.exponents, self.bits, self._form)
@@ -100,8 +96,7 @@ class GramAccumulator:
     def include(self, matrix: Int64[Tensor, "H1 H1"], saturated: int = 0) -> None:
         """Add the sum over tokens that were counted elsewhere, which is taken over, and how many had to be held there.
 
-        Raises:
-            ValueError: the sums leave 64-bit integers.
+        (ValueError: the sums leave 64-bit integers.)
         """
         if self._total is None:
             self._total = matrix

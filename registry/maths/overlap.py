@@ -218,11 +218,7 @@ class Summary:
 
     @classmethod
     def of(cls, statistics: Statistics, directions: int = DIRECTIONS) -> "Summary":
-        """Return the summary of statistics of at least one token, with min(`directions`, H) directions.
-
-        Raises:
-            ValueError: the Gram is that of no activations.
-        """
+        """Return the summary of a token or more, of min(`directions`, H) directions (ValueError: no such Gram)."""
         if statistics.count < 1:
             raise ValueError("a Gram is that of no activations: it counts none")
         mean, scatter = centred(statistics)
@@ -238,12 +234,7 @@ class Summary:
 
 
 def summary_overlap(a: Summary, b: Summary, rank: int = 16) -> Overlap:
-    """Estimate what `overlap` returns for the statistics that `a` and `b` summarise (arguments as `overlap`).
-
-    Raises:
-        ValueError: the channels differ in number, rank is below 1, an expert has fewer than 4 tokens, or a summary
-            is not one of activations.
-    """
+    """Estimate `overlap` of the statistics that two summaries hold (arguments and errors as there)."""
     size, kept = a.directions.shape
     rank = min(_comparable(a, b, size, len(b.mean), rank), kept, b.directions.shape[1])
     difference = a.mean - b.mean

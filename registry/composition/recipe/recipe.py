@@ -60,11 +60,7 @@ class CoefficientFit:
 
     @classmethod
     def from_document(cls, document: object, where: str) -> CoefficientFit:
-        """Read a record, which may come from anywhere.
-
-        Raises:
-            CheckpointError: a key is unknown or missing, or a value is not what this program writes.
-        """
+        """Read an untrusted record (CheckpointError: a key or value is not what this program writes)."""
         kinds = {"int": WHOLE, "float": NUMBER, "str": TEXT}
         own = {name: kinds[kind] for name, kind in cls.__annotations__.items()}
         given = fields(document, own | {"members": DIGEST, "data": DIGEST}, where)

@@ -18,10 +18,7 @@ from registry.maths.threads import one_thread
 def solve(gram: Float[Tensor, "H H"], moments: Float[Tensor, "H E"], lam: float) -> Float[Tensor, "H E"]:
     """Return (gram + lam·I)⁻¹ moments, float64, the same whatever the number of threads.
 
-    Adds to `gram`, of which it reads the upper triangle alone.
-
-    Raises:
-        ValueError: the regularised Gram is not positive definite.
+    Adds to `gram`, of which the upper triangle alone is read (ValueError: the sum is not positive definite).
     """
     gram.diagonal().add_(lam)
     with one_thread():

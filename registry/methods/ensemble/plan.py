@@ -178,10 +178,7 @@ def _merged_trunk(subset: Subset, recipe: Recipe, dtype: str) -> Plan | None:
 
 
 def _check_vocabularies(subset: Subset, recipe: Recipe) -> None:
-    """Check that all distributions are over the same tokens.
-
-    Members that share a trunk have one embedding and one head, with a row for every token that any of them knows.
-    """
+    """Check that distributions are over the same tokens; a shared trunk has a row for every token of any member."""
     lead, rows, others, hint = subset.lead, subset.lead.architecture.vocab_size, subset.everyone, SAME_TOKENS
     if recipe.trunk is not None:
         widest = max(subset.members, key=lambda member: member.architecture.vocab_size)

@@ -129,22 +129,14 @@ class HeteroFit:
         self._head = Once(lambda: _table(lead.member, lead.head)) if own_head else self._embedding
 
     def check(self) -> None:
-        """Check that every projector out of a member can be computed.
-
-        Raises:
-            IncompatibleError: the lead's head has not full rank; the message has its rank.
-        """
+        """Check that projectors out of members can be computed (IncompatibleError: the lead's head lacks rank)."""
         projected = [tables for tables in self.tables if tables.has_output_projector(self.lead)]
         for count in dict.fromkeys(map(self._shared_rows, projected)):
             if (rank := head_rank(self._head()[:count])) < self.lead.width:
                 raise self._low_rank(count, f"has rank {rank}")
 
     def input_projector(self, index: int) -> Float[Tensor, "D d"]:
-        """Return P of a member as the weight of a linear map, float64.
-
-        Raises:
-            IncompatibleError: the embeddings of the tokens that it uses do not determine it.
-        """
+        """Return P of a member as the weight of a linear map, float64 (IncompatibleError: its tokens leave it open)."""
         tables, shared = self.tables[index], self._embedding()
         blocks = _blocks(tables.member, tables.embedding, shared, token_counts(tables.member)[: len(shared)].double())
         try:
@@ -159,11 +151,7 @@ class HeteroFit:
             return_freed_memory()
 
     def output_projector(self, index: int) -> Float[Tensor, "d D"]:
-        """Return R of a member as the weight of a linear map, float64.
-
-        Raises:
-            IncompatibleError: the lead's head has nearly not full rank.
-        """
+        """Return R of a member as the weight of a linear map, float64 (IncompatibleError: too low a rank)."""
         tables, shared = self.tables[index], self._head()
         count = self._shared_rows(tables)
         counts = token_counts(tables.member)[:count].double()

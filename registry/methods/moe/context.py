@@ -40,7 +40,7 @@ class SharedTensors(Protocol):
         """The composition."""
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
-        """Yield the rows of one tensor, under its name in the dense model.
+        """Yield the rows of a tensor by its dense name.
 
         Raises:
             DamagedError: a stored array is damaged.
@@ -64,11 +64,7 @@ class HeadMaps:
     def factors(
         self, expert: int, rank: int, *, keep: bool = False
     ) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
-        """Return M_e of one expert as two factors, float64.
-
-        Args:
-            keep: they will be asked for again after those of other experts.
-        """
+        """Return M_e of one expert as two factors, float64; `keep` them where they are asked for again after others."""
 
         def found() -> tuple[Tensor, Tensor]:
             if (kept := self._kept.get((expert, rank))) is not None:

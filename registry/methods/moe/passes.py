@@ -178,11 +178,7 @@ def routed_hook_points(model: Any) -> list[HookPoint]:
 
 @contextmanager
 def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassContext) -> Iterator[Path]:
-    """Write a dense folder of the composed trunk and one member's MLPs, for as long as the context lasts.
-
-    Args:
-        trunk: the file of the trunk; written the first time, and linked into each folder.
-    """
+    """Yield a temporary dense folder of a member's MLPs and the composed trunk, written once to `trunk` and linked."""
     plan = dense_plan(source.plan)
     streams = [Stream(t.name, t.dtype, t.shape, partial(render, source, t)) for t in plan.tensors]
     mlps = set(plan.members[member].names("mlp"))

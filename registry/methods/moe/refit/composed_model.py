@@ -204,10 +204,7 @@ class ComposedModel:
         return self.layers.run(layer.number, layer.module, stream)
 
     def set(self, module: Any, name: str, weight: Float[Tensor, "O I"], member: int | None = None) -> None:
-        """Replace a weight by its solution, rounded as it will be written: later solutions use the written weights.
-
-        Args:
-            member: the number of the member whose MLP it is of; None for the trunk.
+        """Replace a weight of the trunk, or a member's MLP, rounded as it is written: later solutions build on that.
 
         Raises:
             ValueError: the solution is not finite in the dtype that is written.
