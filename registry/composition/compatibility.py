@@ -63,7 +63,8 @@ def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, 
     if not ordered:
         raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
     check_distinct(names)
-    recipe.check_members(names)
+    if problem := recipe.problem_of_members(names):
+        raise problem.error()
     return ordered
 
 

@@ -54,14 +54,14 @@ def plan_composition(
     if from_base is not None:
         return _plan_copies(workspace, experts, recipe, base, from_base)
     recipe = recipe or Recipe()
+    output = output_of(recipe)
     if base is not None and not recipe.needs_base:
         raise InvalidInputError(
-            f"{recipe.label} takes no base model, and base {base!r} was given",
+            f"{output.label(recipe)} takes no base model, and base {base!r} was given",
             "drop --base, or use that model's trunk: --trunk base",
         )
     members = [load_member(workspace, workspace.resolve(ref)) for ref in require_list(experts, "experts")]
     base_member = None
-    output = output_of(recipe)
     if output.takes_base(members, recipe):
         found = output.base_of(workspace, members, base)
         base_member = load_member(workspace, base_model(workspace.catalog, found))

@@ -216,7 +216,7 @@ class ComposedFolder:
                     yield f"{self.path / name} is not a file of the composition"
                 elif name not in paths or not paths[name].is_file():
                     yield f"{self.path / name} is missing"
-                elif not _has_digest(paths[name], files[name], advance) and not (
+                elif not has_digest(paths[name], files[name], advance) and not (
                     name == CARD and hashlib.sha256(self.card).hexdigest() == files[name]
                 ):
                     yield f"{self.path / name} was changed since it was written"
@@ -232,7 +232,8 @@ class ComposedFolder:
         return without_additions((self.path / CARD).read_bytes())
 
 
-def _has_digest(path: Path, digest: str, advance: Advance) -> bool:
+def has_digest(path: Path, digest: str, advance: Advance) -> bool:
+    """Tell whether a file has a tree digest, or SHA-256."""
     try:
         return digest_like(path, digest, advance) == digest
     except CheckpointError:  # it is no longer a safetensors file

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from registry.composition.recipe.fields import (
     removed,
     target_of,
 )
-from registry.composition.recipe.recipe import CoefficientFit, Recipe, unwanted
+from registry.composition.recipe.recipe import CoefficientFit, Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError
 from registry.io.disk import atomic_file
@@ -121,7 +121,7 @@ def recipe_text(
             items[one.name] = values[one.name]
         if one.name == "trunk":
             items[TRUNK_OPTIONS] = {name: values[name] for name in values if FIELDS[name].group} or None
-    items[FIT] = recipe.fit and recipe.fit.document()
+    items[FIT] = recipe.fit and asdict(recipe.fit)
     return _HEADER + "".join(f"{key}: {_written(item)}\n" for key, item in items.items() if item is not None)
 
 
@@ -213,7 +213,7 @@ class _Reader:
                 raise self._located(problem)
         options = {name: value for name, value in self._values.items() if FIELDS[name].group}
         own = {name: value for name, value in self._values.items() if name not in options}
-        if problem := first_problem(own, options, is_fitted=FIT in given) or unwanted(own):
+        if problem := first_problem(own, options, is_fitted=FIT in given) or target_of(own).unwanted(own):
             raise self._located(problem)
         fit = self._read_fit(given)
         if names and (problem := Recipe.of_fields(self._values, fit).problem_of_members(names)):

@@ -3,8 +3,8 @@
 The catalog has the history of one: the composition that it began from, and the trainings that followed on that.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +13,19 @@ from typing import Any, NamedTuple
 from registry.checkpoint.model_files import Stored, read_headers
 from registry.composition.card import CARD
 from registry.composition.found import ROUTERS
-from registry.composition.manifest import COMPOSE_AGAIN, ComposedFolder, CompositionManifest, folder_document
+from registry.composition.manifest import (
+    COMPOSE_AGAIN,
+    ComposedFolder,
+    CompositionManifest,
+    folder_document,
+    has_digest,
+)
 from registry.composition.trained import trained_card, trained_part
 from registry.errors import CheckpointError, NotFoundError
-from registry.io.disk import CHUNK
 from registry.io.dtypes import NAMES
 from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files
 from registry.io.torch_blocks import to_tensor
-from registry.io.tree_digest import PREFIX, TreeHash
+from registry.io.tree_digest import PREFIX, digest_like
 from registry.progress import Advance, Progress
 from registry.runtime.gates import GATE
 from registry.workspace import Workspace, open_array
@@ -96,50 +101,21 @@ def write_trained(
 
 
 def _copy(parent: ComposedFolder, name: str, target: Path, patches: Mapping[int, ArraySource], advance: Advance) -> str:
-    """Copy a file with some tensors (offset → content) replaced, and return the digest of the copy.
-
-    Tensors are read block by block, so that a file of any size is copied in little memory.
-    """
-    path, known = parent.path / name, parent.files[name]
-    error = CheckpointError(f"{path} was changed during training", "compose it again, and train the new folder")
-    size = path.stat().st_size
-    before = TreeHash(path, size) if known.startswith(PREFIX) else hashlib.sha256()
-    after = TreeHash(target, size) if name.endswith(".safetensors") else hashlib.sha256()
-
-    def add(state: Any, data: bytes | memoryview) -> None:
-        try:
-            state.update(data)
-        except CheckpointError as cause:  # no longer a safetensors file
-            raise error from cause
-
-    with path.open("rb") as source, target.open("wb") as copy:
-
-        def write(data: bytes | memoryview) -> None:
-            copy.write(data)
-            add(after, data)
-
-        for count, patch in _parts(size, patches):
-            while count and (data := source.read(min(CHUNK, count))):
-                count -= len(data)
-                add(before, data)
-                advance(len(data))
-                if patch is None:
-                    write(data)
-            for block in () if patch is None else patch.blocks():
-                write(block.data.cast("B"))
-        if source.read(1) or source.tell() != size or before.hexdigest() != known:
-            raise error
-    return after.hexdigest()
-
-
-def _parts(size: int, patches: Mapping[int, ArraySource]) -> Iterator[tuple[int, ArraySource | None]]:
-    """Yield (number of bytes, their new content or None) of the consecutive parts of a file of `size` bytes."""
-    at = 0
-    for begin, patch in sorted(patches.items(), key=lambda item: item[0]):
-        yield begin - at, None
-        yield patch.nbytes, patch
-        at = begin + patch.nbytes
-    yield size - at, None
+    """Copy a file with some tensors (offset → content) replaced, and return the digest of the copy."""
+    known, is_weights = parent.files[name], name.endswith(".safetensors")
+    shutil.copyfile(parent.path / name, target)
+    if not has_digest(target, known, advance):
+        raise CheckpointError(
+            f"{parent.path / name} was changed during training", "compose it again, and train the new folder"
+        )
+    with target.open("r+b") as copy:
+        for begin, patch in patches.items():
+            copy.seek(begin)
+            for block in patch.blocks():
+                copy.write(block.data.cast("B"))
+    if not patches and is_weights == known.startswith(PREFIX):
+        return known
+    return digest_like(target, PREFIX if is_weights else "")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
@@ -53,10 +53,6 @@ class CoefficientFit:
     device: str
     before: float
     after: float
-
-    def document(self) -> dict[str, Any]:
-        """Return the record as recipes hold it."""
-        return asdict(self)
 
     @classmethod
     def from_document(cls, document: object, where: str) -> CoefficientFit:
@@ -129,7 +125,7 @@ class Recipe:
         Raises:
             InvalidInputError: as the class does, or nobody wants what they make.
         """
-        if problem := unwanted(values):
+        if problem := target_of(values).unwanted(values):
             raise problem.error()
         own: dict[str, Any] = {}
         options: dict[str, float] = {}
@@ -226,11 +222,6 @@ class Recipe:
         return {**options_of(self.trunk), **{name: float(value) for name, value in self.trunk_options.items()}}
 
     @property
-    def label(self) -> str:
-        """A name for messages."""
-        return self.output.label(self)
-
-    @property
     def needs_base(self) -> bool:
         """The base model takes part."""
         return self.output.needs_base(self.given)
@@ -238,15 +229,6 @@ class Recipe:
     def document(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the recipe as `composition.json` holds it, every default spelled out."""
         return self.output.document(self, names)
-
-    def check_members(self, names: Sequence[str]) -> None:
-        """Check the recipe against the members' names.
-
-        Raises:
-            InvalidInputError: a number is for no member, a coefficient is missing, or top_k is out of range.
-        """
-        if problem := self.problem_of_members(names):
-            raise problem.error()
 
     def problem_of_members(self, names: Sequence[str]) -> Problem | None:
         """Return what is wrong with the recipe for members of these names, or None."""
@@ -318,11 +300,6 @@ COMPUTED_KINDS = {
 
 def _compared(to: str) -> list[str]:
     return [name for name, one in FIELDS.items() if to in one.outputs and not one.group and one.stands_for is None]
-
-
-def unwanted(values: Mapping[str, Any]) -> Problem | None:
-    """Return why nobody wants what fields make, or None."""
-    return target_of(values).unwanted(values)
 
 
 def overlay(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +82,7 @@ def trunk_document(recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
         "trunk": recipe.trunk,
         TRUNK_OPTIONS: recipe.method_options,
         **{one.name: one.written(getattr(recipe, one.name), names) for one in by_member},
-        **({"fit": recipe.fit.document()} if recipe.fit else {}),
+        **({"fit": asdict(recipe.fit)} if recipe.fit else {}),
         **written(others, recipe, names),
     }
 
