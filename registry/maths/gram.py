@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int, Int16, Int64
 from torch import Tensor
 
-from registry.maths.digits import WHOLE, WIDE, Digits, Form, Splitter, in_groups, padded
-from registry.maths.fixed_point import NORM_BITS, quantise
+from registry.maths.digits import WHOLE, Digits, Form, Splitter, in_groups, padded
+from registry.maths.fixed_point import NORM_BITS
 from registry.maths.threads import one_thread
 
 EXACT_BITS = 53
@@ -52,10 +52,10 @@ class GramAccumulator:
     """
 
     def __init__(self, exponents: Int16[Tensor, "H"], bits: int = NORM_BITS, splitter: Splitter | None = None) -> None:
-        """Begin a sum of integers of so many bits; several sums may share a splitter's room, one at a time."""
+        """Begin a sum of integers of so many bits, 20 at most; sums may share a splitter's room, one at a time."""
         self.exponents, self.bits, self.saturated = exponents, bits, 0
         self._splitter = splitter or Splitter()
-        self._form = None if bits <= WIDE.bits and has_int8(exponents.device.type) else WHOLE
+        self._form = None if has_int8(exponents.device.type) else WHOLE
         self._pending: dict[Form, _Pending] = {}
         self._rare: list[Int[Tensor, "_ H"]] = []
         self._total: Tensor | None = None
@@ -69,29 +69,13 @@ class GramAccumulator:
     def add(self, parts: Sequence[Float[Tensor, "_ H"]]) -> None:
         """Add tokens, one a row (ValueError: an activation is NaN or infinite, or the sums leave 64-bit integers)."""
         for pieces in in_groups(parts, AT_ONCE):
-            if self.bits <= WIDE.bits:
-                found, rare, held = self._splitter.of_activations(pieces, self.exponents, self.bits, self._form)
-                self._add(found)
-                self._rare += rare
-                if sum(map(len, self._rare)) >= RARE_TOKENS:
-                    q, self._rare = torch.cat(self._rare), []
-                    self._add(self._splitter.of_integers(q, self.bits, self._form))
-                self.saturated += held
-            else:
-                q, beyond = quantise(torch.cat(pieces), self.exponents, self.bits)
-                self.include(float64_gram(q, self.bits), int(beyond.sum()))
-
-    def add_integers(self, q: Int[Tensor, "T H"]) -> None:
-        """Add integers within ±`limit(bits)`, one row a token.
-
-        Raises:
-            ValueError: the sums leave 64-bit integers.
-        """
-        for piece in q.split(AT_ONCE):
-            if self.bits <= WIDE.bits:
-                self._add(self._splitter.of_integers(piece, self.bits, self._form))
-            else:
-                self.include(float64_gram(piece.double(), self.bits))
+            found, rare, held = self._splitter.of_activations(pieces, self.exponents, self.bits, self._form)
+            self._add(found)
+            self._rare += rare
+            if sum(map(len, self._rare)) >= RARE_TOKENS:
+                q, self._rare = torch.cat(self._rare), []
+                self._add(self._splitter.of_rare(q, self.bits))
+            self.saturated += held
 
     def include(self, matrix: Int64[Tensor, "H1 H1"], saturated: int = 0) -> None:
         """Add the sum over tokens that were counted elsewhere, which is taken over, and how many had to be held there.
