@@ -41,8 +41,7 @@ class Work:
 
     Attributes:
         key: the key of its BibTeX entry.
-        authors: its authors, as BibTeX has them.
-        title: its title.
+        authors: as BibTeX has them.
         arxiv: the number of its preprint; empty of a work that is not on arXiv.
         where: where a work that is not on arXiv appeared.
         year: its year; of a preprint that of its number.

@@ -206,7 +206,7 @@ class _Reader:
         self._read_options(given)
         self._read_computed(given)
         copies = self._read_from_base(given)
-        names = self._read_experts(given)
+        experts = self._read_experts(given)
         base = self._read_base(given)
         for name in self._values:
             if problem := misplaced(name, self._values):
@@ -216,12 +216,13 @@ class _Reader:
         if problem := first_problem(own, options, is_fitted=FIT in given) or target_of(own).unwanted(own):
             raise self._located(problem)
         fit = self._read_fit(given)
-        if names and (problem := Recipe.of_fields(self._values, fit).problem_of_members(names)):
+        if experts and (problem := Recipe.of_fields(self._values, fit).problem_of_members([*experts])):
             raise self._located(problem)
         if base is not None and not target_of(self._values).needs_base(self._values):
             hint = "drop it, or choose a method that needs the base model: trunk: base"
             raise self._error(self._lines[BASE], "this recipe takes no base model, and one is named", hint)
-        return RecipeFile(self._path, self._experts, base, self._values, from_base=copies or None, fit=fit)
+        refs = tuple(experts.values())
+        return RecipeFile(self._path, refs, base, self._values, from_base=copies or None, fit=fit)
 
     def _is_given(self, key: str, item: Located) -> bool:
         self._lines[key] = item.line
@@ -289,10 +290,10 @@ class _Reader:
         except CheckpointError as error:
             raise self._error(self._lines[FIT], error.message, f"drop {FIT}, or copy the file again") from error
 
-    def _read_experts(self, given: Mapping[str, Located]) -> list[str]:
-        self._experts: tuple[str, ...] = ()
+    def _read_experts(self, given: Mapping[str, Located]) -> dict[str, str]:
+        """Return name → reference of the experts, whose weights may stand beside them."""
         if EXPERTS not in given:
-            return []
+            return {}
         value, line = given[EXPERTS].value, given[EXPERTS].line
         refs: list[tuple[object, int]] = []
         if isinstance(value, dict):
@@ -310,17 +311,13 @@ class _Reader:
                 message = f"{name} is named more than once: a composition holds one version of an expert"
                 raise self._error(at, message, "name each once")
             named[name] = ref
-        self._experts = tuple(named.values())
         if isinstance(value, dict):
-            self._read_weights({name: value[ref] for name, ref in named.items()}, given)
-        return list(named)
-
-    def _read_weights(self, items: Mapping[str, Located], given: Mapping[str, Located]) -> None:
-        weights = {name: item for name, item in items.items() if item.value is not None}
-        if "weights" in given:
-            raise self._error(given["weights"].line, "weights stand beside the experts already", "drop one of the two")
-        if weights:
-            self._add(FIELDS["weights"], Located(weights, given[EXPERTS].line))
+            if "weights" in given:
+                message = "weights stand beside the experts already"
+                raise self._error(given["weights"].line, message, "drop one of the two")
+            if weights := {name: value[ref] for name, ref in named.items() if value[ref].value is not None}:
+                self._add(FIELDS["weights"], Located(weights, line))
+        return named
 
     def _read_from_base(self, given: Mapping[str, Located]) -> int:
         """Return the number of copies of the base model, 0 for none, and give fields the values that go with it."""

@@ -87,16 +87,13 @@ class Family:
     """One dense model type; a subclass overrides its differences from Llama.
 
     Attributes:
-        model_type: the `model_type` of its config.json.
-        class_name: its transformers class.
+        class_name: its transformers class; `model_type` is that of its config.json.
         special_tokens: ids of the tokens that begin, end and pad a text, for a config.json without them.
         defaults: transformers' defaults for keys that config.json may lack, where they are not those of most families.
-        rope_theta: the default of `rope_theta`.
         options: the keys that determine its function beside the sizes.
         layers: name of the module of its layers, and their prefix in tensor names.
         renamed: tensors whose name in its transformers class differs from that in its checkpoints.
-        embedding: its embedding's tensor.
-        head: its head's tensor, unless tied to the embedding.
+        embedding, head: the tensors of these; a head may be tied to the embedding.
         down: the last linear module of each MLP, below the layer; all others are applied to the MLP input.
         free_head_dim: config.json may give a head size that does not divide the hidden size.
         norms: those over the hidden axis in each layer.

@@ -243,10 +243,6 @@ class ContextLayout:
         entries = tuple((place, kappa) for place in enumerate(self._means))
         return Entries((self._experts, self.hidden_size), entries)
 
-    def no_gate(self) -> Constant:
-        """Return the router of the context layer, whose experts are all alike."""
-        return Constant((self._experts, self.hidden_size), 0.0)
-
     # -- widening ----------------------------------------------------------------------------------------------------
 
     def _widened(self, name: str, tensor: Trunk | Constant) -> Made:

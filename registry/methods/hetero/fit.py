@@ -53,14 +53,10 @@ class Tables:
         options = self.member.architecture.options
         return float(options.get("logit_scale") or 1.0) / float(options.get("logits_scaling") or 1.0)
 
-    def has_input_projector(self, lead: "Tables") -> bool:
-        """Tell whether its embedding is another than the lead's."""
-        return self.member.weight(self.embedding).digest != lead.member.weight(lead.embedding).digest
-
-    def has_output_projector(self, lead: "Tables") -> bool:
-        """Tell whether its head is another than the lead's, or its logits are multiplied by another number."""
-        own, shared = self.member.weight(self.head), lead.member.weight(lead.head)
-        return own.digest != shared.digest or self.scale != lead.scale
+    @property
+    def contents(self) -> tuple[str, tuple[str, float]]:
+        """The digest of its embedding, and that of its head with the scale of the logits."""
+        return self.member.weight(self.embedding).digest, (self.member.weight(self.head).digest, self.scale)
 
 
 def make_tables(members: Sequence[Member], recipe: Recipe) -> tuple[tuple[Tables, ...], Tables]:
@@ -119,7 +115,8 @@ class HeteroFit:
     @property
     def projected(self) -> list[tuple[bool, bool]]:
         """Tell of each member whether it has a projector from the embedding, and one to the head."""
-        return [(one.has_input_projector(self.lead), one.has_output_projector(self.lead)) for one in self.tables]
+        embedding, head = self.lead.contents
+        return [(mine != embedding, own != head) for mine, own in (tables.contents for tables in self.tables)]
 
     def close(self) -> None:
         """Delete the lead's tables, which are read again when needed."""
@@ -130,7 +127,7 @@ class HeteroFit:
 
     def check(self) -> None:
         """Check that projectors out of members can be computed (IncompatibleError: the lead's head lacks rank)."""
-        projected = [tables for tables in self.tables if tables.has_output_projector(self.lead)]
+        projected = [tables for tables, (_, to_head) in zip(self.tables, self.projected, strict=True) if to_head]
         for count in dict.fromkeys(map(self._shared_rows, projected)):
             if (rank := head_rank(self._head()[:count])) < self.lead.width:
                 raise self._low_rank(count, f"has rank {rank}")

@@ -163,17 +163,14 @@ def _passed(
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:
             checkpoint = Checkpoint(dense, member.version.ref, remote_code=True)
             model, own = load_model(folder, dtype, settings.device), member.kept_tokens
-            points = None if checkpoint_folder is None else routed_hook_points(model)
+            points = None
+            if checkpoint_folder is not None:  # the inputs of a mixture's routers are the MLP inputs
+                points = [HookPoint(MLP_INPUT, gate.layer, gate.module) for gate in gates(model)]
             collected = take_statistics(
                 checkpoint, digest, model, own, settings, points=points, progress=context.progress
             )
         cached = context.cache.put(digest, collected)
     return cached
-
-
-def routed_hook_points(model: Any) -> list[HookPoint]:
-    """Return the inputs of a mixture's routers, which are the MLP inputs."""
-    return [HookPoint(MLP_INPUT, gate.layer, gate.module) for gate in gates(model)]
 
 
 @contextmanager

@@ -105,7 +105,8 @@ def _with_context(plan: Plan) -> Plan:
         name, dtype, made = tensor.name, tensor.dtype, tensor.made
         if isinstance(made, Router):
             if made.layer == 0:
-                tensors.append(OutputTensor(name, dtype, layout.no_gate(), ROUTER))
+                no_gate = Constant((len(plan.members), layout.hidden_size), 0.0)  # experts are all alike there
+                tensors.append(OutputTensor(name, dtype, no_gate, ROUTER))
             tensors.append(OutputTensor(layout.name(name), dtype, layout.gate(recipe.temperature), ROUTER))
             if layout.is_copied_last(name):
                 last.append(OutputTensor(layout.last_name(name), dtype, layout.gate(recipe.temperature), ROUTER))
