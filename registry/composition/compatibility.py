@@ -85,7 +85,7 @@ def common_dtype(members: Sequence[Member]) -> str:
 
 
 def one_dtype(dtypes: Mapping[str, str], whose: str) -> str:
-    """Return the dtype of all versions, each by reference (IncompatibleError: several, said in words after `whose`)."""
+    """Return the dtype of all versions, each by reference (IncompatibleError: several; `whose` begins the message)."""
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
         raise IncompatibleError(f"{whose} different dtypes ({listed})", "choose one: --dtype bfloat16")

@@ -86,7 +86,7 @@ class RecipeFile:
         return Recipe.of_fields(self.values, self.fit)
 
     def resolved(self, catalog: Catalog) -> RecipeFile:
-        """Return the same by references (NotFoundError: a version is not registered; ConflictError: it left)."""
+        """Return the same by references (NotFoundError: a version is not registered; ConflictError: opted out)."""
         holder = str(self.path)
         members = tuple(by_digest(catalog, *member, holder).ref for member in self.members)
         base = by_digest(catalog, *self.base_member, holder).ref if self.base_member else self.base

@@ -218,7 +218,7 @@ class Summary:
 
     @classmethod
     def of(cls, statistics: Statistics, directions: int = DIRECTIONS) -> "Summary":
-        """Return the summary of a token or more, of min(`directions`, H) directions (ValueError: no such Gram)."""
+        """Return the summary of at least one token, with min(`directions`, H) (ValueError: no Gram of activations)."""
         if statistics.count < 1:
             raise ValueError("a Gram is that of no activations: it counts none")
         mean, scatter = centred(statistics)

@@ -198,7 +198,7 @@ LEAST_COPIES, MOST_COPIES = 2, 1024
 def first_problem(
     values: Mapping[str, Any], trunk_options: Mapping[str, Any] | None = None, *, is_fitted: bool = False
 ) -> Problem | None:
-    """Return the first problem of a recipe, or None; fields beside `values` are at defaults; `is_fitted`: by a fit."""
+    """Return the first problem of a recipe, with the record of a fit if `is_fitted`; other fields are at defaults."""
     trunk_options = trunk_options or {}
     if not isinstance(trunk_options, Mapping):
         return Problem((TRUNK_OPTIONS,), f"{TRUNK_OPTIONS} must be numbers by name", "such as: {'alpha': 0.9}")

@@ -148,7 +148,7 @@ class HeteroFit:
             return_freed_memory()
 
     def output_projector(self, index: int) -> Float[Tensor, "d D"]:
-        """Return R of a member as the weight of a linear map, float64 (IncompatibleError: too low a rank)."""
+        """Return R of a member as the weight of a linear map, float64 (IncompatibleError: a head lacks rank)."""
         tables, shared = self.tables[index], self._head()
         count = self._shared_rows(tables)
         counts = token_counts(tables.member)[:count].double()
