@@ -7,10 +7,11 @@ one process.
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from registry.composition.card import CARD, card_page
 from registry.composition.found import OUTPUTS
@@ -203,18 +204,6 @@ _FRESH = ".task-"
 
 
 @dataclass(frozen=True)
-class PlanReference:
-    """A plan by its digest and the arguments that it is made from, for processes on nodes that see the same home."""
-
-    home: Home
-    experts: tuple[str, ...]
-    base: str | None
-    from_base: int | None
-    recipe: Recipe
-    digest: str
-
-
-@dataclass(frozen=True)
 class ShardTasks:
     """Writes files of weights by tasks of the registry's cluster; `write_weights` takes it for `write_shards`."""
 
@@ -239,7 +228,8 @@ class ShardTasks:
             return []
         experts = () if plan.from_base else tuple(member.version.ref for member in plan.members)
         base = None if plan.base is None else plan.base.version.ref
-        reference = PlanReference(self.workspace.home, experts, base, plan.from_base, plan.recipe, plan.digest)
+        arguments = {"experts": experts, "recipe": plan.recipe, "base": base, "from_base": plan.from_base}
+        shared = self.workspace.home, plan.digest, arguments
         folder = shards[0].path.parent
         tasks = [
             Task(f"file {shard.path.name}", (shard.path, tuple(stream.name for stream in shard.given)), shard.nbytes)
@@ -254,7 +244,7 @@ class ShardTasks:
                 remark(self.workspace.progress, label)
                 yield lambda amount: None
 
-        step = Step("composing", "B", write_in_task, reference, tasks, folder)
+        step = Step("composing", "B", write_in_task, shared, tasks, folder)
         try:
             done = cluster.results(step, progress)
         finally:
@@ -275,16 +265,20 @@ class ShardTasks:
         return [finished.result for finished in done]
 
 
-def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *, progress: Progress) -> str:
-    """Write one file, of tensors in the order of `names`; return its tree digest (ClusterError: another plan)."""
-    workspace = Workspace.open(reference.home, silent, create=False)
+def write_in_task(
+    shared: tuple[Home, str, Mapping[str, Any]], path: Path, names: Sequence[str], *, progress: Progress
+) -> str:
+    """Write one file, of tensors in the order of `names`; return its tree digest (ClusterError: another plan).
+
+    `shared` are the home, which all nodes see, the digest of the plan, and the arguments that it is made from.
+    """
+    home, digest_of_plan, arguments = shared
+    workspace = Workspace.open(home, silent, create=False)
     try:
-        plan = plan_composition(
-            workspace, reference.experts, reference.recipe, base=reference.base, from_base=reference.from_base
-        )
-        if plan.digest != reference.digest:
+        plan = plan_composition(workspace, **arguments)
+        if plan.digest != digest_of_plan:
             raise ClusterError(
-                f"a node plans another composition, {plan.digest[:12]} in place of {reference.digest[:12]}",
+                f"a node plans another composition, {plan.digest[:12]} in place of {digest_of_plan[:12]}",
                 "install the same version of this program on all nodes",
             )
         with plan.output.opened(plan, workspace) as source:  # passes are in the cache already

@@ -131,9 +131,7 @@ def _compared(
     n_a: int,
     n_b: int,
 ) -> Overlap:
-    """Return the overlap by C of either, in any orthonormal coordinates, of which the first is overwritten; by δ and
-    U_aᵀ U_b.
-    """
+    """Return the overlap, by each C in orthonormal coordinates (the first is overwritten), by δ and by U_aᵀ U_b."""
     rank = len(products)
     subspace = products.square().sum() / rank
     total = (scatter_a / (2 * n_a)).add_(scatter_b, alpha=1 / (2 * n_b)).addr_(difference, difference / 4)

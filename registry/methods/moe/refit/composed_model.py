@@ -176,7 +176,7 @@ class ComposedModel:
 
     def text(self, number: int, member: Member) -> Text:
         """Return a member's tokens, with the streams before the first layer."""
-        text = Text.of(member, number, self.architecture.hidden_size, self.work)
+        text = Text(member, number, self.architecture.hidden_size, self.work)
         used, name = text.ids.unique().long(), self.family.embedding
         for source, stream in ((self._composed.source(name), text.composed), (member.open_weight(name), text.dense)):
             rows = _rows(source, used, self.work / "embedding.rows")
