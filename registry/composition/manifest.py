@@ -147,9 +147,6 @@ def _is_of_copies(manifest: CompositionManifest) -> bool:
     return manifest.members == tuple(VersionRef(name, base.digest) for name in names)
 
 
-NOT_DIGESTED = ("digest", "files", "lam")
-"""Keys of `composition.json` that the composition's digest does not cover."""
-
 COMPOSE_AGAIN = "compose it again: reg compose --experts … --out DIR"
 
 _HUB = (".cache/huggingface/", ".git/")
@@ -184,7 +181,7 @@ class ComposedFolder:
     @property
     def document(self) -> dict[str, Any]:
         """The composition's document, which its digest covers; it has a format number of its own."""
-        covered = {key: value for key, value in self.content.items() if key not in NOT_DIGESTED}
+        covered = {key: value for key, value in self.content.items() if key not in ("digest", "files", "lam")}
         return covered | {"format": DOCUMENT_FORMAT}
 
     @property

@@ -27,8 +27,6 @@ from store.catalog import VersionRecord
 
 FIRST_FORMAT = 1
 
-_ALIGN = 8
-
 State = Literal["same", "differs", "missing", "added", "pushed"]
 
 
@@ -172,7 +170,7 @@ def read_chunks(path: Path, *, is_first: bool = False) -> Iterator[bytes]:
     with path.open("rb") as file:
         if is_first:
             text = file.read(int.from_bytes(file.read(8), "little")).rstrip(b" ")
-            text += b" " * (-len(text) % _ALIGN)
+            text += b" " * (-len(text) % 8)
             yield len(text).to_bytes(8, "little") + text
         while data := file.read(CHUNK):
             yield data

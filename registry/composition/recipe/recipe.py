@@ -10,15 +10,7 @@ from typing import Any
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
 from registry.composition.method import Router, Target, Trunk
 from registry.composition.option import OptionKind, Problem
-from registry.composition.recipe.fields import (
-    FIELDS,
-    default,
-    first_problem,
-    obstacle,
-    options_of,
-    resolved,
-    target_of,
-)
+from registry.composition.recipe.fields import FIELDS, default, first_problem, obstacle, options_of, resolved, target_of
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.untrusted import DIGEST, NUMBER, NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields, maybe

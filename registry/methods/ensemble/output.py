@@ -10,23 +10,15 @@ from typing import TYPE_CHECKING, Any
 from registry.composition.found import TRUNKS
 from registry.composition.method import Card, Compared, Settings, Work
 from registry.composition.option import Option, OptionKind, Problem
-from registry.composition.plan import Output
-from registry.composition.recipe.shared_options import (
-    DTYPE,
-    ROUTING_TOKENS,
-    TEMPERATURE,
-    TOP_K,
-    TRUNK,
-    WEIGHTS,
-)
+from registry.composition.plan import Output, Plan, Source
+from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K, TRUNK, WEIGHTS
 from registry.io.display import counted
 from registry.methods import ensemble, moe
 from registry.methods.moe.output import trunk_document
 from registry.methods.works import BTM, DUME, FLEXOLMO, MERGEME, SOUP_OF_EXPERTS
 
 if TYPE_CHECKING:
-    from registry.composition.plan import Plan, Source
-    from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.workspace import Workspace
 

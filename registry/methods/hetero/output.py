@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import Card, Compared, Settings
 from registry.composition.option import Option, OptionKind, Problem
-from registry.composition.plan import Output
+from registry.composition.plan import Output, Plan, Source
+from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K
 from registry.io.display import counted
 from registry.methods import hetero
@@ -18,8 +19,6 @@ from registry.methods.moe.output import per_token
 from registry.methods.works import DUME, MERGEME
 
 if TYPE_CHECKING:
-    from registry.composition.plan import Plan, Source
-    from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.workspace import Workspace
 

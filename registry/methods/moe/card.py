@@ -7,7 +7,6 @@ from registry.composition.method import Card, Work
 from registry.composition.plan import Plan, RoutingCost
 from registry.methods.moe.plan import context_cost
 
-_OF_COEFFICIENTS = 'Each expert\'s difference from the base model counts by a coefficient, as in "Soup-of-Experts".'
 _OF_COPIES = 'The experts are copies of one dense model\'s MLPs, as in "Sparse Upcycling".'
 
 
@@ -41,7 +40,7 @@ def _sources(plan: Plan, recipe: Mapping[str, Any]) -> Iterator[str]:
         if method is not None and method.sentence:
             yield method.sentence
     if "coefficients" in recipe:
-        yield _OF_COEFFICIENTS
+        yield 'Each expert\'s difference from the base model counts by a coefficient, as in "Soup-of-Experts".'
     if plan.recipe.router_method is None:
         yield 'All weights were combined alike, as in "Model soups".'
     elif recipe["refine"]:

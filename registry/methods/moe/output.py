@@ -9,9 +9,9 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.found import ROUTERS, TRUNKS
-from registry.composition.method import BASE, OWN, Card, Router, Settings, Trunk, written
+from registry.composition.method import BASE, OWN, Card, Router, Settings, Trunk, Work, written
 from registry.composition.option import Limits, Option, OptionKind, Problem
-from registry.composition.plan import EXPERTS, Output
+from registry.composition.plan import EXPERTS, Output, Plan, PlanWarning, RoutingCost, Source
 from registry.composition.recipe.fields import LEAST_COPIES, MOST_COPIES
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import (
@@ -26,19 +26,11 @@ from registry.composition.recipe.shared_options import (
 )
 from registry.io.display import counted
 from registry.methods import moe
-from registry.methods.moe.options import (
-    LAM,
-    PAPER,
-    SOFTMAX_TOPK,
-    SOLVES_AGAIN,
-    refined,
-)
+from registry.methods.moe.options import LAM, PAPER, SOFTMAX_TOPK, SOLVES_AGAIN, refined
 from registry.methods.works import DUME, SOUP_OF_EXPERTS, UPCYCLING
 from registry.statistics.settings import PassSettings
 
 if TYPE_CHECKING:
-    from registry.composition.method import Work
-    from registry.composition.plan import Plan, PlanWarning, RoutingCost, Source
     from registry.composition.preview import Preview
     from registry.member import Member
     from registry.progress import Progress

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import Card, Settings
-from registry.composition.plan import Output
+from registry.composition.plan import Output, Plan
 from registry.composition.recipe.shared_options import DTYPE
 from registry.io.display import counted
 from registry.methods import simoe
@@ -14,7 +14,6 @@ from registry.methods.simoe.versions import KEY
 from registry.methods.works import L0, SIMOE
 
 if TYPE_CHECKING:
-    from registry.composition.plan import Plan
     from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.workspace import Workspace

@@ -36,7 +36,6 @@ FITTED = 32_768
 BEGINNINGS = 4
 """Times that k-means begins; the result of least inertia is taken."""
 
-CLUSTER = "cluster"
 _NONE = -1
 _BLOCK = 4096
 
@@ -95,7 +94,7 @@ def cluster_documents(
             f"the documents of {corpus.label} fall into {counted(found, 'cluster')}, not {count}: too few differ",
             f"give --clusters {found}, or other text" if found > 1 else "give other text with --domains",
         )
-    names = [copy_name(CLUSTER, number, count) for number in range(1, count + 1)]
+    names = [copy_name("cluster", number, count) for number in range(1, count + 1)]
     paths = [scratch / f"{name}.jsonl" for name in names]
     for document, number in zip(corpus, numbers, strict=True):
         if number != _NONE:
