@@ -171,15 +171,9 @@ _LICENSE = re.compile(r"^license: .*\n", re.MULTILINE)
 
 
 def with_additions(card: bytes, metadata: str, page: str) -> bytes:
-    """Add metadata and a section to a composition's card.
+    """Add lines of YAML and a section of Markdown, which may be empty, to a card, in place of those of an earlier push.
 
-    Args:
-        card: the card; additions of an earlier push are replaced.
-        metadata: lines of YAML, each with its newline; a license in them replaces that of the card.
-        page: Markdown for the end of the page, or an empty string.
-
-    Raises:
-        CheckpointError: the card has no front matter.
+    A license in `metadata` replaces that of the card (CheckpointError: the card has no front matter).
     """
     head, rest = _parts(without_additions(card).decode())
     own = _LICENSE.search(head)

@@ -146,11 +146,9 @@ def differ_in_shape(members: Sequence[Member]) -> bool:
 
 
 def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = False) -> None:
-    """Check that two members have one tokenizer, on the tokens that both have.
+    """Check that two members have one tokenizer, on the tokens that both have, and with `known` that both have one.
 
-    Args:
-        pair: the beginning of the message: who cannot be what.
-        known: both must have a tokenizer. Members of one base model may do without.
+    `pair` begins the message: who cannot be what.
 
     Raises:
         IncompatibleError: they differ; the message has the first token that does, and its numbers. Or one has none.

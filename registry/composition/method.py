@@ -303,9 +303,7 @@ class Target(Method):
     def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
         """Return what helps where routing does not separate two of `count` members, and its option; None for nothing.
 
-        Args:
-            recipe: the fields of the composition's document, as text.
-            top_k: experts per token.
+        `recipe` is that of the composition's document, as text, and `top_k` its experts per token.
         """
         return None
 

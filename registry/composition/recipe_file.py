@@ -144,11 +144,8 @@ def write_recipe(
 ) -> None:
     """Write a recipe file, which appears whole or not at all; `read_recipe` returns an equal recipe.
 
-    Args:
-        from_base: the number of copies of the base model that are the experts, in place of `experts`.
-
-    Raises:
-        OutputError: as `check_recipe_output`.
+    `from_base` copies of the base model may be the experts in place of `experts` (OutputError: as
+    `check_recipe_output`).
     """
     path = Path(path)
     check_recipe_output(path, force=force)

@@ -177,11 +177,9 @@ def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
 
 
 def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> None:
-    """Write the average of `members` to `out`, tensor by tensor, with the files of the first; a single member as it is.
+    """Write the average of versions of one architecture to `out`, with the files of the first; a single one as it is.
 
-    Args:
-        members: versions of one architecture, in the order in which they are summed.
-        out: an absent or empty folder.
+    Tensor by tensor they are summed in the order of `members`. The folder `out` is absent or empty.
 
     Raises:
         OutputError: `out` exists and is not empty.

@@ -108,11 +108,9 @@ class Recipe:
 
     @classmethod
     def of_fields(cls, values: Mapping[str, Any], fit: CoefficientFit | None = None) -> Recipe:
-        """Return the recipe of some fields, with trunk options among them; the others are at their defaults.
+        """Return the recipe of fields as command lines and forms give them, trunk options too; others are at defaults.
 
-        Args:
-            values: fields of the recipe, as command lines and forms give them.
-            fit: of its coefficients, if they were fitted; dropped where it has none.
+        `fit` is that of its coefficients; it is dropped where it has none.
 
         Raises:
             InvalidInputError: as the class does, or nobody wants what they make.

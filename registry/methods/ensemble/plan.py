@@ -234,11 +234,8 @@ def _stored(
 ) -> tuple[dict[str, list[int]], tuple[OutputTensor, ...]]:
     """Return who uses whose tensor, by equal digests or because a trunk is shared, and the versions' own to store.
 
-    Args:
-        everyone: module → the version in it: the members, and the base model last where it is in the folder.
-        places: number of the version and array of each tensor, in the order of the folder.
-        dtype: that of the recipe.
-        trunk: for each version, whose trunk it uses; empty where this follows from digests.
+    `everyone` has the version in each module, a base model last; `places` the number of the version and the array of each
+    tensor, in the folder's order; `trunk` says whose each uses, and is empty where this follows from digests.
     """
     modules, first = list(everyone), dict[tuple[str, str], int]()
     shared: dict[str, list[int]] = {}

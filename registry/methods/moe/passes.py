@@ -152,9 +152,7 @@ def _passed(
 ) -> Collected:
     """Return the statistics of a member's tokens in a model, from the cache if it has them.
 
-    Args:
-        key: the model that they run through, as a part of the cache's key.
-        checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
+    `key` tells the model; `checkpoint_folder` opens a dense one of the same norms, if `model_folder` holds a mixture.
     """
     settings = PassSettings(dtype=dtype, sites="router", device=plan.recipe.device)
     # The third part is what the recipe's document has under `token_weight`.

@@ -69,11 +69,8 @@ def cluster_documents(
 ) -> dict[str, Corpus]:
     """Return the name of each of K = `count` ≥ 2 clusters, which sort by number, and its documents.
 
-    Equal documents, model and seed give equal clusters on one kind of machine.
-
-    Args:
-        embedder: the base model's checkpoint, the model, and its tokenizer.
-        scratch: an empty folder, for embeddings and the clusters' text; it must outlive the result.
+    Equal documents, model and seed give equal clusters on one kind of machine. `embedder` is the base model's
+    checkpoint, the model and its tokenizer; the empty folder `scratch` must outlive the result.
 
     Raises:
         CalibrationError: there are fewer documents than clusters, or too few that differ.

@@ -65,11 +65,9 @@ class RefitSource:
         self._files[member, name] = path
 
     def put_head(self, sums: list[LeastSquares]) -> None:
-        """Replace the head by the solution of these sums, one a member.
+        """Replace the head by the solution of sums, one a member, (H, H), of inputs x and those of the member's head, x°.
 
-        Args:
-            sums: the head's inputs x in the composition, and their products with the inputs x° of the member's own
-                head, (H, H): `mapped` by the member's head (V, H) they become the sums of a map to V outputs.
+        `mapped` by the member's head (V, H), they become the sums of a map to V outputs.
         """
         self._head = sums
 
@@ -242,8 +240,7 @@ class ComposedModel:
     def add_outputs(self, layer: Layer, texts: Sequence[Text], outputs: Sequence[RowFile]) -> None:
         """Take the composed stream through the MLPs: each token by the output of the one that it was routed to.
 
-        Args:
-            outputs: the outputs of each expert's MLP for the tokens that are routed to it, text by text; removed.
+        `outputs` are those of each expert's MLP for the tokens that are routed to it, text by text; they are removed.
         """
         positions = [0] * len(outputs)
         for text in texts:
