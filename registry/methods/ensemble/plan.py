@@ -234,7 +234,7 @@ def _stored(
 ) -> tuple[dict[str, list[int]], tuple[OutputTensor, ...]]:
     """Return who uses whose tensor, by equal digests or because a trunk is shared, and the versions' own to store.
 
-    `everyone` has the version in each module, a base model last; `places` the number of the version and the array of each
+    `everyone` has the version in each module, a base model last; `places` the number of the version and the array of a
     tensor, in the folder's order; `trunk` says whose each uses, and is empty where this follows from digests.
     """
     modules, first = list(everyone), dict[tuple[str, str], int]()

@@ -65,7 +65,7 @@ class RefitSource:
         self._files[member, name] = path
 
     def put_head(self, sums: list[LeastSquares]) -> None:
-        """Replace the head by the solution of sums, one a member, (H, H), of inputs x and those of the member's head, x°.
+        """Replace the head by the solution of sums, one a member, (H, H), of inputs x and of the member's head's, x°.
 
         `mapped` by the member's head (V, H), they become the sums of a map to V outputs.
         """
