@@ -45,8 +45,7 @@ class OutputTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
-        shape: tuple[int, ...] = self.made.shape
-        return shape
+        return tuple(self.made.shape)
 
     @property
     def elements(self) -> int:

@@ -215,15 +215,13 @@ def trained_biases(workspace: Workspace, composition: CompositionRecord) -> dict
         return {}
     experts = [member["name"] for member in document["members"]]
     layers: dict[int, list[float]] = {}
-    digest = composition.digest
-    while True:
+    digest: str | None = composition.digest
+    while digest is not None:
         for link in workspace.catalog.trained_arrays(digest):
             gate = GATE.fullmatch(link.name.removesuffix(_BIAS)) if link.name.endswith(_BIAS) else None
             if gate and int(gate[1]) not in layers:  # a later training is read first
                 layers[int(gate[1])] = to_tensor(workspace.arrays.read(link.digest), link.dtype).float().tolist()
-        if (above := workspace.catalog.composition_document(digest)) is None or "parent" not in above:
-            break
-        digest = str(above["parent"])
+        digest = (workspace.catalog.composition_document(digest) or {}).get("parent")
     return {
         expert: tuple(layers[layer][number] for layer in sorted(layers))
         for number, expert in enumerate(experts)
