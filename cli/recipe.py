@@ -17,8 +17,8 @@ from registry import composition
 from registry.composition.found import OUTPUTS
 from registry.composition.option import Option as Field
 from registry.composition.option import OptionKind
-from registry.composition.recipe.fields import FIELDS, obstacle, of_copies, problem_of_copies, without_trunk
-from registry.composition.recipe.recipe import Recipe, overlay, unwanted
+from registry.composition.recipe.fields import FIELDS, obstacle, of_copies, problem_of_copies, target_of, without_trunk
+from registry.composition.recipe.recipe import Recipe, overlay
 from registry.errors import InvalidInputError, RegError
 from registry.names.reference import Reference, check_distinct
 
@@ -176,7 +176,7 @@ def _check_options(given: dict[str, Any], file_values: Any) -> None:
             other, method = found
             fitting = FIELDS[name].outputs if other == "to" else FIELDS[name].only_with.get(other, ())
             raise no_part(FIELDS[name].option, other, method, fitting)
-    if problem := unwanted(merged):
+    if problem := target_of(merged).unwanted(merged):
         raise click.UsageError(f"{problem.message}: {problem.hint.replace('trunk', '--trunk')}.")
     if given.get("host") and given.get("remote_code"):
         raise click.UsageError("--host and --remote-code exclude one another.")
