@@ -19,8 +19,7 @@ from cli.output import allows_colour
 from registry.errors import RegError
 
 DEBUG_VARIABLE = "REG_DEBUG"
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it: 128 and the number of the signal
 RESUMING = frozenset(
     {"add-expert", "add-experts", "check", "collect", "demo", "push", "push-expert", "train", "train-expert",
      "train-router", "train-simoe", "train-soup"}

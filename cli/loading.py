@@ -8,8 +8,7 @@ from typing import Any
 
 from cli.errors import DEBUG_VARIABLE
 
-_LARGEST = ("torch", "transformers")
-"""Libraries whose import takes seconds."""
+_LARGEST = ("torch", "transformers")  # libraries whose import takes seconds
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_VERBOSITY": "error"}
 """Environment variables of the libraries, where the user has not set them."""
 _LOGGERS = ("accelerate", "huggingface_hub", "peft", "torch", "transformers")

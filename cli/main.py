@@ -16,8 +16,7 @@ from cli.output import allows_colour, note, output_options
 from cli.session import Session, accept_registry_options, registry_options
 from registry.names.suggest import closest, did_you_mean
 
-COMPLETING = "_REG_COMPLETE"
-"""Environment variable that the scripts of `reg completion` set."""
+COMPLETING = "_REG_COMPLETE"  # environment variable that the scripts of `reg completion` set
 
 _AS_JSON = f"{__name__}.as_json"
 _SILENT = f"{__name__}.silent"

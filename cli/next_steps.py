@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from registry.registration.expert_overlap import ExpertOverlap
     from registry.registration.lineage import Relation
 
-_MOST = 8
-"""Maximum number of experts or domains in a line."""
+_MOST = 8  # maximum number of experts or domains in a line
 _OUTPUT_FORMS = ("as_json", "as_csv", "as_markdown")
 
 

@@ -13,22 +13,17 @@ from registry.composition.found import OUTPUTS
 from registry.composition.recipe.fields import FIELDS
 from registry.names.suggest import suggest
 
-FEW = 8
-"""Number of options up to which a command's help has no headings."""
+FEW = 8  # number of options up to which a command's help has no headings
 
-MOST = 15
-"""Number of options up to which a command's help lists all of them."""
+MOST = 15  # number of options up to which a command's help lists all of them
 
-_TYPED = f"{__name__}.typed"
-"""Key of the words after the command."""
+_TYPED = f"{__name__}.typed"  # key of the words after the command
 _EVERY, _OUTPUT = f"{__name__}.every", f"{__name__}.output"
 """Keys of what help lists in place of the options that most people need: all, or those of one output."""
 
-COMMON = "Common"
-"""Heading of the options that belong to no other."""
+COMMON = "Common"  # heading of the options that belong to no other
 
-Headings = Mapping[str, Sequence[str]]
-"""Heading → names of parameters, in the order of the help."""
+Headings = Mapping[str, Sequence[str]]  # heading → names of parameters, in the order of the help
 
 _COMPUTATION = ("batch_size", "device", "dtype", "max_memory", "ray", "num_gpus")
 _VERSION = ("tags", "license", "alias")

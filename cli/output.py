@@ -18,8 +18,7 @@ import click
 from cli.tables import layout
 from registry.progress import Advance, Progress, silent
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""What adds options to the function of a command."""
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]  # what adds options to the function of a command
 JSON_HELP = "Print JSON; errors too, on stderr."
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 """Environment variable of huggingface_hub, which has its own progress bars."""

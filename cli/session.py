@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 _OPENED = "reg.registry"
 
-REGISTRY_OPTIONS = ("home", "database", "arrays")
-"""The options, in the order of the help."""
+REGISTRY_OPTIONS = ("home", "database", "arrays")  # the options, in the order of the help
 
 
 class Session:

@@ -4,17 +4,13 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-GAP = "  "
-"""What stands between two columns."""
+GAP = "  "  # what stands between two columns
 ELLIPSIS = "…"
-LEAST = 12
-"""Characters that a column of text keeps before columns are moved to a table of their own."""
+LEAST = 12  # characters that a column of text keeps before columns are moved to a table of their own
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( ± [\d.]+)?( ?%| [kMGT]?B)?")
-_RIGID = re.compile(r"[\d\W]*\dT?[\d\W]*Z?")
-"""Numbers and times, which are kept whole."""
-_BLANK = ("", "-")
-"""Cells that stand for a missing number."""
+_RIGID = re.compile(r"[\d\W]*\dT?[\d\W]*Z?")  # numbers and times, which are kept whole
+_BLANK = ("", "-")  # cells that stand for a missing number
 
 
 def layout(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> list[list[str]]:

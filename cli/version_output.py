@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 _DIGEST = re.compile(r"[0-9a-f]{6,64}")
-_SHOWN = 4
-"""Maximum number of versions in a line."""
+_SHOWN = 4  # maximum number of versions in a line
 
 
 def version_document(version: "VersionRecord") -> dict[str, Any]:

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from registry.doctor import Diagnosis
     from registry.hub.target import Pushed
 
-NEED_BASE = [name for name, one in TRUNKS.items() if one.needs_base]
-"""Trunk methods that take the base model."""
+NEED_BASE = [name for name, one in TRUNKS.items() if one.needs_base]  # trunk methods that take the base model
 
 _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 

@@ -22,8 +22,7 @@ _OF_VERSION = ("ref", "digest", "withdrawn_at", "purged_at")
 _OF_OPT_OUT = ("withdrew", "deleted", "compositions", "heirs", "trained_together", "pushes", "purged",
                "deleted_arrays", "deleted_bytes", "shared_arrays", "cleared")  # fmt: skip
 """Attributes that --json prints, in its order."""
-_LEAST_SHARE = 0.01
-"""Smallest share of the tokens that is listed."""
+_LEAST_SHARE = 0.01  # smallest share of the tokens that is listed
 
 
 @command("reg opt-out math", "reg opt-out math@1 --purge --yes", "reg opt-out math --purge --receipt math-receipt.json")

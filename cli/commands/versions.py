@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from store.catalog import VersionRecord
 
 
-SCREENFUL = 50
-"""Default maximum number of lines."""
+SCREENFUL = 50  # default maximum number of lines
 
 
 @command("reg list", "reg list --kind expert --tag language=en", "reg list --all --limit 20", name="list")

@@ -11,8 +11,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[2]
 _KINDS = {"str": "text", "Path": "text", "int": "whole number", "float": "number", "bool": "true or false"}
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
-_CODE = re.compile(r" \(see `.*?\)", re.DOTALL)
-"""A reference to code, which readers of JSON do not know."""
+_CODE = re.compile(r" \(see `.*?\)", re.DOTALL)  # a reference to code, which readers of JSON do not know
 
 
 def class_fields(expression: str) -> tuple[str, dict[str, tuple[str, str]]]:

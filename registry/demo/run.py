@@ -79,11 +79,8 @@ class DemoResult:
 def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> DemoResult:
     """Run the demo in the folder `out`; one that was interrupted goes on, one that has ended returns its result.
 
-    With `force`, delete the files of an earlier demo in `out` first; other files stay.
-
-    Raises:
-        OutputError: `out` is neither absent nor empty, and not of an earlier demo.
-        StorageError: accelerate is not installed.
+    With `force`, delete the files of an earlier demo in `out` first; other files stay. OutputError: `out` is neither
+    absent nor empty, and not of an earlier demo. StorageError: accelerate is not installed.
     """
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError(

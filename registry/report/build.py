@@ -56,10 +56,8 @@ def build_report(
 ) -> ReportData:
     """Return the figures of a composed folder, or of a composition in the catalog (arguments as in `Registry.report`).
 
-    Raises:
-        CheckpointError: the folder was not composed by this program, or test text is given without a folder.
-        NotFoundError: no composition has a digest with this beginning.
-        RegError: the test text cannot be scored (errors as in `Registry.evaluate`).
+    CheckpointError: the folder was not composed by this program, or test text is given without a folder. NotFoundError:
+    no composition has a digest with this beginning. Other errors are as in `Registry.evaluate`.
     """
     path = Path(composition)
     recorded = None if path.is_dir() else composition_of(workspace.catalog, str(composition))
@@ -257,10 +255,9 @@ class Gathering:
         records: Sequence[CompositionRecord],
         folder: str,
     ) -> tuple[Node, ...]:
-        """Return base models, members, the composition, the one it was trained from and those trained from it.
+        """Return base models, members, the composition (in a `folder`), its source and those trained from it.
 
-        Compositions are called as on all pages: by their latest folder; `folder` is the name of this one's, if it was
-        found by that.
+        Compositions are called as on all pages: by their latest folder.
         """
         bases = self.workspace.versions(kind="base")[:_BASES]
         nodes, ancestors_of = list[Node](), dict[str, tuple[str, ...]]()

@@ -30,14 +30,8 @@ MOST_LABELLED = 14  # columns up to which every cell of a heat map shows its val
 NUMBERED = 5  # of more layers, those divisible by it show their numbers: 26 of 128, which do not touch one another
 
 _AUTOSIZE = {"type": "fit-x", "contains": "padding"}
-_LEGEND = {
-    "title": None,
-    "orient": "bottom",
-    "columns": 3,
-    "symbolType": "circle",
-    "symbolStrokeWidth": 0,
-    "symbolOpacity": 1,
-}
+_DOTS = {"symbolType": "circle", "symbolStrokeWidth": 0, "symbolOpacity": 1}
+_LEGEND = {"title": None, "orient": "bottom", "columns": 3, **_DOTS}
 
 
 def charts(figures: ReportData) -> dict[str, Spec]:
@@ -78,13 +72,12 @@ def _printable(value: Any) -> Any:
 
 
 def _cells(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Spec],
     x: Spec,
     y: Spec,
     colour: Spec,
     tooltip: Sequence[Spec],
     height: int,
-    *,
     labels: str,
     least: float = 0.0,
 ) -> Spec:

@@ -24,29 +24,18 @@ _SHARE = re.compile(r"(\b[0-9]+(?:\.[0-9]+)?) %")
 
 @dataclass(frozen=True)
 class Frame:
-    """The surroundings of a report among the local pages; a file has none.
+    """The surroundings of a report among the local pages; a file has none."""
 
-    Attributes:
-        links: name and address of each page in the navigation; `active` is that of the page that the report belongs to.
-        back: name and address of the page that the report belongs to.
-        theme: light or dark, where the reader chose one; None for the system's.
-        program: the beginning of commands: `reg`, or `reg --home DIR`.
-        form: address of the form that evaluates the composition; None where work cannot be started.
-    """
-
-    links: tuple[tuple[str, str], ...] = ()
-    active: str | None = None
-    back: tuple[str, str] | None = None
-    theme: str | None = None
-    program: str = "reg"
-    form: str | None = None
+    links: tuple[tuple[str, str], ...] = ()  # name and address of each page in the navigation
+    active: str | None = None  # the address that is shown as this page's
+    back: tuple[str, str] | None = None  # name and address of the page that the report belongs to
+    theme: str | None = None  # light or dark; None for the system's
+    program: str = "reg"  # the beginning of commands: `reg`, or `reg --home DIR`
+    form: str | None = None  # the address of the form that evaluates the composition
 
 
 def page(figures: ReportData, frame: Frame | None = None) -> str:
-    """Return the report as HTML: a file of its own, or with a frame a page among the local ones.
-
-    Raises RegError if Jinja2 or vl-convert-python is not installed.
-    """
+    """Return the report as HTML: a file, or with a frame a local page (RegError: a library is not installed)."""
     frame = frame or Frame()
     templates = environment(_FOLDER / "templates")
     templates.filters |= {

@@ -24,8 +24,7 @@ from registry.ui.site import Page, Site, url
 
 MOST_FORM_BYTES, MOST_FORM_FIELDS = 1 << 16, 600
 
-TakeForm = Callable[[Site, Request, QueryParams], Response]
-"""Does what a checked form asks for."""
+TakeForm = Callable[[Site, Request, QueryParams], Response]  # does what a checked form asks for
 
 
 def jobs(site: Site, request: Request) -> Response:

@@ -33,17 +33,12 @@ FOLDERS = 3  # folders with opted-out experts that the page names
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the registry's health; a `good` one asks for nothing.
+    """One line of the registry's health."""
 
-    Attributes:
-        command: the words of the command that mends it or checks more.
-        folders: folders that may still contain opted-out experts, each with its composition and their references.
-    """
-
-    good: bool
+    good: bool  # it asks for nothing
     text: str
-    command: tuple[str, ...] = ()
-    folders: Sequence[tuple[str, CompositionRecord, Sequence[str]]] = ()
+    command: tuple[str, ...] = ()  # the words of the command that mends it
+    folders: Sequence[tuple[str, CompositionRecord, Sequence[str]]] = ()  # with opted-out experts, and their references
 
 
 def overview(site: Site, request: Request) -> Response:

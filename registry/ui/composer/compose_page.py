@@ -20,8 +20,7 @@ from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
 from store.catalog.records import Kind
 
-OFFERED = 40
-"""Experts that are offered beside those ticked; a search finds others."""
+OFFERED = 40  # experts that are offered beside those ticked; a search finds others
 
 
 def composer(site: Site, request: Request) -> Response:

@@ -26,8 +26,7 @@ SOLVED = [name for name, one in ROUTERS.items() if one.statistics in (COUNTS, OW
 """Routers that are made from the experts' own statistics, the cheapest to predict first."""
 CHEAP = SOLVED[0]
 
-Predict = Callable[[Composing], tuple[Preview, float]]
-"""Returns a prediction and the seconds that it took."""
+Predict = Callable[[Composing], tuple[Preview, float]]  # returns a prediction and the seconds that it took
 
 
 @dataclass(frozen=True)
