@@ -74,19 +74,13 @@ def recipe_options(*without: str) -> Decorator:
 
 
 def asked(
-    session: Session,
-    experts: Sequence[str],
-    base: str | None,
-    settings: dict[str, Any],
-    *,
-    checks_base: bool = True,
+    session: Session, experts: Sequence[str], base: str | None, settings: dict[str, Any], *, checks_base: bool = True
 ) -> Asked:
     """Return what the options and the file of `--recipe` ask for.
 
-    Experts that cannot be composed are refused before anything is imported that takes seconds, and with `checks_base` a
-    base model that is not registered too. `settings` are the values of `recipe_options`, and of --from-base in a
-    command that has it. UsageError if an option has no part in what is made, or no expert is named; RegError if the
-    file is not a recipe, or an expert or the recipe cannot be.
+    What cannot be composed is refused before anything is imported that takes seconds; the base model is looked up too
+    with `checks_base`. `settings` are the values of `recipe_options` and --from-base. UsageError: an option has no part
+    in what is made, or no expert is named. RegError: the file is not a recipe, or an expert or the recipe cannot be.
     """
     path: Path | None = settings.pop("recipe_path")
     given = {name: value for name, value in settings.items() if name in FIELDS and is_typed(name)}
@@ -94,11 +88,8 @@ def asked(
     if copies := _copies(experts, settings, file):
         return _asked_copies(session, base, copies, given, file)
     _check_options(given, {} if file is None else file.values)
-    if file is not None:  # what the options name is not looked up in the file
-        file = replace(file, members=() if experts else file.members, base_member=None if base else file.base_member)
-        if file.members or file.base_member:
-            with session.registry() as registry:
-                file = file.resolved(registry.catalog)
+    if file is not None:
+        file = _resolved(session, file, members=not experts, base=not base)
     refs = split(experts) if experts else list(file.experts if file else ())
     if not (experts or refs):
         raise click.UsageError("give --experts A,B, or a --recipe that names them")
@@ -142,12 +133,19 @@ def _asked_copies(
     if problem := problem_of_copies(count, values):
         raise problem.error()
     _check_options(given, values)
-    if file is not None and base is None and file.base_member:
-        with session.registry() as registry:
-            file = replace(file, members=()).resolved(registry.catalog)
-    base = base or (file.base if file else None)
+    if file is not None and base is None:
+        base = _resolved(session, file, members=False, base=True).base
     check_members(session, [base] if base else [], kind="base")
     return Asked([], Recipe.of_fields(values), base, count)
+
+
+def _resolved(session: Session, file: composition.RecipeFile, *, members: bool, base: bool) -> composition.RecipeFile:
+    """Return a recipe file with its members or its base model looked up; what the options name is not."""
+    file = replace(file, members=file.members if members else (), base_member=file.base_member if base else None)
+    if not (file.members or file.base_member):
+        return file
+    with session.registry() as registry:
+        return file.resolved(registry.catalog)
 
 
 def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = None) -> None:

@@ -120,18 +120,13 @@ def _parts(table: Sequence[Sequence[str]], width: int) -> list[list[int]]:
     parts: list[list[int]] = []
     left = 0
     for column, own in enumerate(others, 1):
-        needed = len(GAP) + min(own, _kept(table, column))
+        needed = len(GAP) + min(own, max(LEAST, _rigid(table, column)))
         if not parts or needed > left:
             parts.append([0])
             left = width - first
         parts[-1].append(column)
         left -= needed
     return parts or [[0]]
-
-
-def _kept(table: Sequence[Sequence[str]], column: int) -> int:
-    """Return how many characters of a column are kept at least: all of a number or a time."""
-    return max(LEAST, _rigid(table, column))
 
 
 def _rigid(table: Sequence[Sequence[str]], column: int) -> int:
@@ -142,7 +137,7 @@ def _rigid(table: Sequence[Sequence[str]], column: int) -> int:
 def _fitting(table: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return widths of columns that fit; the widest are made equally narrow, and none narrower than it must be."""
     widths = _widths(table)
-    kept = [min(own, _kept(table, column)) for column, own in enumerate(widths)]
+    kept = [min(own, max(LEAST, _rigid(table, column))) for column, own in enumerate(widths)]
     while _length(widths) > width:
         column = max(range(len(widths)), key=lambda one: (widths[one] > kept[one], widths[one]))
         if widths[column] <= kept[column]:  # a table of one cell that is wider than the terminal

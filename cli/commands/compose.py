@@ -399,13 +399,7 @@ def _context(plan: composition.Plan) -> list[tuple[str, str]]:
 @flag("--force", "Replace DIR if it is an earlier composition.")
 @pass_session
 def instantiate(
-    session: Session,
-    /,
-    soup: str,
-    out: Path | str,
-    weights: dict[str, float],
-    fit: tuple[Path, ...],
-    **settings: Any,
+    session: Session, /, soup: str, out: Path | str, weights: dict[str, float], fit: tuple[Path, ...], **settings: Any
 ) -> None:
     """Write the dense model of SOUP for some mix of its domains, in seconds and without training.
 

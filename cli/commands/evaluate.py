@@ -210,12 +210,7 @@ def evaluate(
 @forms
 @pass_session
 def continual(
-    session: Session,
-    /,
-    schedule: tuple[str, ...],
-    data: dict[str, list[Path]],
-    base: str | None,
-    **settings: Any,
+    session: Session, /, schedule: tuple[str, ...], data: dict[str, list[Path]], base: str | None, **settings: Any
 ) -> None:
     """Print the score of each domain after each expert joins, with forgetting and backward transfer.
 

@@ -53,8 +53,7 @@ training result | object | The result of a training.
   loss | list of number | Losses on held-out tokens, before and after.
   tokens | whole number | Number of held-out tokens.
   trained_tokens | whole number | Tokens that were trained on, padding included: those of all windows of all steps.
-trained | object | A composition that was trained.
-  * composed
+trained | composed | A composition that was trained.
   parent | digest | The digest of the composition that was trained.
   * training result
   training | | Everything that the trained weights depend on, and their digests (docs/formats.md).
@@ -70,8 +69,7 @@ diagnosis | object | What was found in a model folder.
     cost | | What the check reads.
   perplexity | by domain: number | A perplexity.
   next | text or null | The one command to type now, or what to do.
-compose | object | The composition that was written, or with --plan would be.
-  * composed
+compose | composed | The composition that was written, or with --plan would be.
   digest | digest or null | The composition's digest, over the five fields above; null with --plan and --fit, before
       the fit.
   versions | list of text | The members' versions.
@@ -115,8 +113,7 @@ extraction | object | The figures of an audit of extraction.
   rate | number | Their share, from 0 to 1.
   similarity | number | Mean over documents of the best continuation's similarity, from 0 to 1.
   most | number | The largest of them.
-registration | object | A registered version.
-  * version
+registration | version
   added | true or false | False if this content was registered already.
   self_sampled | true or false | True if no data was given and the expert generated its calibration text.
   relations | list of relation | Distances to registered versions of the same shape, nearest first.
@@ -146,10 +143,8 @@ reg collect | object | The collected statistics.
   tokens | by site: whole number | Calibration tokens.
   calibration_digest | digest | The digest of the calibration tokens.
   calibration_label | text | The label of the calibration.
-reg compose | object | The composition that was written, or with --plan would be.
-  * compose
-reg instantiate | object | The composition that was written, or with --plan would be.
-  * compose
+reg compose | compose
+reg instantiate | compose
   domain_weights | by domain: number | Shares of the domains; empty with --fit.
   coefficients | by expert: number | Its coefficient.
 reg preview | object | The predicted routing of a composition.
@@ -186,10 +181,8 @@ reg train-simoe | object | The SIMoE that was trained.
 reg proxy | list of registry.training.proxy_text.ProxyText | Public documents that were chosen for an expert.
   best | | The highest score of a document: the discriminant of the expert's text against the public text, mean over
       layers. Below 0 a document is nearer to the public text.
-reg train | object | The composition that was trained.
-  * trained
-reg train-router | object | The composition whose routers were trained.
-  * trained
+reg train | trained | The composition that was trained.
+reg train-router | trained | The composition whose routers were trained.
 reg evaluate | list of row | The scores of one model.
 reg scores | list of registry.evaluation.accuracy_scores.AccuracyRow + average | The accuracies of one model.
   accuracy | by domain: by task: number | Accuracies in its tasks, from 0 to 1.
@@ -205,9 +198,6 @@ reg report | registry.report.data.ReportData - colours
     perplexity | by domain: number | Its perplexity.
     interval | by domain: list of number
   evaluated | | The data of scores and measured routing.
-    at | | The time of the evaluation, ISO 8601, or null for now.
-    tokens | by domain: whole number | Number of predicted tokens.
-    labels | by domain: text | Label of its text.
   active_experts | | Ascending, from the latest evaluation with --active-experts; empty without one.
     experts_per_token | | The number.
     score | by domain: number
@@ -271,15 +261,13 @@ reg receipt verify | registry.opt_out.verify_receipt.ReceiptCheck | A receipt, c
   remedies | | Remedies of the problems.
   notes | | Later changes that do not contradict the receipt.
 reg list | list of version | A registered version.
-reg show | object | A registered version.
-  * version
+reg show | version
   bytes | by role: whole number | Bytes of its arrays of that role.
   compositions | list of digest | The compositions made from it.
   relations | list of relation | Distances to registered versions of the same shape, nearest first.
   training | registry.checkpoint.version_files.TrainingRecord or null | How reg train-expert trained it;
       null if it was not trained so.
-shown composition | object | A composition that was made.
-  * composition
+shown composition | composition
   made_from | list of cli.commands.compositions.Source | The versions, as in `members`, with their state now.
   evaluations | list of object | Its evaluations, latest first.
     asked | digest | The digest of data and settings.

@@ -87,9 +87,7 @@ def _cells(
     """
     scale = {"domain": [0, 0.5, 0.5001, 1], "range": [0.06, 0.36, 0.82, 1]}
     shown = {"x": x, "y": y, "color": colour, "opacity": quantity("share", scale=scale, legend=None)}
-    layers = [
-        layer("rect", {**shown, "tooltip": tooltip}, cornerRadius=3, stroke="var(--surface)", strokeWidth=2),
-    ]
+    layers = [layer("rect", {**shown, "tooltip": tooltip}, cornerRadius=3, stroke="var(--surface)", strokeWidth=2)]
     if labels:
         ink = {"condition": {"test": "datum.share > 0.5", "value": "var(--on-heat)"}, "value": "var(--text)"}
         text = {"x": x, "y": y, "text": quantity("share", format=labels), "color": ink}

@@ -25,15 +25,7 @@ from registry.report.verdict import opted_out, worse_than_average
 from registry.ui.comparison import address, compared, size_of
 from registry.ui.composer.choices import Choices
 from registry.ui.describing import EARLIER, difference, expert_names, output
-from registry.ui.evaluating import (
-    MORE_WINDOWS,
-    MOST_DOMAINS,
-    TOKENS,
-    WINDOWS,
-    domains_of,
-    folders_of,
-    form_rows,
-)
+from registry.ui.evaluating import MORE_WINDOWS, MOST_DOMAINS, TOKENS, WINDOWS, domains_of, folders_of, form_rows
 from registry.ui.site import Site, theme_of, url
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord

@@ -126,9 +126,7 @@ def set_in_recipe(document: Mapping[str, Any]) -> str:
 
 
 def difference(
-    record: CompositionRecord,
-    earlier: Sequence[CompositionRecord],
-    known: dict[str, dict[str, str]] | None = None,
+    record: CompositionRecord, earlier: Sequence[CompositionRecord], known: dict[str, dict[str, str]] | None = None
 ) -> Difference | None:
     """Return how a composition differs from the most similar earlier one, the latest of such; None without one.
 

@@ -89,11 +89,7 @@ class Site:
     """The pages of one registry (arguments as of `make_app`)."""
 
     def __init__(
-        self,
-        registry: Registry,
-        command: Sequence[str],
-        access: WriteAccess | None = None,
-        jobs: Jobs | None = None,
+        self, registry: Registry, command: Sequence[str], access: WriteAccess | None = None, jobs: Jobs | None = None
     ) -> None:
         self.registry = registry
         self.command = tuple(command)
