@@ -28,15 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """References to the members, the recipe and the base model that a command line asks for.
-
-    `base` is None where none was named, or takes part. In place of `experts`, `from_base` copies of it are the members.
-    """
+    """References to the members, the recipe and the base model that a command line asks for."""
 
     experts: list[str]
     recipe: Recipe
-    base: str | None
-    from_base: int | None = None
+    base: str | None  # None where none was named, or takes part
+    from_base: int | None = None  # number of copies of the base model that are the members, in place of `experts`
 
 
 def _option(described: Field) -> Decorator:
@@ -58,19 +55,19 @@ def _option(described: Field) -> Decorator:
     text, default = described.help, described.default
     if default in (None, {}) or described.default_with or described.group:
         text, default = f"{text} [default: {described.default_text}]", None
-    return option(name, described.metavar, text, default=default, **settings)
+    return option(f"{name} {described.metavar}", text, default=default, **settings)
 
 
-experts_option = option("--experts", "A,B@2,…", "The members, in any order.", multiple=True)
+experts_option = option("--experts A,B@2,…", "The members, in any order.", multiple=True)
 """--experts, which a file of `--recipe` can replace."""
-base_option = option("--base", "NAME[@V]", "The base model, for recipes that need one.")
+base_option = option("--base NAME[@V]", "The base model, for recipes that need one.")
 
 
 def recipe_options(*without: str) -> Decorator:
     """Return a decorator that adds `--recipe` and every option of a recipe but some; `asked` reads their values."""
     text = "Read experts, base model and recipe from a YAML file or a composition.json; options win over it."
     fields = [_option(described) for name, described in FIELDS.items() if name not in without]
-    return options(option("--recipe", "FILE", text, "recipe_path", type=file_path), *fields)
+    return options(option("--recipe FILE", text, "recipe_path", type=file_path), *fields)
 
 
 def asked(

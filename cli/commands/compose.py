@@ -54,20 +54,17 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 )
 @experts_option
 @option(
-    "--out",
-    "DIR|URL",
+    "--out DIR|URL",
     "The folder to write, or a prefix of a bucket: s3://BUCKET/PREFIX, gs://, az://; it appears whole or not at all.",
     type=output_place,
 )
 @recipe_options()
 @option(
-    "--base",
-    "NAME[@V]",
+    "--base NAME[@V]",
     f"The base model, with a trunk method that needs it: {listed(NEED_BASE)}. [default: the only one registered]",
 )
 @option(
-    "--from-base",
-    "N",
+    "--from-base N",
     "In place of --experts: N copies of the MLPs of --base, with its trunk and random routers, to be trained by "
     "reg train (sparse upcycling).",
     type=Integer(LEAST_COPIES, MOST_COPIES),
@@ -75,8 +72,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     outputs=("moe",),
 )
 @option(
-    "--public",
-    "NAME[@V]",
+    "--public NAME[@V]",
     "With --router anchored: the base model that joins the experts as the public one; it is --base too.",
     advanced=True,
     outputs=("moe",),
@@ -93,15 +89,14 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     "them"
 )
 @file(
-    "--save-recipe",
-    "FILE",
+    "--save-recipe FILE",
     "Write experts, base model and recipe to a YAML file for --recipe, with --plan too.",
     advanced=True,
 )
-@option("--push", "REPO", "Then push it to the Hub, ORG/NAME, as reg push does.", "repo", advanced=True)
+@option("--push REPO", "Then push it to the Hub, ORG/NAME, as reg push does.", "repo", advanced=True)
 @flag("--private", "With --push: make the repository private.", advanced=True)
 @flag("--check", "Then examine the folder, as reg doctor does; exit 1 if it is broken.")
-@option("--license", "ID", "With --push: the license of the whole.", "license_id", advanced=True)
+@option("--license ID", "With --push: the license of the whole.", "license_id", advanced=True)
 @flag("--plan", "Print what would be written, and stop.", "plan_only")
 @flag(
     "--force",
@@ -390,9 +385,9 @@ def _context(plan: composition.Plan) -> list[tuple[str, str]]:
     headings=INSTANTIATION,
 )
 @click.argument("soup")
-@option("--out", "DIR|URL", "The folder to write, or a prefix of a bucket.", required=True, type=output_place)
+@option("--out DIR|URL", "The folder to write, or a prefix of a bucket.", required=True, type=output_place)
 @option(
-    "--weights", "A=X,…", "Weights of the domains; others have 0.", multiple=True, callback=numbers("weight", "DOMAIN")
+    "--weights A=X,…", "Weights of the domains; others have 0.", multiple=True, callback=numbers("weight", "DOMAIN")
 )
 @files("--like", "Weigh the domains by how many documents of FILE are nearest to each (repeatable).")
 @fit_options("Fit the coefficients of the experts to the text of FILE by gradient, without domain weights")

@@ -71,20 +71,15 @@ class Source:
     """A version that a composition was made from.
 
     Attributes:
-        ref: the version.
-        state: its state now.
-        opted_out_at: the time when it was withdrawn or purged; None for an active one.
-        public: True if it is the public expert of --router anchored.
-        bias: with --router anchored, the bias that was asked for; None without one.
         trained_bias: the bias trained beside its router rows, by layer; None without one, or once it is purged.
         bias_after_training: its bias after the training of the composition, by layer; None if that changed none.
     """
 
-    ref: str
-    state: "State"
-    opted_out_at: str | None
-    public: bool
-    bias: float | None
+    ref: str  # the version
+    state: "State"  # its state now
+    opted_out_at: str | None  # the time when it was withdrawn or purged; None for an active one
+    public: bool  # True if it is the public expert of --router anchored
+    bias: float | None  # with --router anchored, the bias that was asked for; None without one
     trained_bias: tuple[float, ...] | None
     bias_after_training: tuple[float, ...] | None
 

@@ -23,7 +23,7 @@ _MIXED = (
 
 
 @command("reg demo", "reg demo --out demo --force")
-@file("--out", "DIR", "The folder to write to.", default=Path("demo"))
+@file("--out DIR", "The folder to write to.", default=Path("demo"))
 @flag("--force", "Make a demo again in the folder of an earlier one, with its registry; other files there stay.")
 def demo(out: Path, force: bool) -> None:
     """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about two minutes.

@@ -30,8 +30,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
 )
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @option(
-    "--data",
-    "DOMAIN=FILE",
+    "--data DOMAIN=FILE",
     "Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
     "sampled; else a few built-in passages]",
     multiple=True,
@@ -93,7 +92,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
 
 @command("reg reproduce moe/", "reg reproduce moe/ --out again/")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
-@file("--out", "DIR", "Keep the new composition in this folder; absent or empty.")
+@file("--out DIR", "Keep the new composition in this folder; absent or empty.")
 @pass_session
 def reproduce(session: Session, folder: Path, out: Path | None) -> None:
     """Compose FOLDER again from its own composition.json and compare every byte; exit 1 if one differs.

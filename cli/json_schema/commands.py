@@ -7,22 +7,9 @@ _FOUND = read_schemas("""\
 version | object | A registered version.
   ref | text
   * store.catalog.records.VersionRecord - id - statistics
-  kind | | The kind of version.
-  number | | Its number under that name.
-  content | | The content of its digest, besides its arrays (docs/formats.md); null once purged.
-  state | | The state; only active versions can be composed.
-  created_at | | The time when it was registered, ISO 8601, UTC.
-  withdrawn_at | | The time when it was opted out.
-  purged_at | | The time when its arrays were deleted.
-  aliases | | Its aliases, without the name.
-  tags | | Its tags.
   statistics | list of object | The data of its statistics, one per site; empty for a base model.
-    site | text | mlp_input, attention_input, attention_output or head_input; token_counts if only tokens were
-        counted.
-    tokens | whole number | Calibration tokens.
-    saturated | whole number | Activations that were clipped at their bound.
-    calibration_digest | digest | The digest of the calibration tokens.
-    calibration_label | text | The label of the calibration.
+    * store.catalog.records.StatisticsRecord
+    site | | mlp_input, attention_input, attention_output or head_input; token_counts if only tokens were counted.
 relation | object | The distance to a registered version of the same shape.
   ref | text | The reference of a version: NAME@NUMBER.
   kind | `expert`, `base` | The kind of that version.
@@ -101,12 +88,7 @@ row | registry.evaluation.results.Row + average + overall_accuracy + overall_loa
   average_interval | ; may be absent
   ahead_of_average | ; may be absent
 composition | object | A composition that was made.
-  digest | digest | Its digest.
-  document | object | The content of the digest: recipe, host, members, base (docs/formats.md).
-  created_at | text | The time when it was first composed, ISO 8601, UTC.
-  members | list of text | The versions it was made from, including a base model.
-  folders | list of text | The folders it was written to, according to the log.
-  latest | list of text | Those of `members` that its latest folder was made from, according to the log.
+  * store.catalog.records.CompositionRecord
 extraction | object | The figures of an audit of extraction.
   documents | whole number | Documents that were tried.
   extracted | whole number | Documents that it continued nearly word for word.
@@ -257,9 +239,6 @@ reg opt-out | object | The opted-out versions, and the copies that remain.
   receipt | text or null | The receipt's file.
 reg receipt verify | registry.opt_out.verify_receipt.ReceiptCheck | A receipt, compared with the registry.
   receipt | object | The content of the receipt (docs/formats.md).
-  problems | | Contradictions to the receipt; empty if it holds.
-  remedies | | Remedies of the problems.
-  notes | | Later changes that do not contradict the receipt.
 reg list | list of version | A registered version.
 reg show | version
   bytes | by role: whole number | Bytes of its arrays of that role.
@@ -292,12 +271,7 @@ shown composition | composition
     extraction | object | The figures: extracted, rate, similarity, most, as of reg audit-extraction.
 reg compositions | list of composition | A composition that was made.
 reg log | list of object | An event of the log.
-  id | whole number | Its number.
-  at | text | The time, ISO 8601, UTC.
-  action | text | The action.
-  subject | text | A version, a composition's digest, or empty.
-  details | object | Details, depending on the action; `actor` says who did it.
-  digest | digest | The digest of the event and the event before it.
+  * store.catalog.records.EventRecord
 reg alias | object | An alias.
   alias | text | NAME@ALIAS.
   version | text or null | The version it points at; null after --delete.
@@ -317,16 +291,9 @@ reg reproduce | object | The comparison of a folder with its recomposition.
   bytes | whole number | Number of bytes compared.
   out | text or null | The folder in which the recomposition is kept.
 reg verify | registry.maintenance.verify.Verification
-  versions | | Number of versions checked.
-  arrays | | Number of arrays hashed.
-  events | | Number of intact events of the log.
 reg gc | object | The deleted files, or with --dry-run those that would be deleted.
   * registry.maintenance.garbage.Garbage - nbytes - pieces
   bytes | whole number | The size of these arrays on disk.
-  pass_bytes | | Their size.
-  merged_bytes | | Their size.
-  work_bytes | | Their size.
-  cached_bytes | | Their size.
   pieces | list of object | Everything above, each with its size: arrays, then files and folders.
     name | text | Its path; of an array its digest.
     bytes | whole number | Its size on disk.

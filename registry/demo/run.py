@@ -39,20 +39,15 @@ class DemoResult:
     """The result of the demo.
 
     Attributes:
-        folder: the folder with `text`, `checkpoints`, `registry` and `moe`.
-        rows: scores of base, experts, averaged weights and composition on every domain's test text.
-        orders: order of registration → SHA-256 over every byte of the composed folder.
-        opted_out: the same digest for a pair composed after the third expert's opt-out and purge.
-        never_registered: the same digest for that pair in a registry that never held the third.
         compositions: members, separated by commas → digest of their composition, as `reg compose` prints it.
     """
 
-    folder: Path
+    folder: Path  # the folder with `text`, `checkpoints`, `registry` and `moe`
     domains: tuple[str, ...]
-    rows: list[Row]
-    orders: dict[tuple[str, ...], str]
-    opted_out: str
-    never_registered: str
+    rows: list[Row]  # scores of base, experts, averaged weights and composition on every domain's test text
+    orders: dict[tuple[str, ...], str]  # order of registration → SHA-256 over every byte of the composed folder
+    opted_out: str  # the same digest for a pair composed after the third expert's opt-out and purge
+    never_registered: str  # the same digest for that pair in a registry that never held the third
     withdrawn: str
     compositions: dict[str, str]
 

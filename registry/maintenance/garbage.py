@@ -43,13 +43,13 @@ class Garbage:
     digests: tuple[str, ...]
     nbytes: int
     passes: int = 0
-    pass_bytes: int = 0
+    pass_bytes: int = 0  # their size
     merged: int = 0
-    merged_bytes: int = 0
+    merged_bytes: int = 0  # their size
     work: int = 0
-    work_bytes: int = 0
+    work_bytes: int = 0  # their size
     cached: int = 0
-    cached_bytes: int = 0
+    cached_bytes: int = 0  # their size
     pieces: tuple[Piece, ...] = ()
 
 

@@ -27,12 +27,12 @@ class Verification:
         head: the digest of the last of the intact lines of the log; a copy kept elsewhere reveals missing lines.
     """
 
-    versions: int
-    arrays: int
+    versions: int  # number of versions checked
+    arrays: int  # number of arrays hashed
     nbytes: int
     problems: tuple[str, ...]
     orphans: int
-    events: int
+    events: int  # number of intact events of the log
     head: str
 
 

@@ -12,22 +12,15 @@ from registry.evaluation.stored import FEW_TOKENS
 
 @dataclass(frozen=True)
 class MemberFigures:
-    """One expert of the composition; what is not known here is None.
-
-    Attributes:
-        ref: the version in this registry.
-        tokens: calibration tokens.
-        drowned: the reason why it is predicted to lose its own text to others, if it is.
-        opted_out: the version that was opted out since, if it was.
-    """
+    """One expert of the composition; what is not known here is None."""
 
     name: str
-    ref: str | None
+    ref: str | None  # the version in this registry
     digest: str
-    tokens: int | None
+    tokens: int | None  # calibration tokens
     license: str | None
-    drowned: str | None = None
-    opted_out: str | None = None
+    drowned: str | None = None  # the reason why it is predicted to lose its own text to others, if it is
+    opted_out: str | None = None  # the version that was opted out since, if it was
 
 
 @dataclass(frozen=True)
@@ -53,14 +46,13 @@ class RoutingData:
 
     Attributes:
         shares: domain → expert → for each of `layers` the expert's share of the domain's tokens, in [0, 1].
-        load: expert → for each layer the expert's share of all tokens.
         weights: as `shares`, the expert's mean routing weight; empty if predicted, or measured by an early version.
     """
 
     measured: bool
     layers: tuple[int, ...]
     shares: Mapping[str, Mapping[str, Sequence[float]]]
-    load: Mapping[str, Sequence[float]]
+    load: Mapping[str, Sequence[float]]  # expert → for each layer the expert's share of all tokens
     weights: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     def mean(self, domain: str, expert: str) -> float:
@@ -114,17 +106,11 @@ class ScoreRow:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The data of scores and measured routing.
+    """The data of scores and measured routing."""
 
-    Attributes:
-        at: the time of the evaluation, ISO 8601, or None for now.
-        tokens: domain → number of predicted tokens.
-        labels: domain → label of its text.
-    """
-
-    at: str | None
-    tokens: Mapping[str, int]
-    labels: Mapping[str, str]
+    at: str | None  # the time of the evaluation, ISO 8601, or None for now
+    tokens: Mapping[str, int]  # domain → number of predicted tokens
+    labels: Mapping[str, str]  # domain → label of its text
 
     @property
     def is_small(self) -> bool:
@@ -150,20 +136,16 @@ class ActiveExperts:
 class Training:
     """The training of an expert by `reg train-expert`, or of the composition by `reg train`; losses in nats per token.
 
-    Attributes:
-        name: the expert, or what of the composition was trained.
-        before, after: loss on held-out text before the first step, and after the last one.
-        at: steps, counted from 1: the middle of those that each number of `loss` is the mean of.
-        loss: losses on the training text, at most 200.
+    `before` and `after` are the losses on held-out text, before the first step and after the last one.
     """
 
-    name: str
+    name: str  # the expert, or what of the composition was trained
     steps: int
     tokens: int
     before: float
     after: float
-    at: tuple[float, ...]
-    loss: tuple[float, ...]
+    at: tuple[float, ...]  # steps, counted from 1: the middle of those that each number of `loss` is the mean of
+    loss: tuple[float, ...]  # losses on the training text, at most 200
 
 
 POINTS = 200  # most points of a loss curve in a report
@@ -173,14 +155,10 @@ POINTS = 200  # most points of a loss curve in a report
 class Audit:
     """A stored audit of extraction: shares and similarities from 0 to 1, of `documents` that were tried.
 
-    Attributes:
-        text: the label of the text.
-        similarity, most: mean and largest similarity of the best continuations.
-        prefix, continued: tokens that the composition was given, and that it continued by.
-        at: the time of the audit, ISO 8601.
+    `similarity` is the mean of those of the best continuations, `most` the largest.
     """
 
-    text: str
+    text: str  # the label of the text
     documents: int
     extracted: int
     rate: float
@@ -188,7 +166,7 @@ class Audit:
     most: float
     prefix: int
     continued: int
-    at: str
+    at: str  # the time of the audit, ISO 8601
 
 
 @dataclass(frozen=True)
@@ -216,53 +194,41 @@ class ReportData:
     """The content of a report; parts without data are empty or None, and `notes` give the reasons.
 
     Attributes:
-        name: the composition's folder, or its members.
-        host: the composition's `model_type`.
-        made: the time when it was first composed here, ISO 8601.
-        recipe: setting → text.
-        parameters, active_parameters: number of weights in all, and of those used for one token.
         overlap: (expert, expert, share of tokens that a linear router cannot tell apart).
-        scores: scores of models, the composition first.
         active_experts: figures by experts per token, ascending, of the latest evaluation that has them.
-        audits: the latest first.
         training: the composition's own training; None of one that was not trained, or whose routers alone were.
-        from_base: the number of members, where they are copies of a base model, which have no domain.
         mask_overlap: (expert, expert, overlap of the masks that they were trained with, from 0 to 1).
         mask_joins: the joins of these experts by average linkage, the most alike first; the last one has all.
-        to: the output of its recipe, a value of `--to`.
-        folder: a folder that it is in, for commands; None if none is known.
-        indistinct: the share of an overlap from which on routing hardly separates two experts.
-        colours: expert → number of its colour on every page (`expert_colours`).
     """
 
-    name: str
+    name: str  # the composition's folder, or its members
     digest: str
-    host: str
-    made: str | None
-    recipe: Mapping[str, str]
+    host: str  # the composition's `model_type`
+    made: str | None  # the time when it was first composed here, ISO 8601
+    recipe: Mapping[str, str]  # setting → text
     members: tuple[MemberFigures, ...]
     parameters: int | None
     active_parameters: int | None
     top_k: int | None
     routing: RoutingData | None
     overlap: tuple[tuple[str, str, float], ...]
-    scores: tuple[ScoreRow, ...]
+    scores: tuple[ScoreRow, ...]  # scores of models, the composition first
     evaluated: Evaluated | None
     active_experts: tuple[ActiveExperts, ...]
     trainings: tuple[Training, ...]
-    audits: tuple[Audit, ...]
+    audits: tuple[Audit, ...]  # the latest first
     lineage: tuple[Node, ...]
     notes: tuple[str, ...] = ()
     training: Training | None = None
-    from_base: int | None = None
+    from_base: int | None = None  # the number of members, where they are copies of a base model, which have no domain
     mask_overlap: tuple[tuple[str, str, float], ...] = ()
     mask_joins: tuple[MaskJoin, ...] = ()
-    to: str = "moe"
-    folder: str | None = None
-    indistinct: float = 1.0
+    to: str = "moe"  # the output of its recipe, a value of `--to`
+    folder: str | None = None  # a folder that it is in, for commands; None if none is known
+    indistinct: float = 1.0  # the share of an overlap from which on routing hardly separates two experts
     verdict: Verdict | None = None
     warnings: tuple[Warned, ...] = ()
-    colours: Mapping[str, int] = field(default_factory=dict)
+    colours: Mapping[str, int] = field(default_factory=dict)  # expert → number of its colour on every page
 
     @property
     def output(self) -> Target:

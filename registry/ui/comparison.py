@@ -65,21 +65,14 @@ def _planned(site: Site, record: CompositionRecord) -> Size:
 
 @dataclass(frozen=True)
 class Column:
-    """A composition among others, with the score of its widest evaluation.
-
-    Attributes:
-        changes: differences from the first composition, each as a few words.
-        gone: its opted-out members.
-        folder: a folder of it that may be there; empty if there is none.
-        others: the address without it.
-    """
+    """A composition among others, with the score of its widest evaluation."""
 
     described: Described
     name: str
-    changes: Sequence[str]
-    gone: Sequence[str]
-    folder: str
-    others: str
+    changes: Sequence[str]  # differences from the first composition, each as a few words
+    gone: Sequence[str]  # its opted-out members
+    folder: str  # one that may be there; empty if there is none
+    others: str  # the address without it
     size: Size
 
     @property

@@ -51,13 +51,10 @@ def composition(site: Site, request: Request) -> Response:
 
 
 def composition_page(
-    site: Site,
-    request: Request,
-    record: CompositionRecord,
-    refused: QueryParams | None = None,
-    wrong: InvalidInputError | None = None,
+    site: Site, request: Request, record: CompositionRecord, wrong: tuple[QueryParams, InvalidInputError] | None = None
 ) -> Response:
-    """Return the page of a composition; a form that was `refused` is shown again, with what is `wrong` above it."""
+    """Return the page of a composition; a `wrong` form is shown again, with its error above it."""
+    form, error = wrong or (None, None)
     registry, catalog = site.registry, site.registry.catalog
     versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
@@ -73,19 +70,19 @@ def composition_page(
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
     better = worse_than_average(shown.average, shown.plain, made, names) if shown else None
-    others = compared(request.query_params if refused is None else refused)
+    others = compared(request.query_params if form is None else form)
     evaluation = None
     if site.may_write(request) and not gone:
         windows = [("windows", text) for text in request.query_params.getlist("windows")[:1]]
-        evaluation = _evaluation(site, record, scores, others, QueryParams(windows) if refused is None else refused)
-    if wrong is not None:
+        evaluation = _evaluation(site, record, scores, others, QueryParams(windows) if form is None else form)
+    if error is not None:
         if evaluation is None:
-            raise wrong
-        evaluation["error"] = sentence(wrong.message), wrong.hint
+            raise error
+        evaluation["error"] = sentence(error.message), error.hint
     return site.render(
         request,
         "composition.html",
-        200 if wrong is None else 400,
+        200 if error is None else 400,
         names={*(ref.partition("@")[0] for ref in experts), *names},
         grey=[ref.partition("@")[0] for ref in gone],
         composition=record,

@@ -31,22 +31,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Described:
-    """A composition for a list, described in words.
-
-    Attributes:
-        experts: the references of its experts; none of copies.
-        base: the reference of its base model, if that is no expert of it.
-        copies: number of its experts, where they are copies of its base model.
-        score: as a rule that of its widest evaluation.
-    """
+    """A composition for a list, described in words."""
 
     record: CompositionRecord
-    experts: Sequence[str]
-    base: Sequence[str]
-    copies: int | None
+    experts: Sequence[str]  # references; none of copies
+    base: Sequence[str]  # the reference of its base model, if that is no expert of it
+    copies: int | None  # number of its experts, where they are copies of its base model
     kind: str
     difference: Difference | None
-    score: Score | None
+    score: Score | None  # as a rule that of its widest evaluation
 
 
 def title(record: CompositionRecord) -> str:

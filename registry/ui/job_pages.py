@@ -70,7 +70,7 @@ def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
     try:
         words = evaluating(record, form)
     except InvalidInputError as error:
-        return composition_page(site, request, record, form, error)
+        return composition_page(site, request, record, (form, error))
     asked, digests = f"Evaluate {title(record)} {evaluated_on(words)}", compared(form)
     back = url("compositions", record.digest, c=digests)
     comparison = url("compositions", "compare", c=digests) if digests else ""

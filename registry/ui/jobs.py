@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -125,7 +125,7 @@ class Job:
         return max((number for number, has in enumerate(begun, 1) if has), default=0)
 
 
-class Jobs:
+class Jobs(AbstractContextManager["Jobs"]):
     """The queue of jobs, and the thread that runs them. Close it when the server ends."""
 
     def __init__(self, program: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -198,9 +198,6 @@ class Jobs:
             self._worker.join(CLOSE_SECONDS)
             self._signal(signal.SIGKILL)
             self._worker.join()
-
-    def __enter__(self) -> "Jobs":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -98,11 +98,10 @@ def _groups(versions: Sequence[VersionRecord]) -> list[list[VersionRecord]]:
 
 
 def _made(registry: Registry) -> dict[str, Any]:
-    """Return a summary of the registry's compositions: their number, the latest ones, and rankings of the latest
-    `RECENT`.
+    """Return a summary of the registry's compositions: their number, the latest ones, and rankings of `RECENT`.
 
-    Also version → what it gets in the best evaluation with it (`handled`), and in how many compositions it is
-    (`uses`). The best evaluation is that of most domains, then of the highest average score.
+    Also version → what it gets in the best evaluation with it (`handled`: that of most domains, then of the highest
+    average score), and in how many compositions it is (`uses`).
     """
     records = registry.compositions()
     handled: dict[str, dict[str, Any]] = {}
@@ -141,8 +140,7 @@ def _shares(record: CompositionRecord, score: Score) -> dict[str, list[tuple[str
 
 
 def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[dict[str, Any]]:
-    """Return the best scores by text, as averages on other text do not compare: the `best` compositions on a text of
-    `domains`, best first, and how many were only scored `elsewhere`, on other text of the same domains.
+    """Return the `best` compositions on one text of `domains`, and how many were scored `elsewhere`, on other text.
 
     Of several texts of the same domains it is that of most compositions, then of most tokens. Of one composition the
     latest of the `scored` evaluations comes first.

@@ -47,7 +47,6 @@ _ADVANCED = {
 }
 
 BASICS = tuple(one for one in CHOICES if one.name in _BASICS)  # the fields that the form always shows
-
 GROUPS = {
     group: tuple(one for name in names for one in CHOICES if one.name == name) for group, names in _ADVANCED.items()
 }
@@ -99,10 +98,9 @@ class Choices:
         names = [str(one["name"]) for one in document["members"]]
 
         def makes_it(choices: Choices) -> bool:
-            try:
+            with suppress(InvalidInputError):
                 return bool(choices.recipe().document(names) == document["recipe"])
-            except InvalidInputError:
-                return False
+            return False
 
         recipe = {"to": OUTPUTS.default.name} | document["recipe"]
         texts = {}

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from starlette.datastructures import QueryParams
@@ -111,14 +112,13 @@ def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = (
         [*shown, *(["and", str(left)] if left else []), *([] if output == OUTPUTS.default.name else [output])]
     )
     reserved = {Path(one).absolute() for one in taken}
-    number = 1
-    while True:
+    for number in count(1):
         name = stem if number == 1 else f"{stem}-{number}"
         folder = name if beside is None else str(beside / name)
         path = Path(folder).absolute()
         if path not in reserved and not path.exists() and not path.is_symlink():
-            return f"{folder}/"
-        number += 1
+            break
+    return f"{folder}/"
 
 
 def check_new_folder(text: str) -> str:
