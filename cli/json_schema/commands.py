@@ -114,9 +114,6 @@ reg add-experts | object | The experts of a list.
     next | text or null | The next command.
 reg add-base | registration
 reg check | registry.registration.register.Check
-  label | | The checkpoint.
-  family | | Its `model_type`.
-  dtype | | The dtype of most weights.
   relations | list of relation
   overlaps | list of overlap or null
 reg collect | object | The collected statistics.
@@ -169,40 +166,12 @@ reg evaluate | list of row | The scores of one model.
 reg scores | list of registry.evaluation.accuracy_scores.AccuracyRow + average | The accuracies of one model.
   accuracy | by domain: by task: number | Accuracies in its tasks, from 0 to 1.
 reg report | registry.report.data.ReportData - colours
-  members | | The experts, in their order.
-  routing | | The first choices of the tokens of each domain.
-    measured | | True if counted on test text, false if predicted from statistics.
-    layers | | Layer numbers.
-    weights | by domain: by expert: list of number
   scores | | The composition first.
     kind | `composition`, `oracle`, `average`, `base`, `expert` | The kind of model.
-    score | by domain: number
-    perplexity | by domain: number | Its perplexity.
     interval | by domain: list of number
-  evaluated | | The data of scores and measured routing.
-  active_experts | | Ascending, from the latest evaluation with --active-experts; empty without one.
-    experts_per_token | | The number.
-    score | by domain: number
-    perplexity | by domain: number | Its perplexity.
-  trainings | | Of the members that were trained so.
   audits | | Those that are stored, the latest first.
     * extraction
-    prefix | | Tokens that it was given.
-    continued | | Tokens that it continued by.
-  lineage | | Sources of the composition, and compositions trained from it.
-    id | | Its identifier, which others name as a source.
-    label | | Its label.
-    kind | | Its kind: base, expert, composition or trained.
-    of | | The models it comes from.
-    told | | Its caption.
-  notes | | Missing parts, with reasons.
-  mask_joins | | Of a SIMoE: average linkage over 1 - overlap, the most alike first; the last one has all experts.
-    first | | The experts of one group.
-    second | | Those of the other.
-    overlap | | Mean overlap of a mask of one with a mask of the other.
   verdict | registry.report.data.Verdict | What the report says first.
-  warnings | | The gravest first.
-    mend | | What mends it.
 reg route | object | A text and the routing of its tokens.
   experts | list of text | The experts' names, in their order.
   shares | by expert: number | Share of the tokens that it handles, over all layers.
@@ -230,11 +199,6 @@ reg opt-out | object | The opted-out versions, and the copies that remain.
   compositions | list of composition
   heirs | | The members of its latest mixtures that would get its tokens; only with --dry-run.
     composition | digest | The mixture.
-    shares | by expert: number | Shares, predicted from counts of tokens.
-  pushes | | The pushes of versions and compositions to the Hub.
-    commit | | The commit; null if the push is not known to have ended.
-  purged | | True with --purge.
-  deleted_bytes | | Their size on disk.
   remains | | Files that could not be deleted yet, and old versions that a bucket keeps; empty if none.
   receipt | text or null | The receipt's file.
 reg receipt verify | registry.opt_out.verify_receipt.ReceiptCheck | A receipt, compared with the registry.
@@ -302,25 +266,11 @@ reg ui | object | Printed when the server is ready.
   url | text | The address.
   home | text | The registry's folder.
 reg arrays copy | registry.maintenance.array_copy.ArrayCopy
-  source | | Where they were, and still are.
-  target | | Where they are now too.
-  copied | | Number of arrays that were written and read back.
-  kept | | Number of arrays that were there already, intact.
-  problems | | Arrays that are damaged and were not copied; empty if none.
 reg db current | object | Revisions of the catalog's schema.
   current | text or null | The catalog's revision; null if there is no catalog.
   head | text | The revision that this program works with.
 reg db upgrade | store.catalog.schema.Upgrade
-  before | | The catalog's revision before.
-  after | | The catalog's revision now.
-  backup | | The copy made before the upgrade.
 reg db copy | store.catalog.copying.Copied
-  source | | The URL it was copied from, with any password hidden.
-  target | | The URL it was copied to, with any password hidden.
-  id | | The registry's id, the same in both.
-  rows | by table: whole number | Number of rows.
-  events | | Number of events of the log.
-  head | | The digest of the last event.
 reg config | object | Settings with their sources, and versions of packages.
   settings | by setting: object | A setting.
     value | text | The value for display; never a password or a token.
@@ -331,9 +281,7 @@ reg completion | object | A completion script.
   script | text | The script.
 reg schema | object | A JSON Schema (draft 2020-12), or an object of command → schema.
 reg demo | registry.demo.run.DemoResult
-  domains | | The experts' names.
   orders | by order: text | Order of registration → digest of the composed folder.
-  withdrawn | | The expert that was opted out.
   rows | list of row
   compositions | by members: text
 error | object | Printed on stderr, on one line, if a command with --json fails.

@@ -55,7 +55,6 @@ USUAL = {
     "repo": "ORG/NAME.",
     "repo_id": "ORG/NAME.",
     "revision": "The branch, or the pull request.",
-    "score": "Normalised: 100 is the domain's own expert.",
     "severity": "How bad it is; `skipped` if the check was not done.",
     "steps": "Number of steps.",
     "text": "One or more sentences.",

@@ -43,12 +43,12 @@ class DemoResult:
     """
 
     folder: Path  # the folder with `text`, `checkpoints`, `registry` and `moe`
-    domains: tuple[str, ...]
+    domains: tuple[str, ...]  # the experts' names
     rows: list[Row]  # scores of base, experts, averaged weights and composition on every domain's test text
     orders: dict[tuple[str, ...], str]  # order of registration → SHA-256 over every byte of the composed folder
     opted_out: str  # the same digest for a pair composed after the third expert's opt-out and purge
     never_registered: str  # the same digest for that pair in a registry that never held the third
-    withdrawn: str
+    withdrawn: str  # the expert that was opted out
     compositions: dict[str, str]
 
     @property

@@ -19,7 +19,7 @@ class Heirs:
 
     composition: str
     ref: str
-    shares: Mapping[str, float]
+    shares: Mapping[str, float]  # expert → shares, predicted from counts of tokens
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class OptOut:
         withdrew: those of the versions that were active before.
         deleted: those of them that were not purged before.
         compositions: compositions ever made from any of them; their folders still hold the weights.
-        pushes: pushes to the Hub of the versions, and of compositions made from them.
+        pushes: the pushes of versions and compositions to the Hub.
         deleted_digests: deleted arrays, including leftovers of earlier crashes; `deleted_bytes` is their size on disk.
         shared_digests: arrays that stay because another version uses them.
         cleared: paths of leftovers of interrupted commands, and of copies of the catalog, that were deleted.
@@ -45,10 +45,10 @@ class OptOut:
     withdrew: tuple[str, ...]
     deleted: tuple[str, ...]
     compositions: tuple[CompositionRecord, ...]
-    purged: bool
+    purged: bool  # True with --purge
     pushes: tuple[PushRecord, ...] = ()
     deleted_digests: tuple[str, ...] = ()
-    deleted_bytes: int = 0
+    deleted_bytes: int = 0  # their size on disk
     shared_digests: tuple[str, ...] = ()
     cleared: tuple[str, ...] = ()
     remains: tuple[str, ...] = ()

@@ -354,11 +354,11 @@ class Check:
             collect statistics on, and with token counts alone.
     """
 
-    label: str
-    family: str
+    label: str  # the checkpoint
+    family: str  # its `model_type`
     hosts: tuple[str, ...]
     notes: tuple[str, ...]
-    dtype: str
+    dtype: str  # the dtype of most weights
     parameters: int
     tokens: int | None
     relations: tuple[Relation, ...]

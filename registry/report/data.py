@@ -36,7 +36,7 @@ class Warned:
     """A warning: what is the matter, what mends it, and the command that does, if any; it begins with `reg`."""
 
     text: str
-    mend: str
+    mend: str  # what mends it
     command: str | None = None
 
 
@@ -46,11 +46,12 @@ class RoutingData:
 
     Attributes:
         shares: domain → expert → for each of `layers` the expert's share of the domain's tokens, in [0, 1].
-        weights: as `shares`, the expert's mean routing weight; empty if predicted, or measured by an early version.
+        weights: domain → expert → as `shares`, the expert's mean routing weight; empty if predicted, or measured by an
+            early version.
     """
 
-    measured: bool
-    layers: tuple[int, ...]
+    measured: bool  # True if counted on test text, false if predicted from statistics
+    layers: tuple[int, ...]  # layer numbers
     shares: Mapping[str, Mapping[str, Sequence[float]]]
     load: Mapping[str, Sequence[float]]  # expert → for each layer the expert's share of all tokens
     weights: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
@@ -90,8 +91,8 @@ class ScoreRow:
 
     name: str
     kind: str
-    score: Mapping[str, float]
-    perplexity: Mapping[str, float]
+    score: Mapping[str, float]  # domain → normalised: 100 is the domain's own expert
+    perplexity: Mapping[str, float]  # domain → its perplexity
     average: float | None
     interval: Mapping[str, Sequence[float]] = field(default_factory=dict)
     average_interval: Sequence[float] | None = None
@@ -125,10 +126,10 @@ class ActiveExperts:
     `active_parameters` are the weights used for one token; the others are as in `ScoreRow`.
     """
 
-    experts_per_token: int
+    experts_per_token: int  # the number
     active_parameters: int
-    score: Mapping[str, float]
-    perplexity: Mapping[str, float]
+    score: Mapping[str, float]  # domain → normalised: 100 is the domain's own expert
+    perplexity: Mapping[str, float]  # domain → its perplexity
     average: float | None
 
 
@@ -164,8 +165,8 @@ class Audit:
     rate: float
     similarity: float
     most: float
-    prefix: int
-    continued: int
+    prefix: int  # tokens that it was given
+    continued: int  # tokens that it continued by
     at: str  # the time of the audit, ISO 8601
 
 
@@ -173,20 +174,20 @@ class Audit:
 class MaskJoin:
     """Two groups of experts that join, and the mean overlap of a mask of one with a mask of the other."""
 
-    first: tuple[str, ...]
-    second: tuple[str, ...]
-    overlap: float
+    first: tuple[str, ...]  # the experts of one group
+    second: tuple[str, ...]  # those of the other
+    overlap: float  # mean overlap of a mask of one with a mask of the other
 
 
 @dataclass(frozen=True)
 class Node:
     """A node of the lineage: base, expert, composition or trained; `of` are its sources, `told` is its caption."""
 
-    id: str
-    label: str
-    kind: str
-    of: tuple[str, ...] = ()
-    told: str = ""
+    id: str  # its identifier, which others name as a source
+    label: str  # its label
+    kind: str  # its kind: base, expert, composition or trained
+    of: tuple[str, ...] = ()  # the models it comes from
+    told: str = ""  # its caption
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,10 @@ class ReportData:
 
     Attributes:
         overlap: (expert, expert, share of tokens that a linear router cannot tell apart).
-        active_experts: figures by experts per token, ascending, of the latest evaluation that has them.
+        active_experts: ascending, from the latest evaluation with --active-experts; empty without one.
         training: the composition's own training; None of one that was not trained, or whose routers alone were.
         mask_overlap: (expert, expert, overlap of the masks that they were trained with, from 0 to 1).
-        mask_joins: the joins of these experts by average linkage, the most alike first; the last one has all.
+        mask_joins: of a SIMoE: average linkage over 1 - overlap, the most alike first; the last one has all experts.
     """
 
     name: str  # the composition's folder, or its members
@@ -206,19 +207,19 @@ class ReportData:
     host: str  # the composition's `model_type`
     made: str | None  # the time when it was first composed here, ISO 8601
     recipe: Mapping[str, str]  # setting → text
-    members: tuple[MemberFigures, ...]
+    members: tuple[MemberFigures, ...]  # the experts, in their order
     parameters: int | None
     active_parameters: int | None
     top_k: int | None
-    routing: RoutingData | None
+    routing: RoutingData | None  # the first choices of the tokens of each domain
     overlap: tuple[tuple[str, str, float], ...]
     scores: tuple[ScoreRow, ...]  # scores of models, the composition first
-    evaluated: Evaluated | None
+    evaluated: Evaluated | None  # the data of scores and measured routing
     active_experts: tuple[ActiveExperts, ...]
-    trainings: tuple[Training, ...]
+    trainings: tuple[Training, ...]  # of the members that were trained so
     audits: tuple[Audit, ...]  # the latest first
-    lineage: tuple[Node, ...]
-    notes: tuple[str, ...] = ()
+    lineage: tuple[Node, ...]  # sources of the composition, and compositions trained from it
+    notes: tuple[str, ...] = ()  # missing parts, with reasons
     training: Training | None = None
     from_base: int | None = None  # the number of members, where they are copies of a base model, which have no domain
     mask_overlap: tuple[tuple[str, str, float], ...] = ()
@@ -227,7 +228,7 @@ class ReportData:
     folder: str | None = None  # a folder that it is in, for commands; None if none is known
     indistinct: float = 1.0  # the share of an overlap from which on routing hardly separates two experts
     verdict: Verdict | None = None
-    warnings: tuple[Warned, ...] = ()
+    warnings: tuple[Warned, ...] = ()  # the gravest first
     colours: Mapping[str, int] = field(default_factory=dict)  # expert → number of its colour on every page
 
     @property

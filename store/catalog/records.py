@@ -120,7 +120,7 @@ class PushRecord:
     repo: str
     revision: str
     endpoint: str
-    commit: str | None
+    commit: str | None  # the commit; None if the push is not known to have ended
 
 
 @dataclass(frozen=True)
