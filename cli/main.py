@@ -122,3 +122,7 @@ def main(ctx: click.Context) -> None:
     More:        reg help COMMAND, with examples
     """
     ctx.obj = Session(ctx.meta)
+
+
+if __name__ == "__main__":
+    main(prog_name="reg")

@@ -193,7 +193,12 @@ def compose(
             document |= {"digest": None, "recipe": {**document["recipe"], "coefficients": None}}
         print_json(document)
     else:
-        _print_result(plan, str(out), fit_reads, diagnosis, pushed, plan_only=plan_only)
+        for warning in () if is_quiet() else plan.output.warnings(plan):
+            note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
+        if plan_only:
+            _print_plan(plan, fit_reads)
+        else:
+            _print_end(plan, str(out), diagnosis, pushed)
     if diagnosis is not None and not diagnosis.is_healthy:
         raise click.exceptions.Exit(1)
 
@@ -243,25 +248,8 @@ def _save(path: Path | None, wanted: Asked, *, force: bool) -> None:
         note(f"recipe written to {path}")
 
 
-def _print_result(
-    plan: composition.Plan,
-    out: str,
-    fit_reads: str,
-    diagnosis: Diagnosis | None,
-    pushed: Pushed | None,
-    *,
-    plan_only: bool,
-) -> None:
-    """Print warnings, the plan or what became of the folder, and the next step."""
-    for warning in () if is_quiet() else plan.output.warnings(plan):
-        note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
-    if plan_only:
-        if is_quiet():
-            done(None if fit_reads else plan.digest)
-        else:
-            _print_plan(plan, fit_reads)
-        next_step(composing_as_typed(without=("plan_only", "save_recipe")))
-        return
+def _print_end(plan: composition.Plan, out: str, diagnosis: Diagnosis | None, pushed: Pushed | None) -> None:
+    """Print what became of the folder, and the next step."""
     if diagnosis is not None:
         print_diagnosis(diagnosis)
     if pushed is not None:
@@ -333,6 +321,9 @@ def plan_document(plan: composition.Plan) -> dict[str, Any]:
 
 def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
     """Print what would be written; `fit_reads`: what a fit would read, where the coefficients are still to be found."""
+    if is_quiet():
+        done(None if fit_reads else plan.digest)
+        return
     recipe = plan.recipe.document(plan.names)
     column = "coefficient" if recipe.get("coefficients") else "weight"
     factors = recipe.get("coefficients") or recipe.get("weights") or dict.fromkeys(plan.names, 1.0)
@@ -355,7 +346,14 @@ def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
     rows += [("fit", fit_line(plan.recipe))] if plan.recipe.fit else []
     rows += [("fit", fit_reads)] if fit_reads else []
     rows += [("base", plan.base.version.ref)] if plan.base else []
-    rows += _context(plan)
+    if cost := plan.output.routing_cost(plan):
+        added = f"{cost.parameters:,} parameters, {size(cost.bytes)}"
+        if cost.layers:
+            maps = ", one that adjusts the head" if cost.maps else ""
+            added = f"a layer that reads the text so far{maps}, and {cost.channels} channels: {added}"
+        elif cost.maps:
+            added = f"head maps, {added}"
+        rows += [("context routing adds", added)]
     rows += [
         ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} active per token"),
         ("bytes", f"{plan.nbytes:,} ({size(plan.nbytes)})"),
@@ -363,19 +361,7 @@ def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
     ]
     digest = "its digest depends on the coefficients" if fit_reads else short(plan.digest)
     print_table(("composition", digest), rows)
-
-
-def _context(plan: composition.Plan) -> list[tuple[str, str]]:
-    cost = plan.output.routing_cost(plan)
-    if cost is None:
-        return []
-    added = f"{cost.parameters:,} parameters, {size(cost.bytes)}"
-    if cost.layers:
-        maps = ", one that adjusts the head" if cost.maps else ""
-        added = f"a layer that reads the text so far{maps}, and {cost.channels} channels: {added}"
-    elif cost.maps:
-        added = f"head maps, {added}"
-    return [("context routing adds", added)]
+    next_step(composing_as_typed(without=("plan_only", "save_recipe")))
 
 
 @command(
