@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from registry.registration.register import Registration
     from store.catalog import CompositionRecord, VersionRecord
 
-
 _DIGEST = re.compile(r"[0-9a-f]{6,64}")
 _SHOWN = 4  # maximum number of versions in a line
 

@@ -1,7 +1,5 @@
 """Commands that examine model folders: doctor, reproduce, audit-extraction."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,6 @@ from registry.io.display import short, size
 
 if TYPE_CHECKING:
     from registry.doctor import Diagnosis
-
 
 _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
 
@@ -68,7 +65,7 @@ def doctor(session: Session, /, folder: Path, data: dict[str, list[Path]], every
         raise click.exceptions.Exit(1)
 
 
-def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
+def print_diagnosis(diagnosis: "Diagnosis", *, every_check: bool = False) -> None:
     """Print the verdict, with --quiet nothing else; then the findings, errors first, and the next command.
 
     Skipped checks stand on one line, or with `every_check` each on its own, with its reason.

@@ -36,7 +36,6 @@ from registry.io.model_folder import MARKER
 if TYPE_CHECKING:
     from registry.evaluation import AccuracyRow, Continual
 
-
 _SWITCHED = {"true": True, "yes": True, "false": False, "no": False}
 
 

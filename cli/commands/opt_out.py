@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from registry.opt_out.withdraw import OptOut
     from store.catalog import VersionRecord
 
-
 _OF_VERSION = ("ref", "digest", "withdrawn_at", "purged_at")
 _OF_OPT_OUT = ("withdrew", "deleted", "compositions", "heirs", "trained_together", "pushes", "purged",
                "deleted_arrays", "deleted_bytes", "shared_arrays", "cleared")  # fmt: skip

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from registry.composition.preview import Preview
     from registry.composition.route import Routed
 
-
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green",
             "bright_magenta", "bright_blue", "bright_red")  # fmt: skip
 _MARKS = "abcdefghijklmnopqrstuvwxyz"

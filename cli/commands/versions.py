@@ -20,7 +20,6 @@ from registry.names.reference import Reference
 if TYPE_CHECKING:
     from store.catalog import VersionRecord
 
-
 SCREENFUL = 50  # default maximum number of lines
 
 

@@ -1,7 +1,5 @@
 """The form that evaluates a composition: its rows of domain and file, and the command that they make."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The pages of jobs, and the forms that start and cancel them."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode

@@ -40,7 +40,6 @@ _STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400
 _RUN = "run: "
 _FAULT = "this is a bug in the program; started with REG_DEBUG=1, reg ui prints the traceback for a bug report"
 
-
 T = TypeVar("T")
 
 

@@ -1,7 +1,5 @@
 """The composer: a page that plans a composition as experts are ticked, shows its command, and may start it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

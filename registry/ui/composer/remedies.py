@@ -3,8 +3,6 @@
 An expert that is unknown is only left out, whatever is wrong beside that.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
