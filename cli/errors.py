@@ -60,10 +60,7 @@ class CliError(click.ClickException):
 
 @contextmanager
 def translate_errors(context: click.Context | None = None, *, as_json: bool) -> Iterator[None]:
-    """Turn exceptions of the library and the system into messages; REG_DEBUG shows the traceback instead.
-
-    The context is the group's, once it is known.
-    """
+    """Turn exceptions into messages (REG_DEBUG: show the traceback); the context is the group's, once it is known."""
     try:
         yield
     except click.exceptions.Exit:

@@ -82,10 +82,7 @@ class _Watched:
 
 
 def show_until_output(text: str) -> Callable[[], None]:
-    """Show a text on stderr, if it is a terminal, until something is written to stdout or stderr.
-
-    Return what erases it, for the end of a command that prints nothing.
-    """
+    """Show a text on stderr, if it is a terminal, until something else is written; return what erases it at the end."""
     out, err = sys.stdout, sys.stderr
     if not err.isatty() or os.environ.get("TERM") == "dumb":
         return lambda: None

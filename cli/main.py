@@ -97,11 +97,7 @@ class _Group(click.Group):
 
 @cache
 def _collect_less() -> None:
-    """Let the garbage collector run less often, and not at exit.
-
-    It would go through the objects of torch and other libraries, which all stay, several times while they are imported
-    and again at the end: half as long as `import torch` itself.
-    """
+    """Let the garbage collector run less often, and not at exit: it takes half as long as `import torch` itself."""
     gc.set_threshold(20_000)
     atexit.register(gc.freeze)
 

@@ -200,10 +200,7 @@ def _check_lists(command: click.Command, words: Sequence[str]) -> None:
 
 
 def typed_words(*, without: Collection[str] = (), renamed: Mapping[str, str] | None = None) -> list[str]:
-    """Return the arguments and options of this command as they were typed, for another command that has them too.
-
-    Parameters in `without` are left out; `renamed` has other options for the values of some.
-    """
+    """Return the words of this command as they were typed, but for parameters `without` and options `renamed`."""
     context = click.get_current_context()
     parser = context.command.make_parser(context)
     values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])

@@ -166,7 +166,10 @@ composed_text = Place(_in_bucket)  # which may be a digest too
 device = option("--device DEVICE", "A torch device. [default: the GPU if there is one]", advanced=True)
 
 
-def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, Sequence[str]], dict[str, str]]:
+Reader = Callable[[click.Context, click.Parameter, Sequence[str]], Value]  # a callback that parses texts
+
+
+def unique_pairs(form: str) -> Reader[dict[str, str]]:
     """Return a callback that parses `key=value` texts and rejects duplicate keys."""
 
     def read(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
@@ -180,7 +183,7 @@ def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, Sequenc
     return read
 
 
-def numbers(what: str, of: str = "NAME") -> Callable[[click.Context, click.Parameter, Sequence[str]], dict[str, float]]:
+def numbers(what: str, of: str = "NAME") -> Reader[dict[str, float]]:
     """Return a callback that parses lists of `name=number`; messages say what a number is, and of what."""
 
     def read(context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, float]:
@@ -195,12 +198,10 @@ def numbers(what: str, of: str = "NAME") -> Callable[[click.Context, click.Param
     return read
 
 
-def lists(
-    form: str, kind: Callable[[str], Value]
-) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, list[Value]]]:
+def lists(form: str, kind: Callable[[str], Value]) -> Reader[dict[str, list[Value]]]:
     """Return a callback that parses `key=value` texts into key → values, each made by `kind`."""
 
-    def read(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Value]]:
+    def read(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, list[Value]]:
         values: dict[str, list[Value]] = {}
         for key, value in pairs(texts, form):
             values.setdefault(key, []).append(kind(value))
@@ -211,13 +212,10 @@ def lists(
 
 def pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
     """Return (key, value) of each `key=value`; others are refused, in a message with the `form`."""
-    parsed = []
     for text in texts:
-        key, equals, value = text.partition("=")
-        if not (key and equals and value):
+        if not all(text.partition("=")):
             raise click.BadParameter(f"{text!r} is not of the form {form}")
-        parsed.append((key, value))
-    return parsed
+    return [(key, value) for key, _, value in (text.partition("=") for text in texts)]
 
 
 def is_typed(name: str) -> bool:

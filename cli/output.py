@@ -103,10 +103,7 @@ COPIES = f"{__name__}.copies"
 
 
 def next_step(command: str | Sequence[str | os.PathLike[str]]) -> None:
-    """Print on stderr what to type next, as errors do, unless --quiet or --json; each command that succeeds does once.
-
-    It is the words of a command of reg, without `reg`, or a line to print as it is.
-    """
+    """Print on stderr what to type next, unless --quiet or --json: a line, or the words of a command without `reg`."""
     if click.get_current_context(silent=True) is None or is_quiet() or is_json():
         return
     if not isinstance(command, str):

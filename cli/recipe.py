@@ -146,10 +146,7 @@ def _resolved(session: Session, file: composition.RecipeFile, *, members: bool, 
 
 
 def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = None) -> None:
-    """Check that versions can be composed, and that no name stands twice; with a `kind`, that they are of it.
-
-    Nothing is checked where there is no registry yet, so that wrong options are reported first.
-    """
+    """Check that versions can be composed, no name twice, or are of the `kind`; not where there is no registry yet."""
     from store.ownership import check_owner
 
     if kind is None:
@@ -178,10 +175,7 @@ def _check_options(given: dict[str, Any], file_values: Any) -> None:
 
 
 def no_part(option: str, other: str, method: str | None, fitting: Sequence[str]) -> click.UsageError:
-    """Return the error of an option without a part in what is made, because of the value of another field, if any.
-
-    `fitting` are the values of that field that the option goes with.
-    """
+    """Return the error of an option without a part, as another field has none of the `fitting` values."""
     hint = f" It goes with {FIELDS[other].option} {' or '.join(fitting)}." if fitting else ""
     if method is None:
         return click.UsageError(f"{without_trunk(option)}.{hint}")

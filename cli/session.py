@@ -57,11 +57,7 @@ class Session:
 
     @contextmanager
     def registry(self, *, create: bool = False, cluster: "Cluster | None" = None) -> Iterator["Registry"]:
-        """Open the registry with progress bars; a command opens it once, and closes it at its end.
-
-        With `create` it need not exist: the first write creates it, and a command that fails leaves nothing. Long steps
-        run on the nodes of `cluster`.
-        """
+        """Open the registry, once for a command; with `create` the first write creates it. Work runs on `cluster`."""
         from registry import Registry
 
         located: dict[str, Any] = {"database": self.database, "arrays": self.arrays, "progress": progress()}

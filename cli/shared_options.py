@@ -204,10 +204,7 @@ def take(kind: type[Settings], settings: dict[str, Any]) -> Settings:
 
 @contextmanager
 def connected(settings: dict[str, Any]) -> "Iterator[Cluster | None]":
-    """Connect to the cluster that --ray and --num-gpus name, which are taken out of a command's parameters.
-
-    Without --ray there is none, and --num-gpus alone is refused.
-    """
+    """Connect to the cluster of --ray and --num-gpus, which are taken out of the parameters; None without --ray."""
     ray, gpus = settings.pop("ray"), settings.pop("num_gpus", None)
     if ray is None:
         if gpus is not None:

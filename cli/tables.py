@@ -82,10 +82,7 @@ def _in_column(cell: str, width: int) -> list[str]:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return lines of at most `width` characters; a word that is longer is broken behind a slash or a comma if it can.
-
-    A hyphen is no place for a break: names and paths have them.
-    """
+    """Return lines of at most `width` characters; longer words are broken behind a slash or comma, not a hyphen."""
     pieces: list[str] = []
     for word in re.findall(r"\S+\s*", text):
         parts = [word] if len(word.rstrip()) <= width else re.findall("[^/,]*[/,]+|[^/,]+", word)

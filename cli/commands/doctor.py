@@ -66,10 +66,7 @@ def doctor(session: Session, /, folder: Path, data: dict[str, list[Path]], every
 
 
 def print_diagnosis(diagnosis: "Diagnosis", *, every_check: bool = False) -> None:
-    """Print the verdict, with --quiet nothing else; then the findings, errors first, and the next command.
-
-    Skipped checks stand on one line, or with `every_check` each on its own, with its reason.
-    """
+    """Print the verdict and, unless --quiet, findings (with `every_check` each skipped check) and the next command."""
     click.echo(click.style(diagnosis.verdict, bold=True))
     if is_quiet():
         return

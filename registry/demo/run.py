@@ -36,11 +36,7 @@ TOKENS = 16_384
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The result of the demo.
-
-    Attributes:
-        compositions: members, separated by commas → digest of their composition, as `reg compose` prints it.
-    """
+    """The result of the demo."""
 
     folder: Path  # the folder with `text`, `checkpoints`, `registry` and `moe`
     domains: tuple[str, ...]  # the experts' names
@@ -49,7 +45,7 @@ class DemoResult:
     opted_out: str  # the same digest for a pair composed after the third expert's opt-out and purge
     never_registered: str  # the same digest for that pair in a registry that never held the third
     withdrawn: str  # the expert that was opted out
-    compositions: dict[str, str]
+    compositions: dict[str, str]  # members, with commas → digest of their composition, as `reg compose` prints it
 
     @property
     def holds(self) -> bool:

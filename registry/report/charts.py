@@ -84,10 +84,8 @@ def _cells(
     labels: str,
     least: float = 0.0,
 ) -> Spec:
-    """Return a heat map, whose opacity grows with the share; cells of `least` and more have labels of this format.
-
-    Opacity skips the middle, where neither light nor dark text could be read.
-    """
+    """Return a heat map, whose opacity grows with the share; cells of `least` and more have labels of this format."""
+    # opacity skips the middle, where neither light nor dark text could be read
     scale = {"domain": [0, 0.5, 0.5001, 1], "range": [0.06, 0.36, 0.82, 1]}
     shown = {"x": x, "y": y, "color": colour, "opacity": quantity("share", scale=scale, legend=None)}
     layers = [layer("rect", {**shown, "tooltip": tooltip}, cornerRadius=3, stroke="var(--surface)", strokeWidth=2)]

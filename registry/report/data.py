@@ -84,13 +84,10 @@ class RoutingData:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """Normalised scores of one model, as in `evaluation.Row`: 100 is each domain's own expert.
-
-    `kind` is composition, oracle, average, base or expert.
-    """
+    """Normalised scores of one model, as in `evaluation.Row`: 100 is each domain's own expert."""
 
     name: str
-    kind: str
+    kind: str  # composition, oracle, average, base or expert
     score: Mapping[str, float]  # domain → normalised: 100 is the domain's own expert
     perplexity: Mapping[str, float]  # domain → its perplexity
     average: float | None
@@ -121,10 +118,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class ActiveExperts:
-    """Figures of the composition with another number of experts per token (FlexOlmo, Fig. 3).
-
-    `active_parameters` are the weights used for one token; the others are as in `ScoreRow`.
-    """
+    """Figures of the composition with another number of experts per token (FlexOlmo, Fig. 3)."""
 
     experts_per_token: int  # the number
     active_parameters: int

@@ -38,17 +38,9 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
     """Return the report as HTML: a file, or with a frame a local page (RegError: a library is not installed)."""
     frame = frame or Frame()
     templates = environment(_FOLDER / "templates")
-    templates.filters |= {
-        "percent": _percent,
-        "number": _number,
-        "score": score_text,
-        "interval": interval_text,
-        "short": _short,
-        "sentence": _sentence,
-        "emphasised": _emphasised,
-        "unbroken": unbroken,
-        "typed": lambda command: frame.program + command.removeprefix("reg"),
-    }
+    own = {one.__name__.strip("_"): one for one in (_percent, _number, _short, _sentence, _emphasised, unbroken)}
+    templates.filters |= {**own, "score": score_text, "interval": interval_text}
+    templates.filters["typed"] = lambda command: frame.program + command.removeprefix("reg")
     specs = charts(figures)
     own_script = static_text("shared.js") + (_FOLDER / "page.js").read_text(encoding="utf-8")
     scripts = {"library": library(), "own": own_script}

@@ -87,10 +87,7 @@ def phases_of_composing(plan: Plan, out: str) -> list[Phase]:
 
 
 def beside_latest(records: Sequence[CompositionRecord]) -> Path | None:
-    """Return where the latest composed folder lies, as an absolute path; None for the current folder.
-
-    `records` are compositions, oldest first. The folder can be written to.
-    """
+    """Return where the latest composed folder lies (`records`: oldest first), if it can be written to; else None."""
     folders = [folder for record in reversed(records[-MOST_LOOKED:]) for folder in reversed(record.folders)]
     for folder in folders:
         if not is_url(folder) and Path(folder).is_dir():
