@@ -1,6 +1,7 @@
 """Compositions in words: a name, what each is, how it differs from an earlier one, and its score with its sample."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,19 +104,15 @@ def stated(document: Mapping[str, Any]) -> dict[str, str]:
 def usual_top_k(recipe: Mapping[str, Any], count: int) -> Any:
     """Return the experts per token of a recipe's document where it does not say so."""
     own = {name: recipe[name] for name in ("to", "router") if name in recipe}
-    try:
-        made = Recipe(**own)
-    except InvalidInputError:
-        return None
-    return made.document([str(number) for number in range(count)]).get("top_k")
+    with suppress(InvalidInputError):
+        return Recipe(**own).document([str(number) for number in range(count)]).get("top_k")
+    return None
 
 
 def set_in_recipe(document: Mapping[str, Any]) -> str:
     """Return the fields of a composition's recipe that are not at their defaults: `router random`, `default recipe`."""
-    return (
-        "; ".join(words for _, words in _fields_changed(stated(document), {"to": OUTPUTS.default.name}))
-        or "default recipe"
-    )
+    changed = _fields_changed(stated(document), {"to": OUTPUTS.default.name})
+    return "; ".join(words for _, words in changed) or "default recipe"
 
 
 def difference(
