@@ -25,7 +25,7 @@ def composing(experts: Iterable[str], *options: str) -> list[str]:
 
 
 def composing_as_typed(*, without: Collection[str] = (), renamed: Mapping[str, str] | None = None) -> list[str]:
-    """Return the words that compose what this command was about, with its options but for `without` and `renamed`."""
+    """Return the words that compose what this command was about, with its options (arguments as of `typed_words`)."""
     words = typed_words(without=(*_OUTPUT_FORMS, *without, "out"), renamed=renamed)
     out = click.get_current_context().params.get("out")
     return ["compose", *words, "--out", fresh("moe/") if out is None else str(out)]

@@ -137,10 +137,8 @@ class GroupedCommand(click.Command):
         """Write the options, under headings where they are many, and how to see those that are left out."""
         shown, output = self.shown(ctx), ctx.meta.get(_OUTPUT)
         for heading, options in grouped(shown, self.headings):
-            records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
-            if records:
-                with formatter.section(heading):
-                    formatter.write_dl(records)
+            with formatter.section(heading):
+                formatter.write_dl([*filter(None, (option.get_help_record(ctx) for option in options))])
         left = sum("--help-all" not in one.opts for one in _visible(self.get_params(ctx)) if one not in shown)
         if left:
             of_one = f"; of one output alone: reg help {ctx.info_name} dense" if self.outputs and not output else ""
@@ -200,7 +198,7 @@ def _check_lists(command: click.Command, words: Sequence[str]) -> None:
 
 
 def typed_words(*, without: Collection[str] = (), renamed: Mapping[str, str] | None = None) -> list[str]:
-    """Return the words of this command as they were typed, but for parameters `without` and options `renamed`."""
+    """Return the words of this command as they were typed, without some parameters, and with options `renamed`."""
     context = click.get_current_context()
     parser = context.command.make_parser(context)
     values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])

@@ -52,7 +52,7 @@ class Option(click.Option):
 
 
 def option(usage: str, text: str, *parameter: str, default: object = None, **settings: Any) -> Decorator:
-    """Return a decorator that adds an option, such as `--out DIR`, with `text` as its help, and maybe its parameter."""
+    """Return a decorator that adds an option, such as `--out DIR`, with the help `text`; it may name its parameter."""
     name, _, metavar = usage.partition(" ")
     shown = {} if default is None else {"default": default, "show_default": True}
     return click.option(name, *parameter, cls=Option, metavar=metavar, help=text, **shown, **settings)

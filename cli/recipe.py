@@ -146,7 +146,7 @@ def _resolved(session: Session, file: composition.RecipeFile, *, members: bool, 
 
 
 def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = None) -> None:
-    """Check that versions can be composed, no name twice, or are of the `kind`; not where there is no registry yet."""
+    """Check that versions can be composed, none of a name twice (or are of the `kind`); not without a registry yet."""
     from store.ownership import check_owner
 
     if kind is None:
