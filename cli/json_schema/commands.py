@@ -53,7 +53,6 @@ diagnosis | object | What was found in a model folder.
   verdict | text | The diagnosis in one sentence.
   findings | list of registry.doctor.finding.Finding | Errors first, then warnings, what is in order, and what was
       skipped.
-    cost | | What the check reads.
   perplexity | by domain: number | A perplexity.
   next | text or null | The one command to type now, or what to do.
 compose | composed | The composition that was written, or with --plan would be.
@@ -168,7 +167,7 @@ reg scores | list of registry.evaluation.accuracy_scores.AccuracyRow + average |
 reg report | registry.report.data.ReportData - colours
   scores | | The composition first.
     kind | `composition`, `oracle`, `average`, `base`, `expert` | The kind of model.
-    interval | by domain: list of number
+    interval | by domain: list of number | 95 % intervals of the scores, over windows: the low and the high end.
   audits | | Those that are stored, the latest first.
     * extraction
   verdict | registry.report.data.Verdict | What the report says first.

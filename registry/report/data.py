@@ -18,7 +18,7 @@ class MemberFigures:
     ref: str | None  # the version in this registry
     digest: str
     tokens: int | None  # calibration tokens
-    license: str | None
+    license: str | None  # its license
     drowned: str | None = None  # the reason why it is predicted to lose its own text to others, if it is
     opted_out: str | None = None  # the version that was opted out since, if it was
 
@@ -27,17 +27,17 @@ class MemberFigures:
 class Verdict:
     """The first one or two sentences of a report, and the command that says more, if any; it begins with `reg`."""
 
-    text: str
-    command: str | None = None
+    text: str  # one or more sentences
+    command: str | None = None  # the command that mends it or says more
 
 
 @dataclass(frozen=True)
 class Warned:
     """A warning: what is the matter, what mends it, and the command that does, if any; it begins with `reg`."""
 
-    text: str
+    text: str  # one or more sentences
     mend: str  # what mends it
-    command: str | None = None
+    command: str | None = None  # the command that mends it or says more
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class ScoreRow:
     perplexity: Mapping[str, float]  # domain → its perplexity
     average: float | None
     interval: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    average_interval: Sequence[float] | None = None
-    ahead_of_average: Sequence[float] | None = None
+    average_interval: Sequence[float] | None = None  # the same of the average: the low and the high end
+    ahead_of_average: Sequence[float] | None = None  # 95 % interval of the average less that of averaged weights
 
     @property
     def title(self) -> str:
@@ -129,16 +129,13 @@ class ActiveExperts:
 
 @dataclass(frozen=True)
 class Training:
-    """The training of an expert by `reg train-expert`, or of the composition by `reg train`; losses in nats per token.
-
-    `before` and `after` are the losses on held-out text, before the first step and after the last one.
-    """
+    """The training of an expert by `reg train-expert`, or of the composition by `reg train`; losses in nats per token."""
 
     name: str  # the expert, or what of the composition was trained
     steps: int
     tokens: int
-    before: float
-    after: float
+    before: float  # loss on held-out text before the training, in nats per token
+    after: float  # the same after the training
     at: tuple[float, ...]  # steps, counted from 1: the middle of those that each number of `loss` is the mean of
     loss: tuple[float, ...]  # losses on the training text, at most 200
 

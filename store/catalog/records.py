@@ -117,7 +117,7 @@ class EvaluationRecord:
 class PushRecord:
     """A push: repository, branch or pull request, the Hub, and the commit (None if its end was not recorded)."""
 
-    repo: str
+    repo: str  # ORG/NAME
     revision: str
     endpoint: str
     commit: str | None  # the commit; None if the push is not known to have ended
