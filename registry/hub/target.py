@@ -121,17 +121,12 @@ class Commit:
 
 @dataclass(frozen=True)
 class Pushed:
-    """The result of a push.
-
-    Attributes:
-        revision: the branch, or the pull request (`refs/pr/3`); `url` is its page.
-        added: False if the repository already held exactly these files.
-    """
+    """The result of a push."""
 
     repo_id: str
-    revision: str
+    revision: str  # the branch, or the pull request (`refs/pr/3`); `url` is its page
     endpoint: str
     commit: str
     url: str
-    added: bool
+    added: bool  # False if the repository already held exactly these files
     nbytes: int

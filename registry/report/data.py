@@ -129,7 +129,9 @@ class ActiveExperts:
 
 @dataclass(frozen=True)
 class Training:
-    """The training of an expert by `reg train-expert`, or of the composition by `reg train`; losses in nats per token."""
+    """The training of an expert by `reg train-expert`, or of the composition by `reg train`;
+    losses in nats per token.
+    """
 
     name: str  # the expert, or what of the composition was trained
     steps: int
