@@ -30,24 +30,11 @@ _KINDS: dict[str, Schema] = {
     "object": {"type": "object"},
 }
 USUAL = {
-    "active_parameters": "Weights used for one token.",
-    "average": "Mean score, if every domain has one.",
-    "bytes": "Their size.",
-    "commit": "The commit with the files.",
     "digest": "The digest of its content.",
-    "endpoint": "The Hub.",
     "name": "Its name.",
     "nbytes": "The size of all files.",
     "parameters": "Weights, tied ones once.",
-    "reason": "The same in words.",
     "ref": "The reference of a version: NAME@NUMBER.",
-    "refs": "The versions.",
-    "repo_id": "ORG/NAME.",
-    "revision": "The branch, or the pull request.",
-    "steps": "Number of steps.",
-    "tokens": "Number of tokens.",
-    "top_k": "Experts per token.",
-    "url": "The page of the repository, branch or pull request.",
 }
 """Name of a field → its usual meaning."""
 _WORDS = {"string": "text", "integer": "whole number", "boolean": "true or false"}

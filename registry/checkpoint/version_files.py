@@ -73,7 +73,7 @@ class TrainingRecord:
             was, those that were asked for.
     """
 
-    steps: int
+    steps: int  # number of steps
     tokens: int
     before: float  # loss on held-out windows before the first step, in nats per token; as all losses
     after: float  # the same after the last step

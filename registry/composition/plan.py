@@ -84,9 +84,9 @@ class PlanWarning:
     template.
     """
 
-    refs: tuple[str, ...]
+    refs: tuple[str, ...]  # the versions
     figure: float  # the share that is too small or, of two members or of a template's tokens, too large
-    reason: str
+    reason: str  # the same in words
     remedy: str  # the option that mends it
 
 
@@ -100,7 +100,7 @@ class RoutingCost:
     channels: int  # channels of the residual stream
     window: float  # τ in tokens, 0 for the whole text so far: where the recipe asks for it, or the rope has no window
     parameters: int
-    bytes: int
+    bytes: int  # their size
 
 
 @dataclass(frozen=True)

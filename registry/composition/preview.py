@@ -28,7 +28,7 @@ class PreviewedMember:
 class PreviewedLength:
     """The predicted routing of texts of which so many tokens were read."""
 
-    tokens: int
+    tokens: int  # number of tokens
     confusion: Matrix  # row by row, the shares of an expert's texts that go to each expert first
 
     @property

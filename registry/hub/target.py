@@ -123,10 +123,10 @@ class Commit:
 class Pushed:
     """The result of a push."""
 
-    repo_id: str
+    repo_id: str  # ORG/NAME
     revision: str  # the branch, or the pull request (`refs/pr/3`); `url` is its page
-    endpoint: str
-    commit: str
-    url: str
+    endpoint: str  # the Hub
+    commit: str  # the commit with the files
+    url: str  # the page of the repository, branch or pull request
     added: bool  # False if the repository already held exactly these files
     nbytes: int

@@ -90,7 +90,7 @@ class ScoreRow:
     kind: str  # composition, oracle, average, base or expert
     score: Mapping[str, float]  # domain → normalised: 100 is the domain's own expert
     perplexity: Mapping[str, float]  # domain → its perplexity
-    average: float | None
+    average: float | None  # mean score, if every domain has one
     interval: Mapping[str, Sequence[float]] = field(default_factory=dict)
     average_interval: Sequence[float] | None = None  # the same of the average: the low and the high end
     ahead_of_average: Sequence[float] | None = None  # 95 % interval of the average less that of averaged weights
@@ -121,10 +121,10 @@ class ActiveExperts:
     """Figures of the composition with another number of experts per token (FlexOlmo, Fig. 3)."""
 
     experts_per_token: int  # the number
-    active_parameters: int
+    active_parameters: int  # weights used for one token
     score: Mapping[str, float]  # domain → normalised: 100 is the domain's own expert
     perplexity: Mapping[str, float]  # domain → its perplexity
-    average: float | None
+    average: float | None  # mean score, if every domain has one
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Training:
     """
 
     name: str  # the expert, or what of the composition was trained
-    steps: int
-    tokens: int
+    steps: int  # number of steps
+    tokens: int  # number of tokens
     before: float  # loss on held-out text before the training, in nats per token
     after: float  # the same after the training
     at: tuple[float, ...]  # steps, counted from 1: the middle of those that each number of `loss` is the mean of
@@ -202,8 +202,8 @@ class ReportData:
     recipe: Mapping[str, str]  # setting → text
     members: tuple[MemberFigures, ...]  # the experts, in their order
     parameters: int | None
-    active_parameters: int | None
-    top_k: int | None
+    active_parameters: int | None  # weights used for one token
+    top_k: int | None  # experts per token
     routing: RoutingData | None  # the first choices of the tokens of each domain
     overlap: tuple[tuple[str, str, float], ...]
     scores: tuple[ScoreRow, ...]  # scores of models, the composition first

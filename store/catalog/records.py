@@ -118,8 +118,8 @@ class PushRecord:
     """A push: repository, branch or pull request, the Hub, and the commit (None if its end was not recorded)."""
 
     repo: str  # ORG/NAME
-    revision: str
-    endpoint: str
+    revision: str  # the branch, or the pull request
+    endpoint: str  # the Hub
     commit: str | None  # the commit; None if the push is not known to have ended
 
 
