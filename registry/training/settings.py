@@ -261,10 +261,10 @@ class TrainSettings:
         return count
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
+        """Return the share of `lr` in a step, counted from 0, from 0 to 1."""
         warmup = _warmup(self, 10)
         rising = min(1.0, (step + 1) / warmup) if warmup else 1.0
-        return self.lr * rising * _falling(step, self.steps)
+        return rising * _falling(step, self.steps)
 
     def document(self, candidates: int, device: str) -> dict[str, Any]:
         """Return everything that the trained routers depend on, with every default; `device` is a kind of device."""
@@ -378,8 +378,8 @@ class FitSettings:
             )
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
-        return self.lr * _falling(step, self.steps)
+        """Return the share of `lr` in a step, counted from 0, from 0 to 1."""
+        return _falling(step, self.steps)
 
 
 def check_least(settings: object, **least: int) -> None:

@@ -55,8 +55,8 @@ class Windows:
         """Return (ids, keep) of some windows; keep is False at padding."""
         return self.all.ids[numbers].long(), self.all.keep[numbers]
 
-    def inputs(self, place: int) -> dict[str, Tensor]:
-        """Return what the model gets besides the tokens of window `place` of all steps."""
+    def inputs(self, step: int) -> dict[str, Tensor]:
+        """Return what the model gets besides the tokens of each window of a step, counted from 0."""
         return {}
 
     def held_out_batches(self, size: int) -> Iterator[tuple[Int64[Tensor, "B"], dict[str, Tensor]]]:
