@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from registry.errors import InvalidInputError
 from registry.progress import Progress, remark
 from registry.training import sharded, state
 from registry.training.launcher import Processes
-from registry.training.settings import GOES_ON
+from registry.training.settings import GOES_ON, Settings
 
 SAVE_SECONDS = 60.0
 """Seconds between two saved states of a training."""
@@ -28,19 +28,6 @@ BETAS = (0.9, 0.95)
 """Decay rates of AdamW's moments."""
 POINTS = 2000
 """Most numbers of a stored loss curve."""
-
-
-class Schedule(Protocol):
-    """What the loop needs of the settings of a training."""
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        ...
-
-    def rate(self, step: int) -> float:
-        """Return the share of the highest learning rate in a step, counted from 0, from 0 to 1."""
-        ...
 
 
 class Objective(ABC):
@@ -55,7 +42,7 @@ class Objective(ABC):
         goes_on: beginning of the remark of one that was interrupted.
     """
 
-    settings: Schedule
+    settings: Settings
     parts: Sequence[Tensor]
     optimiser: torch.optim.Optimizer
     processes = Processes()

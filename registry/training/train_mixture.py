@@ -30,7 +30,7 @@ from registry.training.mixture_weights import (
 )
 from registry.training.parent import Parent, check_copies_differ, check_loaded, keep_trained, open_parent
 from registry.training.router_trainer import RouterTrainer
-from registry.training.settings import ExpertTraining, MixtureTraining, TrainSettings, announce
+from registry.training.settings import MixtureTraining, TrainSettings, announce
 from registry.training.training_windows import Windows, read_windows, shortened
 from registry.training.weight_trainer import WeightTrainer, device_and_dtype
 from registry.workspace import PathLike, Workspace
@@ -84,7 +84,7 @@ def train_mixture(
         workspace = processes.quiet(workspace)
         home, progress = workspace.home, workspace.progress
         if not isinstance(settings, TrainSettings):
-            settings.weights.check_processes(processes.count)
+            settings.check_processes(processes.count)
             check_libraries()
         parent, members, used = open_parent(workspace, folder, part)
         if part == ROUTERS:
@@ -95,19 +95,17 @@ def train_mixture(
             _check_has_gradient(parent, len(members))
         settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
         if isinstance(settings, TrainSettings):
-            amount: TrainSettings | ExpertTraining = settings
             device, dtype = device_name(settings.device), settings.dtype
             candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
             inputs = settings.document(candidates, torch.device(device).type)
         else:
-            amount = settings.weights
-            device, dtype = device_and_dtype(amount)
+            device, dtype = device_and_dtype(settings)
             inputs = settings.document(torch.device(device).type, dtype, processes.count)
         with workspace.reading(*used):
-            windows = read_windows(data, members, load_tokenizer(folder), amount)
+            windows = read_windows(data, members, load_tokenizer(folder), settings)
         inputs["data"] = windows.all.digest
         processes.check_same(json_digest([parent.composed.digest, inputs]))
-        announce(progress, NAMED[part][0], trained_weights(parent, part), amount, device, processes.count)
+        announce(progress, NAMED[part][0], trained_weights(parent, part), settings, device, processes.count)
         holds = [version.digest for version in used]
         kind = "train-router" if part == ROUTERS else "train"
         key = json_digest([kind, parent.composed.digest, parent.composed.files, inputs])
@@ -169,10 +167,10 @@ def _train_weights(
     let_train(model, settings.train)
     if settings.fsdp:
         sharded.shard(model, processes, device)
-    balance = None if settings.train == PROJECTORS else BalanceLoss(model, settings.load_balance)
+    balance = None if settings.train == PROJECTORS else BalanceLoss(model, settings.balance or 0.0)
     parts = [part for part in model.parameters() if part.requires_grad]
     penalty = balance.take if balance else None
-    trainer = WeightTrainer(model, parts, windows, settings.weights, dtype == "bfloat16", penalty, processes)
+    trainer = WeightTrainer(model, parts, windows, settings, dtype == "bfloat16", penalty, processes)
     with balance.recorded() if balance else nullcontext():
         return trainer.train(state_path, progress)
 

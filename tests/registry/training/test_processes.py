@@ -100,17 +100,36 @@ def test_two_processes_train_what_one_does(
 
 
 @pytest.mark.trust
-@pytest.mark.parametrize("changes", [{"fsdp": True}, {}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fsdp": True},
+        {},
+        {"mlp": "lora:2"},
+        {"coordinate": True, "router_bias": True, "fsdp": True},
+        {"train": "all", "fsdp": True},
+        {"train": "mlps", "dtype": "bfloat16"},
+    ],
+    ids=str,
+)
 def test_a_killed_run_ends_in_the_same_bytes(
     filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    assert launch_expert(filled, zoo, tmp_path / "whole", **changes).returncode == 0
-    died = launch_expert(filled, zoo, tmp_path / "out", "killed:4", **changes)
+    words: tuple[object, ...] = ("train-expert", "fresh", "--base", "base", "--data", zoo.train["code"])
+    if "train" in changes:
+        filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
+        words = ("train", tmp_path / "moe", "--data", zoo.train["code"])
+
+    def run(out: str, fault: str | None) -> subprocess.CompletedProcess[str]:
+        return launch(filled.home.path, *words, "--out", tmp_path / out, fault=fault, **(SETTINGS | changes))
+
+    assert run("whole", None).returncode == 0
+    died = run("out", "killed:4")
     assert died.returncode != 0
     assert not (tmp_path / "out").exists()
     (state,) = filled.home.partial.glob("*/state.safetensors")
     assert load_file(state)
-    done = launch_expert(filled, zoo, tmp_path / "out", "none", **changes)
+    done = run("out", "none")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("an interrupted training goes on: 4 of 6 steps were done before") == 1
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")

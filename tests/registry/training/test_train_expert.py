@@ -128,7 +128,11 @@ def test_the_loss_falls_and_the_version_stores_how_it_was_trained(filled: Regist
 
 @pytest.mark.check
 @pytest.mark.trust(after=1)
-@pytest.mark.parametrize(("at", "changes"), [(4, {"mlp": "lora:2"}), (1, {}), (6, {"accumulate": 2})], ids=str)
+@pytest.mark.parametrize(
+    ("at", "changes"),
+    [(4, {"mlp": "lora:2"}), (1, {}), (6, {"accumulate": 2}), (3, {"coordinate": True, "dtype": "bfloat16"})],
+    ids=str,
+)
 def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(
     filled: Registry, zoo: Zoo, tmp_path: Path, at: int, changes: dict[str, Any]
 ) -> None:
