@@ -20,12 +20,11 @@ from typing import Any
 from cli.main import main
 from registry.errors import StorageError
 from registry.training import from_base, loop, state
-from registry.training.launcher import is_worker
 
 
 def run(fault: str, words: list[str]) -> None:
     """Run a command with a fault."""
-    loop.SAVE_SECONDS = 0.0
+    loop.SAVE_SECONDS, is_worker = 0.0, os.environ["RANK"] != "0"
     kind, _, step = fault.partition(":")
     expert: Any = importlib.import_module("registry.training.train_expert")  # the package has a function of that name
     save, draw = state.save, expert.draw_windows
@@ -33,13 +32,13 @@ def run(fault: str, words: list[str]) -> None:
     def saved(path: Any, parts: Any, optimiser: Any, before: float, losses: Sequence[float]) -> None:
         save(path, parts, optimiser, before, losses)
         if step and len(losses) == int(step):
-            if kind == "killed" and not is_worker():
+            if kind == "killed" and not is_worker:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if kind == "worker" and is_worker():
+            if kind == "worker" and is_worker:
                 raise MemoryError("no memory is left")
 
     state.save = saved
-    if kind == "text" and is_worker():
+    if kind == "text" and is_worker:
         expert.draw_windows = lambda files, *others: draw([files[0].with_name("law.train.jsonl")], *others)
     if kind == "saving":
         setattr(state, "replace_shard", refuse)  # noqa: B010 - the module only imports it

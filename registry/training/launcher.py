@@ -71,22 +71,17 @@ class Processes:
         return int(shared)
 
     def check_same(self, digest: str) -> None:
-        """Raise InvalidInputError unless all processes have made the same windows of text, of a hexadecimal digest."""
+        """Raise InvalidInputError unless all processes have read the same text with the same settings, of a digest."""
         number = int(digest[:15], 16)
         if self.most(number) != -self.most(-number):
             raise InvalidInputError(
-                f"the {self.count} processes have read different text",
+                f"the {self.count} processes have read different text, or got different settings",
                 "start all with the same command, on the same files and versions of libraries",
             )
 
 
 _joined: Processes | None = None
 _round = 0
-
-
-def is_worker() -> bool:
-    """Tell whether a launcher started this process beside the main one, which alone writes and prints."""
-    return _from_environment() > 1 and int(os.environ["RANK"]) > 0
 
 
 def check_alone(what: str) -> None:

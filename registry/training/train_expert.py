@@ -126,11 +126,12 @@ def _trained(
     public = draw_windows(text.public, tokenizer, vocabulary, settings, WINDOWS) if text.public else None
     windows = make_windows([own], settings.seq_len, settings.seed)
     remark_repeats(progress, windows, settings.windows + HELD_OUT)
-    texts = {"data": windows.all.digest} | ({} if public is None else {"public": public.digest})
-    processes.check_same(json_digest(texts))
+    inputs = settings.document(device, dtype, processes.count) | {"data": windows.all.digest, "base": None}
+    if public is not None:
+        inputs["public"] = public.digest
+    processes.check_same(json_digest(inputs))
     hashed = hash_checkpoint(checkpoint, progress) if processes.is_main else None
-    base = processes.of_main(None if hashed is None else hashed.weights)
-    inputs = settings.document(device, dtype, processes.count) | {"data": texts.pop("data"), "base": base} | texts
+    inputs["base"] = processes.of_main(None if hashed is None else hashed.weights)
     with ExitStack() as stack:
         above = home.partial if processes.is_main else None
         state_path = stack.enter_context(resumable(above, json_digest(["train-expert", inputs]), holds))
@@ -146,9 +147,9 @@ def _trained(
         )
         losses = trainer.train(state_path, progress)
         document = training_document(inputs, losses)
-        scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-")) if processes.is_main else None
         if settings.fsdp:
-            trainable.gather(None if scratch is None else scratch / "trained.safetensors")
+            scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
+            trainable.gather(scratch / "trained.safetensors" if processes.is_main else None)
         if hashed is not None:
             files = {EXPERT_TRAINING: json.dumps(document, indent=2).encode()}
             if (rows := trainable.rows(hashed)) is not None:

@@ -125,13 +125,11 @@ def train_mixture(
             model = sharded.load(folder, device, processes, fsdp=settings.fsdp)
             check_loaded(parent, model, windows.all, len(members))
             losses = _train_weights(model, windows, settings, device, dtype, processes, state_path, progress)
-            before, after, training, scratch = losses.before, losses.after, curve(losses), None
-            if processes.is_main:
-                scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
-            whole = {}
+            before, after, training, whole = losses.before, losses.after, curve(losses), {}
+            scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
             if settings.fsdp:
-                whole = sharded.gather(model, None if scratch is None else scratch / "gathered.safetensors")
-            if scratch is None:
+                whole = sharded.gather(model, scratch / "gathered.safetensors" if processes.is_main else None)
+            if not processes.is_main:
                 digest, content = processes.of_main(None)
                 return Trained(digest, content, before, after, windows.predicted)
             tensors = changed_tensors(model, parent, part, scratch, whole)
