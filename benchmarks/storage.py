@@ -4,7 +4,8 @@
 
 The bucket is that of a server on this machine (moto, the protocol of S3 over loopback, in one process of Python), which
 is slower than a real one in bytes per second and quicker in its first byte. So the ratios say what the program adds and
-what that server costs, not what a network does. Prints one line of JSON.
+what that server costs, not what a network does. Arrays on the disk are read by zarr as well, whose chunks nobody checks
+before. Prints one line of JSON.
 """
 
 import argparse
@@ -18,8 +19,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import zarr
+from obstore.store import LocalStore
+from zarr.storage import ObjectStore
+
 from benchmarks.random_experts import CONFIG, make_checkpoint, text_of
 from registry import PassSettings, Registry
+from store.arrays import FolderArrays, new_hash
 from tests.s3_server import start_s3, stop_s3
 
 SETTINGS = PassSettings(tokens=256, seq_len=128, batch_size=2)
@@ -50,6 +57,8 @@ def measure_storage(scratch: Path, rounds: int) -> dict[str, object]:
                     timed("compose from copies", partial(registry.compose, names, home / "again"))
                     timed("verify", registry.verify)
                     nbytes = registry.verify().nbytes
+                    if isinstance(registry.arrays, FolderArrays):
+                        _read(registry.arrays, steps)
                 shutil.rmtree(home)
     finally:
         stop_s3(server)
@@ -62,8 +71,37 @@ def measure_storage(scratch: Path, rounds: int) -> dict[str, object]:
         "seconds": {
             step: {where: round(value, 3) for where, value in found.items()} for step, found in seconds.items()
         },
-        "ratio": {step: round(found["bucket"] / found["disk"], 2) for step, found in seconds.items()},
+        "ratio": {
+            step: round(found.get("bucket", found.get("zarr", 0.0)) / found["disk"], 2)
+            for step, found in seconds.items()
+        },
     }
+
+
+def _read(arrays: FolderArrays, steps: dict[str, dict[str, list[float]]]) -> None:
+    """Time reading all arrays, as the store does and by zarr alone, with a check of digests either way."""
+    kinds: dict[str, list[str]] = {}
+    for digest in arrays.digests():
+        kinds.setdefault("read statistics" if arrays.is_compressed(digest) else "read weights", []).append(digest)
+    for step, digests in kinds.items():
+        for where, read in (("disk", _read_by_store), ("zarr", _read_by_zarr)):
+            _timer(steps, where)(step, partial(read, arrays, digests))
+
+
+def _read_by_store(arrays: FolderArrays, digests: list[str]) -> None:
+    for digest in digests:
+        for _ in arrays.open(digest).blocks():
+            pass
+
+
+def _read_by_zarr(arrays: FolderArrays, digests: list[str]) -> None:
+    for digest in digests:
+        source = arrays.open(digest)
+        array = zarr.open_array(ObjectStore(LocalStore(arrays.path(digest))), mode="r", zarr_format=3)
+        state = new_hash(source.dtype, source.shape)
+        for start in range(0, source.shape[0], array.chunks[0]):
+            state.update(np.ascontiguousarray(array[start : start + array.chunks[0]]).data)
+        assert state.hexdigest() == digest
 
 
 def _register(registry: Registry, folders: list[Path], texts: list[Path]) -> None:

@@ -1,6 +1,6 @@
 """The table of built-in methods: module and class of everything that is found by name, and not imported by it."""
 
-from collections.abc import Iterable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -36,6 +36,8 @@ SEQUENCE_HOSTS = (
 """Hosts that weigh members by each sequence's text (`runtime/sequence_hosts.py`)."""
 
 
-def instances(places: Iterable[str]) -> list[Any]:
-    """Return an instance of each class of a table, in its order."""
-    return [getattr(import_module(module), name)() for module, _, name in (place.partition(":") for place in places)]
+@cache
+def instances(places: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the one instance of each class of a table, in its order."""
+    named = (place.partition(":") for place in places)
+    return tuple(getattr(import_module(module), name)() for module, _, name in named)

@@ -1,42 +1,12 @@
-"""Errors of the domain, derived from the root and the storage errors of `store.errors`.
+"""Errors of the domain, derived from the root and the storage errors of `store.errors`."""
 
-RegError
-├── ClusterError             the nodes of a Ray cluster cannot do the work
-└── InvalidInputError        (ValueError)
-    ├── CheckpointError      the checkpoint cannot be registered
-    │   └── UnsupportedFamilyError   no native host carries the model exactly
-    ├── CalibrationError     no token to collect statistics on, or activations that are not finite
-    ├── IncompatibleError    the members cannot be composed with each other
-    └── OutputError          the output folder cannot be written
-"""
-
-from store.errors import (
-    ConflictError,
-    DamagedError,
-    InvalidInputError,
-    NotFoundError,
-    RegError,
-    SchemaError,
-    StorageError,
-)
-
-__all__ = [
-    "CalibrationError",
-    "CheckpointError",
-    "ClusterError",
-    "ConflictError",
-    "DamagedError",
-    "IncompatibleError",
-    "InvalidInputError",
-    "NotFoundError",
-    "OutputError",
-    "RegError",
-    "SchemaError",
-    "StorageError",
-    "UnsupportedFamilyError",
-    "first_line",
-    "is_foreign",
-]
+from store.errors import ConflictError as ConflictError
+from store.errors import DamagedError as DamagedError
+from store.errors import InvalidInputError as InvalidInputError
+from store.errors import NotFoundError as NotFoundError
+from store.errors import RegError as RegError
+from store.errors import SchemaError as SchemaError
+from store.errors import StorageError as StorageError
 
 
 class CheckpointError(InvalidInputError):

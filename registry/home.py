@@ -63,11 +63,8 @@ class Home:
         """Check that the folder holds a registry, or with `create` that one may be created there.
 
         The default folder need not exist. If the catalog is in a database elsewhere, a folder without arrays may be a
-        registry's too; if the arrays are elsewhere as well, it need not exist.
-
-        Raises:
-            NotFoundError: the folder does not exist, or holds no registry.
-            ConflictError: the folder holds something else, or is a file.
+        registry's too; if the arrays are elsewhere as well, it need not exist (NotFoundError: the folder is absent, or
+        holds no registry; ConflictError: it holds something else, or is a file).
         """
         if self.path.exists() and not self.path.is_dir():
             raise ConflictError(

@@ -129,12 +129,7 @@ class Member:
         return self._read(self.link("file", name)).tobytes()
 
     def statistics(self, site: str, layer: int) -> Statistics:
-        """Return the statistics of one site and layer.
-
-        Raises:
-            IncompatibleError: the version was registered without them.
-            DamagedError: the arrays do not fit each other.
-        """
+        """Return one site and layer (IncompatibleError: it was registered without; DamagedError: arrays do not fit)."""
         return self.packed_statistics(site, layer).unpacked()
 
     def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
@@ -277,12 +272,7 @@ class Member:
 
 
 def load_member(workspace: Workspace, version: VersionRecord) -> Member:
-    """Return a version with its arrays, checked against its digest.
-
-    Raises:
-        ConflictError: the version was purged meanwhile.
-        DamagedError: its rows in the catalog were changed.
-    """
+    """Return a version with its arrays (ConflictError: it was purged meanwhile; DamagedError: rows were changed)."""
     with workspace.reading(version):
         return Member(version, workspace.verified_arrays(version), workspace.arrays)
 

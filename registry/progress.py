@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-Advance = Callable[[int], None]
-"""Advances a bar by a number of units."""
+Advance = Callable[[int], None]  # advances a bar by a number of units
 
 Progress = Callable[[str, int, str], AbstractContextManager[Advance]]
 """Opens a bar from (label, total, unit): `with progress("collecting", total, "token") as advance: advance(256)`.

@@ -192,9 +192,7 @@ class Registry:
             file: YAML, a list of experts: name, checkpoint, and what else `add_expert` takes. Paths in it start from
                 its folder.
 
-        Raises:
-            InvalidInputError: the file is no such list; the message has the line.
-            CheckpointError, CalibrationError, IncompatibleError, ConflictError: an expert cannot be registered.
+        Raises InvalidInputError, with the line, if the file is no such list; other errors are those of `add_expert`.
         """
         requests = registration.read_experts(Path(file), settings or PassSettings())
         return registration.register_experts(self._workspace, requests)
@@ -245,9 +243,7 @@ class Registry:
             out: a folder to write the checkpoint to; the expert is then not registered.
             keep_calibration: store the calibration tokens too.
 
-        Raises:
-            InvalidInputError: a loss is NaN or infinite.
-            ConflictError: `name` is a base model's.
+        Raises InvalidInputError if a loss is NaN or infinite, and ConflictError if `name` is a base model's.
         """
         check_files([*data, *public_data])
         base_version(self.catalog, base)
@@ -287,11 +283,9 @@ class Registry:
             domains: the files of text of each domain, by its name; two domains or more. With `settings.clusters` the
                 documents of all files make that many domains, by k-means of their embeddings, and names have no part.
 
-        Raises:
-            CalibrationError: a domain has no text, or there are fewer documents than clusters.
-            InvalidInputError: `base` is an expert, there are fewer domains or clusters than a step's mixture has, or
-                the rank is more than a matrix has.
-            RegError: any error of `train_expert`.
+        Raises CalibrationError if a domain has no text, or there are fewer documents than clusters, InvalidInputError
+        if `base` is an expert, there are fewer domains or clusters than a step's mixture has, or the rank is more than
+        a matrix has, and any error of `train_expert`.
         """
         check_files(domains, "domains")
         base_version(self.catalog, base)
@@ -321,10 +315,8 @@ class Registry:
             name: what the experts' names begin with.
             base: the registered base model to begin from.
 
-        Raises:
-            CalibrationError: there is no text that is longer than a prompt.
-            InvalidInputError: `base` is an expert, or the model's windows are not longer than a prompt.
-            RegError: any error of `train_expert`.
+        Raises CalibrationError if no text is longer than a prompt, InvalidInputError if `base` is an expert, or the
+        model's windows are not longer than a prompt, and any error of `train_expert`.
         """
         check_files(data)
         self.resolve(base, kind="base")
@@ -394,9 +386,8 @@ class Registry:
                 upcycling, Komatsuzaki et al. 2023), 2 or more, with trunk `base` and router `random`, which are the
                 default recipe then.
 
-        Raises:
-            IncompatibleError: the members cannot be composed with each other.
-            InvalidInputError: the recipe does not fit them.
+        Raises IncompatibleError if the members cannot be composed with each other, InvalidInputError if the recipe
+        does not fit them.
         """
         return composition_.plan_composition(self._workspace, experts, recipe, base=base, from_base=from_base)
 
@@ -463,9 +454,8 @@ class Registry:
         Args:
             recipe: how they are combined, without coefficients.
 
-        Raises:
-            CalibrationError: a file cannot be read, or there is too little text.
-            InvalidInputError: the recipe makes no dense model of task vectors, or a loss is NaN or infinite.
+        Raises CalibrationError if there is too little text, InvalidInputError if the recipe makes no dense model of
+        task vectors, or a loss is NaN or infinite.
         """
         check_files(files, "files")
         return training.fit_coefficients(self._workspace, experts, files, recipe, settings, base=base)
@@ -492,9 +482,8 @@ class Registry:
             fit: files of text that the coefficients are fitted to by gradient, without domain weights.
             settings: settings of the fit; of `like`, its device.
 
-        Raises:
-            InvalidInputError: it is no soup, or the weights are not those of its domains.
-            ConflictError: one of its experts was opted out: they were trained together.
+        Raises InvalidInputError if it is no soup, or the weights are not those of its domains, and ConflictError if
+        one of its experts was opted out: they were trained together.
         """
         check_files([*require_list(like, "like"), *require_list(fit, "fit")])
         soup_.check_soup(self.resolve(soup))
@@ -679,10 +668,8 @@ class Registry:
             folders: model folders with one tokenizer, that of the first.
             data: files of text, such as what an expert was trained on.
 
-        Raises:
-            CalibrationError: no document is long enough.
-            CheckpointError: a folder holds no model, or has another tokenizer than the first.
-            InvalidInputError: a model takes fewer tokens.
+        Raises CalibrationError if no document is long enough, CheckpointError if a folder holds no model, or has
+        another tokenizer than the first, and InvalidInputError if a model takes fewer tokens.
         """
         example = "reg audit-extraction moe/ --data FILE"
         evaluation.check_model_folders(self._workspace, folders, text={"text": data}, example=example)
@@ -744,9 +731,8 @@ class Registry:
             target: the repository; a text is `ORG/NAME[@REVISION]`.
             license: the license of the whole; default the roll-up of the members' licenses.
 
-        Raises:
-            InvalidInputError: the members' licenses give none for the whole.
-            ConflictError: a member was opted out, or the repository holds something else.
+        Raises InvalidInputError if the members' licenses give none for the whole, and ConflictError if a member was
+        opted out, or the repository holds something else.
         """
         require_composed(Path(folder))
         return hub.push(self._workspace, folder, target, license)

@@ -49,10 +49,8 @@ class Workspace:
     ) -> "Workspace":
         """Open the registry of a home (arguments as `Registry`).
 
-        Raises:
-            NotFoundError: the registry does not exist, and `create` is False.
-            InvalidInputError: REG_ACTOR is not a name.
-            StorageError: the home cannot be created, or the arrays cannot be reached.
+        (NotFoundError: there is none, and `create` is False; InvalidInputError: REG_ACTOR is no name; StorageError: the
+        home cannot be created, or the arrays cannot be reached.)
         """
         actor()  # a name that the log cannot hold is refused before any work
         home.check(create=bool(create))
@@ -124,10 +122,7 @@ def content_digest(content: dict[str, Any], arrays: Sequence[ArrayLink]) -> str:
 
 
 def open_array(arrays: ArrayStore, link: ArrayLink, called: str) -> ArraySource:
-    """Open an array as blocks, checked while it is read; messages begin with what it is `called`.
-
-    Raises DamagedError if its dtype or shape differs from the catalog's.
-    """
+    """Open an array as blocks, `called` so in messages (DamagedError: its dtype or shape is not as in the catalog)."""
     source = arrays.open(link.digest)
     if (source.dtype, source.shape) != (link.dtype, link.shape):
         raise DamagedError(

@@ -19,11 +19,6 @@ def actor() -> str:
                 f"export {ACTOR_VARIABLE}=ada",
             )
         return named
-    return user()
-
-
-def user() -> str:
-    """Return the name of the system's user, or `unknown` where the system knows none."""
     from getpass import getuser
 
     try:

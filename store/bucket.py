@@ -51,19 +51,19 @@ class Bucket:
 
     def __init__(self, url: str) -> None:
         self.url = normal_url(url)
-        self._store = open_store(self.url)
+        self.objects = open_store(self.url)
 
     def listed(self) -> tuple[dict[str, int], list[str]]:
         """Return key → bytes of the objects directly below the URL, and the prefixes that hold more objects."""
         with storage_errors(self.url, "cannot be listed"):
-            found = self._store.list_with_delimiter()
+            found = self.objects.list_with_delimiter()
         sizes = {entry["path"]: entry["size"] for entry in found["objects"] if entry["path"]}
         return sizes, [*found["common_prefixes"]]
 
     def walk(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """Yield key and bytes of all objects below a prefix."""
         with storage_errors(self.url, "cannot be listed", prefix):
-            for batch in self._store.list(prefix or None, chunk_size=1000):
+            for batch in self.objects.list(prefix or None, chunk_size=1000):
                 for entry in batch:
                     yield entry["path"], entry["size"]
 
@@ -71,7 +71,7 @@ class Bucket:
         """Return the version id of an object, where the bucket has versions; None if it has none, or is absent."""
         try:
             with storage_errors(self.url, "cannot be read", key):
-                return self._store.head(key).get("version")
+                return self.objects.head(key).get("version")
         except FileNotFoundError:
             return None
 
@@ -85,20 +85,20 @@ class Bucket:
         try:
             with storage_errors(self.url, "cannot be read", key):
                 if size is None or size <= RANGE_BYTES:
-                    found = self._store.get(key)
+                    found = self.objects.get(key)
                     if most is not None and found.meta["size"] > most:
                         raise ValueError(f"{key} has {found.meta['size']:,} bytes")
                     return bytes(found.bytes())
                 starts = range(0, size, RANGE_BYTES)
                 ends = [min(start + RANGE_BYTES, size) for start in starts]
-                return b"".join(self._store.get_ranges(key, starts=[*starts], ends=ends))
+                return b"".join(self.objects.get_ranges(key, starts=[*starts], ends=ends))
         except FileNotFoundError:
             return None
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Write an object, in place of one that is there (StorageError: it cannot be written)."""
         with storage_errors(self.url, "cannot be written", key):
-            self._store.put(key, data, use_multipart=False)
+            self.objects.put(key, data, use_multipart=False)
 
     def write(self, key: str, data: bytes) -> None:
         """Write a small object, and read it back (StorageError: it cannot be written, or differs then)."""
@@ -116,7 +116,7 @@ class Bucket:
         for left in reversed(range(CREATES)):
             try:
                 with storage_errors(self.url, "cannot be written", key):
-                    self._store.put(key, data, mode="create", use_multipart=False)
+                    self.objects.put(key, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
             except StorageError as error:
@@ -130,7 +130,7 @@ class Bucket:
         """Write a file of any size, in parts; the object appears whole or not at all."""
         part = max(PART, -(-path.stat().st_size // MOST_PARTS))
         with storage_errors(self.url, "cannot be written", key):
-            self._store.put(key, path, chunk_size=part, max_concurrency=AT_ONCE)
+            self.objects.put(key, path, chunk_size=part, max_concurrency=AT_ONCE)
 
     def ranges(self, key: str, size: int) -> Iterator["Bytes"]:
         """Return the bytes of an object from its beginning to its end, by ranges of which several are on their way.
@@ -142,7 +142,7 @@ class Bucket:
             end = min(start + PART, size)
             try:
                 with storage_errors(self.url, "cannot be read", key):
-                    data = self._store.get_range(key, start=start, end=end)
+                    data = self.objects.get_range(key, start=start, end=end)
             except FileNotFoundError as error:
                 raise StorageError(f"{self.url}/{key} is missing", "repeat the command that wrote it") from error
             if len(data) != end - start:
@@ -163,13 +163,13 @@ class Bucket:
         """Delete objects, one after another in their order; those that are absent do not matter."""
         for key in keys:
             with suppress(FileNotFoundError), storage_errors(self.url, "cannot be deleted", key):
-                self._store.delete(key)
+                self.objects.delete(key)
 
     def delete_together(self, keys: list[str]) -> None:
         """Delete objects that are there, many with one request."""
         if keys:
             with storage_errors(self.url, "cannot be deleted", keys[0]):
-                self._store.delete(keys)
+                self.objects.delete(keys)
 
     def check_writable(self) -> None:
         """Write a small object of a new name, and delete it (StorageError: there is no such bucket, or it refuses)."""

@@ -47,10 +47,7 @@ class Calibration:
         return torch.arange(self.ids.shape[1])[None, :] < self.lengths[:, None]
 
     def counts(self, vocabulary: int, among: Bool[Tensor, "N S"] | None = None) -> Int64[Tensor, "V"]:
-        """Return the occurrences of each token among those that count, or those of them where `among` is true.
-
-        `vocabulary` is V, larger than any token.
-        """
+        """Return how often each of V tokens occurs among those that count, or those of them where `among` is true."""
         counts = torch.zeros(vocabulary, dtype=torch.int64)
         for first, (ids, keep) in zip(range(0, len(self.ids), _BLOCK), self._blocks(), strict=True):
             chosen = keep if among is None else keep & among[first : first + _BLOCK]
@@ -94,11 +91,8 @@ def sample_from_expert(
 ) -> Calibration:
     """Sample windows of up to `seq_len` tokens from `model`, a causal language model, `tokens` tokens in all.
 
-    A window begins with the start token, without which nothing can be sampled, and ends early if the model ends its
-    text, by one of the tokens `end`, which counts. `batch_size` windows are sampled at a time.
-
-    Raises:
-        CalibrationError: there is no start token, or the model ends its texts too soon.
+    A window begins with the start token, and ends early if the model ends its text, by one of the tokens `end`, which
+    counts. `batch_size` windows are sampled at a time (CalibrationError: no start token, or texts that end too soon).
     """
     if start is None:
         raise CalibrationError(

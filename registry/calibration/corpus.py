@@ -226,9 +226,7 @@ def check_files(
 ) -> None:
     """Check that files of text, or of each domain, exist and have an ending that is read; `noun` names them in errors.
 
-    Raises:
-        InvalidInputError: one path stands in place of a list.
-        CalibrationError: a file does not exist or has another ending than `SUFFIXES`.
+    (InvalidInputError: a path in place of a list; CalibrationError: no file, or another ending than `SUFFIXES`.)
     """
     for own in files.values() if isinstance(files, Mapping) else (files,):
         Corpus([Path(file) for file in require_list(own, noun)], None)

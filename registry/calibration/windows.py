@@ -5,10 +5,6 @@ characters, is divided into as many equal strata as there are windows, and one s
 A window begins there (at the next white space, so that no word is cut) and continues through the following documents if
 necessary, each of which begins with the tokenizer's start token. Only the text of the windows is tokenised.
 
-`document_beginnings` samples calibration tokens from the first tokens of documents alone, a window each.
-
-`evenly_spaced` samples test tokens: all documents in a seeded order, concatenated, windows at equal distances.
-
 Until windows are complete, a token t that a chat template wrote is ~t, below zero: so it stays known through all cuts.
 
 Shapes: N windows, S tokens of a window, T tokens of a corpus.
@@ -36,10 +32,7 @@ _WORD_CHARACTERS = 64
 def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, seed: int) -> Calibration:
     """Return ⌈tokens / seq_len⌉ windows of `seq_len` tokens at random positions of `corpus`, one in each stratum.
 
-    A corpus with fewer tokens is used in full, once, in its own order.
-
-    Raises:
-        CalibrationError: there is no text.
+    A corpus with fewer tokens is used in full, once, in its own order (CalibrationError: there is no text).
     """
     sizes = [len(document.text) for document in corpus]
     if not sizes:
@@ -63,10 +56,8 @@ def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len:
     """Return the first `seq_len` tokens of ⌈tokens / seq_len⌉ documents of `corpus`, a window each.
 
     The documents of the corpus are divided into as many equal strata, and one is drawn in each, by the seed; of fewer
-    documents all are taken. The start token counts as the first token. A shorter document is a shorter window.
-
-    Raises:
-        CalibrationError: there is no text.
+    documents all are taken. The start token counts as the first token. A shorter document is a shorter window
+    (CalibrationError: there is no text).
     """
     total = sum(1 for _ in corpus)
     count, draw = min(total, max(1, -(-tokens // seq_len))), random.Random(seed)
@@ -79,11 +70,7 @@ def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len:
 
 
 def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int) -> Calibration:
-    """Return up to `windows` windows of `seq_len` tokens, evenly spaced over the documents in a seeded order.
-
-    Raises:
-        CalibrationError: there is no text.
-    """
+    """Return up to `windows` windows, evenly spaced over documents in a seeded order (CalibrationError: no text)."""
     documents = list(corpus)
     random.Random(0).shuffle(documents)
     stream = _stream(documents, tokenizer)
@@ -107,12 +94,9 @@ def start_token(tokenizer: Any) -> int | None:
 
 
 def encode(document: Document, tokenizer: Any, begin: int = 0, end: int | None = None) -> list[int]:
-    """Return the tokens of `document` between two characters.
+    """Return the tokens of `document` between two characters (CheckpointError: the tokenizer fails on the text).
 
     The start token comes before a document's first character, unless a chat template wrote its own.
-
-    Raises:
-        CheckpointError: the tokenizer fails on the text, or returns an invalid token.
     """
     return [max(token, ~token) for token in _marked(document, tokenizer, begin, end)]
 

@@ -86,11 +86,7 @@ class Adapter:
     """
 
     def __init__(self, folder: Path, label: str | None = None) -> None:
-        """Open `folder`, reading adapter_config.json and the header of adapter_model.safetensors.
-
-        Raises:
-            CheckpointError: the folder is not an adapter, or not one that can be merged exactly.
-        """
+        """Open a folder, reading configuration and header (CheckpointError: no adapter that can be merged exactly)."""
         self.folder = folder
         self.label = label or str(folder)
         if (config := own_file(folder, CONFIG)) is None:
@@ -103,9 +99,7 @@ class Adapter:
     def check(self, base: DenseWeights) -> dict[str, Parts]:
         """Return the change of each tensor of `base` that changes, by its name.
 
-        Raises:
-            CheckpointError: a tensor does not fit the base or is missing, or the merged model would not be the trained
-                one.
+        (CheckpointError: a tensor does not fit or is missing, or the merged model would not be the trained one.)
         """
         shapes = base.shapes
         embedding, head = (next((name for name in names if name in shapes), None) for names in (_EMBEDDINGS, _HEADS))
@@ -134,10 +128,9 @@ class Adapter:
         return shape if own[1:] == shape[1:] and own[0] < shape[0] else own  # the rows after its own stay the base's
 
     def merged(self, target: str, parts: Parts, source: ArraySource) -> Iterator[Block]:
-        """Yield a tensor of the base after merging, as one block in the base's dtype; `source` is it before.
+        """Yield a tensor of the base after merging, one block in the base's dtype; `source` is it before.
 
-        Raises:
-            CheckpointError: a weight is NaN or infinite, or becomes so.
+        (CheckpointError: a weight is NaN or infinite, or becomes so.)
         """
         import torch
 
@@ -294,12 +287,7 @@ def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Pro
 
     The tokenizer and generation_config.json are the adapter's if it has them, else the base's. The calibration text and
     the statistics in the adapter's folder are copied. `out` is an absent or empty folder, written atomically.
-    `progress` receives the adapter's notes.
-
-    Raises:
-        CheckpointError: the adapter does not fit, or weights are NaN or infinite.
-        OutputError: `out` exists already.
-        StorageError: the disk is full or refuses.
+    `progress` receives the adapter's notes (CheckpointError: the adapter does not fit; others as `fresh_folder`).
     """
     changes, streams = adapter.check(base), []
     for note in adapter.notes:

@@ -40,8 +40,7 @@ class Settings:
     def __init__(self, config: dict[str, Any], label: str) -> None:
         """Read a configuration; `label` is the adapter's name in messages.
 
-        Raises:
-            CheckpointError: a value is missing or not one that PEFT writes, or a plain merge would not be exact.
+        (CheckpointError: a value is missing or not one that PEFT writes, or a plain merge would not be exact.)
         """
         self._config, self._label = config, label
         self._check_variant()

@@ -51,12 +51,7 @@ class ExpertManifest:
 
     @classmethod
     def from_document(cls, document: object, where: str) -> "ExpertManifest":
-        """Read a document as untrusted input.
-
-        Raises:
-            CheckpointError: it is not a manifest.
-            InvalidInputError: its name or license is not valid.
-        """
+        """Read an untrusted document (CheckpointError: another form; InvalidInputError: an invalid name or license)."""
         values = fields(document, _KINDS, where)
         check_format(values, FORMAT, where, "use the program that it was pushed with")
         if values["license"] is not None:

@@ -57,12 +57,8 @@ class Checkpoint:
     def __init__(self, folder: Path, label: str | None = None, *, remote_code: bool = False) -> None:
         """Open a local Hugging Face folder, reading config.json and the headers of its safetensors files.
 
-        With `remote_code` models are accepted that no native host carries. The label is by default the path.
-
-        Raises:
-            CheckpointError: the folder is not a checkpoint, or tensors are missing, unknown, or of another shape or
-                dtype.
-            UnsupportedFamilyError: no native host carries the model exactly.
+        With `remote_code` models are accepted that no native host carries, else they raise UnsupportedFamilyError. The
+        label is by default the path (CheckpointError: no checkpoint; tensors are missing, unknown or of other forms).
         """
         self.folder = folder
         self.label = label or str(folder)
@@ -197,11 +193,7 @@ class HashedCheckpoint:
 
 
 def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpoint:
-    """Read all of a checkpoint, and return its digests.
-
-    Raises:
-        CheckpointError: weights are NaN or infinite, or a file cannot be read or is of another form.
-    """
+    """Return the digests of a whole checkpoint (CheckpointError: NaN or infinity, or a file of another form)."""
     import torch
 
     files, architecture = checkpoint.files(), checkpoint.architecture

@@ -42,8 +42,7 @@ _SNAPSHOT = re.compile(r".*/models--[^/]+/snapshots/([0-9a-f]{40})(/|$)")
 class HubReference:
     """A repository of the Hub at a branch, tag, commit or pull request (`refs/pr/3`), None for its default branch.
 
-    Raises:
-        InvalidInputError: the name of the repository or revision is not valid on the Hub.
+    (InvalidInputError: the name of the repository or revision is not valid on the Hub.)
     """
 
     repo_id: str
@@ -87,17 +86,19 @@ def commit_of(path: Path) -> str | None:
 def fetch_repository(reference: HubReference) -> Path:
     """Return a repository's folder in the Hub's cache, after fetching the files that the cache lacks.
 
-    HF_ENDPOINT, HF_TOKEN and `hf auth login`, HF_HUB_CACHE, HF_HOME and HF_HUB_OFFLINE are honoured.
-
-    Raises:
-        NotFoundError: no repository or revision matches, or HF_HUB_OFFLINE is set and the cache lacks it.
-        CheckpointError: the repository has no model in safetensors files.
-        StorageError: the Hub, the connection or the disk failed.
+    HF_ENDPOINT, HF_TOKEN and `hf auth login`, HF_HUB_CACHE, HF_HOME and HF_HUB_OFFLINE are honoured (NotFoundError:
+    none matches, or the cache lacks it offline; CheckpointError: it has no model in safetensors files; StorageError:
+    the Hub, the connection or the disk failed).
     """
-    from huggingface_hub import constants
+    from huggingface_hub import constants, snapshot_download
 
     try:
-        return _cached(reference) if constants.HF_HUB_OFFLINE else _download(reference)
+        if not constants.HF_HUB_OFFLINE:
+            return _download(reference)
+        # With no pattern allowed, it finds the folder without looking for files.
+        repo, revision = reference.repo_id, reference.revision
+        folder = snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=[])
+        return _whole(reference, Path(folder), _ONLINE)
     except RegError:
         raise
     except Exception as error:  # those of huggingface_hub, its HTTP client and hf_xet have no common root
@@ -132,14 +133,6 @@ def _download(reference: HubReference) -> Path:
     _check(reference, names, weights)  # before anything large is fetched
     fetch(info.sha, [*weights, ADAPTER, *(one.arrays for one in joint_trainings() if one.arrays)])
     return _whole(reference, folder, _AGAIN)
-
-
-def _cached(reference: HubReference) -> Path:
-    from huggingface_hub import snapshot_download
-
-    # With no pattern allowed, it finds the folder without looking for files.
-    folder = snapshot_download(reference.repo_id, revision=reference.revision, local_files_only=True, allow_patterns=[])
-    return _whole(reference, Path(folder), _ONLINE)
 
 
 def _whole(reference: HubReference, folder: Path, hint: str) -> Path:

@@ -5,15 +5,13 @@ Each method that has such a training implements `JointTraining`; `built_in.py` h
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from registry.built_in import JOINT_TRAININGS, instances
 from store.arrays import ArraySource
 
-Document = Mapping[str, Any]
-"""What a version's content holds of the training that it was part of."""
+Document = Mapping[str, Any]  # what a version's content holds of the training that it was part of
 
 
 class JointTraining(ABC):
@@ -41,21 +39,15 @@ class JointTraining(ABC):
 
     @abstractmethod
     def read(self, files: Mapping[str, bytes], hidden_size: int, label: str) -> Document | None:
-        """Return the document in a checkpoint's untrusted files, all of which are checked; None if there is none.
-
-        Raises:
-            CheckpointError: a file is of another form.
-        """
+        """Return the document in untrusted files, all checked, or None (CheckpointError: a file is of another form)."""
 
     def open_arrays(
         self, folder: Path, matrices: Mapping[str, tuple[int, ...]], hidden_size: int, label: str
     ) -> Mapping[str, ArraySource]:
-        """Return the arrays of a checkpoint that has the document, by name; they are read later.
+        """Return the arrays, by name, of a checkpoint that has the document; they are read later.
 
-        `matrices` has names and shapes of the weights of all linear layers of attention and MLPs.
-
-        Raises:
-            CheckpointError: the file is missing or of another form.
+        `matrices` has names and shapes of the weights of all linear layers of attention and MLPs (CheckpointError: the
+        file is missing or of another form).
         """
         return {}
 
@@ -72,10 +64,9 @@ class JointTraining(ABC):
         """Return what a version is in it."""
 
 
-@cache
 def joint_trainings() -> tuple[JointTraining, ...]:
     """Return every kind of such a training."""
-    return tuple(instances(JOINT_TRAININGS))
+    return instances(JOINT_TRAININGS)
 
 
 def parts_in(content: Mapping[str, Any] | None) -> Iterator[tuple[JointTraining, Document]]:

@@ -13,7 +13,7 @@ from registry.io.display import some
 from registry.io.dtypes import NAMES
 from registry.io.limits import JSON_BYTES, SMALL_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
 from registry.io.model_folder import INDEX
-from registry.io.safetensors_file import read_header
+from registry.io.safetensors_file import Entry, read_header
 from registry.io.torch_blocks import to_block
 from registry.io.untrusted import GENUINE, is_plain, json_object, own_file, read_json, read_small
 from registry.names.suggest import suggest_path
@@ -37,11 +37,8 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
-"""Files that a composed folder copies from its members."""
-
-EXPERT_TRAINING = "expert_training.json"
-"""The file in which an expert that was trained here says how."""
+COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")  # files that a composed folder copies from its members
+EXPERT_TRAINING = "expert_training.json"  # the file in which an expert that was trained here says how
 ROUTER_FILE = "expert_router.safetensors"
 """The router rows of an expert that was trained beside a public expert (`trained_files.py`)."""
 
@@ -66,11 +63,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a checkpoint folder.
-
-    Raises:
-        CheckpointError: the folder or the file does not exist, or it is not a JSON object.
-    """
+    """Return the config.json of a checkpoint folder (CheckpointError: there is none, or it is no JSON object)."""
     _check_folder(folder)
     path = own_file(folder, "config.json")
     if path is None:
@@ -83,8 +76,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_files(folder: Path) -> dict[str, bytes]:
     """Return config.json, the tokenizer's files, generation_config.json and `own_files`, byte for byte, by name.
 
-    Raises:
-        CheckpointError: a file is too large, a `.json` file is not JSON, or a symbolic link leads out of the folder.
+    (CheckpointError: a file is too large, a `.json` file is not JSON, or a symbolic link leads out of the folder.)
     """
     files = {}
     for name in ("config.json", *COPIED_FILES, *own_files()):
@@ -102,22 +94,15 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(Entry):
     """A tensor in a file, from its header."""
 
     file: Path
-    dtype: str  # in the header's spelling
-    shape: tuple[int, ...]
-    begin: int  # in bytes of the file
     key: str  # its name, unless a training program put something around that
 
 
 def read_headers(files: list[Path]) -> dict[str, Stored]:
-    """Return the location of every tensor in some safetensors files, by tensor name.
-
-    Raises:
-        CheckpointError: a file is not a safetensors file, or a tensor is in two of them.
-    """
+    """Return the tensors of safetensors files by name (CheckpointError: one is no such file, or a name comes twice)."""
     tensors: dict[str, Stored] = {}
     for path in files:
         for name, entry in read_header(path).tensors.items():
@@ -125,7 +110,7 @@ def read_headers(files: list[Path]) -> dict[str, Stored]:
                 raise CheckpointError(
                     f"tensor {name} is in {tensors[name].file.name} and in {path}", "save the checkpoint again, whole"
                 )
-            tensors[name] = Stored(path, entry.dtype, entry.shape, entry.begin, name)
+            tensors[name] = Stored(**vars(entry), file=path, key=name)
     return tensors
 
 
@@ -138,11 +123,7 @@ def empty_tensors(label: str, names: Sequence[str]) -> CheckpointError:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint folder.
-
-    Raises:
-        CheckpointError: the folder has no weights, files are missing, or the weights are in pickle files.
-    """
+    """Return the safetensors files of a checkpoint folder (CheckpointError: there is none, or one is missing)."""
     if (index := own_file(folder, INDEX)) is not None:
         listed = read_json(index).get("weight_map")
         names = sorted(set(map(str, listed.values()))) if isinstance(listed, dict) else []
@@ -189,10 +170,9 @@ def sample_weight(stored: Stored, rows: "npt.NDArray[np.int64]") -> Block:
 
 
 def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
-    """Return one tensor, whose dtype can be registered, as blocks of rows; `label` is the checkpoint's in messages.
+    """Return one tensor as blocks of rows; `label` is the checkpoint's in messages.
 
-    Raises (while it is read):
-        CheckpointError: a weight is NaN or infinite, or the file cannot be read.
+    (CheckpointError, while it is read: a weight is NaN or infinite, or the file cannot be read.)
     """
 
     def blocks() -> Iterator[Block]:

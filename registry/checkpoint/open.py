@@ -43,15 +43,13 @@ def open_checkpoint(
         checkpoint: a folder or `hf://ORG/NAME[@REVISION]`, of a model or of an adapter.
         scratch: the folder for merged models and copies, which are deleted afterwards.
         base: an adapter's base model, if its own configuration does not name it: a registered model's name, a folder
-            or `hf://…`.
-        remote_code: accept models that no native host carries.
+            or `hf://…` (InvalidInputError: the checkpoint is a whole one).
+        remote_code: accept models that no native host carries (UnsupportedFamilyError without it).
         like: a version, and its files: added tokens get the numbers that it has for them.
 
     Raises:
         CheckpointError: the checkpoint cannot be registered.
-        UnsupportedFamilyError: no native host carries the model exactly.
         NotFoundError, StorageError: the Hub has no such repository or cannot be reached, or the disk is full.
-        InvalidInputError: `base` is given for a whole checkpoint.
     """
 
     def opened(folder: Path, label: str) -> Checkpoint:

@@ -50,11 +50,8 @@ def unwrapped(name: str) -> str:
 def plain_folder(folder: Path, label: str, scratch: Path, progress: Progress) -> Iterator[Path]:
     """Yield the folder of a whole model, or a plain copy of it below `scratch`, which is deleted afterwards.
 
-    `label` is the model's name in messages; `progress` receives a remark for each change.
-
-    Raises:
-        CheckpointError: it is not a checkpoint, or two tensors have one name without their wrappers.
-        StorageError: the copy cannot be written.
+    `label` is the model's name in messages; `progress` receives a remark for each change (CheckpointError: it is no
+    model, or two tensors have one name without their wrappers; StorageError: the copy cannot be written).
     """
     config = read_config(folder)
     family = FAMILIES.get(str(config.get("model_type")))
@@ -97,15 +94,12 @@ def copied_folder(
     streams: Sequence[Stream],
     progress: Progress,
 ) -> Iterator[Path]:
-    """Yield a copy of a checkpoint's folder below `scratch`, which is deleted afterwards.
+    """Yield a copy of a checkpoint's folder below `scratch`, deleted afterwards (StorageError: it cannot be written).
 
     Args:
         files: files of other content, by name; all others are linked.
         weights: the folder's files of weights.
         streams: the tensors to write in their place; empty to link them.
-
-    Raises:
-        StorageError: the copy cannot be written.
     """
     others = {*files, *([INDEX, *(path.name for path in weights)] if streams else ())}
     with ExitStack() as stack:
@@ -147,10 +141,9 @@ def _plain_names(stored: Mapping[str, Stored], family: Family, label: str) -> tu
 
 
 def renamed_note(names: Mapping[str, str], label: str, hint: str) -> list[str]:
-    """Return a remark on the tensors that are read under other names than the files' keys; none if there are none.
+    """Return a remark on the tensors that are read under other names than the files' keys; none without such.
 
-    Raises:
-        CheckpointError: two tensors have one name then.
+    (CheckpointError: two tensors have one name then.)
     """
     if len({*names.values()}) < len(names):
         twice = next(name for name in names.values() if list(names.values()).count(name) > 1)

@@ -38,11 +38,8 @@ def renumbered(
 ) -> Iterator[Path]:
     """Yield the folder of a checkpoint, or a copy with the added tokens numbered as in version `ref`, of files `like`.
 
-    `progress` receives a remark with the tokens that move.
-
-    Raises:
-        CheckpointError: one has no tokenizer.json, or tokens that were not added differ.
-        StorageError: the copy cannot be written.
+    `progress` receives a remark with the tokens that move (CheckpointError: one has no tokenizer.json, or tokens that
+    were not added differ; StorageError: the copy cannot be written).
     """
     folder, label = checkpoint.folder, checkpoint.label
     files = read_files(folder)

@@ -21,10 +21,7 @@ def identify(files: Mapping[str, bytes]) -> tuple[str | None, int | None]:
     """Return the digest of the tokenizer among `files`, and the number of its tokens; None if unknown.
 
     The digest covers tokenizer.json without padding and truncation, which are settings of its last use. Without a
-    tokenizer.json it covers the vocabulary files, and tokens are not counted.
-
-    Raises:
-        CheckpointError: tokenizer.json is not a JSON object, or damaged.
+    tokenizer.json it covers the vocabulary files, and tokens are not counted (CheckpointError: it is damaged).
     """
     if (data := files.get("tokenizer.json")) is not None:
         document = json_object(data, "tokenizer.json", values=TOKENIZER_VALUES)
@@ -35,24 +32,17 @@ def identify(files: Mapping[str, bytes]) -> tuple[str | None, int | None]:
 
 
 def token_rows(files: Mapping[str, bytes]) -> int | None:
-    """Return the rows that a table needs for the tokens of the tokenizer.json among `files`; None without one.
-
-    Raises:
-        CheckpointError: tokenizer.json is not a JSON object, or damaged.
-    """
+    """Return the rows that a table needs for the tokens of the tokenizer.json in `files`, or None (as `identify`)."""
     if (data := files.get("tokenizer.json")) is None:
         return None
     return max(_tokens(json_object(data, "tokenizer.json", values=TOKENIZER_VALUES)), default=-1) + 1
 
 
 def tokenizer_conflict(first: bytes, second: bytes) -> str | None:
-    """Return the first conflict between two tokenizer.json, or None if they are compatible.
+    """Return the first conflict between two tokenizer.json, or None if they are compatible (errors as `identify`).
 
     They are compatible if they split text alike, agree on every token that both have, and only one of them has tokens
     that the other lacks. How they turn tokens into text may differ, and how a file spells the same settings.
-
-    Raises:
-        CheckpointError: one is not a JSON object.
     """
     a, b = (json_object(data, "tokenizer.json", values=TOKENIZER_VALUES) for data in (first, second))
     ids_a, ids_b = _tokens(a), _tokens(b)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _ROWS, _BIAS, _ROWS_FORMAT = "rows", "bias", "expert-registry router rows 1"
 _ROWS_HINT = "delete it, or train the expert again: reg train-expert NAME --base B --data FILE --coordinate"
 
-_FORMAT = 1
-"""The format of the documents of joint trainings."""
+_FORMAT = 1  # the format of the documents of joint trainings
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +52,7 @@ def pack_rows(rows: RouterRows) -> bytes:
 
 
 def unpack_rows(data: bytes, shape: tuple[int, int], label: str) -> RouterRows:
-    """Return the router rows in untrusted data, of a checkpoint named `label` whose (L, H) is `shape`.
-
-    Raises:
-        CheckpointError: the data is of another form, or its rows or biases are of another shape, NaN or infinite.
-    """
+    """Return the router rows in untrusted data; (L, H) is `shape` (CheckpointError: they are of another form)."""
     from safetensors.numpy import load
 
     where = f"{label}/{ROUTER_FILE}"

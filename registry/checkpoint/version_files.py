@@ -49,11 +49,20 @@ class StoredWeights:
 
     def source(self, name: str) -> ArraySource:
         """Return one tensor as blocks, checked while it is read."""
-        return _opened(self.workspace, self.version, self._links("trunk", "mlp")[name])
+        return self._opened(self._links("trunk", "mlp")[name])
 
     def files(self) -> dict[str, bytes]:
         """Return its small files, by name."""
-        return {name: _content(self.workspace, self.version, link) for name, link in self._links("file").items()}
+        return {name: self.file(name) for name in self._links("file")}
+
+    def file(self, name: str) -> bytes:
+        """Return one of its small files."""
+        link = self._links("file")[name]
+        self._opened(link)  # checks that it is there, of this dtype and shape
+        return self.workspace.arrays.read(link.digest).tobytes()
+
+    def _opened(self, link: ArrayLink) -> ArraySource:
+        return open_array(self.workspace.arrays, link, f"{self.version.ref}: its {link.role} array")
 
     def _links(self, *roles: str) -> dict[str, ArrayLink]:
         return {link.name: link for link in self._arrays if link.role in roles}
@@ -92,28 +101,16 @@ class TrainingRecord:
 
 
 def training_record(workspace: Workspace, version: VersionRecord) -> TrainingRecord | None:
-    """Return how a version was trained, or None if it does not say so.
+    """Return how a version was trained, or None if it does not say so (CheckpointError: its file is of another form).
 
-    Raises:
-        CheckpointError: its `expert_training.json` is of another form.
-        ConflictError: the version was purged meanwhile.
-        DamagedError: the file or the version's rows in the catalog were changed.
+    (ConflictError: it was purged meanwhile; DamagedError: the file or the version's rows were changed.)
     """
     with workspace.reading(version):
-        own = ("file", EXPERT_TRAINING)
-        if not any((link.role, link.name) == own for link in workspace.catalog.arrays_of(version)):
+        links = workspace.catalog.arrays_of(version)
+        if not any((link.role, link.name) == ("file", EXPERT_TRAINING) for link in links):
             return None
-        links = {(link.role, link.name): link for link in workspace.verified_arrays(version)}
-        return parse_training(_content(workspace, version, links[own]), f"{version.ref}/{EXPERT_TRAINING}")
-
-
-def _opened(workspace: Workspace, version: VersionRecord, link: ArrayLink) -> ArraySource:
-    return open_array(workspace.arrays, link, f"{version.ref}: its {link.role} array")
-
-
-def _content(workspace: Workspace, version: VersionRecord, link: ArrayLink) -> bytes:
-    _opened(workspace, version, link)  # checks that it is there, of this dtype and shape
-    return workspace.arrays.read(link.digest).tobytes()
+        data = StoredWeights(workspace, version).file(EXPERT_TRAINING)
+        return parse_training(data, f"{version.ref}/{EXPERT_TRAINING}")
 
 
 def readable_training(workspace: Workspace, version: VersionRecord) -> TrainingRecord | None:
@@ -131,11 +128,7 @@ def parse_training(data: bytes, where: str) -> TrainingRecord:
 
 
 def training_of(document: Mapping[str, Any], where: str, hint: str) -> TrainingRecord:
-    """Return the record in an untrusted document with the keys of `expert_training.json`, named `where` in messages.
-
-    Raises:
-        CheckpointError: it is of another form or format.
-    """
+    """Return the record in an untrusted document, `where` in messages (CheckpointError: of another form or format)."""
     kinds = {"format": COUNT, "training": OBJECT, "held_out": OBJECT, "every": COUNT, "loss": list_of(_LOSS)}
     found = some_fields(document, kinds, where, hint=hint)
     training, inside = found["training"], f"{where}: training"

@@ -5,8 +5,7 @@ Its text is given, else the members' own, kept or sampled, else a few built-in p
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +15,10 @@ from registry.calibration import Calibration, sample_from_expert
 from registry.checkpoint import Checkpoint, read_files
 from registry.checkpoint.model_files import Stored, read_config, read_headers, weight_files
 from registry.composition.manifest import ComposedFolder
-from registry.composition.stored import write_dense
 from registry.doctor.finding import Finding
 from registry.doctor.tensor_names import tensors_of
 from registry.errors import CalibrationError, RegError
-from registry.evaluation.benchmark import predicted, text_windows
+from registry.evaluation.benchmark import dense_model, predicted, text_windows
 from registry.evaluation.results import TestSettings
 from registry.evaluation.scoring import Model, Tally, losses_of, open_model
 from registry.io.model_folder import MARKER
@@ -253,15 +251,6 @@ def is_cheap(member: Member) -> bool:
     return sum(math.prod(link.shape) for link in member.arrays if link.role in ("trunk", "mlp")) <= CHEAP
 
 
-@contextmanager
-def dense_model(folder: Examination, name: str, members: list[Member]) -> Iterator[Model]:
-    """Open the averaged weights of members, or a single one, from the registry."""
-    with temporary_folder() as temporary:
-        out = temporary / "dense"
-        write_dense(members, out, silent)
-        yield open_model(name, out, folder.settings)
-
-
 def _kept(member: Member, settings: TestSettings) -> Calibration | None:
     text = member.calibration
     if text is None:
@@ -272,7 +261,7 @@ def _kept(member: Member, settings: TestSettings) -> Calibration | None:
 
 
 def _sampled(folder: Examination, member: Member) -> Calibration:
-    with dense_model(folder, member.name, [member]) as model:
+    with dense_model(member.name, [member], folder.settings) as model:
         special = Checkpoint(model.folder).special_tokens
     end = [number for number in listed(special["eos_token_id"]) if isinstance(number, int)]
     start = special["bos_token_id"]

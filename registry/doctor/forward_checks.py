@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
-from registry.doctor.examination import CHEAP, Examination, dense_model, is_cheap
+from registry.doctor.examination import CHEAP, Examination, is_cheap
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.errors import CheckpointError, first_line
+from registry.evaluation.benchmark import dense_model
 from registry.evaluation.model_folders import decided_by_prompt
 from registry.evaluation.stored import widest
 from registry.io.display import few, printable
@@ -133,7 +134,7 @@ def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
     texts, windows = exam.texts, {domain: exam.texts.windows[domain] for domain in domains}
     own: dict[str, float] = {}
     for domain in domains:
-        with dense_model(exam, domain, [exam.members[domain]]) as model:
+        with dense_model(domain, [exam.members[domain]], exam.settings) as model:
             own |= exam.perplexities_of(model, {domain: windows[domain]})
     ours, experts = _mean([exam.scored[domain] for domain in domains]), _mean(list(own.values()))
     said = f"perplexity {ours:.4g} over {few(domains)}, each domain's own expert {experts:.4g}"
@@ -142,7 +143,7 @@ def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
     if any(shape != shapes[0] for shape in shapes):
         yield passed(f"{said}; members of several architectures have no averaged weights")
         return
-    with dense_model(exam, "average", members) as model:
+    with dense_model("average", members, exam.settings) as model:
         average = _mean(list(exam.perplexities_of(model, windows).values()))
     data = " ".join(f"--data {domain}=FILE" for domain in domains)
     if ours > average * _WORSE:
@@ -199,7 +200,7 @@ def _cause(exam: Examination) -> str:
     name = next((one for one in windows if one in exam.members and is_cheap(exam.members[one])), None)
     if name is None or exam.texts.source == "built-in":
         return ""
-    with dense_model(exam, name, [exam.members[name]]) as model:
+    with dense_model(name, [exam.members[name]], exam.settings) as model:
         alone = exam.perplexities_of(model, {name: windows[name]})[name]
     blame = "the member is broken itself" if alone > exam.uniform else "so the merge broke it, not the member"
     return f"; its member {name} alone has {alone:,.4g}, {blame}"

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError
-from registry.io.display import few, printable
+from registry.io.display import few, printable, quoted
 from registry.io.untrusted import read_json
 from registry.names.suggest import suggest
 from registry.workspace import PathLike
@@ -76,10 +76,8 @@ def accuracy_scores(
         tasks: domain → its tasks, each `TASK` or `TASK:METRIC`. METRIC is as in the files, `exact_match` or
             `exact_match,strict-match`; it may be left out if they have only one.
 
-    Raises:
-        InvalidInputError: there is no task, a file is no result file, a task, a metric or a domain's own expert is
-            missing, several metrics are possible, an accuracy is not in [0, 1], or that of an expert is 0.
-        IncompatibleError: two models did a task with other shots, in another version or on other samples.
+    Raises InvalidInputError if something is missing, ambiguous or no accuracy, or an expert's is 0, IncompatibleError
+    if two models did a task with other shots, in another version or on other samples.
     """
     wanted: list[_Task] = []
     for domain, text in ((domain, text) for domain, texts in tasks.items() for text in texts):
@@ -197,7 +195,7 @@ def _metric(result: _Result, task: _Task) -> str:
 def _accuracy(result: _Result, key: str, task: _Task) -> float:
     if key not in result.values:
         raise InvalidInputError(
-            f"{result.file}: {task.name} has no metric {_short(key)}, in which {task.domain}'s expert was measured: "
+            f"{result.file}: {task.name} has no metric {quoted(key)}, in which {task.domain}'s expert was measured: "
             f"it has {_listed(list(result.values))}",
             f"choose one that all files have: --task '{task.domain}={task.name}:METRIC'",
         )
@@ -216,16 +214,11 @@ def _check_conditions(task: _Task, name: str, result: _Result, own: _Result) -> 
         theirs, ours = result.conditions[key], own.conditions[key]
         if None not in (theirs, ours) and theirs != ours:
             raise IncompatibleError(
-                f"{task.name} of {name} and of {task.domain} cannot be compared: {word} {_short(theirs)} in "
-                f"{result.file}, {_short(ours)} in {own.file}",
+                f"{task.name} of {name} and of {task.domain} cannot be compared: {word} {quoted(theirs)} in "
+                f"{result.file}, {quoted(ours)} in {own.file}",
                 "evaluate both with the same settings of lm_eval",
             )
 
 
 def _listed(names: Sequence[str]) -> str:
-    return few([_short(name) for name in names], LISTED) or "none"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
+    return few([*map(quoted, names)], LISTED) or "none"

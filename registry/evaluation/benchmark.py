@@ -1,7 +1,7 @@
 """Benchmark of a table: the same windows of text for every row, and each domain's own expert."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from registry.io.model_folder import composed_of, write_files
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member
 from registry.names.suggest import suggest
-from registry.progress import Progress, remark
+from registry.progress import Progress, remark, silent
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import compute_dtype, report_dtype, stored_dtype
 
@@ -87,18 +87,18 @@ class Benchmark:
         """Domain → predicted tokens."""
         return {domain: predicted(windows) for domain, windows in self.windows.items()}
 
-    @contextmanager
-    def dense(self, name: str, members: Sequence[Member]) -> Iterator[Model]:
-        """Open the averaged weights of `members`, or a single member; its folder is deleted afterwards."""
-        with temporary_folder(self.work) as temporary:
-            folder = temporary / name
-            write_dense(members, folder, self.progress)
-            yield self.open(name, folder)
+    @property
+    def _here(self) -> TestSettings:
+        """The settings of models in this process: on its processor, if others compute the losses."""
+        return self.settings if self.losses is None else replace(self.settings, device="cpu")
+
+    def dense(self, name: str, members: Sequence[Member]) -> AbstractContextManager[Model]:
+        """Open the averaged weights of `members`, or a single member (`dense_model`)."""
+        return dense_model(name, members, self._here, self.progress, self.work)
 
     def open(self, name: str, folder: Path) -> Model:
-        """Load the model in a folder: on this process's processor, if others compute its losses."""
-        settings = self.settings if self.losses is None else replace(self.settings, device="cpu")
-        return open_model(name, folder, settings)
+        """Load the model in a folder."""
+        return open_model(name, folder, self._here)
 
     def losses_of(
         self, model: Model, windows: Mapping[str, Calibration] | None = None, **options: Any
@@ -108,6 +108,16 @@ class Benchmark:
         return losses_of(model, windows, self.settings, self.progress, losses=self.losses, **options)
 
 
+@contextmanager
+def dense_model(
+    name: str, members: Sequence[Member], settings: TestSettings, progress: Progress = silent, work: Path | None = None
+) -> Iterator[Model]:
+    """Open the averaged weights of members, or a single one; its folder, below `work`, is deleted afterwards."""
+    with temporary_folder(work) as temporary:
+        write_dense(members, temporary / name, progress)
+        yield open_model(name, temporary / name, settings)
+
+
 def make_benchmark(
     sources: Sequence[TokenizerSource],
     data: Mapping[str, Sequence[Path]],
@@ -115,16 +125,12 @@ def make_benchmark(
     settings: TestSettings,
     progress: Progress,
 ) -> Benchmark:
-    """Make the benchmark of some models.
+    """Make the benchmark of some models (IncompatibleError: a tokenizer contradicts the first; others: `text_windows`).
 
     Args:
         sources: the models to score; the first one's tokenizer makes the windows, and no other may contradict it.
         data: domain → test files.
         registered: active base models, and experts named like a domain; those of another tokenizer take no part.
-
-    Raises:
-        IncompatibleError: a tokenizer contradicts the first one's.
-        CalibrationError, CheckpointError: as `text_windows`.
     """
     first = sources[0]
     digest = tokenizer_digest(first.files)
@@ -220,12 +226,7 @@ def _missing(
 def text_windows(
     data: Mapping[str, Sequence[Path]], tokenizer_folder: Path, settings: TestSettings
 ) -> dict[str, Calibration]:
-    """Return each domain's windows.
-
-    Raises:
-        CalibrationError: a file cannot be read, or holds no text or a single token.
-        CheckpointError: the folder has no tokenizer.
-    """
+    """Return each domain's windows (CalibrationError: no text, or a single token; CheckpointError: no tokenizer)."""
     tokenizer = load_tokenizer(tokenizer_folder)
     windows = {
         domain: evenly_spaced(Corpus(files, tokenizer), tokenizer, windows=settings.windows, seq_len=settings.seq_len)

@@ -50,12 +50,7 @@ class DomainTasks:
         tally: Tally | None,
         expert_of: Mapping[str, int],
     ) -> dict[str, DomainLoss]:
-        """Return domain → loss, and add the experts that tokens went to to the tally.
-
-        Raises:
-            CheckpointError: a node cannot load the model.
-            ClusterError: nodes are of different kinds, or tasks lost their processes too often.
-        """
+        """Return domain → loss, and fill the tally (CheckpointError: no model; ClusterError: nodes of two kinds)."""
         settings = replace(settings, device=self.cluster.device(settings.device))
         shared = _Shared(model.name, model.folder.absolute(), settings, model.experts_per_token)
         shape = None if tally is None else tally.shape

@@ -88,14 +88,10 @@ def audit_extraction(
     """Return the figures of each model on the same documents.
 
     Args:
-        folders: model folders with one tokenizer, that of the first.
-        files: files of text, such as what an expert was trained on.
+        folders: model folders with one tokenizer, that of the first (CheckpointError: they have not).
+        files: files of text, such as what an expert was trained on (CalibrationError: no document is long enough).
 
-    Raises:
-        CalibrationError: no document is long enough.
-        CheckpointError: a folder does not load, or has another tokenizer than the first.
-        InvalidInputError: a model takes fewer tokens.
-        StorageError: rapidfuzz is not installed.
+    Raises InvalidInputError if a model takes fewer tokens, StorageError if rapidfuzz is not installed.
     """
     if importlib.util.find_spec("rapidfuzz") is None:
         raise StorageError("the audit needs rapidfuzz", "run: pip install 'expert-registry[audit]'")
@@ -215,10 +211,7 @@ def audit_registered(
 
 
 def _experts_in(workspace: Workspace, folder: Path) -> set[tuple[str, str]]:
-    """Return name and content digest of the active experts whose weights are those of a folder.
-
-    Tensors are read until they differ from those of all experts.
-    """
+    """Return name and digest of the active experts whose weights are a folder's, read until they differ from all."""
     try:
         checkpoint = Checkpoint(folder, remote_code=True)
         names, digest = (*checkpoint.mlp, *checkpoint.trunk), cache(lambda name: digest_of(checkpoint.source(name)))
@@ -239,9 +232,8 @@ def _calibrated_on(
     """Yield the active versions whose statistics are of `files`, together or one of them.
 
     Compared are the experts with the content digests `members`, and versions whose files had the same names. The text
-    of statistics is known by the digest of its windows, so they are drawn again with the tokenizer of the model in
-    `folder`: as many tokens as a version has, in windows of the default size. A version registered with others is not
-    recognised.
+    of statistics is known by the digest of its windows, so they are drawn again with the tokenizer in `folder`: as many
+    tokens as a version has, in windows of the default size. A version registered with others is not recognised.
     """
     tokenizer = load_tokenizer(folder)
     texts = [Corpus(text, tokenizer) for text in {tuple(files), *((file,) for file in files)}]

@@ -22,9 +22,8 @@ def score_intervals(losses: Mapping[str, DomainLoss]) -> tuple[dict[str, list[fl
     have a fixed seed: the same losses give the same interval. Windows of one document resemble one another, so an
     interval is somewhat too narrow if documents are much longer than windows.
 
-    Returns:
-        Domain → [low, high] of its score, only of domains with an own expert and two or more windows; and that of the
-        average score, None if a domain is missing.
+    Domain → [low, high] is of domains with an own expert and two or more windows; the interval of the average score is
+    None if a domain is missing.
     """
     draws = {domain: None if loss.own is None else _draws(loss.own, loss) for domain, loss in losses.items()}
     mean = _mean(list(draws.values()))
@@ -39,9 +38,8 @@ def difference_interval(first: Sequence[DomainLoss | None], second: Sequence[Dom
     narrower than their own two suggest. If it does not hold 0, one is ahead by more than chance. Without an own expert
     the first model stands in for it: the sign of the difference is the same.
 
-    Returns:
-        Low and high end of the first one's average less the second one's, in points; None if losses are not known, not
-        of the same windows, or of fewer than two.
+    Low and high end are those of the first one's average less the second one's, in points; None if losses are not
+    known, not of the same windows, or of fewer than two.
     """
     ours, theirs = list[Any](), list[Any]()
     for one, other in zip(first, second, strict=True):

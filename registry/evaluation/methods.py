@@ -40,11 +40,7 @@ METHODS: dict[str, Compared] = dict(_rows())
 
 
 def named_methods(names: Sequence[str]) -> list[str]:
-    """Return the named rows in the order of the table, each once; `all` selects every row.
-
-    Raises:
-        InvalidInputError: a name is unknown.
-    """
+    """Return the named rows, each once, in table order; for `all` every row (InvalidInputError: one is unknown)."""
     known = [*DENSE, *METHODS]
     for name in names:
         if name != "all" and name not in known:
@@ -74,9 +70,7 @@ class Sweep:
     def recipes(self) -> dict[str, Recipe]:
         """Return row → recipe, in the order of the values.
 
-        Raises:
-            InvalidInputError: there are several fields, or one that there is not or that has no part in the recipe; or
-                a value is missing, given twice, or out of its range.
+        (InvalidInputError: several fields, one that has no part in it, or a value missing, repeated or out of range.)
         """
         if not self.values:
             return {}

@@ -28,13 +28,11 @@ def check_model_folders(
     """Check that folders hold models with so many experts, and return `active_experts`.
 
     Args:
-        active_experts: the numbers of experts per token that each must have.
+        active_experts: the numbers of experts per token that each must have (InvalidInputError: one has fewer).
+        text: domain → files (CalibrationError: one does not exist, or is of another form).
         example: the command that checks them, for hints.
 
-    Raises:
-        CalibrationError: a file of text does not exist, or is of another form.
-        CheckpointError: a folder holds no model; for the name of a registered version, the hint is to export it.
-        InvalidInputError: `active_experts` are more than a folder has, or there is no folder.
+    Raises CheckpointError if a folder holds no model; for the name of a registered version, the hint is to export it.
     """
     for folder in map(Path, require_list(folders, "folders")):
         try:
@@ -86,11 +84,9 @@ def check_perplexities(folders: Sequence[PathLike]) -> None:
 
 
 def active_experts_of(folder: Path, wanted: Sequence[int] | Literal["all"]) -> tuple[int, ...]:
-    """Return the numbers of experts per token that a mixture is to be scored with, ascending; `all`: 1 up to its
-    experts.
+    """Return the numbers of experts per token to score a mixture with, ascending; for `all` 1 up to its experts.
 
-    Raises:
-        InvalidInputError: a number is below 1 or above the number of experts, or the model is no mixture.
+    (InvalidInputError: the model is no mixture, or has fewer experts.)
     """
     if not wanted:
         return ()

@@ -1,62 +1,16 @@
 """The record of figures with the composition that was evaluated."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from registry.composition.manifest import ComposedFolder
 from registry.errors import ConflictError, RegError, StorageError
-from registry.evaluation.benchmark import Benchmark
-from registry.evaluation.results import Row, stored_losses
 from registry.names.resolve import find_by_digest
 from registry.progress import Progress, remark
 from store.catalog import Catalog
-from store.digest import json_digest
 
 _COMPARED = ("oracle", "plain_average", "single_models", "bases")
 """Parts of a document that an evaluation has on request."""
-
-
-def record_rows(
-    catalog: Catalog,
-    folder: Path,
-    benchmark: Benchmark,
-    row: Row,
-    *,
-    oracle: Row | None,
-    active_experts: Sequence[Row],
-    average: Row | None,
-    single: Sequence[Row],
-) -> None:
-    """Store the row of a folder if it is an unchanged composition of `catalog`, with the rows to compare it with.
-
-    `oracle` has perfect routing, `active_experts` other numbers of experts per token; `single` are base models and
-    experts.
-    """
-    data = {domain: windows.digest for domain, windows in benchmark.windows.items()}
-    settings, active = asdict(benchmark.settings), [one.document() for one in active_experts]
-    inputs: dict[str, Any] = {"data": data, "settings": settings}
-    if active:  # a later evaluation without them leaves these where they are
-        inputs["active_experts"] = [one.experts_per_token for one in active_experts]
-    scored = {one.name for one in single}
-    bases = [member.version for member in benchmark.bases if f"base {member.version.ref}" in scored]
-    document = {
-        "data": {
-            domain: {"digest": windows.digest, "label": windows.label, "tokens": benchmark.tokens[domain]}
-            for domain, windows in benchmark.windows.items()
-        },
-        "experts": {domain: member.version.digest for domain, member in benchmark.experts.items()},
-        "settings": settings,
-        "figures": row.document(),
-        "losses": stored_losses(row.losses),
-        "oracle": None if oracle is None else oracle.document(),
-        **({"active_experts": active} if active else {}),
-        **({"plain_average": average.document()} if average else {}),
-        **({"single_models": [one.document() for one in single]} if single else {}),
-        **({"bases": {version.ref: version.digest for version in bases}} if bases else {}),
-    }
-    store_figures(catalog, folder, json_digest(inputs), document, benchmark.progress, name=row.name)
 
 
 def store_figures(

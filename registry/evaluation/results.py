@@ -103,10 +103,7 @@ class DomainLoss:
 
 @dataclass(frozen=True)
 class Spread:
-    """Sample standard deviations (n - 1) over the seeds, 2 or more, of a method with randomness.
-
-    They are those of the figures of the same name; `average` is None if a row has no average.
-    """
+    """Sample standard deviations (n - 1) of figures of the same names over 2 seeds or more; None without an average."""
 
     seeds: int
     perplexity: dict[str, float]

@@ -4,15 +4,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import fsum, sqrt
+from typing import Any
 
 from registry.evaluation.intervals import difference_interval
 from registry.evaluation.stored import Average, Measured, Score, Text, score_text
 
-Found = Mapping[str, Sequence[Measured]]
-"""Domain → what the evaluations of one composition found, the latest first."""
+Found = Mapping[str, Sequence[Measured]]  # domain → what the evaluations of one composition found, the latest first
 
-Interval = Sequence[float] | None
-"""Low and high end of a 95 % interval; None if it is not known."""
+Interval = Sequence[float] | None  # low and high end of a 95 % interval; None if it is not known
 
 
 def found_in(scores: Sequence[Score]) -> dict[str, list[Measured]]:
@@ -52,13 +51,9 @@ class Row:
         """True if the scores are relative to the same version of the domain's own expert."""
         return len({cell.own for cell in self.read}) == 1
 
-    def of(self, figure: str) -> list[float | None]:
-        """Return an attribute of every cell."""
+    def of(self, figure: str) -> list[Any]:
+        """Return an attribute of every cell; None for the composition that has none."""
         return [None if cell is None else getattr(cell, figure) for cell in self.cells]
-
-    def of_intervals(self) -> list[Interval]:
-        """Return the 95 % interval of every score."""
-        return [None if cell is None else cell.interval for cell in self.cells]
 
     def scores(self) -> list[float | None]:
         """Return the scores, none if they do not compare."""
@@ -73,7 +68,7 @@ class Row:
         """True if the best score, or the lowest perplexity where scores do not compare, may be ahead by chance."""
         scores = self.scores()
         if any(score is not None for score in scores):
-            return may_be_chance(scores, self.of_intervals(), self.ahead)
+            return may_be_chance(scores, self.of("interval"), self.ahead)
         lower = [None if value is None else -value for value in self.of("perplexity")]
         return may_be_chance(lower, [None] * len(lower), self.ahead)
 

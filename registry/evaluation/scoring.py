@@ -100,11 +100,7 @@ class Model:
 
 
 def open_model(name: str, folder: Path, settings: TestSettings) -> Model:
-    """Load the model in `folder`.
-
-    Raises:
-        CheckpointError: the folder does not load, or a key is missing, unexpected or mismatched.
-    """
+    """Load the model in `folder` (CheckpointError: it does not load, or its keys are not those of its architecture)."""
     loaded = load_for_pass(folder, settings.dtype, settings.device, prefer_whole=True)
     try:
         return Model(name, loaded, tuple(gates(loaded)), folder)
@@ -208,8 +204,7 @@ def losses_of(
         tally: counts the experts that tokens go to, for a mixture.
         expert_of: domain → the number of the expert that every token of it is sent to, for a mixture.
 
-    Raises:
-        CheckpointError: a token is unknown to the model, or its loss is NaN or infinite.
+    Raises CheckpointError if a token is unknown to the model, or its loss is NaN or infinite.
     """
     known, largest = _vocabulary_size(model.loaded), max(int(text.ids.max()) for text in windows.values())
     if largest >= known:

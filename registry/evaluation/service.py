@@ -77,7 +77,9 @@ def evaluate_registered(
         for name in methods:
             rows += [] if name in DENSE else table.method_rows(name, composer_of(workspace, experts, base))
         for name, recipe in recipes.items():
-            rows += table.swept_rows(name, composer_of(workspace, experts, base, recipe))
+            with temporary_folder(benchmark.work) as temporary:
+                composer_of(workspace, experts, base, recipe)({}, temporary / "swept")
+                rows += table.folder_rows(name, temporary / "swept")
         return rows
 
 

@@ -173,10 +173,7 @@ class Score:
         return list(dict.fromkeys(row.label for row in self.rows.values()))
 
     def reads(self, *domains: str) -> frozenset[tuple[str, Text, str | None]]:
-        """Return the texts of some domains, by default of all, each with its own expert.
-
-        Scores on equal ones compare.
-        """
+        """Return the texts of some domains, by default all, with their own experts: scores on equal ones compare."""
         rows = [self.rows[domain] for domain in domains or self.rows]
         return frozenset((row.domain, row.text, row.own) for row in rows)
 

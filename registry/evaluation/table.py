@@ -1,7 +1,7 @@
 """Evaluation table: perplexity by domain, and the normalised score of the DUME paper, one row a model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,8 +9,8 @@ from registry.errors import InvalidInputError
 from registry.evaluation.benchmark import Benchmark
 from registry.evaluation.intervals import ahead_of, score_intervals
 from registry.evaluation.methods import METHODS, Compose, named_methods
-from registry.evaluation.record import record_rows
-from registry.evaluation.results import DomainLoss, Row, over_seeds
+from registry.evaluation.record import store_figures
+from registry.evaluation.results import DomainLoss, Row, over_seeds, stored_losses
 from registry.evaluation.scoring import Model, Tally, relative_time
 from registry.io.display import few
 from registry.io.model_folder import composed_of
@@ -19,6 +19,7 @@ from registry.member import Member
 from registry.progress import remark
 from registry.runtime.gates import experts_per_token
 from store.catalog import Catalog
+from store.digest import json_digest
 
 
 @dataclass(frozen=True)
@@ -112,16 +113,7 @@ class Table:
         if self._average is not None and average is None and members:
             of = f"averaged weights are those of {few(sorted(scored))}"
             self._remark(f"{of}, and {name} has other experts: their row is not stored with it")
-        record_rows(
-            self.catalog,
-            folder,
-            self.benchmark,
-            row,
-            oracle=upper,
-            active_experts=curve,
-            average=average,
-            single=self._single,
-        )
+        self._record(folder, row, upper, curve, average)
         return [row, *([upper] if upper else []), *curve]
 
     def method_rows(self, name: str, compose: Compose) -> list[Row]:
@@ -140,13 +132,6 @@ class Table:
                     return []
                 runs.append(self.folder_rows(name, folder, oracle=method.oracle))
         return [over_seeds(rows) for rows in zip(*runs, strict=True)]
-
-    def swept_rows(self, name: str, compose: Compose) -> list[Row]:
-        """Return the rows of one value of a sweep; its composition is deleted once it is scored."""
-        with temporary_folder(self.benchmark.work) as temporary:
-            folder = temporary / "swept"
-            compose({}, folder)
-            return self.folder_rows(name, folder)
 
     def _routed_row(self, model: Model, composed: Mapping[str, str]) -> Row:
         if not model.layers:
@@ -199,6 +184,36 @@ class Table:
         windows = next(iter(self.benchmark.windows.values()))
         with self.benchmark.dense(members[0].version.ref, members[:1]) as dense:
             return relative_time(model, dense, windows, self.benchmark.settings.batch_size)
+
+    def _record(self, folder: Path, row: Row, oracle: Row | None, curve: Sequence[Row], average: Row | None) -> None:
+        """Store the row of a folder if it is an unchanged composition made here, with the rows to compare it with."""
+        windows, experts = self.benchmark.windows, self.benchmark.experts
+        inputs: dict[str, Any] = {
+            "data": {domain: text.digest for domain, text in windows.items()},
+            "settings": asdict(self.benchmark.settings),
+        }
+        if curve:  # a later evaluation without them leaves these where they are
+            inputs["active_experts"] = [one.experts_per_token for one in curve]
+        scored = {one.name for one in self._single}
+        bases = [member.version for member in self.benchmark.bases if f"base {member.version.ref}" in scored]
+        tokens = self.benchmark.tokens
+        document = {
+            "data": {
+                domain: {"digest": text.digest, "label": text.label, "tokens": tokens[domain]}
+                for domain, text in windows.items()
+            },
+            "experts": {domain: member.version.digest for domain, member in experts.items()},
+            "settings": inputs["settings"],
+            "figures": row.document(),
+            "losses": stored_losses(row.losses),
+            "oracle": None if oracle is None else oracle.document(),
+            **({"active_experts": [one.document() for one in curve]} if curve else {}),
+            **({"plain_average": average.document()} if average else {}),
+            **({"single_models": [one.document() for one in self._single]} if self._single else {}),
+            **({"bases": {version.ref: version.digest for version in bases}} if bases else {}),
+        }
+        asked = json_digest(inputs)
+        store_figures(self.catalog, folder, asked, document, self.benchmark.progress, name=row.name)
 
     def _remark(self, text: str) -> None:
         remark(self.benchmark.progress, text)

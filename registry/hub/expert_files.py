@@ -5,12 +5,9 @@ from pathlib import Path
 
 from registry.calibration.calibration import is_self_sampled
 from registry.checkpoint.annotations import FILE_NAME, ExpertManifest
-from registry.composition.card import CARD
 from registry.composition.stored import write_dense
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.hub.card_additions import languages_of
-from registry.hub.target import Outgoing
-from registry.io.disk import file_digest
 from registry.io.model_folder import json_file
 from registry.maths.statistics import Statistics
 from registry.member import Member
@@ -129,11 +126,3 @@ def card(member: Member, manifest: ExpertManifest, repo_id: str, *, kept: bool) 
         contents=_SUMS if member.has_statistics(MLP_INPUT) else _COUNTS,
         own=" but the calibration tokens" if kept else "",
     ).encode()
-
-
-def outgoing(folder: Path, page: bytes, progress: Progress) -> dict[str, Outgoing]:
-    """Return the files to push: those that `write_expert` wrote, and the card."""
-    paths = sorted(folder.iterdir())
-    with progress("hashing", sum(path.stat().st_size for path in paths), "B") as advance:
-        files = {path.name: Outgoing(path, file_digest(path, advance)) for path in paths}
-    return files | {CARD: Outgoing.of(page)}

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from registry.calibration.calibration import is_self_sampled
 from registry.checkpoint.annotations import FILE_NAME
@@ -17,8 +16,10 @@ from registry.hub.card_additions import languages_of, metadata, page, source_of
 from registry.hub.hub_errors import endpoint
 from registry.hub.target import Commit, Outgoing, Pushed, Target
 from registry.hub.upload import check_account, upload
+from registry.io.disk import file_digest
 from registry.io.model_folder import MARKER
 from registry.io.tree_digest import PREFIX, tree_and_sha256
+from registry.io.work_dirs import temporary_folder
 from registry.member import load_member
 from registry.names.reference import check_license
 from registry.names.resolve import find_by_digest
@@ -65,12 +66,13 @@ def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibra
     calibration_kept = member.calibration is not None and (calibration or is_self_sampled(label))
     if version.content is not None and version.content["license"] is None:
         remark(workspace.progress, f"{version.ref} has no license: nobody else may use it without one")
-    workspace.home.work.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=workspace.home.work) as temporary:
-        folder = Path(temporary) / "expert"
+    with temporary_folder(workspace.home.work) as temporary:
+        folder = temporary / "expert"
         manifest = expert_files.write_expert(member, folder, calibration=calibration, progress=workspace.progress)
-        page = expert_files.card(member, manifest, target.repo_id, kept=calibration_kept)
-        files, digest = expert_files.outgoing(folder, page, workspace.progress), manifest.digest
+        paths, digest = sorted(folder.iterdir()), manifest.digest
+        with workspace.progress("hashing", sum(path.stat().st_size for path in paths), "B") as advance:
+            files = {path.name: Outgoing(path, file_digest(path, advance)) for path in paths}
+        files[CARD] = Outgoing.of(expert_files.card(member, manifest, target.repo_id, kept=calibration_kept))
         commit = Commit(files, FILE_NAME, digest, f"Expert {version.name}, {digest[:12]}", version.name)
         return _upload(workspace, target, commit, version.ref)
 

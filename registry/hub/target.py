@@ -12,28 +12,22 @@ from registry.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
-class Target:
-    """A model repository of the Hub, with the options of a push.
+class Target(HubReference):
+    """A model repository of the Hub, with the options of a push (InvalidInputError: a name is not valid on the Hub).
 
     Attributes:
-        repo_id: `ORG/NAME`.
         revision: a branch, created if it does not exist; None for the default branch.
         private: create the repository as private; refuse an existing public one.
         create_pr: propose the commit as a pull request.
         force: replace the result of an earlier push of another composition or expert.
-
-    Raises:
-        InvalidInputError: `repo_id` or `revision` is not a valid name on the Hub.
     """
 
-    repo_id: str
-    revision: str | None = None
     private: bool = False
     create_pr: bool = False
     force: bool = False
 
     def __post_init__(self) -> None:
-        HubReference(self.repo_id, self.revision)
+        super().__post_init__()
         if "/" not in self.repo_id:
             raise InvalidInputError(
                 f"{self.repo_id!r} has no owner", f"name a user or an organisation: ORG/{self.repo_id}"
@@ -51,9 +45,6 @@ class Target:
     def branch(self) -> str:
         """The branch that is pushed to."""
         return self.revision or "main"
-
-    def __str__(self) -> str:
-        return str(HubReference(self.repo_id, self.revision))
 
 
 @dataclass(frozen=True)

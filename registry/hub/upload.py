@@ -32,9 +32,7 @@ _BLANK = {*_OF_HUB, "README.md", "LICENSE", "LICENSE.md", ".gitignore"}
 def check_account(target: Target) -> None:
     """Check the account's token with the Hub, before anything is composed or read.
 
-    Raises:
-        InvalidInputError: offline mode is set.
-        StorageError: the token is missing, rejected or read-only, or the Hub cannot be reached.
+    (InvalidInputError: offline mode is set; StorageError: no token, a rejected or read-only one, or no Hub.)
     """
     from huggingface_hub import HfApi, constants, get_token
 
@@ -55,12 +53,9 @@ def check_account(target: Target) -> None:
 def upload(target: Target, commit: Commit, on_start: Callable[[], None], progress: Progress) -> Pushed:
     """Push the files of `commit` to `target`, and compare what arrived; the account was checked.
 
-    `on_start` is called after all checks, when the repository exists, just before files are sent.
-
-    Raises:
-        NotFoundError: the revision does not exist, or the repository for a pull request does not.
-        ConflictError: the repository holds something else, or another push changed it.
-        DamagedError, StorageError: other files arrived than were sent; the Hub or the connection fails.
+    `on_start` is called after all checks, when the repository exists, just before files are sent (NotFoundError: there
+    is no such revision, or no repository for a pull request; ConflictError: it holds something else, or was changed by
+    another push; DamagedError, StorageError: other files arrived than were sent; the Hub or the connection fails).
     """
     remote, files = _Remote(target), commit.files
     with _translated(target, lambda: remote.state), _progress_bars():

@@ -37,6 +37,12 @@ def short(digest: str) -> str:
     return digest[:12]
 
 
+def quoted(value: object) -> str:
+    """Return a value as Python writes it, of which at most 80 characters are shown."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
 def some(names: list[str]) -> str:
     """Return the first few of `names`, and how many more there are, with the verb: `a, b, c and 4 more are`."""
     return f"{few(names)} {'is' if len(names) == 1 else 'are'}"

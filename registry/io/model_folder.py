@@ -35,13 +35,9 @@ def fresh_folder(out: Path, *, replace: bool | None, nbytes: int) -> Iterator[Pa
     """Yield a hidden folder to write into; it becomes `out` when the context ends, and is deleted if that raises.
 
     Args:
-        out: an empty folder may exist there.
+        out: an empty folder may exist there (OutputError: it may not be replaced, or another process is writing it).
         replace: replace an existing composed folder; None if the command never replaces one.
-        nbytes: bytes that will be written, at least; checked against the free space.
-
-    Raises:
-        OutputError: `out` exists and may not be replaced, or another process is writing it.
-        StorageError: the disk is full or refuses.
+        nbytes: bytes that will be written, at least; checked against the free space (StorageError: too little).
     """
     out = out.absolute()
     hidden = out.with_name(f".{out.name}.partial")
@@ -151,10 +147,7 @@ def write_weights(
     advance: Advance,
     write: Callable[[Sequence[Shard], Advance], list[str]] = write_shards,
 ) -> dict[str, str]:
-    """Write all tensors as safetensors, in one file or in shards with an index, and return file name → digest.
-
-    That is the tree digest (`tree_digest.py`), which `write` returns, and of the index SHA-256.
-    """
+    """Write tensors in one file, or shards with an index; return file name → tree digest, and SHA-256 of the index."""
     shards = layout(folder, streams)
     digests = dict(zip((shard.path.name for shard in shards), write(shards, advance), strict=True))
     return digests | write_files(folder, index_file(shards))

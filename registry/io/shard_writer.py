@@ -31,7 +31,7 @@ from registry.io.safetensors_file import Span, Stream, allocate, check_size, hea
 from registry.io.tree_digest import combine
 from registry.progress import Advance
 from store.arrays import ArrayFiles, fill, new_hash, unreadable
-from store.arrays.zarr_layout import ChunkFile
+from store.arrays.chunks import ChunkFile
 from store.errors import DamagedError
 
 ALIGN = 4096  # tensors begin at a multiple of so many bytes of their file: the block size of common file systems

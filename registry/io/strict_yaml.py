@@ -41,10 +41,7 @@ class Located:
 
 
 def parse_yaml(data: bytes, where: str) -> Located:
-    """Read one YAML document, from a file that messages call `where`.
-
-    Raises InvalidInputError, with the line, if it is too large or nested too deep, no YAML, or has what is refused.
-    """
+    """Read one YAML document, of a file called `where` (InvalidInputError, with the line: it is none, or refused)."""
     if len(data) > YAML_BYTES:
         raise InvalidInputError(f"{where} has {len(data):,} bytes, the limit is {YAML_BYTES:,}", _HINT)
     try:

@@ -87,7 +87,7 @@ class TreeHash:
 
     def __init__(self, path: Path, size: int) -> None:
         self._path, self._size = path, size
-        self._head, self._end = bytearray(), 8
+        self._head = bytearray()
         self._header: Header | None = None
         self._digests: dict[str, str] = {}
         self._left: list[tuple[str, Entry]] = []
@@ -99,7 +99,8 @@ class TreeHash:
         data = memoryview(data)
         try:
             if self._header is None:
-                data = self._update_head(data)
+                self._head += data
+                data = memoryview(self._begin())
             while len(data):
                 name, entry = self._left[-1]  # bytes beyond the last tensor: IndexError
                 if self._at == entry.begin:
@@ -119,22 +120,19 @@ class TreeHash:
             raise not_safetensors(self._path, ValueError("it ends early"))
         return combine(bytes(self._head), (self._digests[name] for name in self._header.tensors))
 
-    def _update_head(self, data: memoryview) -> memoryview:
-        """Add bytes to the head, and return those after it."""
-        while len(self._head) < self._end and len(data):
-            part = data[: self._end - len(self._head)]
-            self._head += part
-            data = data[len(part) :]
-            if len(self._head) == 8:
-                self._end = head_bytes(bytes(self._head), self._size)
-        if len(self._head) == self._end and self._end > 8:
-            self._header, self._at = parse_head(bytes(self._head), self._size), self._end
-            tensors = self._header.tensors.items()
-            empty = ((name, entry) for name, entry in tensors if entry.begin == entry.end)
-            self._digests = {name: _tensor_hash(entry).hexdigest() for name, entry in empty}
-            filled = [(name, entry) for name, entry in tensors if entry.begin < entry.end]
-            self._left = sorted(filled, key=lambda item: item[1].begin, reverse=True)
-        return data
+    def _begin(self) -> bytes:
+        """Read the header once it is whole, and return the bytes after it."""
+        if len(self._head) < 8 or len(self._head) < (end := head_bytes(self._head[:8], self._size)):
+            return b""
+        rest = bytes(self._head[end:])
+        del self._head[end:]
+        self._header, self._at = parse_head(bytes(self._head), self._size), end
+        tensors = self._header.tensors.items()
+        empty = ((name, entry) for name, entry in tensors if entry.begin == entry.end)
+        self._digests = {name: _tensor_hash(entry).hexdigest() for name, entry in empty}
+        filled = [(name, entry) for name, entry in tensors if entry.begin < entry.end]
+        self._left = sorted(filled, key=lambda item: item[1].begin, reverse=True)
+        return rest
 
 
 def _tensor_hash(entry: Entry) -> "hashlib._Hash":

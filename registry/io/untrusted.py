@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
+from registry.io.display import quoted
 from registry.io.limits import JSON_BYTES, JSON_DEPTH, JSON_DIGITS, JSON_KEYS, JSON_VALUES
 from store.digest import canonical_json, is_digest
 
@@ -136,9 +137,9 @@ def read_small(path: Path, limit: int) -> bytes:
     return data
 
 
-def read_json(path: Path, *, values: int = JSON_VALUES) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a small file (CheckpointError: it is too large, or no JSON object)."""
-    return json_object(read_small(path, JSON_BYTES), str(path), values=values)
+    return json_object(read_small(path, JSON_BYTES), str(path))
 
 
 @dataclass(frozen=True)
@@ -190,10 +191,7 @@ def list_of(kind: Kind) -> Kind:
 def fields(
     document: object, kinds: Mapping[str, Kind], where: str, *, optional: Collection[str] = (), hint: str = _AGAIN
 ) -> dict[str, Any]:
-    """Return `document`, named `where` in messages, if it is an object of these keys, each of its kind.
-
-    Raises CheckpointError if it is no object, a key is unknown or missing, or a value is of another kind.
-    """
+    """Return `document`, called `where`, if it has these keys, each of its kind (CheckpointError says what differs)."""
     if not isinstance(document, dict):
         raise CheckpointError(f"{where} is not a JSON object", hint)
     if unknown := [key for key in document if key not in kinds]:
@@ -202,17 +200,12 @@ def fields(
         raise CheckpointError(f"{where} has no key {missing[0]!r}", hint)
     for key, value in document.items():
         if not kinds[key].holds(value):
-            raise CheckpointError(f"{where}: {key} is {_short(value)}, it must be {kinds[key].words}", hint)
+            raise CheckpointError(f"{where}: {key} is {quoted(value)}, it must be {kinds[key].words}", hint)
     return dict(document)
 
 
 def some_fields(
-    document: Mapping[str, Any],
-    kinds: Mapping[str, Kind],
-    where: str,
-    *,
-    optional: Collection[str] = (),
-    hint: str = _AGAIN,
+    document: Mapping[str, Any], kinds: Mapping[str, Kind], where: str, *, hint: str, optional: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the values of these keys of an object, each of its kind; other keys are not looked at (as `fields`)."""
     return fields({key: document[key] for key in kinds if key in document}, kinds, where, optional=optional, hint=hint)
@@ -233,10 +226,5 @@ def check_written(document: Mapping[str, Any], written: Mapping[str, Any], where
             raise CheckpointError(f"{where} has a key {key!r}, which does not belong there", _AGAIN)
         if canonical_json(document[key]) != canonical_json(written[key]):
             raise CheckpointError(
-                f"{where}: {key} is {_short(document[key])}, this program would write {_short(written[key])}", _AGAIN
+                f"{where}: {key} is {quoted(document[key])}, this program would write {quoted(written[key])}", _AGAIN
             )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -37,11 +37,8 @@ def copy_arrays(
 
     Every array is checked against its digest where it is read, and read back where it is written. If it is interrupted,
     repeating it goes on: what is there and intact is not written again. If the arrays at either place are those of the
-    registry at `home` (as in `Registry`), its writers wait.
-
-    Raises:
-        InvalidInputError, NotFoundError: both places are the same; there are no arrays.
-        ConflictError, StorageError: the target holds arrays of another catalog; a place cannot be read or written.
+    registry at `home` (as in `Registry`), its writers wait (InvalidInputError: both places are the same; NotFoundError:
+    there are no arrays; ConflictError: the target holds another catalog's; StorageError: a place refuses).
     """
     first, second = Home.locate(home, database, source), Home.locate(home, database, target)
     from_store, to_store = first.open_arrays(), second.open_arrays()

@@ -28,9 +28,7 @@ def upgrade(
 ) -> schema.Upgrade:
     """Upgrade the catalog to this program's revision; a copy of an older SQLite database is kept beside it.
 
-    Raises:
-        SchemaError, StorageError: the catalog is newer than this program; the copy cannot be written.
-        ConflictError: arrays exist but no catalog: their catalog is elsewhere, or lost.
+    (SchemaError: it is newer; StorageError: the copy cannot be written; ConflictError: there are arrays of another.)
     """
     location = Home.locate(home, database, arrays)
     location.check(create=True)

@@ -75,23 +75,25 @@ def _check_order(name: str, checkpoint: str, kind: str) -> None:
 def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterator[Candidate]:
     """Open the checkpoint of a request, and compare it with the registered versions, without loading torch.
 
-    Raises:
-        CheckpointError, UnsupportedFamilyError: the checkpoint cannot be registered.
-        IncompatibleError: the checkpoint is unrelated to every registered model of its shape.
-        ConflictError: the name belongs to the other kind.
+    (CheckpointError: it cannot be registered; IncompatibleError: it is unrelated to every model of its shape that is;
+    ConflictError: the name belongs to the other kind.)
     """
     if request.name is not None:
         _check_order(request.name, os.fspath(request.checkpoint), request.kind)
         workspace.check_owner()
         check_name_is_free(workspace.catalog, request.name, request.kind)
     check_files(request.data)
+    like = None
+    if request.tokenizer_of is not None:
+        version = workspace.resolve(request.tokenizer_of)
+        like = version.ref, StoredWeights(workspace, version).files()
     with open_checkpoint(
         request.checkpoint,
         workspace.home.merged,
         base=request.base,
         registered=partial(_registered_weights, workspace),
         remote_code=request.remote_code,
-        like=_tokenizer_of(workspace, request),
+        like=like,
         progress=workspace.progress,
     ) as checkpoint:
         annotations, manifest = request.annotations, None
@@ -104,14 +106,6 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
             confirm_related(workspace, checkpoint.label, samples, versions, relations)
         settings = on_cluster(request.settings or PassSettings(), workspace.cluster)
         yield Candidate(request, checkpoint, annotations, manifest, settings, samples, relations)
-
-
-def _tokenizer_of(workspace: Workspace, request: RegistrationRequest) -> tuple[str, dict[str, bytes]] | None:
-    """Return the version that numbers the added tokens of a request, with its files; None where it asks for none."""
-    if request.tokenizer_of is None:
-        return None
-    version = workspace.resolve(request.tokenizer_of)
-    return version.ref, StoredWeights(workspace, version).files()
 
 
 def _registered_weights(workspace: Workspace, ref: str) -> StoredWeights | None:

@@ -48,12 +48,7 @@ _EXAMPLE = "write each expert as {name: math, checkpoint: checkpoints/math, data
 
 
 def read_experts(path: Path, settings: PassSettings) -> list[RegistrationRequest]:
-    """Read a list of experts.
-
-    Raises:
-        NotFoundError: there is no such file.
-        InvalidInputError: it is no list of experts; the message has the line.
-    """
+    """Read a list of experts (NotFoundError: no such file; InvalidInputError, with the line: it is no such list)."""
     if not path.is_file():
         raise NotFoundError(f"{path} is not a file", "name a YAML file that lists experts")
     with path.open("rb") as file:

@@ -30,8 +30,7 @@ INDISTINCT = 0.6
 *Measured* on six fine-tuned experts (Llama, H = 256): 0.82 and above for similar text, 0.29 and below for other text.
 """
 
-LAYERS = 8
-"""Layers that are compared, spread evenly over the network: adjacent layers overlap alike."""
+LAYERS = 8  # layers that are compared, spread evenly over the network: adjacent layers overlap alike
 
 OVERLAP_OF_ACTIVATIONS = (
     "The share of two experts’ tokens that a linear router cannot tell apart by what enters the MLPs."
@@ -113,10 +112,7 @@ def compared_layers(layers: int) -> list[int]:
 
 
 def summarise(layers: Sequence[Statistics], progress: Progress) -> dict[int, Summary]:
-    """Return layer → summary of a model's MLP inputs, for the layers that are compared.
-
-    The result is empty without statistics; and, with a remark, if they are forged or inconsistent.
-    """
+    """Return compared layer → summary of MLP inputs; none without statistics or, with a remark, of forged ones."""
     if not layers:
         return {}
     try:

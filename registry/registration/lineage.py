@@ -29,17 +29,10 @@ from registry.workspace import Workspace
 from store.arrays import CARRIERS, Block
 from store.catalog import VersionRecord
 
-SAMPLE = 2**14
-"""Weights of a tensor that are compared: complete rows, spread evenly."""
-
-_METADATA_KEY = "samples"
-"""Key of [SAMPLE, name → [dtype, shape]] in the metadata of packed samples."""
-
-COMPARING = 4
-"""Versions whose samples are read and compared at once; each holds one model's samples."""
-
-UNRELATED = 0.9
-"""Median distance from which two models have no common ancestor; independent weights have 1."""
+SAMPLE = 2**14  # weights of a tensor that are compared: complete rows, spread evenly
+_METADATA_KEY = "samples"  # key of [SAMPLE, name → [dtype, shape]] in the metadata of packed samples
+COMPARING = 4  # versions whose samples are read and compared at once; each holds one model's samples
+UNRELATED = 0.9  # median distance from which two models have no common ancestor; independent weights have 1
 
 Verdict = Literal["same weights", "same base", "unrelated"]
 Sampler = Callable[[str, npt.NDArray[np.int64]], Block]
@@ -151,10 +144,7 @@ def unpack_weights(data: bytes, sample: Sampler) -> WeightSamples | None:
 
 
 def relation(samples: WeightSamples, ref: str, kind: str, other: WeightSamples) -> Relation | None:
-    """Return the distance of a checkpoint to another model, or None if their shapes cannot be compared.
-
-    Tensors outside the layers may differ in their first axis: a vocabulary may have grown.
-    """
+    """Return the distance of a checkpoint to another model, or None if shapes differ, but for rows of a vocabulary."""
     if samples.shapes.keys() != other.shapes.keys():
         return None
     for name, shape in other.shapes.items():
@@ -235,10 +225,7 @@ def _squared(values: npt.NDArray[np.float64]) -> float:
 def relations_of(
     workspace: Workspace, samples: WeightSamples, versions: Sequence[VersionRecord]
 ) -> tuple[Relation, ...]:
-    """Return the distance of a checkpoint to each version of its shape, the nearest first.
-
-    Versions that cannot be compared are remarked on.
-    """
+    """Return the distance to each version of its shape, the nearest first, with remarks on those not compared."""
     return _relations(workspace, samples, versions, partial(samples_of_version, workspace), workspace.progress)
 
 
@@ -249,13 +236,10 @@ def confirm_related(
     versions: Sequence[VersionRecord],
     relations: Sequence[Relation],
 ) -> None:
-    """Check that a checkpoint is related to at least one version of its shape, if there are any.
+    """Raise IncompatibleError if a checkpoint is unrelated to every version of its shape, of which there are some.
 
     The arrays decide, not the summaries that `relations` come from: first those of the nearest relatives, then those of
     all versions.
-
-    Raises:
-        IncompatibleError: the checkpoint is unrelated to every version of its shape.
     """
     by_ref = {version.ref: version for version in versions}
     stored = partial(weights_of_version, workspace)

@@ -110,13 +110,9 @@ def write_arrays(
 ) -> tuple[ArrayLink, ...]:
     """Write the arrays of a version that the store lacks, and return links to all; a failure leaves nothing behind.
 
-    Where several may write at once, it leaves garbage, which `reg gc` deletes.
-
-    Several arrays are compressed, written, flushed and read back at once. The caller holds the registry's lock.
-
-    Raises:
-        StorageError: the disk refused.
-        DamagedError: the bytes read back differ from those written, or the checkpoint changed meanwhile.
+    Where several may write at once, it leaves garbage, which `reg gc` deletes. Several arrays are compressed, written,
+    flushed and read back at once. The caller holds the registry's lock (StorageError: the disk refused; DamagedError:
+    the bytes read back differ from those written, or the checkpoint changed meanwhile).
     """
     items = list(_arrays(hashed, collected))
     lock, begun, fresh = Lock(), set[str](), list[str]()
@@ -369,9 +365,7 @@ class Check:
 def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
     """Return the report on a candidate (`Registry.check`).
 
-    Raises:
-        CheckpointError: weights are NaN or infinite, or the statistics in its folder do not belong to it.
-        CalibrationError: there is no text, or an activation is NaN or infinite.
+    (CheckpointError: NaN or infinite weights, or statistics of others; CalibrationError: no text, or NaN or infinity.)
     """
     checkpoint, settings, progress = candidate.checkpoint, candidate.settings, workspace.progress
     hashed = hash_checkpoint(checkpoint, progress)

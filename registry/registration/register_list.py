@@ -31,10 +31,8 @@ class RegisteredList:
 def register_experts(workspace: Workspace, requests: Sequence[RegistrationRequest]) -> RegisteredList:
     """Register experts, one after another or as tasks of the registry's cluster.
 
-    Raises:
-        CheckpointError, CalibrationError, IncompatibleError, ConflictError: an expert cannot be registered; raised
-            before the first is.
-        ClusterError: the nodes of the cluster cannot do the work.
+    (CheckpointError, CalibrationError, IncompatibleError, ConflictError: one cannot be registered; raised before the
+    first is; ClusterError: the nodes of the cluster cannot do the work.)
     """
     _check_all(workspace, requests)
     # The check has compared all with each other and with the registered: in any order the same ones pass.

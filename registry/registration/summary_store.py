@@ -26,8 +26,7 @@ from store.lock import exclusive
 
 Kind = Literal["weights", "tokens"]
 
-_LENGTH = 65
-"""Bytes of the checksum and the newline after it."""
+_LENGTH = 65  # bytes of the checksum and the newline after it
 
 
 def read_summary(workspace: Workspace, version: VersionRecord, kind: Kind) -> bytes | None:

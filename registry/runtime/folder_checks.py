@@ -20,9 +20,7 @@ _SIZES = tuple(name for name in SIZES if name != "max_position_embeddings")
 def check_members(folder: Path, config: Mapping[str, Any]) -> None:
     """Check the `config.json` of a folder that has a `SequenceHost`, and this program's own modelling file.
 
-    Raises:
-        CheckpointError: a key is missing, its value is of another kind or does not fit the others, or a size is beyond
-            what the folder's tensors can have.
+    (CheckpointError: a key is missing, of another kind, contradicts others, or is a size beyond those of the tensors.)
     """
     where = str(folder / "config.json")
     host = sequence_host(config["model_type"])
@@ -33,13 +31,10 @@ def check_members(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_stored_sizes(folder: Path, configs: Iterable[Mapping[str, Any]], where: str) -> None:
-    """Check that no size in a folder's configurations is beyond what its tensors can have.
+    """Raise CheckpointError if a size in a folder's configurations is beyond what its tensors can have.
 
     Making a model takes time for each layer and memory for each width, whatever is stored. The configurations are
     untrusted; `where` is their file in messages.
-
-    Raises:
-        CheckpointError: a number of layers is beyond that of the tensors, or a width beyond all of theirs.
     """
     shapes = [entry.shape for path in folder.glob("*.safetensors") for entry in read_header(path).tensors.values()]
     if not shapes:
@@ -57,11 +52,7 @@ def check_routed(folder: Path, layers: Sequence[int] = ()) -> None:
     """Check that a folder holds a model of several experts, and has some layers; the Hub is never asked.
 
     Layers that context routing adds do not count. A folder that weighs its members alike in all layers is not checked
-    for them.
-
-    Raises:
-        CheckpointError: it is no folder, or holds no model.
-        InvalidInputError: its model is dense, or a mixture without one of `layers`.
+    for them (CheckpointError: it holds no model; InvalidInputError: a dense one, or a mixture without one of `layers`).
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder", _ROUTED_HINT)

@@ -99,10 +99,8 @@ class RoutingRecord:
 def gates(model: Any, *, every: bool = False) -> list[Gate]:
     """Return the routers of a loaded mixture, layer by layer; layers that context routing adds do not count.
 
-    With `every` these layers count too, from 0, and the head maps of a modelling file as the last one.
-
-    Raises:
-        InvalidInputError: the model has no router.
+    With `every` these layers count too, from 0, and the head maps of a modelling file as the last one
+    (InvalidInputError: the model has no router).
     """
     routers = []
     head_gate = f"{HEAD_MAPS}.gate" if every else None
@@ -153,11 +151,7 @@ def record_routing(model: Any) -> Iterator[list[RoutingRecord]]:
 
 @contextmanager
 def force_expert(model: Any, expert: int) -> Iterator[None]:
-    """Send every token to one expert of each layer, counted from 0, with weight 1, while the context is open.
-
-    Raises:
-        InvalidInputError: the model has no router, or no expert of that number.
-    """
+    """Send every token to one expert of each layer, from 0, while the context is open (InvalidInputError: no such)."""
     routers = gates(model, every=True)  # added layers too: head maps are a part of the expert
     for gate in routers:
         if not 0 <= expert < gate.experts:
@@ -171,11 +165,7 @@ def force_expert(model: Any, expert: int) -> Iterator[None]:
 
 @contextmanager
 def experts_per_token(model: Any, count: int) -> Iterator[None]:
-    """Send every token to `count` experts of each layer while the context is open, as with `num_experts_per_tok`.
-
-    Raises:
-        InvalidInputError: the model has no router, or fewer experts.
-    """
+    """Send every token to `count` experts of each layer while the context is open (InvalidInputError: too many)."""
     routers = gates(model, every=True)
     for gate in routers:
         if not 1 <= count <= gate.experts:

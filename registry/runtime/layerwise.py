@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from registry.families import Family
 from registry.runtime.loading import quiet_transformers, with_fast_products, without_weights
 
-Weights = Callable[[str], Tensor]
-"""Returns a tensor of the dense model by its name."""
+Weights = Callable[[str], Tensor]  # returns a tensor of the dense model by its name
 
 
 class LayerCalls:
@@ -68,10 +67,7 @@ class LayerCalls:
 
 
 class Layers(LayerCalls):
-    """A model of a family without weights, whose modules are loaded when they are needed.
-
-    It has a `config` (config.json), and computes in a dtype on a device.
-    """
+    """A model of a family without weights, by its config.json; its modules are loaded when they are needed."""
 
     def __init__(
         self,
@@ -100,10 +96,7 @@ class Layers(LayerCalls):
         return self._family.last_norm.norm
 
     def embedded(self, rows: Float[Tensor, "V H"], ids: Int64[Tensor, "B S"]) -> Float[Tensor, "B S H"]:
-        """Return the residual stream before the first layer, and store the arguments as `embed` does.
-
-        Ids are numbers of the embedding's `rows`, which may be a part of it.
-        """
+        """Return the stream before the first layer, and store arguments, as `embed`; ids are numbers of `rows`."""
         name = self._family.embedding.removesuffix(".weight")
         filled: Any = copy.deepcopy(self.model.get_submodule(name))  # subclasses may scale embeddings
         filled.weight = nn.Parameter(rows.to(self.device, self._dtype), requires_grad=False)
@@ -174,10 +167,6 @@ def watched(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor
 class _ReachedError(Exception):
     """A module was reached, with this input."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self.tensor = tensor
-
 
 def input_of(module: nn.Module, run: Callable[[], object]) -> Tensor:
     """Return the input that a module is given in a computation, which is then left."""
@@ -190,5 +179,6 @@ def input_of(module: nn.Module, run: Callable[[], object]) -> Tensor:
             run()
     except _ReachedError as reached:
         traceback.clear_frames(reached.__traceback__)  # they hold the computation's tensors
-        return reached.tensor
+        tensor: Tensor = reached.args[0]
+        return tensor
     raise AssertionError("the module was not called")

@@ -31,11 +31,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of a checkpoint folder.
-
-    Raises:
-        CheckpointError: there is no such folder, or it has no tokenizer, or one that needs its author's own code.
-    """
+    """Return the tokenizer of a checkpoint folder (CheckpointError: none, or one that needs its author's own code)."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder", "name a model's folder, such as one that reg compose wrote")
     from transformers import AutoTokenizer
@@ -75,9 +71,7 @@ def _config_problem(folder: Path) -> str | None:
 def load_model(folder: Path, dtype: str, device: str | None) -> Any:
     """Return a causal language model in evaluation mode, with every key of its folder matched.
 
-    Raises:
-        CheckpointError: keys are missing, unexpected or mismatched.
-        InvalidInputError: the device does not exist or cannot be used.
+    (CheckpointError: keys are missing, unexpected or mismatched; InvalidInputError: the device cannot be used.)
     """
     from transformers import AutoModelForCausalLM
 
@@ -118,10 +112,7 @@ def _not_loaded(folder: Path, error: Exception) -> CheckpointError:
 def unloaded_model(folder: Path) -> Any:
     """Return the float32 model that `load_model` returns on the CPU, with weights of any value.
 
-    Its weights take address space alone, and no memory until they are written.
-
-    Raises:
-        CheckpointError: transformers does not know its architecture.
+    Its weights take address space alone, and no memory until they are written (CheckpointError: it cannot be loaded).
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -167,10 +158,7 @@ def unfilled_model(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def has_our_code(folder: Path) -> bool:
-    """Tell whether a model folder has code, all of it equals modelling files that this program writes, and is used.
-
-    `auto_map` could also name code of another repository.
-    """
+    """Tell whether a folder's code is all modelling files of ours, and is used: `auto_map` may name other code."""
     try:
         config = read_json(folder / "config.json")
         code = {path.name: read_small(path, _CODE_BYTES) for path in folder.rglob("*.py")}

@@ -7,7 +7,6 @@ from anywhere, so it is checked before torch or transformers read it.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +17,7 @@ from registry.hosts.remote_code import modelling_file
 from registry.io.untrusted import OBJECT, Kind, list_of, maybe, some_fields
 
 HINT = "compose it again, or copy the folder again"
-MOST_TOKENS = 2**24
-"""The largest number of first tokens that a folder may weigh its members by."""
+MOST_TOKENS = 2**24  # the largest number of first tokens that a folder may weigh its members by
 
 
 def _is_number(value: Any) -> bool:
@@ -56,19 +54,14 @@ class SequenceHost(ABC):
     def check(self, config: Mapping[str, Any], where: str) -> None:
         """Check the own keys of an untrusted `config.json`, whose sizes are known to be those of stored tensors.
 
-        Raises:
-            CheckpointError: a key is missing, or its value is of another kind or does not fit the others.
+        (CheckpointError: a key is missing, or its value is of another kind or does not fit the others.)
         """
-
-
-@cache
-def _hosts() -> tuple[SequenceHost, ...]:
-    return tuple(instances(SEQUENCE_HOSTS))
 
 
 def sequence_host(model_type: object) -> SequenceHost | None:
     """Return the host of a model type; None of one that routes the tokens of each layer, or none."""
-    return next((host for host in _hosts() if str(model_type).startswith(host.model_type)), None)
+    hosts: tuple[SequenceHost, ...] = instances(SEQUENCE_HOSTS)
+    return next((host for host in hosts if str(model_type).startswith(host.model_type)), None)
 
 
 def check_member_configs(config: Mapping[str, Any], where: str) -> None:

@@ -34,8 +34,7 @@ from registry.runtime.loading import (
     without_weights,
 )
 
-WHOLE_SHARE = 0.5
-"""Share of the free memory that weights may take in float32 where the whole model is cast at once."""
+WHOLE_SHARE = 0.5  # share of the free memory that weights may take in float32 where the whole model is cast at once
 
 _ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Environment variables that bound the instructions of oneDNN; the first one that is set holds."""

@@ -67,9 +67,7 @@ class FileCache:
     def keep(self, key: str, fresh: Path) -> Path:
         """Move a file into the folder, and return its path there.
 
-        Raises:
-            OSError: the folder cannot be written.
-            ConflictError: a version that it comes from was opted out meanwhile.
+        (OSError: the folder cannot be written; ConflictError: a version that it comes from was opted out meanwhile.)
         """
         path = self.folder / f"{key}.{file_digest(fresh)}.safetensors"
         with self.putting():
@@ -87,9 +85,7 @@ class FileCache:
     def put(self, key: str, collected: Collected) -> Collected:
         """Write statistics to the cache under a digest, and return them as they are in the file.
 
-        Raises:
-            StorageError: the disk is full or refuses.
-            ConflictError: a version that they come from was opted out meanwhile.
+        (StorageError: the disk is full or refuses; ConflictError: a version of theirs was opted out meanwhile.)
         """
         staging = self.staging or self.folder
         staging.mkdir(parents=True, exist_ok=True)
@@ -100,8 +96,7 @@ class FileCache:
         return opened
 
 
-MOST_BYTES = 2**36
-"""Bytes of files in the cache at most, 64 GiB; and at most as many as the disk has left."""
+MOST_BYTES = 2**36  # bytes of files in the cache at most, 64 GiB; and at most as many as the disk has left
 
 PRODUCTS, SUMS, MAPS = "products-", "sums-", "maps-"
 """Begin the names of these files in the cache: one member's products, a subset's sums, a subset's solved maps."""
@@ -111,8 +106,7 @@ PREFIXES = (PRODUCTS, SUMS, MAPS)
 NumberedBlock = tuple[int, Tensor]
 """The number of a map among those that are solved together, and a block of its rows, (r, H)."""
 
-ROWS = 512
-"""Rows of a map that are read at once."""
+ROWS = 512  # rows of a map that are read at once
 
 _KEEPING = Lock()
 
@@ -131,11 +125,8 @@ class KeptTensors:
     def products(self, member: Member, site: str, layer: int, names: Sequence[str]) -> Iterator[dict[str, Rows]]:
         """Open the products W_e G_e of a member's linear maps and the Gram of their input: name → rows (r, H), float64.
 
-        RegMean needs them (`registry.maths.trunk.regmean`); in float32, G_e W_e would lose digits where it is solved.
-
-        Raises:
-            DamagedError: a stored array is damaged.
-            StorageError: the disk is full or refuses.
+        RegMean needs them (`registry.maths.trunk.regmean`); in float32, G_e W_e would lose digits where it is solved
+        (DamagedError: a stored array is damaged; StorageError: the disk is full or refuses).
         """
 
         def streams() -> list[Stream]:
@@ -150,20 +141,14 @@ class KeptTensors:
             yield {name: partial(tensors.rows, name) for name in names}
 
     def keeps(self, weights: Sequence[float]) -> bool:
-        """Tell whether sums with these factors of the members are kept: in a cache, where members count alike.
-
-        Other factors are mostly tried once.
-        """
+        """Tell whether sums with these factors are kept: where members count alike; others are mostly tried once."""
         return self.files is not None and len(set(weights)) == 1
 
     def gram(self, members: Sequence[Member], site: str, layer: int, weights: Sequence[float]) -> GramSum:
         """Return the weighted sum of the members' Grams at one site and layer, for the caller to overwrite.
 
-        A kept sum is read once, for routers of any λ, where adding takes longer the more members there are.
-
-        Raises:
-            IncompatibleError: a member was registered without these statistics.
-            DamagedError: a stored array is damaged.
+        A kept sum is read once, for routers of any λ, where adding takes longer the more members there are
+        (IncompatibleError: a member was registered without these statistics; DamagedError: a stored array is damaged).
         """
         for member in members:
             member.require_statistics([site], "this", "needs")
@@ -211,17 +196,17 @@ class KeptTensors:
 
         def streams() -> list[Stream]:
             solved = groupby(solve(0), key=itemgetter(0))
-            return [Stream(_name(number), "float64", shape, lambda: _next(solved)) for number, shape in numbered]
+            return [Stream(name, "float64", shape, lambda: _next(solved)) for name, shape in named]
 
-        numbered = list(enumerate(shapes))
+        named = [(f"{number:06d}", shape) for number, shape in enumerate(shapes)]  # tensors are written by name
         with ExitStack() as stack:
             tensors = _unless_full(stack, self._opened(MAPS, made_from, streams))
             if tensors is None:
                 yield from solve(first)
                 return
-            for number, (height, *_) in numbered[first:]:
+            for number, (name, (height, *_)) in enumerate(named[first:], start=first):
                 for start in range(0, height, ROWS):
-                    yield number, tensors.rows(_name(number), start, min(start + ROWS, height))
+                    yield number, tensors.rows(name, start, min(start + ROWS, height))
 
     @contextmanager
     def _opened(self, prefix: str, made_from: Any, streams: Callable[[], list[Stream]]) -> Iterator[OpenTensors]:
@@ -316,11 +301,6 @@ def _sum_streams(total: GramSum) -> list[Stream]:
         Stream("gram", "float64", (size * (size + 1) // 2,), lambda: map(to_block, rows)),
         Stream.of("moments", to_block(total.moments), "float64"),
     ]
-
-
-def _name(number: int) -> str:
-    """Return the name of a map in a file, whose tensors are written by name."""
-    return f"{number:06d}"
 
 
 def _next(solved: Iterator[tuple[int, Iterator[NumberedBlock]]]) -> Iterator[Block]:

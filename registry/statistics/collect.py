@@ -40,8 +40,7 @@ SEED = 0
 CONTENTS = "contents"
 """Value of `evidence` in the settings of statistics: contents of messages alone count as evidence of an expert."""
 
-MOST_TOKENS = 2**53
-"""Tokens that counts alone may add up to: shares of them are exact in float64."""
+MOST_TOKENS = 2**53  # tokens that counts alone may add up to: shares of them are exact in float64
 
 
 def text_calibration(
@@ -50,12 +49,9 @@ def text_calibration(
     """Return the calibration tokens of `data`, sampled over all of it.
 
     They are windows anywhere (`windows.random_places`) or, with `settings.document_tokens`, the first tokens of
-    documents (`windows.document_beginnings`). Without `data` the checkpoint's own `calibration.*` file is read;
-    without such a file, None is returned.
-
-    Raises:
-        CalibrationError: there is no text, `data` cannot be read, or a token is not in the model's vocabulary.
-        CheckpointError: the checkpoint has no tokenizer.
+    documents (`windows.document_beginnings`). Without `data` the checkpoint's own `calibration.*` file is read; without
+    such a file, None is returned (CalibrationError: there is no text, `data` cannot be read, or a token is not in the
+    model's vocabulary; CheckpointError: the checkpoint has no tokenizer).
     """
     if not data:
         own = find_calibration(checkpoint.folder)
@@ -79,12 +75,7 @@ def text_calibration(
 
 
 def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
-    """Return the statistics in a checkpoint's folder, checked, or None if it has no such file.
-
-    Raises:
-        CheckpointError: they belong to other weights, their layers, scales, counts or tokens do not fit the model, or
-            they contradict each other.
-    """
+    """Return the statistics in a checkpoint's folder, or None (CheckpointError: contradictory, or of other weights)."""
     checkpoint, weights = hashed.checkpoint, hashed.weights
     path = own_file(checkpoint.folder, statistics_file.FILE_NAME)
     if path is None:
@@ -173,10 +164,8 @@ def collect(
         cluster: the nodes that take slices of the pass; None to run it in this process.
 
     Raises:
-        CalibrationError: the expert cannot sample text, or does not fit into memory for it; or an activation is NaN or
-            infinite.
-        CheckpointError: the model cannot be loaded.
-        ClusterError: the nodes cannot do the work.
+        CalibrationError: the expert cannot sample text, or not in this memory; or an activation is NaN or infinite.
+        CheckpointError, ClusterError: the model cannot be loaded; the nodes cannot do the work.
     """
     checkpoint, model = hashed.checkpoint, None
     self_sampled = calibration is None
@@ -262,13 +251,10 @@ def collect_to(
 
     Args:
         folder: the checkpoint, as `Registry.add_expert` takes it.
-        out: created if absent.
+        out: created if absent (StorageError: it cannot be written).
         cluster: the nodes that take slices of the pass; they see the checkpoint and `out`.
 
-    Raises:
-        CheckpointError, UnsupportedFamilyError: the checkpoint cannot be registered.
-        CalibrationError: there is no text, or an activation is NaN or infinite.
-        StorageError: `out` cannot be written.
+    Other errors are those of `open_checkpoint`, `text_calibration` and `collect`.
     """
     settings = settings or PassSettings()
     target = Path(out)

@@ -59,11 +59,7 @@ class OpenTensors:
         return opened
 
     def fill(self, name: str, begin: int, into: Tensor) -> None:
-        """Read elements of a tensor, from number `begin` on, into another: contiguous and of its dtype.
-
-        Raises:
-            DamagedError: the file ends early.
-        """
+        """Read elements from number `begin` on into a contiguous tensor of their dtype (DamagedError: too few)."""
         rest, at = into.numpy().data.cast("B"), self.entries[name].begin + into.element_size() * begin
         while rest:
             if not (read := os.preadv(self.file, [rest], at)):
@@ -162,8 +158,7 @@ _KINDS = {
     "computed": OBJECT,
     "done": maybe(_LISTS),
 }
-_ADDED = {"sites", "folds", "evidence"}
-"""Keys that older files lack, and files of text without chats the last."""
+_ADDED = {"sites", "folds", "evidence"}  # keys that older files lack, and files of text without chats the last
 
 
 @dataclass(frozen=True)
@@ -215,8 +210,7 @@ class Collected:
         return PackedStatistics(item.packed(), item.exponents, item.saturated)
 
 
-Part = tuple[str, int, Statistics]
-"""Site, layer, and its statistics."""
+Part = tuple[str, int, Statistics]  # site, layer, and its statistics
 
 
 def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) -> None:
@@ -231,7 +225,8 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
 
     exponents: dict[str, list[torch.Tensor]] = {site: [] for site in collected.sites}
     saturated: dict[str, list[int]] = {site: [] for site in collected.sites}
-    for site, number, layer in _layers(collected) if parts is None else map(_held, parts):
+    held = ((site, *one) for site, layers in collected.sites.items() for one in enumerate(lazy_layers(layers)))
+    for site, number, layer in held if parts is None else map(_held, parts):
         exponents.setdefault(site, []).append(layer.exponents)
         saturated.setdefault(site, []).append(layer.saturated)
         sources = {f"{site}.gram.{number}": layer.source} | {
@@ -260,12 +255,6 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     replace_shard(path, streams, {"expert-registry": json.dumps(document)})
 
 
-def _layers(collected: Collected) -> Iterator[tuple[str, int, LazyStatistics]]:
-    for site, layers in collected.sites.items():
-        for number, layer in enumerate(lazy_layers(layers)):
-            yield site, number, layer
-
-
 def _held(part: Part) -> tuple[str, int, LazyStatistics]:
     """Return a temporary part packed: only its packed half stays in memory."""
     site, number, layer = part
@@ -276,8 +265,7 @@ def _held(part: Part) -> tuple[str, int, LazyStatistics]:
 def load(path: Path) -> Collected:
     """Open a file that `save` wrote, as untrusted input. Its matrices are checked in shape, and read when needed.
 
-    Raises:
-        CheckpointError: the file is not of this format, cannot be read, or contradicts itself.
+    (CheckpointError: the file is not of this format, cannot be read, or contradicts itself.)
     """
     header = read_header(path)
     for name, tensor in header.tensors.items():

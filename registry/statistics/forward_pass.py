@@ -26,8 +26,7 @@ from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch, dense_hook_points
 from store.digest import json_digest
 
-SAVE_SECONDS = 60.0
-"""Seconds between two saves of a running pass, so that it can resume after an interruption."""
+SAVE_SECONDS = 60.0  # seconds between two saves of a running pass, so that it can resume after an interruption
 
 
 def take_statistics(

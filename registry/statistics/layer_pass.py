@@ -43,8 +43,7 @@ from registry.statistics.settings import PassSettings
 from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch, dense_hook_points
 from store.digest import json_digest
 
-LIBRARIES = 3 << 28
-"""Bytes that Python, torch and transformers take, with compiled kernels and buffers: 0.8 GB."""
+LIBRARIES = 3 << 28  # bytes that Python, torch and transformers take, with compiled kernels and buffers: 0.8 GB
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,7 @@ def whole_fits(checkpoint: Checkpoint, settings: PassSettings, seq_len: int, pro
 
 
 def check_sampling(checkpoint: Checkpoint, settings: PassSettings, seq_len: int) -> None:
-    """Check that an expert can sample its text: token by token, which needs the whole model in memory.
-
-    Raises:
-        CalibrationError: the model does not fit.
-    """
+    """Raise CalibrationError if a model is too large to sample text: token by token, with all of it in memory."""
     need, limit = PassMemory.of(checkpoint, settings, seq_len).model, _limit(settings)
     if need > limit:
         raise CalibrationError(
@@ -162,8 +157,7 @@ def run_module(
         before: returns a batch's stream before the module, given the batch's first window and its tokens.
         after: takes a batch's stream after the module, given the batch's first window.
 
-    Raises:
-        CalibrationError: an activation is NaN or infinite.
+    Raises CalibrationError if an activation is NaN or infinite.
     """
     with torch.no_grad(), sums.attached(points):
         for first, ids, keep in batches:
@@ -178,10 +172,7 @@ def mlp_statistics(
     """Yield the statistics of each layer's MLP inputs, on the CPU: to the bit those of `take_statistics`.
 
     Besides the model, N · S · H activations and the sums of one layer are in memory. Between two layers the model is
-    whole.
-
-    Raises:
-        CalibrationError: an activation is NaN or infinite.
+    whole (CalibrationError: an activation is NaN or infinite).
     """
     calls, batches = LayerCalls(model, checkpoint.family.layers), Batches(calibration, batch_size)
     counting = Counting.of(checkpoint, "router", model.device)
@@ -221,8 +212,7 @@ def take_statistics_by_layer(
             that it finished. None for the system's temporary folder, and no resuming.
 
     Raises:
-        CalibrationError: an activation is NaN or infinite.
-        CheckpointError: a tensor cannot be read.
+        CalibrationError, CheckpointError: an activation is NaN or infinite; a tensor cannot be read.
         StorageError: `partial` cannot be written, or was deleted meanwhile.
     """
     computed = computed_by(checkpoint, settings)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from registry.checkpoint import Checkpoint
 from registry.families import NormOutput
-from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
+from registry.families.sites import ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
 from registry.io.torch_blocks import to_tensor
 from registry.maths.fixed_point import (
     MIXED_MARGIN,
@@ -35,35 +35,26 @@ class Scales:
 
 def scales(checkpoint: Checkpoint, site: str) -> Scales:
     """Return the scales of a checkpoint's statistics at one site."""
-    bounds, bits = _BOUNDS[site](checkpoint)
+    family, bits = checkpoint.family, NORM_BITS
+    source = family.mlp_input(checkpoint.architecture) if site == MLP_INPUT else family.attention_norm
+    if site == HEAD_INPUT:
+        bounds = [norm_bound(*_norm(checkpoint, family.last_norm.norm, family.last_norm))]
+    elif site == ATTENTION_OUTPUT:
+        bounds, bits = _attention_output(checkpoint), RESIDUAL_BITS
+    elif source is None:
+        stream = _stream_bounds(checkpoint)
+        bounds, bits = stream[_AFTER_ATTENTION if site == MLP_INPUT else _BEFORE_LAYERS], RESIDUAL_BITS
+    else:
+        names = [family.tensor_name(layer, source.norm) for layer in _layers(checkpoint)]
+        bounds = [norm_bound(*_norm(checkpoint, name, source)) for name in names]
     return Scales(tuple(exponents_for(bound, bits) for bound in bounds), bits)
 
 
-_BEFORE_LAYERS = slice(None, -1, 2)
-"""The even bounds of the residual stream without the last: the stream before each layer."""
-
-Bounds = tuple[list[Tensor], int]
-"""The bounds of each layer, of shape (C,), and the bits of an integer."""
+_BEFORE_LAYERS, _AFTER_ATTENTION = slice(None, -1, 2), slice(1, None, 2)
+"""The bounds of the residual stream before each layer, and after each layer's attention, before its MLP."""
 
 
-def _mlp_input(checkpoint: Checkpoint) -> Bounds:
-    # The odd bounds: the stream after each layer's attention, before its MLP.
-    return _layer_input(checkpoint, checkpoint.family.mlp_input(checkpoint.architecture), slice(1, None, 2))
-
-
-def _attention_input(checkpoint: Checkpoint) -> Bounds:
-    return _layer_input(checkpoint, checkpoint.family.attention_norm, _BEFORE_LAYERS)
-
-
-def _layer_input(checkpoint: Checkpoint, source: NormOutput | None, of_stream: slice) -> Bounds:
-    """Bound the output of a norm in each layer, or the residual stream at some of its bounds."""
-    if source is None:
-        return _stream_bounds(checkpoint)[of_stream], RESIDUAL_BITS
-    names = [checkpoint.family.tensor_name(layer, source.norm) for layer in _layers(checkpoint)]
-    return [norm_bound(*_norm(checkpoint, name, source)) for name in names], NORM_BITS
-
-
-def _attention_output(checkpoint: Checkpoint) -> Bounds:
+def _attention_output(checkpoint: Checkpoint) -> list[Tensor]:
     """Bound a head's output, a weighted mean of values, by the largest value that its inputs can give.
 
     With v = W(γ ∘ n + β) + b and ‖n‖₂ ≤ √H, |v_i| ≤ √H ‖W_i ∘ γ‖₂ + |W_i β + b_i| (Cauchy-Schwarz); from the residual
@@ -85,20 +76,7 @@ def _attention_output(checkpoint: Checkpoint) -> Bounds:
         groups = architecture.num_attention_heads // architecture.num_key_value_heads
         # (K, D) → (heads, D) → (C,): each key-value head serves a group of consecutive query heads.
         bounds.append(heads.repeat_interleave(groups, dim=0).flatten() * MIXED_MARGIN)
-    return bounds, RESIDUAL_BITS
-
-
-def _head_input(checkpoint: Checkpoint) -> Bounds:
-    norm = checkpoint.family.last_norm
-    return [norm_bound(*_norm(checkpoint, norm.norm, norm))], NORM_BITS
-
-
-_BOUNDS = {
-    MLP_INPUT: _mlp_input,
-    ATTENTION_INPUT: _attention_input,
-    ATTENTION_OUTPUT: _attention_output,
-    HEAD_INPUT: _head_input,
-}
+    return bounds
 
 
 def _layers(checkpoint: Checkpoint) -> range:

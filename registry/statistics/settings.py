@@ -10,8 +10,7 @@ from registry.io.dtypes import AUTO, COMPUTE_DTYPES
 DEFAULT_TOKENS = 24_576
 """Calibration tokens for an expert: 96 windows of 256. A sixth of it costs 0.2 of the normalised score."""
 
-DEFAULT_SEQ_LEN = 256
-"""Tokens of a window."""
+DEFAULT_SEQ_LEN = 256  # tokens of a window
 
 
 @dataclass(frozen=True)

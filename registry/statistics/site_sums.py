@@ -44,8 +44,7 @@ class RunningSums:
     def add(self, rows: Float[Tensor, "T H"], runs: Sequence[slice], completed_windows: int) -> None:
         """Add the rows of a batch that count, and set the number of windows that the sums hold afterwards.
 
-        Raises:
-            ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.
+        (ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.)
         """
         with defer_sigint():
             self.broken = True

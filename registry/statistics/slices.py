@@ -14,9 +14,10 @@ Shapes: N windows of a calibration, B windows of a batch, V vocabulary.
 import re
 import uuid
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import groupby
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from registry.distributed import Cluster, Step, Task
 from registry.distributed.step import node_kind
 from registry.errors import CheckpointError, ClusterError, DamagedError, first_line
 from registry.families.sites import SITES
-from registry.io.work_dirs import resumable_folder, temporary_folder
+from registry.io.work_dirs import resumable_folder
 from registry.progress import Progress, remark, silent
 from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
@@ -49,11 +50,6 @@ class Slice:
     first: int
     stop: int
 
-    @property
-    def windows(self) -> range:
-        """Numbers of its windows."""
-        return range(self.first, self.stop)
-
     def __str__(self) -> str:
         return f"windows {self.first} to {self.stop - 1}"
 
@@ -63,10 +59,7 @@ def plan_slices(windows: int, batch_size: int, count: int, taken: Sequence[Slice
 
     Args:
         count: slices that all windows are divided into, at most; each has one batch at least.
-        taken: slices that need not be taken again; they do not overlap.
-
-    Raises:
-        ValueError: a slice that is taken is no run of whole batches.
+        taken: slices that need not be taken again; they do not overlap (ValueError: one is no run of whole batches).
     """
     batches = -(-windows // batch_size)
     free = [True] * batches
@@ -79,19 +72,12 @@ def plan_slices(windows: int, batch_size: int, count: int, taken: Sequence[Slice
     count = max(1, min(count, len(numbers)))
     # Shares differ by one batch at most; where a share is no run, it becomes several slices.
     shares = [numbers[len(numbers) * part // count : len(numbers) * (part + 1) // count] for part in range(count)]
-    return [
-        Slice(run[0] * batch_size, min((run[-1] + 1) * batch_size, windows)) for share in shares for run in _runs(share)
+    runs = [
+        [number for _, number in run]  # as far apart as their places in the share
+        for share in shares
+        for _, run in groupby(enumerate(share), key=lambda one: one[1] - one[0])
     ]
-
-
-def _runs(numbers: Sequence[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] + 1 == number:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
+    return [Slice(run[0] * batch_size, min((run[-1] + 1) * batch_size, windows)) for run in runs]
 
 
 @dataclass(frozen=True)
@@ -125,9 +111,7 @@ def take_slice(
 ) -> Path:
     """Take the statistics of a slice, write them to a folder, where others may write the same, and return the file.
 
-    Raises:
-        CalibrationError: an activation is NaN or infinite.
-        StorageError: the folder cannot be written.
+    (CalibrationError: an activation is NaN or infinite; StorageError: the folder cannot be written.)
     """
     of, windows = whole.calibration, slice(part.first, part.stop)
     own = Calibration(of.ids[windows], of.lengths[windows], of.label)
@@ -159,16 +143,13 @@ def taken_slices(whole: SlicedPass, folder: Path, kind: str | None = None) -> di
                 found[part] = path
     if kind is not None:
         return by_kind.get(_short(kind), {})
-    return max(by_kind.values(), key=lambda found: sum(len(part.windows) for part in found), default={})
+    return max(by_kind.values(), key=lambda found: sum(part.stop - part.first for part in found), default={})
 
 
 def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path]) -> Collected:
     """Return the sum of slices that cover all windows: to the bit what one pass takes.
 
-    One site of one layer is read at a time.
-
-    Raises:
-        DamagedError: a file cannot be read, or the slices do not cover all windows once.
+    One site of one layer is read at a time (DamagedError: a file is unreadable, or windows are missing or double).
     """
     opened = []
     for path in paths:
@@ -246,18 +227,14 @@ def collect_slices(
         partial: a folder that all nodes see, for the slices; after an interruption, the same pass goes on from them.
 
     Raises:
-        CalibrationError: an activation is NaN or infinite.
+        CalibrationError, StorageError: an activation is NaN or infinite; `partial` cannot be written.
         CheckpointError: a node reads other weights in the checkpoint's folder.
         ClusterError: the nodes are of different kinds, or tasks lost their processes too often.
-        StorageError: `partial` cannot be written.
     """
     checkpoint = hashed.checkpoint
     whole = SlicedPass.of(checkpoint, hashed.weights, calibration, settings)
-    with ExitStack() as stack:
-        if partial is None:
-            folder = stack.enter_context(temporary_folder())
-        else:
-            folder = stack.enter_context(resumable_folder(partial.absolute(), whole.key, [hashed.weights]))
+    above = None if partial is None else partial.absolute()
+    with resumable_folder(above, whole.key, [hashed.weights]) as folder:
         shared = _Shared(SharedCheckpoint.of(hashed), whole, folder)
         taken = taken_slices(whole, folder)
         report_resumed(sum(_tokens(calibration, part) for part in taken), calibration, progress)
@@ -295,27 +272,19 @@ def _take(shared: _Shared, taken: dict[Slice, Path], cluster: Cluster, progress:
 
 def take_in_task(shared: _Shared, part: Slice, *, progress: Progress) -> str:
     """Take one slice in a task, and return the name of its file."""
-    checkpoint, model = _loaded(shared.checkpoint, shared.whole.settings, progress)
-    kind = node_kind(str(shared.whole.settings.device))
+    settings = shared.whole.settings
+    key = shared.checkpoint, settings.dtype, settings.device
+    if key not in _opened:
+        _opened.clear()
+        opened = open_shared(shared.checkpoint)
+        _opened[key] = opened, load_for_pass(opened.folder, settings.dtype, settings.device, progress=progress)
+    checkpoint, model = _opened[key]
+    kind = node_kind(str(settings.device))
     return take_slice(checkpoint, model, shared.whole, part, shared.folder, kind, progress).name
 
 
-def _loaded(shared: SharedCheckpoint, settings: PassSettings, progress: Progress) -> tuple[Checkpoint, Any]:
-    """Return a checkpoint and its model, which are opened and checked once in each process."""
-    key = shared, settings.dtype, settings.device
-    if key not in _opened:
-        _opened.clear()
-        checkpoint = open_shared(shared)
-        _opened[key] = checkpoint, load_for_pass(shared.folder, settings.dtype, settings.device, progress=progress)
-    return _opened[key]
-
-
 def open_shared(shared: SharedCheckpoint) -> Checkpoint:
-    """Open a checkpoint by its path, and check that its weights are those that the main process has read.
-
-    Raises:
-        CheckpointError: they are others, or there is no such folder.
-    """
+    """Open a checkpoint by its path (CheckpointError: it is absent, or not what the main process has read)."""
     checkpoint = Checkpoint(shared.folder, label=shared.label, remote_code=True)
     if hash_checkpoint(checkpoint, silent).weights != shared.weights:
         raise CheckpointError(

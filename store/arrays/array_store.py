@@ -1,8 +1,9 @@
 """The contract of an array store: arrays under the digest of their content, written once, never changed.
 
 Each array is a zarr v3 array, in the files `<first two digits>/<digest>/{zarr.json, c.0.0, …}` below the place of the
-store. The digest is SHA-256 over the dtype, the shape and the row-major little-endian bytes, so equal content is stored
-only once. The file `registry` holds the id of the catalog that these arrays belong to.
+store. zarr reads and writes them over an object store, that of a bucket or of a folder (`zarr_files.py`). The digest is
+SHA-256 over the dtype, the shape and the row-major little-endian bytes, so equal content is stored only once. The file
+`registry` holds the id of the catalog that these arrays belong to.
 
 Every array that is written is read back and compared with its digest. A crash leaves an incomplete array that no
 catalog row refers to; the next `put` of the same content completes it, and `reg gc` deletes it.
@@ -13,19 +14,21 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from store.arrays.chunk_files import ArrayFiles, decoded_chunks, raw_blocks
-from store.arrays.content_digest import Block, damaged, little_endian
+from store.arrays.chunks import ArrayFiles, fill, raw_blocks
+from store.arrays.content_digest import Block, damaged
+from store.arrays.layout import CARRIERS, DESCRIPTION, ROW_ELEMENTS, Layout, parse_layout
 from store.arrays.source import ArraySource, digest_of, rows_per_block
-from store.arrays.zarr_layout import CARRIERS, ROW_ELEMENTS, Layout
 from store.digest import is_digest
-from store.errors import DamagedError, InvalidInputError, NotFoundError, RegError, StorageError
+from store.errors import DamagedError, InvalidInputError, NotFoundError, StorageError
 from store.permissions import SPACE
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from obstore.store import ObjectStore
 
 OWNER_FILE = "registry"  # the file beside the arrays that holds the id of their catalog
 OWNER_BYTES = 100  # the largest such file that is read
@@ -85,24 +88,23 @@ class ArrayStore(ABC):
         digest = digest or digest_of(source)
         if self.is_intact(digest):
             return digest
-        try:
-            layout = Layout(source.dtype, source.shape, rows_per_block(source.shape), compress)
-            self._write(digest, layout, map(little_endian, source.blocks()))
-        except OSError as error:
-            self._abandon(digest)
-            if isinstance(error, RegError):
+        layout = Layout(source.dtype, source.shape, rows_per_block(source.shape), compress)
+        for overwrite in (not self.concurrent_writers, True):
+            try:
+                self._write(digest, layout, source.blocks(), overwrite)
+            except StorageError:
                 raise
-            raise StorageError(
-                f"array {digest[:12]} ({source.nbytes:,} bytes) cannot be written below {self.place}: "
-                f"{error.strerror or error}",
-                SPACE,
-            ) from error
-        if not self.is_intact(digest):
-            raise DamagedError(
-                f"array {digest[:12]}: the bytes read back are not the bytes written below {self.place}",
-                self.damage_hint,
-            )
-        return digest
+            except OSError as error:
+                raise StorageError(
+                    f"array {digest[:12]} ({source.nbytes:,} bytes) cannot be written below {self.place}: "
+                    f"{error.strerror or error}",
+                    SPACE,
+                ) from error
+            if self.is_intact(digest):
+                return digest
+        raise DamagedError(
+            f"array {digest[:12]}: the bytes read back are not the bytes written below {self.place}", self.damage_hint
+        )
 
     def open(self, digest: str, *, cached: bool = True) -> ArraySource:
         """Return `digest` as a source; every full pass over it ends with a check of the digest.
@@ -114,12 +116,11 @@ class ArrayStore(ABC):
             DamagedError: this program writes no such `zarr.json`; during a pass, the bytes do not match the digest.
         """
         files = self._files(digest, cached=cached)
-        layout = files.layout
-        rows = rows_per_block(layout.shape)
+        layout, rows = files.layout, rows_per_block(files.layout.shape)
         is_raw = _COPIED and not layout.compressed and layout.height == rows
 
         def blocks() -> Iterator[Block]:
-            read = raw_blocks(files, rows) if is_raw else decoded_chunks(files)
+            read = raw_blocks(files, rows) if is_raw else self._decoded(files)
             if layout.height != rows:  # written when chunks had another size
                 read = _regrouped(read, rows)
             return files.checked(read)
@@ -145,27 +146,24 @@ class ArrayStore(ABC):
         """
         import numpy as np
 
-        parts = []
         try:
             files = self._files(digest, cached=True)
             layout = files.layout
             if layout.compressed:
                 raise ValueError("it is compressed")
-            carrier = np.dtype(CARRIERS[layout.dtype][0]).newbyteorder("<")
-            for chunk in np.unique(rows // layout.height).tolist():
-                wanted = rows[rows // layout.height == chunk] - chunk * layout.height
-                part = np.empty((len(wanted), *layout.shape[1:]), carrier)
+            carrier = np.dtype(CARRIERS[layout.dtype][0])
+            found = np.empty((len(rows), *layout.shape[1:]), carrier.newbyteorder("<"))
+            chunks = rows // layout.height
+            for chunk in np.unique(chunks).tolist():
                 with files.opened(chunk) as file:
-                    for at, row in enumerate(wanted.tolist()):
-                        file.seek(row * layout.row_bytes)
-                        data = file.read(layout.row_bytes) or b""
-                        part[at] = np.frombuffer(data, carrier).reshape(layout.shape[1:])
-                parts.append(part.astype(CARRIERS[layout.dtype][0], copy=False))
+                    for at in np.flatnonzero(chunks == chunk).tolist():
+                        file.seek((int(rows[at]) - chunk * layout.height) * layout.row_bytes)
+                        fill(file, found[at : at + 1].data.cast("B"))
         except StorageError:
             raise
         except (OSError, ValueError, LookupError, OverflowError) as error:
             raise damaged(digest, f"it cannot be sampled ({error})") from error
-        return np.concatenate(parts)
+        return found.astype(carrier, copy=False)
 
     def is_intact(self, digest: str) -> bool:
         """Return True if `digest` is present and its bytes match the digest; copies of its files do not count."""
@@ -204,21 +202,76 @@ class ArrayStore(ABC):
         """Return one line on what deleting leaves behind, such as old versions in a bucket; None if nothing."""
         return None
 
-    @abstractmethod
     def _owner_data(self) -> bytes | None:
         """Return the content of `OWNER_FILE`; None if it is absent, nothing if it is not a file of its size."""
+        try:
+            return self._read(OWNER_FILE, OWNER_BYTES)
+        except ValueError:
+            return b""
 
-    @abstractmethod
     def _files(self, digest: str, *, cached: bool) -> ArrayFiles:
         """Return the files of an array (errors as `open`)."""
+        try:
+            data = self._description(digest, cached=cached)
+            if data is None:
+                raise NotFoundError(f"array {digest[:12]} is not below {self.place}", "reg verify")
+            return self._files_of(digest, parse_layout(data), cached=cached)
+        except StorageError:
+            raise
+        except (OSError, ValueError) as error:
+            raise damaged(digest, f"{DESCRIPTION} is unreadable ({error})") from error
+
+    def _decoded(self, files: ArrayFiles) -> Iterator[Block]:
+        """Yield the rows of each chunk in the carrier dtype, as zarr decodes them; they are not checked."""
+        layout = files.layout
+        array = self._array(files, overwrite=False)
+
+        def read(start: int) -> Block:
+            block: Block = array[start : start + layout.height]
+            return block.astype(CARRIERS[layout.dtype][0], copy=False)
+
+        return files.ahead(read, range(0, layout.shape[0], layout.height))
+
+    def _write(self, digest: str, layout: Layout, blocks: Iterator[Block], overwrite: bool) -> None:
+        """Write an array that is absent, incomplete or damaged; `zarr.json` comes last (OSError: it fails)."""
+        files, height = self._files_of(digest, layout, cached=False), layout.height
+        array = self._array(files, overwrite=overwrite)
+
+        def write(numbered: tuple[int, Block]) -> None:
+            number, block = numbered
+            array[number * height : number * height + len(block)] = block
+
+        for _ in files.ahead(write, enumerate(blocks)):
+            pass
+        self._put(f"{key_of(digest)}/{DESCRIPTION}", layout.content(), overwrite=overwrite)
+
+    def _array(self, files: ArrayFiles, *, overwrite: bool) -> Any:
+        """Return an array as zarr reads and writes it."""
+        from store.arrays.zarr_files import zarr_array  # which loads zarr
+
+        put = partial(self._put, overwrite=overwrite)
+        return zarr_array(self._objects, key_of(files.digest), files.layout, files.content, put)
+
+    @property
+    @abstractmethod
+    def _objects(self) -> "ObjectStore":
+        """The object store of this place, which is made if it is absent."""
 
     @abstractmethod
-    def _write(self, digest: str, layout: Layout, blocks: Iterator[Block]) -> None:
-        """Write an array that is absent, incomplete or damaged, given in little-endian order (OSError: it fails)."""
+    def _read(self, key: str, most: int) -> bytes | None:
+        """Return a small file, None if it is absent (ValueError: it is no file, or larger than `most` bytes)."""
 
-    def _abandon(self, digest: str) -> None:
-        """Delete what a write that failed has left, where nobody else can use it."""
-        return
+    @abstractmethod
+    def _put(self, key: str, data: bytes | memoryview, *, overwrite: bool) -> None:
+        """Write a file, and replace one that is there only if `overwrite` (OSError: it cannot be written)."""
+
+    @abstractmethod
+    def _description(self, digest: str, *, cached: bool) -> bytes | None:
+        """Return the `zarr.json` of an array (errors as `_read`)."""
+
+    @abstractmethod
+    def _files_of(self, digest: str, layout: Layout, *, cached: bool) -> ArrayFiles:
+        """Return the files that an array of a layout has."""
 
 
 def key_of(digest: str) -> str:

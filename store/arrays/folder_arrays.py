@@ -1,20 +1,29 @@
-"""Arrays in a folder: chunks are written in place, flushed to disk, read back and compared with the digest.
+"""Arrays in a folder: files appear whole, are flushed to disk, read back and compared with the digest.
 
-Writing does not rely on renames. A crash leaves an incomplete folder; the next `put` of the same content writes it
-again.
+A crash leaves an incomplete folder; the next `put` of the same content writes it again.
 """
 
+import errno
+import os
+import re
 import shutil
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from store.arrays.array_store import OWNER_BYTES, OWNER_FILE, ArrayStore, key_of
-from store.arrays.chunk_files import ArrayFiles, encoded_files, encoded_layout, flush, open_chunk
-from store.arrays.content_digest import Block, damaged
-from store.arrays.zarr_layout import DESCRIPTION, ChunkFile, Layout, read_layout, regular_size
+from store.arrays.array_store import OWNER_FILE, ArrayStore, key_of
+from store.arrays.chunks import ArrayFiles, open_chunk, regular_size
+from store.arrays.content_digest import Block
+from store.arrays.layout import DESCRIPTION, DESCRIPTION_BYTES, Layout
 from store.digest import is_digest
-from store.errors import NotFoundError, StorageError
+from store.errors import StorageError
 from store.permissions import SPACE
+
+if TYPE_CHECKING:
+    from obstore.store import LocalStore
+
+_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 class FolderArrays(ArrayStore):
@@ -22,23 +31,19 @@ class FolderArrays(ArrayStore):
 
     def __init__(self, root: Path) -> None:
         self.root, self.place = root, str(root)
-        self.owner_file = root / OWNER_FILE
 
     def path(self, digest: str) -> Path:
         """Return the folder of an array, whether or not it exists (DamagedError: it is not a digest)."""
         return self.root / key_of(digest)
 
     def set_owner(self, owner: str) -> None:
-        fresh = self.root / f"{OWNER_FILE}.new"
+        file = self.root / OWNER_FILE
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(f"{owner}\n".encode())
-            flush(fresh)
-            fresh.replace(self.owner_file)
-            for path in (self.root, self.root.parent):
+            self._put(OWNER_FILE, f"{owner}\n".encode(), overwrite=True)
+            for path in (file, self.root, self.root.parent):
                 flush(path)
         except OSError as error:
-            raise StorageError(f"{self.owner_file} cannot be written: {error.strerror}", SPACE) from error
+            raise StorageError(f"{file} cannot be written: {error.strerror}", SPACE) from error
 
     def has(self, digest: str) -> bool:
         return self.path(digest).exists()
@@ -59,45 +64,58 @@ class FolderArrays(ArrayStore):
             if is_digest(path.name) and path.name.startswith(path.parent.name):
                 yield path.name
 
-    def _owner_data(self) -> bytes | None:
+    @cached_property
+    def _objects(self) -> "LocalStore":
+        from obstore.store import LocalStore
+
+        return LocalStore(self.root, mkdir=True)
+
+    def _read(self, key: str, most: int) -> bytes | None:
+        file = self.root / key
         try:
-            return self.owner_file.read_bytes() if regular_size(self.owner_file) <= OWNER_BYTES else b""
-        except ValueError:
-            return b""
-        except FileNotFoundError:
+            if (size := regular_size(file)) > most:
+                raise ValueError(f"it has {size:,} bytes")
+            return file.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _files(self, digest: str, *, cached: bool) -> ArrayFiles:
-        path = self.path(digest)
-        if not path.is_dir():
-            raise NotFoundError(f"array {digest[:12]} is not below {self.root}", "reg verify")
-        try:
-            return _FolderFiles(digest, read_layout(path), path)
-        except (OSError, ValueError) as error:
-            raise damaged(digest, f"zarr.json is unreadable ({error})") from error
+    def _put(self, key: str, data: bytes | memoryview, *, overwrite: bool) -> None:
+        from obstore.exceptions import BaseError
 
-    def _write(self, digest: str, layout: Layout, blocks: Iterator[Block]) -> None:
+        try:
+            self._objects.put(key, data, use_multipart=False)
+        except BaseError as error:
+            found = _NUMBER.search(str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number)) from error
+
+    def _description(self, digest: str, *, cached: bool) -> bytes | None:
+        if self.path(digest).is_symlink():
+            raise ValueError("its folder is a symbolic link")
+        return self._read(f"{key_of(digest)}/{DESCRIPTION}", DESCRIPTION_BYTES)
+
+    def _files_of(self, digest: str, layout: Layout, *, cached: bool) -> ArrayFiles:
+        path = self.path(digest)
+        return ArrayFiles(
+            digest, layout, lambda number: open_chunk(path / layout.chunk_name(number), layout, number), at_once=1
+        )
+
+    def _write(self, digest: str, layout: Layout, blocks: Iterator[Block], overwrite: bool) -> None:
         path = self.path(digest)
         shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
-        (path / DESCRIPTION).write_bytes(encoded_layout(layout))
-        for name, parts in encoded_files(layout, blocks):
-            with (path / name).open("xb") as file:
-                file.writelines(parts)
-            flush(path / name)
-        for written in (path / DESCRIPTION, path, path.parent, path.parent.parent):
-            flush(written)
-
-    def _abandon(self, digest: str) -> None:
-        shutil.rmtree(self.path(digest), ignore_errors=True)
+        try:
+            super()._write(digest, layout, blocks, overwrite)
+            for written in (*path.iterdir(), path, path.parent, self.root):
+                flush(written)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
 
 
-class _FolderFiles(ArrayFiles):
-    """The files of an array in its folder."""
-
-    def __init__(self, digest: str, layout: Layout, folder: Path) -> None:
-        super().__init__(digest, layout)
-        self._folder = folder
-
-    def open(self, number: int) -> ChunkFile:
-        return open_chunk(self._folder / self.layout.chunk_name(number), self.layout, number)
+def flush(path: Path) -> None:
+    """Flush one file or folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,35 +1,34 @@
 """Arrays in an object store: chunks first, each by a conditional create, then `zarr.json`, which makes it an array.
 
-Nothing is renamed and nothing is locked. Writers of the same array write the same bytes, so who comes second compares
-and goes on: several may write at once. An array without `zarr.json` is incomplete; the next `put` of the same content
-completes it, and `reg gc` deletes it. Deleting begins with `zarr.json`.
+Nothing is renamed and nothing is locked. Writers of the same array write the same bytes, so what is there already is
+kept, and replaced only if the array is then found damaged: several may write at once. An array without `zarr.json` is
+incomplete; the next `put` of the same content completes it, and `reg gc` deletes it. Deleting begins with `zarr.json`.
 
 Files are the same, byte for byte, as in a folder. Reading goes through copies in a local folder (`chunk_cache.py`),
 but for what is to prove that the bucket has the bytes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
-from store.arrays.array_store import OWNER_BYTES, OWNER_FILE, ArrayStore, key_of
+from store.arrays.array_store import OWNER_FILE, ArrayStore, key_of
 from store.arrays.chunk_cache import ChunkCache, cache_bytes
-from store.arrays.chunk_files import ArrayFiles, decoded, encoded_files, encoded_layout, open_chunk
-from store.arrays.content_digest import Block, damaged
+from store.arrays.chunks import ArrayFiles, ChunkFile, check_chunk, open_chunk
+from store.arrays.content_digest import Block
 from store.arrays.folder_arrays import FolderArrays
-from store.arrays.zarr_layout import DESCRIPTION, DESCRIPTION_BYTES, ChunkFile, Layout, check_chunk, parse_layout
-from store.bucket import Bucket, ahead
+from store.arrays.layout import DESCRIPTION, DESCRIPTION_BYTES, Layout, parse_layout
+from store.bucket import Bucket
 from store.digest import is_digest
-from store.errors import ConflictError, NotFoundError
+from store.errors import ConflictError
 from store.object_store import is_url
 
-AHEAD_BYTES, AHEAD_CHUNKS = 64 * 2**20, 4
-"""Bytes and number of chunks of one array that are fetched or written at once, at most."""
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
+CHUNKS_AT_ONCE = 4  # chunks of one array that are fetched or written at once, at most
 
 
 class ObjectArrays(ArrayStore):
@@ -98,88 +97,67 @@ class ObjectArrays(ArrayStore):
             f"aws s3api list-object-versions --bucket {bucket} --prefix '{prefix}' lists them"
         )
 
-    def _owner_data(self) -> bytes | None:
-        try:
-            return self.bucket.read(OWNER_FILE, most=OWNER_BYTES)
-        except ValueError:
-            return b""
+    @property
+    def _objects(self) -> "ObjectStore":
+        return self.bucket.objects
 
-    def _files(self, digest: str, *, cached: bool) -> ArrayFiles:
-        key, cache = key_of(digest), self.cache if cached else None
+    def _read(self, key: str, most: int) -> bytes | None:
+        return self.bucket.read(key, most=most)
+
+    def _put(self, key: str, data: bytes | memoryview, *, overwrite: bool) -> None:
+        if overwrite:
+            self.bucket.put(key, data)
+        else:
+            self.bucket.create(key, data)
+
+    def _description(self, digest: str, *, cached: bool) -> bytes | None:
+        cache = self.cache if cached else None
         if cache is not None and (data := cache.read(digest, DESCRIPTION, DESCRIPTION_BYTES)) is not None:
             try:
-                return _ObjectFiles(digest, parse_layout(data), self.bucket, cache)
+                parse_layout(data)
             except ValueError:  # the copy is damaged
                 cache.drop(digest)
-        try:
-            data = self.bucket.read(f"{key}/{DESCRIPTION}", most=DESCRIPTION_BYTES)
-            if data is None:
-                raise NotFoundError(f"array {digest[:12]} is not below {self.place}", "reg verify")
-            layout = parse_layout(data)
-        except ValueError as error:
-            raise damaged(digest, f"zarr.json is unreadable ({error})") from error
-        if cache is not None:
+            else:
+                return data
+        data = self._read(f"{key_of(digest)}/{DESCRIPTION}", DESCRIPTION_BYTES)
+        if cache is not None and data is not None:
             cache.keep(digest, DESCRIPTION, data)
-        return _ObjectFiles(digest, layout, self.bucket, cache)
+        return data
 
-    def _write(self, digest: str, layout: Layout, blocks: Iterator[Block]) -> None:
-        if self.cache is not None:
-            self.cache.drop(digest)
-            self.cache.allow(digest)
-        bucket, prefix = self.bucket, key_of(digest)
+    def _files_of(self, digest: str, layout: Layout, *, cached: bool) -> ArrayFiles:
+        cache = self.cache if cached else None
+        drop = (lambda: None) if cache is None else partial(cache.drop, digest)
+        return ArrayFiles(digest, layout, partial(self._open_chunk, digest, layout, cache), CHUNKS_AT_ONCE, drop)
 
-        def write(numbered: tuple[int, tuple[str, list[bytes | memoryview]]]) -> None:
-            number, (name, parts) = numbered
-            data = parts[0] if len(parts) == 1 else b"".join(parts)
-            key = f"{prefix}/{name}"
-            if not bucket.create(key, data) and not _is_chunk(bucket.read(key), layout, number, data):
-                bucket.put(key, data)
-
-        for _ in _ahead(write, enumerate(encoded_files(layout, blocks)), layout):
-            pass
-        description, key = encoded_layout(layout), f"{prefix}/{DESCRIPTION}"
-        if not bucket.create(key, description) and bucket.read(key) != description:
-            bucket.put(key, description)
-
-
-class _ObjectFiles(ArrayFiles):
-    """The files of an array in a bucket, read through copies where there is a cache."""
-
-    def __init__(self, digest: str, layout: Layout, bucket: Bucket, cache: ChunkCache | None) -> None:
-        super().__init__(digest, layout)
-        self._bucket, self._cache = bucket, cache
-
-    def open(self, number: int) -> ChunkFile:
-        name = self.layout.chunk_name(number)
-        if self._cache is not None:
-            path = self._cache.path(self.digest, name)
+    def _open_chunk(self, digest: str, layout: Layout, cache: ChunkCache | None, number: int) -> ChunkFile:
+        """Open a chunk, as a copy where there is one (errors as `ArrayFiles.open`)."""
+        name = layout.chunk_name(number)
+        if cache is not None:
+            path = cache.path(digest, name)
             try:
-                copy = open_chunk(path, self.layout, number)
+                copy = open_chunk(path, layout, number)
             except FileNotFoundError:
                 pass
             except (OSError, ValueError):  # a damaged copy
                 path.unlink(missing_ok=True)
             else:
-                self._cache.used(path)
+                cache.used(path)
                 return copy
-        size = None if self.layout.compressed else self.layout.chunk_bytes
-        data = self._bucket.read(f"{key_of(self.digest)}/{name}", size, most=2 * self.layout.chunk_bytes + 1024)
+        size = None if layout.compressed else layout.chunk_bytes
+        data = self.bucket.read(f"{key_of(digest)}/{name}", size, most=2 * layout.chunk_bytes + 1024)
         if data is None:
             raise FileNotFoundError(f"{name} is not in the bucket")
         file = BytesIO(data)
-        check_chunk(self.layout, number, file)
-        if self._cache is not None:
-            self._cache.keep(self.digest, name, data)
+        check_chunk(layout, number, file)
+        if cache is not None:
+            cache.keep(digest, name, data)
         return file
 
-    def open_all(self) -> Iterator[ChunkFile]:
-        for file in _ahead(self.open, range(self.layout.count), self.layout):
-            with file:
-                yield file
-
-    def drop(self) -> None:
-        if self._cache is not None:
-            self._cache.drop(self.digest)
+    def _write(self, digest: str, layout: Layout, blocks: Iterator[Block], overwrite: bool) -> None:
+        if self.cache is not None:
+            self.cache.drop(digest)
+            self.cache.allow(digest)
+        super()._write(digest, layout, blocks, overwrite)
 
 
 def open_arrays(place: str | Path, cache: Path | None = None) -> ArrayStore:
@@ -189,31 +167,8 @@ def open_arrays(place: str | Path, cache: Path | None = None) -> ArrayStore:
 
     Raises:
         InvalidInputError: the URL is not that of a bucket, or the size of the cache is not a number.
-        StorageError: the library for object stores is not installed, or its settings are wrong.
+        StorageError: the settings of the bucket in the environment are not valid.
     """
     if not is_url(str(place)):
         return FolderArrays(Path(place))
     return ObjectArrays(str(place), None if cache is None else ChunkCache(cache, cache_bytes()))
-
-
-def _is_chunk(found: bytes | None, layout: Layout, number: int, data: bytes | memoryview) -> bool:
-    """Tell whether an object holds a chunk: its bytes, or of a compressed one another frame of the same content."""
-    if found is None or memoryview(found) == memoryview(data):
-        return found is not None
-    if not layout.compressed:
-        return False
-    try:
-        check_chunk(layout, number, BytesIO(found))
-        return decoded(layout, found).tobytes() == decoded(layout, bytes(data)).tobytes()
-    except (ValueError, RuntimeError):  # it is damaged
-        return False
-
-
-def _ahead(function: Callable[[_T], _R], items: Iterable[_T], layout: Layout) -> Iterator[_R]:
-    """Yield what a function returns for each chunk of an array, as `ahead`; without threads where but one fits."""
-    count = min(AHEAD_CHUNKS, layout.count, AHEAD_BYTES // layout.chunk_bytes)
-    if count <= 1:
-        yield from map(function, items)
-        return
-    with ThreadPoolExecutor(count, thread_name_prefix="chunks") as pool:
-        yield from ahead(pool, count, function, items)

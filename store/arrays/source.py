@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from store.arrays.chunk_files import ArrayFiles
+from store.arrays.chunks import ArrayFiles
 from store.arrays.content_digest import Block, little_endian, new_hash
-from store.arrays.zarr_layout import CARRIERS, CHUNK_ELEMENTS
+from store.arrays.layout import CARRIERS, CHUNK_ELEMENTS
 
 
 def rows_per_block(shape: tuple[int, ...]) -> int:

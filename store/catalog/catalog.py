@@ -43,9 +43,7 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
             before_creating: called with the URL before a catalog is created; raises an error to prevent it.
             at_once: create it now, and not before the first write. A writer that holds the lock calls `create` before.
 
-        Raises:
-            SchemaError: the catalog's schema is older or newer than this program.
-            InvalidInputError: `url` is not a valid database URL.
+        (SchemaError: its schema is older or newer than this program; InvalidInputError: `url` is no database URL.)
         """
         self.engine = self._database = make_engine(url)
         self._locks, self._before_creating = locks_of(self._database, lock), before_creating

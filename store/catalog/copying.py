@@ -36,9 +36,8 @@ def copy(source: str, target: str, lock: Path) -> Copied:
     not at all. `lock` is the file of the registry's lock, where the database has no locks of its own.
 
     Raises:
-        NotFoundError, SchemaError: `source` holds no catalog; one of the two is older or newer than this program.
+        NotFoundError, SchemaError, DamagedError: `source` holds no catalog; one has another schema; it is not intact.
         ConflictError: `target` is `source`, or holds rows; or another process writes for too long.
-        DamagedError: the catalog in `source` is not intact.
         InvalidInputError, StorageError: a URL is not one of a database; a database does not answer, or refuses.
     """
     one, other = make_engine(source), make_engine(target)

@@ -76,10 +76,7 @@ def _upgrade_line(engine: Engine) -> str:
 
 
 def upgrade(engine: Engine) -> Upgrade:
-    """Upgrade the database to `HEAD` in one transaction, after copying an older SQLite database.
-
-    Raises SchemaError if the database is newer than this program, and StorageError if the copy cannot be written.
-    """
+    """Upgrade to `HEAD` in one transaction, after a copy of SQLite (SchemaError: newer; StorageError: no copy)."""
     before = current(engine)
     if before is not None and before not in _known_revisions():
         check(engine)

@@ -28,10 +28,10 @@ def test_a_plan_covers_every_window_once(windows: int, batch: int, count: int, n
     batches = -(-windows // batch)
     taken = [Slice(n * batch, min((n + 1) * batch, windows)) for n in numbers if n < batches]
     plan = plan_slices(windows, batch, count, taken)
-    assert sorted(n for part in (*plan, *taken) for n in part.windows) == [*range(windows)]
+    assert sorted(n for part in (*plan, *taken) for n in range(part.first, part.stop)) == [*range(windows)]
     assert all(part.first % batch == 0 and (part.stop % batch == 0 or part.stop == windows) for part in plan)
     if not taken:
-        sizes = [-(-len(part.windows) // batch) for part in plan]
+        sizes = [-(-(part.stop - part.first) // batch) for part in plan]
         assert len(plan) == min(count, batches)
         assert max(sizes) - min(sizes) <= 1
     assert all(one.stop <= other.first for one, other in pairwise(plan))

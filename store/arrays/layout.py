@@ -1,22 +1,16 @@
-"""Validation of zarr.json: only what this program writes is accepted, so that no other codec, type or size is tried.
+"""The `zarr.json` of an array: only what this program writes is accepted, so that zarr tries no other codec or type.
 
-The `zarr.json` of an untrusted array may describe anything. It is read as JSON here and compared key by key with what
-`ArrayStore` writes. Chunks are checked against it before anything reads them: a chunk is a regular file of exactly the
-bytes of its rows, or a zstd frame whose header declares that size.
+That of an untrusted array may describe anything. It is read as JSON here and compared key by key with what `ArrayStore`
+writes; zarr gets the document made here.
 """
 
 import json
 import math
-import os
-import stat
 from dataclasses import dataclass
-from io import BytesIO, FileIO
-from pathlib import Path
 from typing import Any
 
 from store.digest import canonical_json
 
-ChunkFile = FileIO | BytesIO  # an open chunk, at its first byte: a file, or the bytes of one that came from elsewhere
 DESCRIPTION = "zarr.json"  # the file that describes an array
 DESCRIPTION_BYTES = 2**16  # the largest zarr.json that is read
 CHUNK_ELEMENTS = 2**22  # maximum number of elements per chunk: 8 MiB of bfloat16. Few large chunks, yet bounded memory
@@ -33,9 +27,6 @@ CARRIERS = {
     "uint8": ("uint8", 1),
 }
 """True dtype → (the dtype zarr stores, bytes per element). zarr has no bfloat16: its bits are stored as uint16."""
-
-_ZSTD = b"\x28\xb5\x2f\xfd"
-_HEAD_BYTES = 18  # maximum length of the header of a zstd frame (RFC 8878, 3.1.1)
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ class Layout:
         return min(self.height, self.shape[0] - number * self.height)
 
     def document(self) -> dict[str, Any]:
-        """Return the content of zarr.json."""
+        """Return what zarr.json says."""
         carrier, width = CARRIERS[self.dtype]
         codecs: list[dict[str, Any]] = [
             {"name": "bytes"} | ({"configuration": {"endian": "little"}} if width > 1 else {})
@@ -103,15 +94,9 @@ class Layout:
             "storage_transformers": [],
         }
 
-
-def read_layout(folder: Path) -> Layout:
-    """Return the layout that an array's zarr.json describes (errors as `parse_layout` and `regular_size`)."""
-    file = folder / DESCRIPTION
-    if stat.S_ISLNK(folder.lstat().st_mode):
-        raise ValueError("its folder is a symbolic link")
-    if regular_size(file) > DESCRIPTION_BYTES:
-        raise ValueError(f"zarr.json has more than {DESCRIPTION_BYTES:,} bytes")
-    return parse_layout(file.read_bytes())
+    def content(self) -> bytes:
+        """Return zarr.json as zarr writes it."""
+        return json.dumps(self.document(), indent=2).encode()
 
 
 def parse_layout(data: bytes) -> Layout:
@@ -133,44 +118,6 @@ def parse_layout(data: bytes) -> Layout:
         if key not in document or key not in written or canonical_json(document[key]) != canonical_json(written[key]):
             raise ValueError(f"zarr.json has another {key} than this program writes")
     return layout
-
-
-def check_chunk(layout: Layout, number: int, file: ChunkFile) -> None:
-    """Check that an open chunk expands to the size in `layout`, before it is read; afterwards it is at its first byte.
-
-    Raises ValueError if it has another size, or its padding is not zeros, and OSError if it cannot be read.
-    """
-    name, expected = layout.chunk_name(number), layout.chunk_bytes
-    size = _expanded(file.read(_HEAD_BYTES) or b"") if layout.compressed else file.seek(0, os.SEEK_END)
-    if size != expected:
-        raise ValueError(f"{name} holds {size:,} bytes, {expected:,} were expected")
-    if not layout.compressed and (padding := (number + 1) * layout.height - layout.shape[0]) > 0:
-        file.seek(expected - padding * layout.row_bytes)
-        rest = file.read() or b""
-        if rest != bytes(len(rest)):
-            raise ValueError(f"{name} does not end in zeros")
-    file.seek(0)
-
-
-def regular_size(file: Path) -> int:
-    """Return the size of a regular file (ValueError: it is a link or a device; OSError: it is absent)."""
-    status = os.lstat(file)
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{file.name} is not a regular file")
-    return status.st_size
-
-
-def _expanded(head: bytes) -> int:
-    """Return the decompressed size that the header of a zstd frame declares (RFC 8878, 3.1.1.1)."""
-    if head[:4] != _ZSTD or len(head) < 6:
-        raise ValueError("a chunk is not a zstd frame")
-    flags = head[4]
-    single, width = flags & 32, (1 if flags & 32 else 0, 2, 4, 8)[flags >> 6]
-    start = 5 + (0 if single else 1) + (0, 1, 2, 4)[flags & 3]
-    field = head[start : start + width]
-    if width == 0 or len(field) < width or flags & 8:
-        raise ValueError("a chunk does not declare its decompressed size")
-    return int.from_bytes(field, "little") + (256 if width == 2 else 0)
 
 
 def _is_size(value: object) -> bool:

@@ -87,7 +87,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "description cut": (written("zarr.json", b"{"), "zarr.json"),
     "description a list": (written("zarr.json", b"[]"), "does not describe an array"),
     "description of nothing": (written("zarr.json", b'{"zarr_format": 3}'), "does not describe an array"),
-    "description too large": (written("zarr.json", b" " * (2**16 + 1)), "more than 65,536 bytes"),
+    "description too large": (written("zarr.json", b" " * (2**16 + 1)), "it has 65,537 bytes"),
     "description deep": (written("zarr.json", b"[" * 60_000), "does not describe an array"),
     "key twice": (written("zarr.json", b'{"shape": [1], "shape": [2]}'), "names a key twice"),
     "description a pipe": (replaced("zarr.json", os.mkfifo), "is not a regular file"),
