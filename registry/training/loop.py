@@ -31,7 +31,7 @@ POINTS = 2000
 
 
 class Objective(ABC):
-    """What a training lowers, step by step.
+    """A loss that a training lowers, step by step, and all that trains for it.
 
     Attributes:
         settings: its steps and their rates.
