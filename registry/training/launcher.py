@@ -121,8 +121,10 @@ def joined() -> Iterator[Processes]:
     own = distributed.PrefixStore(f"training {_round}", store)
     distributed.init_process_group(backend, store=own, rank=rank, world_size=count, timeout=_WAIT)
     _joined = Processes(count, rank)
+    before: Any = None
     with suppress(ValueError):  # of another thread than the first
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by which a launcher ends it: folders are cleaned up
+        # A launcher ends processes by it: they clean up their folders.
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         yield _joined
         _joined.most(0)  # all have ended well
@@ -138,6 +140,8 @@ def joined() -> Iterator[Processes]:
         raise RegError(f"process {rank} of {count} failed: {why}", hint or "repeat the command to resume") from error
     finally:
         _joined = None
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
         distributed.destroy_process_group()
 
 
