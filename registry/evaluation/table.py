@@ -136,20 +136,10 @@ class Table:
     def _routed_row(self, model: Model, composed: Mapping[str, str]) -> Row:
         if not model.layers:
             return self._row(model.name, self.benchmark.losses_of(model), model)
-        tally, experts = Tally(model.layers, model.experts), model.expert_names
+        tally = Tally(model.layers, model.experts)
         losses = self.benchmark.losses_of(model, tally=tally)
         time = self._relative_time(model, composed) if self.wanted.speed and model.routers else None
-        return self._row(
-            model.name,
-            losses,
-            model,
-            accuracy=tally.accuracy(experts),
-            load=tally.load(experts),
-            relative_time=time,
-            routing=tally.routing(experts),
-            weights=tally.weights(experts),
-            accuracy_by_tokens=tally.accuracy_by_length(experts),
-        )
+        return self._row(model.name, losses, model, relative_time=time, **tally.figures(model.expert_names))
 
     def _active_row(self, name: str, model: Model, row: Row, count: int) -> Row:
         """Return the row of a mixture whose tokens go to `count` experts each (FlexOlmo, Fig. 3)."""

@@ -209,14 +209,22 @@ def same_inputs(checkpoint: Checkpoint, sites: str) -> dict[str, str]:
     return {}
 
 
-def batch(calibration: Calibration, first: int, size: int) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
-    """Return the token ids of B = `size` windows from `first` on, and which tokens count.
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a calibration, all of one shape with B = `size`: the last is filled up with copies of a window."""
 
-    After the last window, the first of the batch is repeated; its copies do not count.
-    """
-    ids = calibration.ids[first : first + size].long()
-    keep = calibration.keep[first : first + size]
-    if (short := size - len(ids)) > 0:
-        ids = torch.cat([ids, ids[:1].expand(short, -1)])  # (B - short, S) → (B, S)
-        keep = torch.cat([keep, torch.zeros((short, keep.shape[1]), dtype=torch.bool)])
-    return ids, keep
+    calibration: Calibration
+    size: int
+
+    def __len__(self) -> int:
+        return -(-len(self.calibration.ids) // self.size)
+
+    def after(self, start: int) -> Iterator[tuple[int, Int64[Tensor, "B S"], Bool[Tensor, "B S"]]]:
+        """Yield the first window of each batch from window `start` on, its tokens, and which of them count."""
+        for first in range(start, len(self.calibration.ids), self.size):
+            ids = self.calibration.ids[first : first + self.size].long()
+            keep = self.calibration.keep[first : first + self.size]
+            if (short := self.size - len(ids)) > 0:
+                ids = torch.cat([ids, ids[:1].expand(short, -1)])  # (B - short, S) → (B, S)
+                keep = torch.cat([keep, torch.zeros((short, keep.shape[1]), dtype=torch.bool)])
+            yield first, ids, keep
