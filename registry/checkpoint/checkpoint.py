@@ -51,9 +51,6 @@ class Checkpoint:
         unused: names of buffers in its files, which are computed and not read.
     """
 
-    registered_as: tuple[str, ...] = ()
-    """Empty: a folder is not a registered version (`adapter.DenseWeights`)."""
-
     def __init__(self, folder: Path, label: str | None = None, *, remote_code: bool = False) -> None:
         """Open a local Hugging Face folder, reading config.json and the headers of its safetensors files.
 

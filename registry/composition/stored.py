@@ -181,7 +181,7 @@ def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
     Args:
         rows: rows of a block, at most, if the tensor is stored uncompressed; each of its files begins a new block.
     """
-    source = member.open_weight(name)
+    source = member.source(name)
     if rows is not None and (raw := source.raw) is not None:
         return lambda: (to_tensor(block, source.dtype) for block in blocks_of_rows(raw, rows))
     return lambda: (to_tensor(block, source.dtype) for block in source.blocks())

@@ -248,7 +248,7 @@ BUILT_IN = {
 
 def is_cheap(member: Member) -> bool:
     """Tell whether a member is small enough to be loaded too."""
-    return sum(math.prod(link.shape) for link in member.arrays if link.role in ("trunk", "mlp")) <= CHEAP
+    return sum(map(math.prod, member.shapes.values())) <= CHEAP
 
 
 def _kept(member: Member, settings: TestSettings) -> Calibration | None:

@@ -57,9 +57,10 @@ class TokenizerSource:
     def of_plan(cls, plan: Plan) -> "TokenizerSource":
         """Return the tokenizer of compositions of a plan's members."""
         label = f"the composition of {', '.join(plan.names)}"
-        files = {name: plan.lead.file(name) for name in plan.lead.names("file")}
         composed = {member.name: member.version.digest for member in plan.members}
-        return cls(label, label, files, plan.lead.architecture.max_position_embeddings, composed, plan.dtype)
+        return cls(
+            label, label, plan.lead.files(), plan.lead.architecture.max_position_embeddings, composed, plan.dtype
+        )
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,7 @@ def make_benchmark(
     reasons = {
         member.version.ref: f"{member.version.ref} has another tokenizer than {first.name}: {difference}"
         for member in registered
-        if member.content["tokenizer"] != digest
-        and (difference := conflict(first.files, {name: member.file(name) for name in member.names("file")}))
+        if member.content["tokenizer"] != digest and (difference := conflict(first.files, member.files()))
     }
     comparable = [member for member in registered if member.version.ref not in reasons]
     limits = {source.name: source.limit for source in sources if source.limit is not None}

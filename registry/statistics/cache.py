@@ -281,7 +281,7 @@ def arrays_of(member: Member, site: str, layer: int, names: Sequence[str] = ()) 
 
 
 def _product(member: Member, name: str, gram: Float[Tensor, "H H"]) -> Iterator[Block]:
-    source = member.open_weight(name)
+    source = member.source(name)
     return map(to_block, products((to_tensor(block, source.dtype) for block in source.blocks()), gram))
 
 
