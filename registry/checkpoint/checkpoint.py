@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.checkpoint import trained_files
-from registry.checkpoint.joint_training import Document, joint_trainings
+from registry.checkpoint.joint_training import Document, joint_trainings, parts_in
 from registry.checkpoint.model_files import (
     ROUTER_FILE,
     empty_tensors,
@@ -202,8 +202,8 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
     sources = {("", name): checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
     matrices = {name: checkpoint.shapes[name] for name in checkpoint.family.layer_matrices(architecture)}
     for training in joint_trainings():
-        if (document := training.read(files, architecture.hidden_size, checkpoint.label)) is not None:
-            joint[training.key] = document
+        if (part := training.read(files, architecture.hidden_size, checkpoint.label)) is not None:
+            joint[training.key] = part
             arrays = training.open_arrays(checkpoint.folder, matrices, architecture.hidden_size, checkpoint.label)
             sources |= {(training.key, name): array for name, array in arrays.items()}
     tokenizer, tokens = identify(files)
@@ -219,9 +219,8 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
             digests[name] = digest
             advance(source.nbytes)
     found = {of: {name: digests[kind, name] for kind, name in digests if kind == of} for of in ("", *joint)}
-    for training in joint_trainings():
-        if training.key in joint:
-            training.check_arrays(joint[training.key], found[training.key], checkpoint.label)
+    for training, document in parts_in(joint):
+        training.check_arrays(document, found[training.key], checkpoint.label)
     own = {place: (source, digests[place]) for place, source in sources.items() if place[0]}
     weights = json_digest(found[""])
     return HashedCheckpoint(checkpoint, found[""], files, weights, tokenizer, tokens, joint, own)

@@ -161,8 +161,7 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
     same = same_inputs(checkpoint, whole.settings.sites)
     sites = {
         site: tuple(
-            reduce(add, (part.statistics(site, layer) for part in opened))
-            for layer in range(len(opened[0].sites[site]))
+            reduce(add, (part.sites[site][layer] for part in opened)) for layer in range(len(opened[0].sites[site]))
         )
         for site in SITES[whole.settings.sites]
         if site not in same
