@@ -200,6 +200,11 @@ class Collected:
             return next(iter(self.sites.values()))[0].count
         return 0 if self.token_counts is None else int(self.token_counts.sum())
 
+    def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
+        """Return the statistics of one site and layer as they are stored."""
+        item = lazy_layers(self.sites[site])[layer]
+        return PackedStatistics(item.packed(), item.exponents, item.saturated)
+
 
 Part = tuple[str, int, Statistics]  # site, layer, and its statistics
 
