@@ -69,7 +69,7 @@ def weight_products(routers: str = "", *, fsdp: bool = True) -> Decorator:
     products = f"The dtype of the products: bfloat16, float32, or auto: {fast}. Weights and moments stay in float32."
     sharding = "Shard weights, gradients and moments over the processes that torchrun started."
     return options(
-        option("--device", "DEVICE", "cpu or cuda. [default: the GPU if there is one]", advanced=True),
+        option("--device DEVICE", "cpu or cuda. [default: the GPU if there is one]", advanced=True),
         choice("--dtype", ["auto", "bfloat16", "float32"], products, "auto", advanced=True),
         *([flag("--fsdp", sharding, advanced=True)] if fsdp else []),
     )

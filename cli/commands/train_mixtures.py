@@ -14,14 +14,13 @@ from registry.names.suggest import fresh
 
 _data_and_out = options(
     option(
-        "--data",
-        "FILE|NAME",
+        "--data FILE|NAME",
         "Training text: .txt, .jsonl, .jsonl.gz, .parquet; or a member registered with --keep-calibration "
         "(repeatable; each provides the same number of windows).",
         multiple=True,
         required=True,
     ),
-    file("--out", "DIR", "The folder to write.", required=True),
+    file("--out DIR", "The folder to write.", required=True),
     flag("--force", "Replace --out if it is an earlier composition."),
 )
 
@@ -33,12 +32,11 @@ _data_and_out = options(
 )
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @choice(
-    "--train",
+    "--train PART",
     ["routers", "mlps", "all", "projectors"],
     "routers: the routers alone (DUME+), as reg train-router does; mlps: the experts' MLPs and the routers; "
     "all: every weight (BTX); projectors: those of members of several architectures, and their router "
     "(MergeME).",
-    metavar="PART",
     required=True,
 )
 @_data_and_out
@@ -115,9 +113,9 @@ _SCORE = (
 
 @command("reg proxy public.jsonl --experts law,math --base base --out proxy/")
 @click.argument("files", metavar="FILE…", type=file_path, nargs=-1, required=True)
-@option("--experts", "A,B@2,…", "The experts, in any order.", multiple=True, required=True)
-@option("--base", "NAME[@V]", "The base model. [default: the only one registered]")
-@file("--out", "DIR", "The folder to write; it appears whole.", required=True)
+@option("--experts A,B@2,…", "The experts, in any order.", multiple=True, required=True)
+@option("--base NAME[@V]", "The base model. [default: the only one registered]")
+@file("--out DIR", "The folder to write; it appears whole.", required=True)
 @integer("--documents", "Documents for each expert.", 500)
 @device
 @pass_session

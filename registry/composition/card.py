@@ -96,18 +96,34 @@ _IN_VLLM = {
 
 def card_page(plan: Plan, card: Card) -> bytes:
     """Return README.md of a folder, metadata for the Hub and a page for people, with what its output says of it."""
+    from huggingface_hub import ModelCardData
+
     rolled, code = licenses_of(plan.members, plan.base), plan.output.code(plan)
+    metadata = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["expert-registry", "merge", *card.tags],
+        license=rolled.license,
+    )
     license_words = (
         f"The members' licenses do not come to one: {rolled.why}."
         if rolled.license is None
         else f"{rolled.license}: the most restrictive of the members' licenses, into which all others may go."
     )
     limits = [UNTUNED, *([TOLD_APART] if card.is_routed else []), _HARM, *card.limits]
+    columns: dict[str, Sequence[str]] = {
+        "index": [str(number) for number in range(len(plan.members))],
+        "expert": plan.names,
+        **card.first_columns,
+        "content digest": [f"`{member.version.digest}`" for member in plan.members],
+        "license": [member.content["license"] or "not given" for member in plan.members],
+        **card.columns,
+    }
     page = _PAGE.format(
-        metadata=_metadata(rolled.license, card.tags),
+        metadata=metadata.to_yaml(line_break="\n"),
         title=card.title,
         intro=card.intro,
-        members=_table(card.columns, card.rows),
+        members=_table([*columns], [*zip(*columns.values(), strict=True)]),
         settings=_table(("", ""), [*card.settings, ("dtype", plan.dtype), ("composition", f"`{plan.digest}`")]),
         notes=f" {card.notes}" if card.notes else "",
         license=license_words,
@@ -121,16 +137,6 @@ def card_page(plan: Plan, card: Card) -> bytes:
     return page.encode()
 
 
-def license_cell(member: Member) -> str:
-    """Return what the table of members says of a license."""
-    return member.content["license"] or "not given"
-
-
-def digest_cell(member: Member) -> str:
-    """Return what the table of members says of a digest."""
-    return f"`{member.version.digest}`"
-
-
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head, *others = (f"| {' | '.join(cells)} |" for cells in (columns, *rows))
     return "\n".join([head if any(columns) else "|" + " |" * len(columns), "|" + "---|" * len(columns), *others])
@@ -139,15 +145,6 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def licenses_of(members: Sequence[Member], base: Member | None) -> RollUp:
     """Return the common license of the members, and of a base model that took part."""
     return roll_up({member.version.name: member.content["license"] for member in (*members, *([base] if base else []))})
-
-
-def _metadata(license_id: str | None, tags: Sequence[str]) -> str:
-    """Return the front matter for the Hub, as far as it follows from the composition."""
-    from huggingface_hub import ModelCardData
-
-    own = ["expert-registry", "merge", *tags]
-    data = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=own, license=license_id)
-    return str(data.to_yaml(line_break="\n"))
 
 
 def _registering(plan: Plan) -> Iterator[str]:
@@ -174,15 +171,9 @@ _LICENSE = re.compile(r"^license: .*\n", re.MULTILINE)
 
 
 def with_additions(card: bytes, metadata: str, page: str) -> bytes:
-    """Add metadata and a section to a composition's card.
+    """Add lines of YAML and a section of Markdown, which may be empty, to a card, in place of those of an earlier push.
 
-    Args:
-        card: the card; additions of an earlier push are replaced.
-        metadata: lines of YAML, each with its newline; a license in them replaces that of the card.
-        page: Markdown for the end of the page, or an empty string.
-
-    Raises:
-        CheckpointError: the card has no front matter.
+    A license in `metadata` replaces that of the card (CheckpointError: the card has no front matter).
     """
     head, rest = _parts(without_additions(card).decode())
     own = _LICENSE.search(head)

@@ -63,12 +63,12 @@ def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, 
     if not ordered:
         raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
     check_distinct(names)
-    recipe.check_members(names)
+    if problem := recipe.problem_of_members(names):
+        raise problem.error()
     return ordered
 
 
 def _check_fit(members: Sequence[Member], base: Member | None, fit: CoefficientFit) -> None:
-    """Check that coefficients were fitted for these members and this base model."""
     names = [(member.name, member.version.digest) for member in members]
     if base is None or fit.members != fitted_members(names, base.version.digest):
         raise InvalidInputError(
@@ -85,11 +85,7 @@ def common_dtype(members: Sequence[Member]) -> str:
 
 
 def one_dtype(dtypes: Mapping[str, str], whose: str) -> str:
-    """Return the dtype of all versions, given that of each by its reference; `whose` begins the message.
-
-    Raises:
-        IncompatibleError: they have several.
-    """
+    """Return the dtype of all versions, each by reference (IncompatibleError: several; `whose` begins the message)."""
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{ref} {dtype}" for ref, dtype in dtypes.items())
         raise IncompatibleError(f"{whose} different dtypes ({listed})", "choose one: --dtype bfloat16")
@@ -150,11 +146,9 @@ def differ_in_shape(members: Sequence[Member]) -> bool:
 
 
 def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = False) -> None:
-    """Check that two members have one tokenizer, on the tokens that both have.
+    """Check that two members have one tokenizer, on the tokens that both have, and with `known` that both have one.
 
-    Args:
-        pair: the beginning of the message: who cannot be what.
-        known: both must have a tokenizer. Members of one base model may do without.
+    `pair` begins the message: who cannot be what.
 
     Raises:
         IncompatibleError: they differ; the message has the first token that does, and its numbers. Or one has none.

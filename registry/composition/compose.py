@@ -7,10 +7,11 @@ one process.
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from registry.composition.card import CARD, card_page
 from registry.composition.found import OUTPUTS
@@ -23,7 +24,7 @@ from registry.composition.stored import write_dense
 from registry.composition.taken_files import taken_files
 from registry.destination.address import destination_of
 from registry.destination.destination import Destination as Destination
-from registry.distributed import Step, Task
+from registry.distributed import Cluster, Step, Task
 from registry.distributed.step import node_kind
 from registry.errors import ClusterError, DamagedError, InvalidInputError
 from registry.home import Home
@@ -54,14 +55,14 @@ def plan_composition(
     if from_base is not None:
         return _plan_copies(workspace, experts, recipe, base, from_base)
     recipe = recipe or Recipe()
+    output = output_of(recipe)
     if base is not None and not recipe.needs_base:
         raise InvalidInputError(
-            f"{recipe.label} takes no base model, and base {base!r} was given",
+            f"{output.label(recipe)} takes no base model, and base {base!r} was given",
             "drop --base, or use that model's trunk: --trunk base",
         )
     members = [load_member(workspace, workspace.resolve(ref)) for ref in require_list(experts, "experts")]
     base_member = None
-    output = output_of(recipe)
     if output.takes_base(members, recipe):
         found = output.base_of(workspace, members, base)
         base_member = load_member(workspace, base_model(workspace.catalog, found))
@@ -145,9 +146,8 @@ def write(
 ) -> None:
     """Write the composition that `plan` describes to a checked destination, where it appears whole or not at all.
 
-    Args:
-        record: called when everything is written, just before the composition appears; an exception prevents that.
-            None for a temporary folder, whose shards are not remembered for reuse.
+    `record` is called when everything is written, just before that; an exception prevents it. It is None for a
+    temporary folder, whose shards are not remembered for reuse.
     """
     with (
         workspace.reading(*plan.versions),
@@ -160,7 +160,7 @@ def write(
             reusable=[] if record is None else source.streams,
         ) as folder,
     ):
-        writer = ShardTasks(workspace, plan) if source.in_tasks and workspace.cluster is not None else None
+        writer = ShardTasks(workspace, workspace.cluster, plan) if source.in_tasks and workspace.cluster else None
         # Each tensor is computed on one thread, so that its bits do not depend on their number.
         with one_thread(), workspace.progress("composing", plan.nbytes, "B") as advance:
             digests = folder.write_weights(source.streams, advance, workers=source.threads, writer=writer)
@@ -171,7 +171,6 @@ def write(
 
 
 def _files(plan: Plan) -> dict[str, bytes]:
-    """Return every file of a composition's folder except the weights and `composition.json`."""
     output = plan.output
     made = {"config.json": json_file(output.config(plan)), CARD: card_page(plan, output.card(plan))}
     return taken_files(output.file_members(plan), plan.lead) | dict(output.code(plan)) | made
@@ -204,49 +203,17 @@ _FRESH = ".task-"
 
 
 @dataclass(frozen=True)
-class PlanReference:
-    """A plan by its digest and the arguments that it is made from, for processes on nodes that see the same home."""
-
-    home: Home
-    experts: tuple[str, ...]
-    base: str | None
-    from_base: int | None
-    recipe: Recipe
-    digest: str
-
-    @classmethod
-    def of(cls, workspace: Workspace, plan: Plan) -> "PlanReference":
-        """Return the reference of a plan."""
-        experts = () if plan.from_base else tuple(member.version.ref for member in plan.members)
-        base = None if plan.base is None else plan.base.version.ref
-        return cls(workspace.home, experts, base, plan.from_base, plan.recipe, plan.digest)
-
-    def plan(self, workspace: Workspace) -> Plan:
-        """Plan the composition again.
-
-        Raises:
-            ClusterError: this node reads another registry, or another program made the plan.
-        """
-        plan = plan_composition(workspace, self.experts, self.recipe, base=self.base, from_base=self.from_base)
-        if plan.digest != self.digest:
-            raise ClusterError(
-                f"a node plans another composition, {plan.digest[:12]} in place of {self.digest[:12]}",
-                "install the same version of this program on all nodes",
-            )
-        return plan
-
-
-@dataclass(frozen=True)
 class ShardTasks:
     """Writes files of weights by tasks of the registry's cluster; `write_weights` takes it for `write_shards`."""
 
     workspace: Workspace
+    cluster: Cluster
     plan: Plan
 
     @property
     def at_once(self) -> int:
         """Files that the nodes write at the same time."""
-        return 1 if self.workspace.cluster is None else self.workspace.cluster.slots
+        return self.cluster.slots
 
     def __call__(self, shards: Sequence[Shard], advance: Advance) -> list[str]:
         """Write files, and return the tree digest of each.
@@ -255,10 +222,13 @@ class ShardTasks:
             ClusterError: a node is of another kind than this one, or tasks lost their processes too often.
             RegError: any error of `write_shards`.
         """
-        cluster = self.workspace.cluster
-        assert cluster is not None
+        cluster, plan = self.cluster, self.plan
         if not shards:
             return []
+        experts = () if plan.from_base else tuple(member.version.ref for member in plan.members)
+        base = None if plan.base is None else plan.base.version.ref
+        arguments = {"experts": experts, "recipe": plan.recipe, "base": base, "from_base": plan.from_base}
+        shared = self.workspace.home, plan.digest, arguments
         folder = shards[0].path.parent
         tasks = [
             Task(f"file {shard.path.name}", (shard.path, tuple(stream.name for stream in shard.given)), shard.nbytes)
@@ -273,7 +243,7 @@ class ShardTasks:
                 remark(self.workspace.progress, label)
                 yield lambda amount: None
 
-        step = Step("composing", "B", write_in_task, PlanReference.of(self.workspace, self.plan), tasks, folder)
+        step = Step("composing", "B", write_in_task, shared, tasks, folder)
         try:
             done = cluster.results(step, progress)
         finally:
@@ -294,11 +264,22 @@ class ShardTasks:
         return [finished.result for finished in done]
 
 
-def write_in_task(reference: PlanReference, path: Path, names: Sequence[str], *, progress: Progress) -> str:
-    """Write one file of weights in a task, its tensors in the order of `names`, and return its tree digest."""
-    workspace = Workspace.open(reference.home, silent, create=False)
+def write_in_task(
+    shared: tuple[Home, str, Mapping[str, Any]], path: Path, names: Sequence[str], *, progress: Progress
+) -> str:
+    """Write one file, of tensors in the order of `names`; return its tree digest (ClusterError: another plan).
+
+    `shared` are the home, which all nodes see, the digest of the plan, and the arguments that it is made from.
+    """
+    home, digest_of_plan, arguments = shared
+    workspace = Workspace.open(home, silent, create=False)
     try:
-        plan = reference.plan(workspace)
+        plan = plan_composition(workspace, **arguments)
+        if plan.digest != digest_of_plan:
+            raise ClusterError(
+                f"a node plans another composition, {plan.digest[:12]} in place of {digest_of_plan[:12]}",
+                "install the same version of this program on all nodes",
+            )
         with plan.output.opened(plan, workspace) as source:  # passes are in the cache already
             streams = {stream.name: stream for stream in source.streams}
             shard = Shard(path, tuple(streams[name] for name in names))

@@ -50,11 +50,7 @@ class Methods(Lazy[M]):
         return next(iter(self.values()))
 
     def named(self, name: object) -> M:
-        """Return a method by its name.
-
-        Raises:
-            InvalidInputError: no method has this name.
-        """
+        """Return a method by its name (InvalidInputError: no method has this name)."""
         if isinstance(name, str) and name in self:
             return self[name]
         near = suggest(name, [*self]) if isinstance(name, str) else ""
@@ -66,11 +62,7 @@ class Methods(Lazy[M]):
 
 @cache
 def every_method() -> tuple[Method, ...]:
-    """Return the methods of every kind.
-
-    Raises:
-        InvalidInputError: an entry point of another package names no method, or one whose name is taken.
-    """
+    """Return the methods of every kind (InvalidInputError: an entry point names no method, or one of a taken name)."""
     found: dict[tuple[type[Method], str], Method] = {}
     for one in instances(METHODS):
         found[_kind(one), one.name] = one
@@ -87,7 +79,6 @@ def _kind(method: Method) -> type[Method]:
 
 
 def _of_entry_point(point: EntryPoint) -> Method:
-    """Return the method that an entry point names."""
     try:
         one = point.load()()
     except Exception as error:  # another package's code

@@ -70,13 +70,7 @@ class RollUp:
 
 
 def check_spelling(license_id: str) -> None:
-    """Refuse an identifier that is not on the Hub's list and resembles one that is.
-
-    Other unknown identifiers pass: the Hub's list grows.
-
-    Raises:
-        InvalidInputError: the identifier is misspelt.
-    """
+    """Refuse what resembles an identifier on the Hub's list, which grows: others pass (InvalidInputError: misspelt)."""
     known = (*_ORDER, *_NO_DERIVATIVES, *_ELSEWHERE)
     if license_id.lower() not in known and (meant := suggest(license_id.lower(), known)):
         raise InvalidInputError(
@@ -86,14 +80,11 @@ def check_spelling(license_id: str) -> None:
 
 
 def roll_up(licenses: Mapping[str, str | None]) -> RollUp:
-    """Return the common licence of some parts.
-
-    Args:
-        licenses: name of each part → its licence, by the Hub's identifier, or None if it has none.
-    """
+    """Return the common licence of parts: name of each → its licence, by the Hub's identifier, or None without one."""
     if missing := sorted(name for name, license_id in licenses.items() if license_id is None):
         return RollUp(None, f"no license was given for {', '.join(missing)}")
-    plain = {name: _plain(str(license_id)) for name, license_id in licenses.items()}
+    # The Hub's identifiers; in SPDX they may end with `-only`.
+    plain = {name: str(license_id).lower().removesuffix("-only") for name, license_id in licenses.items()}
     if closed := [name for name, own in plain.items() if own in _NO_DERIVATIVES]:
         return RollUp(None, f"{closed[0]} is under {plain[closed[0]]}, which allows no derivatives")
     different = sorted(set(plain.values()), key=lambda one: _ORDER.index(one) if one in _ORDER else len(_ORDER))
@@ -114,8 +105,3 @@ def _conflict(licenses: Mapping[str, str], different: Sequence[str]) -> str:
             pair = f"{holder[first]} is under {first} and {holder[second]} under {second}"
             return f"{pair}, and neither may go into the other"
     return f"none of {', '.join(different)} takes all the others"
-
-
-def _plain(license_id: str) -> str:
-    """Return the Hub's identifier of a licence; in SPDX it may end with `-only`."""
-    return license_id.lower().removesuffix("-only")

@@ -53,11 +53,7 @@ class VersionRef:
 
     @classmethod
     def from_document(cls, document: object, where: str) -> "VersionRef":
-        """Read `{"name": …, "digest": …}`.
-
-        Raises:
-            InvalidInputError: it is not such an object, or the name is not valid.
-        """
+        """Read `{"name": …, "digest": …}` (InvalidInputError: it is not such an object, or the name is not valid)."""
         given = fields(document, {"name": TEXT, "digest": DIGEST}, where)
         return cls(check_name(given["name"]), given["digest"])
 
@@ -85,11 +81,7 @@ class CompositionManifest:
     removed: Mapping[str, Any] = field(default_factory=dict)
 
     def check_makeable(self) -> None:
-        """Check that this program can make the composition again.
-
-        Raises:
-            NotFoundError: its recipe has a value that was removed.
-        """
+        """Check that this program can make the composition again (NotFoundError: its recipe has what was removed)."""
         if self.removed:
             told = " and ".join(f"{key}: {str(value).lower()}" for key, value in self.removed.items())
             names = [member.name for member in self.members]
@@ -155,9 +147,6 @@ def _is_of_copies(manifest: CompositionManifest) -> bool:
     return manifest.members == tuple(VersionRef(name, base.digest) for name in names)
 
 
-NOT_DIGESTED = ("digest", "files", "lam")
-"""Keys of `composition.json` that the composition's digest does not cover."""
-
 COMPOSE_AGAIN = "compose it again: reg compose --experts … --out DIR"
 
 _HUB = (".cache/huggingface/", ".git/")
@@ -192,7 +181,7 @@ class ComposedFolder:
     @property
     def document(self) -> dict[str, Any]:
         """The composition's document, which its digest covers; it has a format number of its own."""
-        covered = {key: value for key, value in self.content.items() if key not in NOT_DIGESTED}
+        covered = {key: value for key, value in self.content.items() if key not in ("digest", "files", "lam")}
         return covered | {"format": DOCUMENT_FORMAT}
 
     @property
@@ -224,17 +213,13 @@ class ComposedFolder:
                     yield f"{self.path / name} is not a file of the composition"
                 elif name not in paths or not paths[name].is_file():
                     yield f"{self.path / name} is missing"
-                elif not _has_digest(paths[name], files[name], advance) and not (
+                elif not has_digest(paths[name], files[name], advance) and not (
                     name == CARD and hashlib.sha256(self.card).hexdigest() == files[name]
                 ):
                     yield f"{self.path / name} was changed since it was written"
 
     def check(self, progress: Progress, hint: str = COMPOSE_AGAIN) -> None:
-        """Check that there are no `problems`.
-
-        Raises:
-            CheckpointError: there are problems; the message is the first one.
-        """
+        """Check that there are no `problems` (CheckpointError: there are problems; the message is the first one)."""
         for problem in self.problems(progress):
             raise CheckpointError(problem, hint)
 
@@ -244,7 +229,8 @@ class ComposedFolder:
         return without_additions((self.path / CARD).read_bytes())
 
 
-def _has_digest(path: Path, digest: str, advance: Advance) -> bool:
+def has_digest(path: Path, digest: str, advance: Advance) -> bool:
+    """Tell whether a file has a tree digest, or SHA-256."""
     try:
         return digest_like(path, digest, advance) == digest
     except CheckpointError:  # it is no longer a safetensors file

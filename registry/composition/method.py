@@ -41,8 +41,7 @@ class Work:
 
     Attributes:
         key: the key of its BibTeX entry.
-        authors: its authors, as BibTeX has them.
-        title: its title.
+        authors: as BibTeX has them.
         arxiv: the number of its preprint; empty of a work that is not on arXiv.
         where: where a work that is not on arXiv appeared.
         year: its year; of a preprint that of its number.
@@ -137,11 +136,7 @@ class Trunk(Method):
 
     @abstractmethod
     def combine(self, tensor: Combination) -> Iterator[Tensor]:
-        """Yield the rows of the combined tensor in float64, in order: blocks (r, …) whose r add up to its rows.
-
-        Raises:
-            ValueError: it cannot be combined.
-        """
+        """Yield the combined tensor in float64 by blocks of its rows, (r, …), in order (ValueError: it cannot be)."""
 
     def combine_together(self, tensors: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
         """Yield the same of several linear maps of one input, to the same bits: each block with its map's number."""
@@ -164,11 +159,7 @@ class Router(Method):
     is_trained: ClassVar[bool] = False
 
     def solve(self, inputs: RouterInputs) -> Tensor:
-        """Return gate.weight of one layer, (E, H) in float64, a row a member in the order of their names.
-
-        Raises:
-            ValueError: there is no solution.
-        """
+        """Return gate.weight of a layer, (E, H) float64, rows by members' names (ValueError: there is no solution)."""
         raise NotImplementedError(f"router {self.name} has no gate of the stream")
 
     def document(self, recipe: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -184,9 +175,9 @@ class Card:
         tags: for the Hub, besides those of all compositions.
         title: the heading.
         intro: the paragraph below it.
-        columns: of the table of members, besides index, expert, content digest and license: names of columns.
-        rows: the cells of each member in these columns.
         settings: name and value of each setting.
+        columns: column of the table of members, besides index, expert, content digest and license → its cells.
+        first_columns: the same of columns that stand before the digest.
         notes: the paragraph below the settings, about `composition.json`.
         limits: lines of the section on limits.
         is_routed: the model has routers, so text is told apart.
@@ -197,9 +188,9 @@ class Card:
     tags: Sequence[str]
     title: str
     intro: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
     settings: Sequence[tuple[str, str]]
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    first_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notes: str = ""
     limits: Sequence[str] = ()
     is_routed: bool = True
@@ -312,9 +303,7 @@ class Target(Method):
     def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
         """Return what helps where routing does not separate two of `count` members, and its option; None for nothing.
 
-        Args:
-            recipe: the fields of the composition's document, as text.
-            top_k: experts per token.
+        `recipe` is that of the composition's document, as text, and `top_k` its experts per token.
         """
         return None
 
@@ -324,10 +313,7 @@ class Target(Method):
 
 
 def written(options: Sequence[Option], recipe: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return options of a recipe as documents hold them, every default spelled out.
-
-    Later ones are there only where they are not at their defaults.
-    """
+    """Return options as documents hold them, every default spelled out but those of later options."""
     values = {one.name: one.written(getattr(recipe, one.name), names) for one in options if one.stands_for is None}
     later = {one.name: one.written(recipe.default(one.name), names) for one in options if one.is_later}
     return {name: value for name, value in values.items() if name not in later or value != later[name]}

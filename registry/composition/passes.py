@@ -37,10 +37,8 @@ class PassContext:
 def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[PassContext]:
     """Open a working folder for passes, deleted when the context ends.
 
-    It is in the registry's home, or in the system's temporary folder if the home cannot be written.
-
-    Args:
-        members: the versions that passes use. Once one is opted out, nothing more is put into the cache.
+    It is in the registry's home, or in the system's temporary folder if the home cannot be written. Once one of
+    `members`, the versions that passes use, is opted out, nothing more is put into the cache.
     """
     home, versions = workspace.home, [member.version for member in members]
 

@@ -45,8 +45,7 @@ class OutputTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
-        shape: tuple[int, ...] = self.made.shape
-        return shape
+        return tuple(self.made.shape)
 
     @property
     def elements(self) -> int:
@@ -80,38 +79,27 @@ class Source:
 
 @dataclass(frozen=True)
 class PlanWarning:
-    """A member that a composition would hardly use, two that it cannot tell apart, or one known by its chat template.
-
-    Attributes:
-        figure: the share that is too small or, of two members or of a template's tokens, too large.
-        remedy: the option that mends it.
+    """A member that a composition would hardly use, two that it cannot tell apart, or one known by its chat
+    template.
     """
 
-    refs: tuple[str, ...]
-    figure: float
-    reason: str
-    remedy: str
+    refs: tuple[str, ...]  # the versions
+    figure: float  # the share that is too small or, of two members or of a template's tokens, too large
+    reason: str  # the same in words
+    remedy: str  # the option that mends it
 
 
 @dataclass(frozen=True)
 class RoutingCost:
-    """Layers, channels and weights that routing by the text so far adds to a composition.
+    """Layers, channels and weights that routing by the text so far adds to a composition."""
 
-    Attributes:
-        layers: layers, of evidence and of head maps; 0 where a modelling file does by itself what they do.
-        maps: it has head maps, in the last layer or in a modelling file.
-        last: number of the last layer.
-        channels: channels of the residual stream.
-        window: τ in tokens, 0 for the whole text so far: where the recipe asks for it, or the rope has no window.
-    """
-
-    layers: int
-    maps: bool
-    last: int
-    channels: int
-    window: float
+    layers: int  # layers, of evidence and of head maps; 0 where a modelling file does by itself what they do
+    maps: bool  # it has head maps, in the last layer or in a modelling file
+    last: int  # number of the last layer
+    channels: int  # channels of the residual stream
+    window: float  # τ in tokens, 0 for the whole text so far: where the recipe asks for it, or the rope has no window
     parameters: int
-    bytes: int
+    bytes: int  # their size
 
 
 @dataclass(frozen=True)
@@ -232,13 +220,9 @@ class Output(Target):
         return recipe.needs_base
 
     def base_of(self, workspace: Workspace, members: Sequence[Member], base: str | None) -> str | None:
-        """Return a reference to the base model of members in any order; None for the only one registered.
+        """Return a reference to the members' base model; None for the only one registered.
 
-        Args:
-            base: the reference that was given, if one was.
-
-        Raises:
-            IncompatibleError: it cannot be found.
+        `base` is the reference that was given, if one was (IncompatibleError: none can be found).
         """
         return base
 
@@ -295,19 +279,11 @@ class Output(Target):
         return ()
 
     def preview(self, plan: Plan, progress: Progress) -> Preview:
-        """Predict the routing from statistics (see `Registry.preview`).
-
-        Raises:
-            InvalidInputError: it cannot be predicted.
-        """
+        """Predict the routing, as `Registry.preview` does (InvalidInputError: it cannot be predicted)."""
         raise NotImplementedError(f"output {self.name} has no preview")
 
     def shares_of(self, plan: Plan, version: Member) -> dict[str, float]:
-        """Return name → share of a version's text that is predicted to go to each member; the version is no member.
-
-        Raises:
-            RegError: it cannot be predicted.
-        """
+        """Return member → predicted share of another version's text (RegError: it cannot be predicted)."""
         return {}
 
     def routing_cost(self, plan: Plan) -> RoutingCost | None:
@@ -319,11 +295,7 @@ class Output(Target):
         return ()
 
     def mask_overlaps(self, members: Sequence[Member]) -> tuple[tuple[str, str, float], ...]:
-        """Return (name, name, overlap from 0 to 1) of the masks that members were trained with, of every two.
-
-        Raises:
-            DamagedError: a mask is not what was stored.
-        """
+        """Return (name, name, overlap from 0 to 1) of every two members' masks (DamagedError: a mask is damaged)."""
         return ()
 
 

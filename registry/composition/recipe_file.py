@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from registry.composition.recipe.fields import (
     removed,
     target_of,
 )
-from registry.composition.recipe.recipe import CoefficientFit, Recipe, unwanted
+from registry.composition.recipe.recipe import CoefficientFit, Recipe
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, OutputError
 from registry.io.disk import atomic_file
@@ -86,12 +86,7 @@ class RecipeFile:
         return Recipe.of_fields(self.values, self.fit)
 
     def resolved(self, catalog: Catalog) -> RecipeFile:
-        """Return the same with references in place of digests.
-
-        Raises:
-            NotFoundError: a version is not registered.
-            ConflictError: it was opted out.
-        """
+        """Return the same by references (NotFoundError: a version is not registered; ConflictError: opted out)."""
         holder = str(self.path)
         members = tuple(by_digest(catalog, *member, holder).ref for member in self.members)
         base = by_digest(catalog, *self.base_member, holder).ref if self.base_member else self.base
@@ -126,16 +121,12 @@ def recipe_text(
             items[one.name] = values[one.name]
         if one.name == "trunk":
             items[TRUNK_OPTIONS] = {name: values[name] for name in values if FIELDS[name].group} or None
-    items[FIT] = recipe.fit and recipe.fit.document()
+    items[FIT] = recipe.fit and asdict(recipe.fit)
     return _HEADER + "".join(f"{key}: {_written(item)}\n" for key, item in items.items() if item is not None)
 
 
 def check_recipe_output(path: Path, *, force: bool = False) -> None:
-    """Check that `write_recipe` can write to `path`.
-
-    Raises:
-        OutputError: something is there and `force` is not given, or there is no such folder.
-    """
+    """Check that a recipe can be written to `path` (OutputError: it exists without `force`, or has no folder)."""
     if path.is_dir() or (not force and (path.exists() or path.is_symlink())):
         raise OutputError(f"{path} exists", "choose another --save-recipe, or replace the file: --force")
     if not path.parent.is_dir():
@@ -153,11 +144,8 @@ def write_recipe(
 ) -> None:
     """Write a recipe file, which appears whole or not at all; `read_recipe` returns an equal recipe.
 
-    Args:
-        from_base: the number of copies of the base model that are the experts, in place of `experts`.
-
-    Raises:
-        OutputError: as `check_recipe_output`.
+    `from_base` copies of the base model may be the experts in place of `experts` (OutputError: as
+    `check_recipe_output`).
     """
     path = Path(path)
     check_recipe_output(path, force=force)
@@ -215,22 +203,23 @@ class _Reader:
         self._read_options(given)
         self._read_computed(given)
         copies = self._read_from_base(given)
-        names = self._read_experts(given)
+        experts = self._read_experts(given)
         base = self._read_base(given)
         for name in self._values:
             if problem := misplaced(name, self._values):
                 raise self._located(problem)
         options = {name: value for name, value in self._values.items() if FIELDS[name].group}
         own = {name: value for name, value in self._values.items() if name not in options}
-        if problem := first_problem(own, options, is_fitted=FIT in given) or unwanted(own):
+        if problem := first_problem(own, options, is_fitted=FIT in given) or target_of(own).unwanted(own):
             raise self._located(problem)
         fit = self._read_fit(given)
-        if names and (problem := Recipe.of_fields(self._values, fit).problem_of_members(names)):
+        if experts and (problem := Recipe.of_fields(self._values, fit).problem_of_members([*experts])):
             raise self._located(problem)
         if base is not None and not target_of(self._values).needs_base(self._values):
             hint = "drop it, or choose a method that needs the base model: trunk: base"
             raise self._error(self._lines[BASE], "this recipe takes no base model, and one is named", hint)
-        return RecipeFile(self._path, self._experts, base, self._values, from_base=copies or None, fit=fit)
+        refs = tuple(experts.values())
+        return RecipeFile(self._path, refs, base, self._values, from_base=copies or None, fit=fit)
 
     def _is_given(self, key: str, item: Located) -> bool:
         self._lines[key] = item.line
@@ -291,7 +280,6 @@ class _Reader:
                 raise self._error(item.line, message, f"drop {COMPUTED}")
 
     def _read_fit(self, given: Mapping[str, Located]) -> CoefficientFit | None:
-        """Return the record of the fit of the coefficients, if the file has one."""
         if FIT not in given:
             return None
         try:
@@ -299,11 +287,10 @@ class _Reader:
         except CheckpointError as error:
             raise self._error(self._lines[FIT], error.message, f"drop {FIT}, or copy the file again") from error
 
-    def _read_experts(self, given: Mapping[str, Located]) -> list[str]:
-        """Return the names of the experts."""
-        self._experts: tuple[str, ...] = ()
+    def _read_experts(self, given: Mapping[str, Located]) -> dict[str, str]:
+        """Return name → reference of the experts, whose weights may stand beside them."""
         if EXPERTS not in given:
-            return []
+            return {}
         value, line = given[EXPERTS].value, given[EXPERTS].line
         refs: list[tuple[object, int]] = []
         if isinstance(value, dict):
@@ -321,17 +308,13 @@ class _Reader:
                 message = f"{name} is named more than once: a composition holds one version of an expert"
                 raise self._error(at, message, "name each once")
             named[name] = ref
-        self._experts = tuple(named.values())
         if isinstance(value, dict):
-            self._read_weights({name: value[ref] for name, ref in named.items()}, given)
-        return list(named)
-
-    def _read_weights(self, items: Mapping[str, Located], given: Mapping[str, Located]) -> None:
-        weights = {name: item for name, item in items.items() if item.value is not None}
-        if "weights" in given:
-            raise self._error(given["weights"].line, "weights stand beside the experts already", "drop one of the two")
-        if weights:
-            self._add(FIELDS["weights"], Located(weights, given[EXPERTS].line))
+            if "weights" in given:
+                message = "weights stand beside the experts already"
+                raise self._error(given["weights"].line, message, "drop one of the two")
+            if weights := {name: value[ref] for name, ref in named.items() if value[ref].value is not None}:
+                self._add(FIELDS["weights"], Located(weights, line))
+        return named
 
     def _read_from_base(self, given: Mapping[str, Located]) -> int:
         """Return the number of copies of the base model, 0 for none, and give fields the values that go with it."""

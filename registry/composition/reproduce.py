@@ -27,8 +27,6 @@ from store.catalog import VersionRecord
 
 FIRST_FORMAT = 1
 
-_ALIGN = 8
-
 State = Literal["same", "differs", "missing", "added", "pushed"]
 
 
@@ -111,12 +109,7 @@ def reproduce_folder(workspace: Workspace, folder: Path, out: Path | None) -> Re
 def compare(
     workspace: Workspace, folder: ComposedFolder, again: Path, *, is_first: bool
 ) -> tuple[tuple[Compared, ...], int]:
-    """Compare two folders, and return every file of either with the number of bytes compared.
-
-    Args:
-        again: the new composition.
-        is_first: the folder has format 1, so the new composition is compared as it would be in that.
-    """
+    """Compare a folder with a new composition, in format 1 if `is_first`; return every file, and the bytes compared."""
     files, expected = folder.paths, ComposedFolder.read(again).paths
     total = sum(path.stat().st_size for path in expected.values())
     compared = []
@@ -177,7 +170,7 @@ def read_chunks(path: Path, *, is_first: bool = False) -> Iterator[bytes]:
     with path.open("rb") as file:
         if is_first:
             text = file.read(int.from_bytes(file.read(8), "little")).rstrip(b" ")
-            text += b" " * (-len(text) % _ALIGN)
+            text += b" " * (-len(text) % 8)
             yield len(text).to_bytes(8, "little") + text
         while data := file.read(CHUNK):
             yield data

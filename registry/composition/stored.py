@@ -28,14 +28,7 @@ from store.catalog.records import Role
 
 
 def held(blocks: Iterable[Block], dtype: str, name: str) -> Iterator[Block]:
-    """Yield the blocks of a tensor that was cast, checked: float16 makes infinity of a weight beyond 65,504.
-
-    Args:
-        blocks: the tensor, in its dtype's carrier.
-
-    Raises:
-        InvalidInputError: a weight is infinite.
-    """
+    """Yield blocks of a cast tensor in its carrier (InvalidInputError: float16 makes infinity beyond 65,504)."""
     for block in blocks:
         if dtype == "float16" and not np.isfinite(block).all():
             raise InvalidInputError(
@@ -176,11 +169,7 @@ def in_file(blocks: Iterable[Float[torch.Tensor, "r w"]]) -> Float[torch.Tensor,
 
 
 def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
-    """Return a function that starts a pass over a member's tensor, in blocks of its rows.
-
-    Args:
-        rows: rows of a block, at most, if the tensor is stored uncompressed; each of its files begins a new block.
-    """
+    """Return a function that starts a pass over a tensor by rows, at most `rows` at once where it is uncompressed."""
     source = member.source(name)
     if rows is not None and (raw := source.raw) is not None:
         return lambda: (to_tensor(block, source.dtype) for block in blocks_of_rows(raw, rows))
@@ -188,11 +177,9 @@ def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
 
 
 def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> None:
-    """Write the average of `members` to `out`, tensor by tensor, with the files of the first; a single member as it is.
+    """Write the average of versions of one architecture to `out`, with the files of the first; a single one as it is.
 
-    Args:
-        members: versions of one architecture, in the order in which they are summed.
-        out: an absent or empty folder.
+    Tensor by tensor they are summed in the order of `members`. The folder `out` is absent or empty.
 
     Raises:
         OutputError: `out` exists and is not empty.

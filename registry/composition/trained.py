@@ -32,12 +32,7 @@ def trained_part(training: Mapping[str, Any]) -> str:
 
 
 def trained_tokens(training: Mapping[str, Any]) -> int:
-    """Return the tokens that a training used, padding included: those of all windows of all its steps.
-
-    Args:
-        training: its document, with `steps`, `batch_size`, `seq_len` (as short as the model takes), and `accumulate`
-            where batches are summed.
-    """
+    """Return the tokens of all windows of all steps of a training, padding included, from its document."""
     return int(training["steps"] * training["batch_size"] * training.get("accumulate", 1) * training["seq_len"])
 
 

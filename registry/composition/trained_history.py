@@ -3,24 +3,29 @@
 The catalog has the history of one: the composition that it began from, and the trainings that followed on that.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from registry.checkpoint.model_files import Stored, read_headers
 from registry.composition.card import CARD
 from registry.composition.found import ROUTERS
-from registry.composition.manifest import COMPOSE_AGAIN, ComposedFolder, CompositionManifest, folder_document
+from registry.composition.manifest import (
+    COMPOSE_AGAIN,
+    ComposedFolder,
+    CompositionManifest,
+    folder_document,
+    has_digest,
+)
 from registry.composition.trained import trained_card, trained_part
 from registry.errors import CheckpointError, NotFoundError
-from registry.io.disk import CHUNK
 from registry.io.dtypes import NAMES
 from registry.io.model_folder import MARKER, fresh_folder, json_file, write_files
 from registry.io.torch_blocks import to_tensor
-from registry.io.tree_digest import PREFIX, TreeHash
+from registry.io.tree_digest import PREFIX, digest_like
 from registry.progress import Advance, Progress
 from registry.runtime.gates import GATE
 from registry.workspace import Workspace, open_array
@@ -37,11 +42,7 @@ class TrainedDocument(NamedTuple):
 
 
 def stored_tensors(composed: ComposedFolder) -> dict[str, Stored]:
-    """Return the location of every tensor of a composed folder, by name.
-
-    Raises:
-        CheckpointError: a file is not a safetensors file.
-    """
+    """Return the place of each tensor of a composed folder, by name (CheckpointError: no safetensors file)."""
     return read_headers([composed.path / name for name in composed.files if name.endswith(".safetensors")])
 
 
@@ -70,7 +71,13 @@ def write_trained(
     """
     places = stored_tensors(parent)
     for name, source in tensors.items():
-        _check_fits(parent, name, places.get(name), source)
+        place = places.get(name)
+        if place is None or (NAMES.get(place.dtype), place.shape) != (source.dtype, source.shape):
+            found = "no such tensor" if place is None else f"one of {NAMES.get(place.dtype)} {list(place.shape)}"
+            raise CheckpointError(
+                f"{parent.path}: tensor {name} of {source.dtype} {list(source.shape)} was trained, and it has {found}",
+                "name the folder that was trained",
+            )
     nbytes = sum((parent.path / name).stat().st_size for name in parent.files)
     with fresh_folder(out, replace=replace, nbytes=nbytes) as folder:
         digests = {}
@@ -93,66 +100,22 @@ def write_trained(
         record()
 
 
-def _check_fits(parent: ComposedFolder, name: str, place: Stored | None, source: ArraySource) -> None:
-    if place is None or (NAMES.get(place.dtype), place.shape) != (source.dtype, source.shape):
-        found = "no such tensor" if place is None else f"one of {NAMES.get(place.dtype)} {list(place.shape)}"
-        raise CheckpointError(
-            f"{parent.path}: tensor {name} of {source.dtype} {list(source.shape)} was trained, and it has {found}",
-            "name the folder that was trained",
-        )
-
-
 def _copy(parent: ComposedFolder, name: str, target: Path, patches: Mapping[int, ArraySource], advance: Advance) -> str:
-    """Copy a file with some tensors (offset → content) replaced, and return the digest of the copy.
-
-    Tensors are read block by block, so that a file of any size is copied in little memory.
-    """
-    path, known = parent.path / name, parent.files[name]
-    error = CheckpointError(f"{path} was changed during training", "compose it again, and train the new folder")
-    size = path.stat().st_size
-    before = TreeHash(path, size) if known.startswith(PREFIX) else hashlib.sha256()
-    after = TreeHash(target, size) if name.endswith(".safetensors") else hashlib.sha256()
-
-    def add(state: Any, data: bytes | memoryview) -> None:
-        try:
-            state.update(data)
-        except CheckpointError as cause:  # no longer a safetensors file
-            raise error from cause
-
-    with path.open("rb") as source, target.open("wb") as copy:
-
-        def write(data: bytes | memoryview) -> None:
-            copy.write(data)
-            add(after, data)
-
-        for count, patch in _parts(size, patches):
-            for data in _read(source, count):
-                add(before, data)
-                advance(len(data))
-                if patch is None:
-                    write(data)
-            for block in () if patch is None else patch.blocks():
-                write(block.data.cast("B"))
-        if source.read(1) or source.tell() != size or before.hexdigest() != known:
-            raise error
-    return after.hexdigest()
-
-
-def _parts(size: int, patches: Mapping[int, ArraySource]) -> Iterator[tuple[int, ArraySource | None]]:
-    """Yield (number of bytes, their new content or None) of the consecutive parts of a file of `size` bytes."""
-    at = 0
-    for begin, patch in sorted(patches.items(), key=lambda item: item[0]):
-        yield begin - at, None
-        yield patch.nbytes, patch
-        at = begin + patch.nbytes
-    yield size - at, None
-
-
-def _read(file: BinaryIO, count: int) -> Iterator[bytes]:
-    """Yield the next `count` bytes of a file, or fewer at its end."""
-    while count and (data := file.read(min(CHUNK, count))):
-        yield data
-        count -= len(data)
+    """Copy a file with some tensors (offset → content) replaced, and return the digest of the copy."""
+    known, is_weights = parent.files[name], name.endswith(".safetensors")
+    shutil.copyfile(parent.path / name, target)
+    if not has_digest(target, known, advance):
+        raise CheckpointError(
+            f"{parent.path / name} was changed during training", "compose it again, and train the new folder"
+        )
+    with target.open("r+b") as copy:
+        for begin, patch in patches.items():
+            copy.seek(begin)
+            for block in patch.blocks():
+                copy.write(block.data.cast("B"))
+    if not patches and is_weights == known.startswith(PREFIX):
+        return known
+    return digest_like(target, PREFIX if is_weights else "")
 
 
 @dataclass(frozen=True)
@@ -198,7 +161,8 @@ def read_history(workspace: Workspace, digest: str, folder: Path) -> History:
         if manifest.parent is None:
             return History(manifest, tuple(reversed(trainings)), tuple(arrays.values()))
         links = {link.name: link for link in catalog.trained_arrays(digest)}
-        if not _has_all(links, document["training"]):
+        stored = {name: link.digest for name, link in links.items()}
+        if not stored or stored != document["training"].get("tensors", stored):  # that of routers alone names none
             raise NotFoundError(
                 f"the tensors that were trained for composition {digest[:12]} are not stored: a member was purged, or "
                 "it was trained by a program from before they were",
@@ -240,13 +204,6 @@ def write_again(
             )
 
 
-def _has_all(links: Mapping[str, ArrayLink], training: Mapping[str, Any]) -> bool:
-    """Tell whether the arrays of a training are those that its document names; that of routers alone names none."""
-    if "tensors" not in training:
-        return bool(links)
-    return bool({name: link.digest for name, link in links.items()} == training["tensors"])
-
-
 _BIAS = ".bias"
 
 
@@ -258,15 +215,13 @@ def trained_biases(workspace: Workspace, composition: CompositionRecord) -> dict
         return {}
     experts = [member["name"] for member in document["members"]]
     layers: dict[int, list[float]] = {}
-    digest = composition.digest
-    while True:
+    digest: str | None = composition.digest
+    while digest is not None:
         for link in workspace.catalog.trained_arrays(digest):
             gate = GATE.fullmatch(link.name.removesuffix(_BIAS)) if link.name.endswith(_BIAS) else None
             if gate and int(gate[1]) not in layers:  # a later training is read first
                 layers[int(gate[1])] = to_tensor(workspace.arrays.read(link.digest), link.dtype).float().tolist()
-        if (above := workspace.catalog.composition_document(digest)) is None or "parent" not in above:
-            break
-        digest = str(above["parent"])
+        digest = (workspace.catalog.composition_document(digest) or {}).get("parent")
     return {
         expert: tuple(layers[layer][number] for layer in sorted(layers))
         for number, expert in enumerate(experts)

@@ -168,7 +168,6 @@ class OpenBucket(OpenDestination):
         self._known.remember()
 
     def _check_claim(self) -> None:
-        """Check that the prefix is still claimed by this writer."""
         if self._bucket.read(PARTIAL) != self._mark:
             raise self._taken("has taken it over")
 

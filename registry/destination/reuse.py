@@ -98,7 +98,6 @@ class ShardReuse:
             _write(self._record, {"out": str(self._out), "files": files})
 
     def _delete_absent(self) -> None:
-        """Delete the records of folders that are gone."""
         for record in self._record.parent.glob("*.json"):
             try:
                 out = json.loads(record.read_bytes())["out"]

@@ -87,16 +87,13 @@ class Family:
     """One dense model type; a subclass overrides its differences from Llama.
 
     Attributes:
-        model_type: the `model_type` of its config.json.
-        class_name: its transformers class.
+        class_name: its transformers class; `model_type` is that of its config.json.
         special_tokens: ids of the tokens that begin, end and pad a text, for a config.json without them.
         defaults: transformers' defaults for keys that config.json may lack, where they are not those of most families.
-        rope_theta: the default of `rope_theta`.
         options: the keys that determine its function beside the sizes.
         layers: name of the module of its layers, and their prefix in tensor names.
         renamed: tensors whose name in its transformers class differs from that in its checkpoints.
-        embedding: its embedding's tensor.
-        head: its head's tensor, unless tied to the embedding.
+        embedding, head: the tensors of these; a head may be tied to the embedding.
         down: the last linear module of each MLP, below the layer; all others are applied to the MLP input.
         free_head_dim: config.json may give a head size that does not divide the hidden size.
         norms: those over the hidden axis in each layer.
@@ -136,11 +133,7 @@ class Family:
     # -- configuration -----------------------------------------------------------------------------------------------
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Read a config.json.
-
-        Raises:
-            ValueError: a key is missing, or has a value that no model can have.
-        """
+        """Read a config.json (ValueError: a key is missing, or has a value that no model can have)."""
         if missing := [key for key in _REQUIRED if key not in config]:
             raise ValueError(f"{', '.join(missing)} missing")
         values: dict[str, Any] = {**_COMMON, **self.defaults, **config}
@@ -233,19 +226,13 @@ class Family:
         return Attention()
 
     def residual(self, architecture: Architecture) -> float | None:
-        """Return the factor of the outputs of attention and MLP when they are added to the residual stream.
-
-        None if a norm comes in between, so that the result is not linear.
-        """
+        """Return the factor of attention and MLP in the residual stream; None if a norm comes in between."""
         if "post_feedforward_layernorm.weight" in self.trunk_layer(architecture):
             return None
         return float(architecture.options.get("residual_multiplier", 1.0))
 
     def linear_inputs(self, architecture: Architecture) -> dict[str, tuple[str, int]]:
-        """Return the site and layer of the input of each linear map: those of the trunk, and each MLP's gate and up.
-
-        The embedding is not a linear map, and a head that is tied to it is not one either.
-        """
+        """Return the site and layer of the input of each linear map: the trunk's, an untied head, MLPs' gate and up."""
         attention = self.attention(architecture)
         inputs = {} if architecture.tie_word_embeddings else {self.head: (HEAD_INPUT, 0)}
         for layer in range(architecture.num_hidden_layers):

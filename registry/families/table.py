@@ -45,11 +45,7 @@ REFUSED = {
 
 
 def family_of(model_type: str) -> Family:
-    """Return the family of a `model_type`.
-
-    Raises:
-        UnsupportedFamilyError: no family matches; the message has the reason and the supported families.
-    """
+    """Return the family of a `model_type` (UnsupportedFamilyError: none; the message has the reason, and all)."""
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     raise UnsupportedFamilyError(

@@ -30,11 +30,7 @@ class Architecture:
 
     @classmethod
     def checked(cls, values: Mapping[str, Any], options: dict[str, Any]) -> "Architecture":
-        """Return the architecture whose fields are among `values`, which are untrusted input.
-
-        Raises:
-            ValueError: a field has a value that no model can have.
-        """
+        """Return the architecture whose fields are among untrusted values (ValueError: one that no model can have)."""
         for name in SIZES:
             size = values[name]
             if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:

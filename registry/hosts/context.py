@@ -243,10 +243,6 @@ class ContextLayout:
         entries = tuple((place, kappa) for place in enumerate(self._means))
         return Entries((self._experts, self.hidden_size), entries)
 
-    def no_gate(self) -> Constant:
-        """Return the router of the context layer, whose experts are all alike."""
-        return Constant((self._experts, self.hidden_size), 0.0)
-
     # -- widening ----------------------------------------------------------------------------------------------------
 
     def _widened(self, name: str, tensor: Trunk | Constant) -> Made:
@@ -273,7 +269,6 @@ class ContextLayout:
     # -- the context layer -------------------------------------------------------------------------------------------
 
     def _own(self, below: str, tensor: Trunk | Constant) -> Made:
-        """Return the context layer's tensor of a name."""
         widened = self._widened(f"{LAYERS}.0.{below}", tensor)
         shape, after, means = widened.shape, self._kind.norm_after, self._means
         fast = [*self._fast_means, self._level] if self._fast else []

@@ -13,13 +13,12 @@ model's folder the two are one file:
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from registry.hosts.architecture import Architecture
 from registry.hosts.host import LAYERS, NORM_TOPK_PROB, DenseClass, Host, PerExpert, dense_config
-from registry.hosts.tensors import OwnHeadMap
 
 REMOTE_CODE = "remote-code"
 """Name of this host in recipes."""
@@ -27,20 +26,8 @@ REMOTE_CODE = "remote-code"
 ROUTED = "routed_"
 """Prefix of its `model_type`, before that of the dense model."""
 
-EVIDENCE_TENSOR = "evidence"
-"""The tensor of evidence in a model that is routed by the text so far."""
-
-THRESHOLDS_TENSOR = "thresholds"
-"""The tensor of the thresholds of its fast window."""
-
-CONTEXT_WINDOW, CONTEXT_SHARPNESS = "context_window", "context_sharpness"
-CONTEXT_FAST, CONTEXT_ALARM = "context_fast", "context_alarm"
 HEAD_MAPS = "head_maps"
-"""Keys of config.json, and options of the architecture, of a model that is routed by the text so far."""
-
-_CONTEXT_KEYS = (CONTEXT_WINDOW, CONTEXT_FAST, CONTEXT_ALARM, CONTEXT_SHARPNESS, HEAD_MAPS)
-ROUTER_BIAS = "router_bias"
-"""Key of config.json of a model whose weights are from the softmax over all experts: its routers have a bias."""
+"""The module of head maps in a model that is routed by the text so far, and the key of config.json for it."""
 
 _CODE = Path(__file__).with_name("code")
 _IMPORT = re.compile(r"^from (\.|registry\.hosts\.code\.)(modeling_\w+) import .*\n", re.MULTILINE)
@@ -51,18 +38,9 @@ def remote_code_host(dense: DenseClass) -> Host:
     return _routed_host(dense, "modeling_routed", "RoutedForCausalLM")
 
 
-def context_code_host(dense: DenseClass) -> Host:
-    """Return the host of a dense class that routes by the text so far.
-
-    Its config.json holds the architecture's options of `_CONTEXT_KEYS`.
-    """
-    return _routed_host(
-        dense,
-        "modeling_context",
-        "ContextRoutedForCausalLM",
-        config_class="ContextConfig",
-        own_keys=lambda architecture: {key: architecture.options[key] for key in _CONTEXT_KEYS},
-    )
+def context_code_host(dense: DenseClass, **settings: Any) -> Host:
+    """Return the host of a dense class that routes by the text so far, with its settings in config.json."""
+    return _routed_host(dense, "modeling_context", "ContextRoutedForCausalLM", settings, config_class="ContextConfig")
 
 
 def biased_code_host(dense: DenseClass) -> Host:
@@ -72,25 +50,23 @@ def biased_code_host(dense: DenseClass) -> Host:
 
 def softmax_topk_code_host(dense: DenseClass, *, bias: bool = False) -> Host:
     """Return the host of a dense class whose experts keep the weights of the softmax over all of them."""
-    own_keys = {NORM_TOPK_PROB: False, ROUTER_BIAS: bias}
-    return _routed_host(
-        dense, "modeling_softmax_topk", "SoftmaxTopKForCausalLM", bias=bias, own_keys=lambda _: own_keys
-    )
+    own_keys = {NORM_TOPK_PROB: False, "router_bias": bias}
+    return _routed_host(dense, "modeling_softmax_topk", "SoftmaxTopKForCausalLM", own_keys, bias=bias)
 
 
 def _routed_host(
     dense: DenseClass,
     module: str,
     name: str,
+    own_keys: Mapping[str, Any] | None = None,
     *,
     config_class: str = "RoutedConfig",
     bias: bool = False,
-    own_keys: Callable[[Architecture], dict[str, Any]] = lambda _: {},
 ) -> Host:
     """Return the host of a dense class with a modelling file.
 
     `module` is the file without its suffix, `name` and `config_class` are classes in it. With `bias` its routers have
-    one. `own_keys` returns what its config.json has besides the keys of the routed model.
+    one. `own_keys` are what its config.json has besides the keys of the routed model.
     """
 
     def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
@@ -99,7 +75,7 @@ def _routed_host(
             "num_experts_per_tok": top_k,
             "num_local_experts": experts,
             "vocab_size": architecture.vocab_size,
-            **own_keys(architecture),
+            **(own_keys or {}),
         }
 
     return Host(
@@ -112,19 +88,6 @@ def _routed_host(
         gate_bias="mlp.gate.bias" if bias else "",
         files=modelling_file(_CODE / f"{module}.py", dense.class_name, dense.layers),
     )
-
-
-def own_head_maps(experts: int, hidden_size: int, *, bias: bool) -> dict[str, OwnHeadMap]:
-    """Return the tensors of head maps in `modeling_context.py`, by name, expert by expert.
-
-    With `bias` the last norm has one.
-    """
-    parts = {"weight": (hidden_size, hidden_size)} | ({"bias": (hidden_size,)} if bias else {})
-    return {
-        f"{HEAD_MAPS}.experts.{expert}.{part}": OwnHeadMap(shape, expert)
-        for expert in range(experts)
-        for part, shape in parts.items()
-    }
 
 
 def modelling_file(path: Path, class_name: str = "LlamaForCausalLM", layers: str = LAYERS) -> dict[str, bytes]:

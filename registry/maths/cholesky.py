@@ -10,10 +10,7 @@ from torch import Tensor
 
 
 def cholesky_factor(upper: Float[Tensor, "H H"]) -> tuple[Float[Tensor, "H H"], int]:
-    """Return L with L Lᵀ = A in the place of A, and 0 or the order at which A is not positive definite.
-
-    The upper triangle of A alone is read: by rows, what LAPACK reads as a lower one by columns.
-    """
+    """Return L with L Lᵀ = A in the place of A, whose upper triangle alone is read, and 0 or the order that failed."""
     factor, info = upper.mT, torch.empty((), dtype=torch.int32, device=upper.device)
     torch.linalg.cholesky_ex(factor, out=(factor, info))
     return factor, int(info)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int, Int16, Int32, Shaped
+from jaxtyping import Float, Int16, Int32, Shaped
 from torch import Tensor
 
 from registry.maths.fixed_point import limit, power_of_two, quantise
@@ -112,13 +112,10 @@ class Splitter:
 
     def of_activations(
         self, parts: Sequence[Float[Tensor, "_ H"]], exponents: Int16[Tensor, "H"], bits: int, form: Form | None = None
-    ) -> tuple[list[Digits], list[Int[Tensor, "_ H"]], int]:
+    ) -> tuple[list[Digits], list[Int32[Tensor, "_ H"]], int]:
         """Return q = round(y · 2^p) of activations: digits, rare tokens, how many had to be held (as in `quantise`).
 
-        The digits are overwritten by the next call.
-
-        Raises:
-            ValueError: an activation is NaN or infinite.
+        The digits are overwritten by the next call (ValueError: an activation is NaN or infinite).
         """
         size = sum(map(len, parts)), len(exponents)
         found: dict[Form, Digits] = {}
@@ -138,12 +135,12 @@ class Splitter:
             self._put(found, size, q, form or _narrowest(int(most)))
         return self._closed(found), rare, held
 
-    def of_integers(self, q: Int[Tensor, "T H"], bits: int, form: Form | None = None) -> list[Digits]:
-        """Return integers within ±`limit(bits)`; the digits are overwritten by the next call."""
+    def of_rare(self, q: Int32[Tensor, "T H"], bits: int) -> list[Digits]:
+        """Return rare tokens as `of_activations` hands them back; the digits are overwritten by the next call."""
         found: dict[Form, Digits] = {}
-        for chunk in q.split(_rows(q[0])) if len(q) else ():
+        for chunk in q.split(_rows(q[0])):
             most = limit(bits) if bits <= NARROW.bits else int(chunk.abs().max())
-            self._put(found, (len(q), q.shape[1]), chunk, form or _narrowest(most))
+            self._put(found, (len(q), q.shape[1]), chunk, _narrowest(most))
         return self._closed(found)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -224,7 +221,7 @@ class Splitter:
 
     def _shifted(self, q: Tensor, bits: int) -> Tensor:
         shifted = self.take("shifted", tuple(q.shape), torch.int32, q.device)
-        return torch.bitwise_right_shift(q if q.dtype == torch.int32 else shifted.copy_(q), bits, out=shifted)
+        return torch.bitwise_right_shift(q, bits, out=shifted)
 
     def _wide(self, q: Tensor, planes: Tensor) -> None:
         moved = torch.add(q, 64 + 64 * 128, out=self.take("shifted", tuple(q.shape), torch.int32, q.device))
@@ -236,9 +233,8 @@ class Splitter:
 
     def _whole(self, q: Tensor, planes: Tensor) -> None:
         moved = self.take("shifted", tuple(q.shape), torch.int32, q.device)
-        if q.dtype == torch.int32:  # the highest 10 bits may be of a float32
-            torch.bitwise_left_shift(q, 10, out=moved).bitwise_right_shift_(10)
-        planes[0].copy_(moved if q.dtype == torch.int32 else q)
+        # The highest 10 bits may be of a float32.
+        planes[0].copy_(torch.bitwise_left_shift(q, 10, out=moved).bitwise_right_shift_(10))
 
 
 def _narrowest(most: int) -> Form:

@@ -62,8 +62,7 @@ def residual_bounds(embedding: Float[Tensor, "H"], outputs: Sequence[Float[Tenso
 def exponents_for(bound: Float[Tensor, "H"], bits: int = NORM_BITS) -> Int16[Tensor, "H"]:
     """Return the largest p_i with bound_i · 2^{p_i} ≤ `limit(bits)`, within ±`EXPONENT_LIMIT`; for bound 0 the limit.
 
-    Raises:
-        ValueError: a bound is negative, infinite or NaN.
+    (ValueError: a bound is negative, infinite or NaN.)
     """
     bound = bound.double()
     if not bool(torch.isfinite(bound).all()) or bool((bound < 0).any()):
@@ -85,10 +84,8 @@ def quantise(
 ) -> tuple[Float[Tensor, "T H"], Bool[Tensor, "T H"]]:
     """Return (q, saturated): q = round(y · 2^p), half to even, held within ±`limit(bits)`, and where it had to be.
 
-    q keeps a floating dtype (float32 or wider: integers to 24 bits are exact); scaling by a power of two is exact.
-
-    Raises:
-        ValueError: an activation is NaN or infinite.
+    q keeps a floating dtype (float32 or wider: integers to 24 bits are exact); scaling by a power of two is exact
+    (ValueError: an activation is NaN or infinite).
     """
     if not bool(torch.isfinite(y).all()):
         raise ValueError("an activation is NaN or infinite")

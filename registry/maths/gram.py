@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int, Int16, Int64
 from torch import Tensor
 
-from registry.maths.digits import WHOLE, WIDE, Digits, Form, Splitter, in_groups, padded
-from registry.maths.fixed_point import NORM_BITS, quantise
+from registry.maths.digits import WHOLE, Digits, Form, Splitter, in_groups, padded
+from registry.maths.fixed_point import NORM_BITS
 from registry.maths.threads import one_thread
 
 EXACT_BITS = 53
@@ -52,10 +52,10 @@ class GramAccumulator:
     """
 
     def __init__(self, exponents: Int16[Tensor, "H"], bits: int = NORM_BITS, splitter: Splitter | None = None) -> None:
-        """Begin a sum of integers of so many bits; several sums may share a splitter's room, one at a time."""
+        """Begin a sum of integers of so many bits, 20 at most; sums may share a splitter's room, one at a time."""
         self.exponents, self.bits, self.saturated = exponents, bits, 0
         self._splitter = splitter or Splitter()
-        self._form = None if bits <= WIDE.bits and has_int8(exponents.device.type) else WHOLE
+        self._form = None if has_int8(exponents.device.type) else WHOLE
         self._pending: dict[Form, _Pending] = {}
         self._rare: list[Int[Tensor, "_ H"]] = []
         self._total: Tensor | None = None
@@ -67,41 +67,20 @@ class GramAccumulator:
         return self._folded + sum(pending.tokens for pending in self._pending.values()) + sum(map(len, self._rare))
 
     def add(self, parts: Sequence[Float[Tensor, "_ H"]]) -> None:
-        """Add tokens, one row each.
-
-        Raises:
-            ValueError: an activation is NaN or infinite, or the sums leave 64-bit integers.
-        """
+        """Add tokens, one a row (ValueError: an activation is NaN or infinite, or the sums leave 64-bit integers)."""
         for pieces in in_groups(parts, AT_ONCE):
-            if self.bits <= WIDE.bits:
-                found, rare, held = self._splitter.of_activations(pieces, self.exponents, self.bits, self._form)
-                self._add(found)
-                self._rare += rare
-                if sum(map(len, self._rare)) >= RARE_TOKENS:
-                    q, self._rare = torch.cat(self._rare), []
-                    self._add(self._splitter.of_integers(q, self.bits, self._form))
-                self.saturated += held
-            else:
-                q, beyond = quantise(torch.cat(pieces), self.exponents, self.bits)
-                self.include(float64_gram(q, self.bits), int(beyond.sum()))
-
-    def add_integers(self, q: Int[Tensor, "T H"]) -> None:
-        """Add integers within ±`limit(bits)`, one row a token.
-
-        Raises:
-            ValueError: the sums leave 64-bit integers.
-        """
-        for piece in q.split(AT_ONCE):
-            if self.bits <= WIDE.bits:
-                self._add(self._splitter.of_integers(piece, self.bits, self._form))
-            else:
-                self.include(float64_gram(piece.double(), self.bits))
+            found, rare, held = self._splitter.of_activations(pieces, self.exponents, self.bits, self._form)
+            self._add(found)
+            self._rare += rare
+            if sum(map(len, self._rare)) >= RARE_TOKENS:
+                q, self._rare = torch.cat(self._rare), []
+                self._add(self._splitter.of_rare(q, self.bits))
+            self.saturated += held
 
     def include(self, matrix: Int64[Tensor, "H1 H1"], saturated: int = 0) -> None:
         """Add the sum over tokens that were counted elsewhere, which is taken over, and how many had to be held there.
 
-        Raises:
-            ValueError: the sums leave 64-bit integers.
+        (ValueError: the sums leave 64-bit integers.)
         """
         if self._total is None:
             self._total = matrix
@@ -112,11 +91,7 @@ class GramAccumulator:
         self.saturated += saturated
 
     def matrix(self) -> Int64[Tensor, "H1 H1"]:
-        """Return G so far, as a matrix of its own.
-
-        Raises:
-            ValueError: the sums leave 64-bit integers.
-        """
+        """Return G so far, as a matrix of its own (ValueError: the sums leave 64-bit integers)."""
         size, total = self.exponents.numel() + 1, self._total
         parts = [partial(self._fold, pending) for pending in self._pending.values()]
         if self._rare:
@@ -231,11 +206,7 @@ def _mirror(total: Int64[Tensor, "H1 H1"], blocks: Sequence[slice]) -> None:
 
 
 def require_room(*matrices: Int64[Tensor, "H1 H1"]) -> None:
-    """Check that the sum of such matrices stays within 64-bit integers.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that the sum of such matrices stays within 64-bit integers (ValueError: it does not)."""
     diagonals = [matrix.diagonal() for matrix in matrices]
     if bool((torch.stack([diagonal.double() for diagonal in diagonals]).sum(dim=0).abs() >= OVERFLOW).any()):
         count = sum(int(diagonal[-1]) for diagonal in diagonals)

@@ -67,10 +67,7 @@ def expected_sparsity(log_alpha: Float[Tensor, "n R"]) -> Float[Tensor, ""]:
 
 
 def overlap_matrix(masks: Float[Tensor, "n R"]) -> Float[Tensor, "n n"]:
-    """Return ⟨z_m, z_m'⟩ / (‖z_m‖ ‖z_m'‖) of every two masks, in [0, 1]: Z Zᵀ of rows of unit length.
-
-    A mask of zeros has no overlap with any, itself included.
-    """
+    """Return ⟨z_m, z_m'⟩ / (‖z_m‖ ‖z_m'‖) of every two masks, in [0, 1]; of a mask of zeros, 0 with any and itself."""
     unit = masks / masks.norm(dim=1, keepdim=True).clamp(min=_SMALLEST)
     products: Tensor = unit @ unit.T
     return products.clamp(0, 1)

@@ -131,9 +131,7 @@ def _compared(
     n_a: int,
     n_b: int,
 ) -> Overlap:
-    """Return the overlap by C of either, in any orthonormal coordinates, of which the first is overwritten; by δ and
-    U_aᵀ U_b.
-    """
+    """Return the overlap, by each C in orthonormal coordinates (the first is overwritten), by δ and by U_aᵀ U_b."""
     rank = len(products)
     subspace = products.square().sum() / rank
     total = (scatter_a / (2 * n_a)).add_(scatter_b, alpha=1 / (2 * n_b)).addr_(difference, difference / 4)
@@ -218,11 +216,7 @@ class Summary:
 
     @classmethod
     def of(cls, statistics: Statistics, directions: int = DIRECTIONS) -> "Summary":
-        """Return the summary of statistics of at least one token, with min(`directions`, H) directions.
-
-        Raises:
-            ValueError: the Gram is that of no activations.
-        """
+        """Return the summary of at least one token, with min(`directions`, H) (ValueError: no Gram of activations)."""
         if statistics.count < 1:
             raise ValueError("a Gram is that of no activations: it counts none")
         mean, scatter = centred(statistics)
@@ -238,12 +232,7 @@ class Summary:
 
 
 def summary_overlap(a: Summary, b: Summary, rank: int = 16) -> Overlap:
-    """Estimate what `overlap` returns for the statistics that `a` and `b` summarise (arguments as `overlap`).
-
-    Raises:
-        ValueError: the channels differ in number, rank is below 1, an expert has fewer than 4 tokens, or a summary
-            is not one of activations.
-    """
+    """Estimate `overlap` of the statistics that two summaries hold (arguments and errors as there)."""
     size, kept = a.directions.shape
     rank = min(_comparable(a, b, size, len(b.mean), rank), kept, b.directions.shape[1])
     difference = a.mean - b.mean

@@ -92,10 +92,8 @@ def head_rank(head: Float[Tensor, "V d"]) -> int:
 def sequence_router(members: Iterable[Iterable[Float[Tensor, "_ d"]]], size: int, lam: float) -> Float[Tensor, "E d"]:
     """Return Wᵀ for λ ≥ 0, as the weight of a linear map, float64; `size` is d.
 
-    Members, in the order of their names, have m of one window or more, block by block in float64.
-
-    Raises:
-        ValueError: the regularised sum is not positive definite.
+    Members, in the order of their names, have m of one window or more, block by block in float64 (ValueError: the
+    regularised sum is not positive definite).
     """
     total, moments = torch.zeros((size, size), dtype=torch.float64), []
     for blocks in members:

@@ -68,10 +68,9 @@ class LeastSquares:
         return self._lower.tril() + self._lower.tril(-1).T
 
     def add(self, x: Float[Tensor, "T I"], y: Float[Tensor, "T O"], weight: float = 1.0) -> None:
-        """Count tokens, each with weight w: products in the dtype of the activations, at most `RUN` tokens at a time.
+        """Count tokens, each with weight w, at most `RUN` at a time in the dtype of the activations.
 
-        Raises:
-            ValueError: an activation is NaN or infinite, a shape does not fit, or weight is not positive.
+        (ValueError: one is NaN or infinite, a shape does not fit, or the weight is not positive.)
         """
         if x.shape[1] != len(self._lower) or y.shape[1] != len(self.cross) or len(x) != len(y):
             raise ValueError(

@@ -45,12 +45,9 @@ def balance_loss(
 
 
 def whitener(gram: Float[Tensor, "H H"], damping: float) -> Float[Tensor, "H H"]:
-    """Return the lower triangular M for which M x has unit second moments where x has those of `gram`.
+    """Return the lower triangular M for which M x has unit second moments where x has those of `gram`, float64.
 
-    It is the inverse of the Cholesky factor of gram + `damping` · mean(diagonal) · I, in float64.
-
-    Raises:
-        ValueError: the Gram is not finite, or not positive.
+    It is the inverse of the Cholesky factor of gram + `damping` · mean(diagonal) · I (ValueError: there is none).
     """
     gram = gram.double()
     size = len(gram)

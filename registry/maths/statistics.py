@@ -202,10 +202,7 @@ class GramSum:
 def gram_sum(statistics: Iterable[PackedStatistics], weights: Sequence[float]) -> GramSum:
     """Return the sum over members, added in the order given: callers give name order.
 
-    Scales may differ. Statistics are taken one at a time, so that only one need be in memory.
-
-    Raises:
-        ValueError: there is no member.
+    Scales may differ. Statistics are taken one at a time, so that only one need be in memory (ValueError: no member).
     """
     gram, moments = None, []
     for item, weight in zip(statistics, weights, strict=True):

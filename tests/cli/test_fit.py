@@ -1,6 +1,7 @@
 """Proves: reg compose takes coefficients and fits them, says what it found, and refuses what has no part in that."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_fitting_composing_and_composing_again(reg: Reg, filled: Registry, zoo: 
     record = fitted.record
     assert f"{record.before:.4f} with equal coefficients, {record.after:.4f} with these" in told
     recipe = json.loads((tmp_path / "out" / MARKER).read_text())["recipe"]
-    assert (recipe["coefficients"], recipe["fit"]) == (fitted.coefficients, record.document())
+    assert (recipe["coefficients"], recipe["fit"]) == (fitted.coefficients, asdict(record))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "composed with one fitted number for each expert by expert-registry" in card
     assert "| coefficients | fitted to" in card

@@ -67,7 +67,6 @@ def _declared(output: Target) -> Iterator[tuple[Option, str, Method | None]]:
 
 
 def _check_same(known: Option, one: Option, output: Target) -> None:
-    """Check that two options of one name hold the same values."""
     if (known.kind, known.limits, known.group) != (one.kind, one.limits, one.group):
         raise InvalidInputError(
             f"option {one.name} of {output.name} has other values than the option of that name: {one.words}, and it "
@@ -99,7 +98,6 @@ def _with_method(field: Option, one: Option, of: str, method: str) -> Option:
 
 
 def _described(field: Option) -> Option:
-    """Return a field with its help and its note as people read them."""
     text = field.help.replace("{choices}", listed(field.choices)) if field.choices else field.help
     methods = [method for of in METHODS_OF for method in field.only_with.get(of, ())]
     if text[0].islower() and methods:
@@ -200,11 +198,7 @@ LEAST_COPIES, MOST_COPIES = 2, 1024
 def first_problem(
     values: Mapping[str, Any], trunk_options: Mapping[str, Any] | None = None, *, is_fitted: bool = False
 ) -> Problem | None:
-    """Return the first thing that is wrong with a recipe, or None; what is not among `values` is at its default.
-
-    Args:
-        is_fitted: the recipe has the record of a fit.
-    """
+    """Return the first problem of a recipe, with the record of a fit if `is_fitted`; other fields are at defaults."""
     trunk_options = trunk_options or {}
     if not isinstance(trunk_options, Mapping):
         return Problem((TRUNK_OPTIONS,), f"{TRUNK_OPTIONS} must be numbers by name", "such as: {'alpha': 0.9}")

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
 from registry.composition.method import Router, Target, Trunk
 from registry.composition.option import OptionKind, Problem
-from registry.composition.recipe.fields import (
-    FIELDS,
-    default,
-    first_problem,
-    obstacle,
-    options_of,
-    resolved,
-    target_of,
-)
+from registry.composition.recipe.fields import FIELDS, default, first_problem, obstacle, options_of, resolved, target_of
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError
 from registry.io.untrusted import DIGEST, NUMBER, NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields, maybe
@@ -27,20 +19,6 @@ from store.digest import json_digest
 
 DOCUMENT_FORMAT = 1
 """The format of a composition's document, of which its digest is a function."""
-
-_KINDS = {
-    "members": DIGEST,
-    "data": DIGEST,
-    "tokens": WHOLE,
-    "steps": WHOLE,
-    "batch_size": WHOLE,
-    "seq_len": WHOLE,
-    "lr": NUMBER,
-    "seed": WHOLE,
-    "device": TEXT,
-    "before": NUMBER,
-    "after": NUMBER,
-}
 
 
 @dataclass(frozen=True)
@@ -68,18 +46,12 @@ class CoefficientFit:
     before: float
     after: float
 
-    def document(self) -> dict[str, Any]:
-        """Return the record as recipes hold it."""
-        return asdict(self)
-
     @classmethod
     def from_document(cls, document: object, where: str) -> CoefficientFit:
-        """Read a record, which may come from anywhere.
-
-        Raises:
-            CheckpointError: a key is unknown or missing, or a value is not what this program writes.
-        """
-        given = fields(document, _KINDS, where)
+        """Read an untrusted record (CheckpointError: a key or value is not what this program writes)."""
+        kinds = {"int": WHOLE, "float": NUMBER, "str": TEXT}
+        own = {name: kinds[kind] for name, kind in cls.__annotations__.items()}
+        given = fields(document, own | {"members": DIGEST, "data": DIGEST}, where)
         losses = given["lr"], given["before"], given["after"]
         if not given["device"].isidentifier() or not all(math.isfinite(loss) and loss >= 0 for loss in losses):
             raise CheckpointError(f"{where} is not the record of a fit", "copy the file again")
@@ -136,16 +108,14 @@ class Recipe:
 
     @classmethod
     def of_fields(cls, values: Mapping[str, Any], fit: CoefficientFit | None = None) -> Recipe:
-        """Return the recipe of some fields, with trunk options among them; the others are at their defaults.
+        """Return the recipe of fields as command lines and forms give them, trunk options too; others are at defaults.
 
-        Args:
-            values: fields of the recipe, as command lines and forms give them.
-            fit: of its coefficients, if they were fitted; dropped where it has none.
+        `fit` is that of its coefficients; it is dropped where it has none.
 
         Raises:
             InvalidInputError: as the class does, or nobody wants what they make.
         """
-        if problem := unwanted(values):
+        if problem := target_of(values).unwanted(values):
             raise problem.error()
         own: dict[str, Any] = {}
         options: dict[str, float] = {}
@@ -242,11 +212,6 @@ class Recipe:
         return {**options_of(self.trunk), **{name: float(value) for name, value in self.trunk_options.items()}}
 
     @property
-    def label(self) -> str:
-        """A name for messages."""
-        return self.output.label(self)
-
-    @property
     def needs_base(self) -> bool:
         """The base model takes part."""
         return self.output.needs_base(self.given)
@@ -254,15 +219,6 @@ class Recipe:
     def document(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the recipe as `composition.json` holds it, every default spelled out."""
         return self.output.document(self, names)
-
-    def check_members(self, names: Sequence[str]) -> None:
-        """Check the recipe against the members' names.
-
-        Raises:
-            InvalidInputError: a number is for no member, a coefficient is missing, or top_k is out of range.
-        """
-        if problem := self.problem_of_members(names):
-            raise problem.error()
 
     def problem_of_members(self, names: Sequence[str]) -> Problem | None:
         """Return what is wrong with the recipe for members of these names, or None."""
@@ -334,11 +290,6 @@ COMPUTED_KINDS = {
 
 def _compared(to: str) -> list[str]:
     return [name for name, one in FIELDS.items() if to in one.outputs and not one.group and one.stands_for is None]
-
-
-def unwanted(values: Mapping[str, Any]) -> Problem | None:
-    """Return why nobody wants what fields make, or None."""
-    return target_of(values).unwanted(values)
 
 
 def overlay(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,11 +129,7 @@ def _rules(one: Option) -> list[Schema]:
 
 
 def _chosen(name: str, values: list[str], usual: str | None) -> Schema:
-    """Return the schema of files in which a field has one of some values, by default or not.
-
-    Args:
-        usual: its default; None where it stands for no value, which counts as one of them.
-    """
+    """Return the schema of files whose field is in `values`; `usual` is its default, None where that is no value."""
     given: Schema = {"properties": {name: {"enum": values}}, "required": [name]}
     if usual is not None and usual not in values:
         return given

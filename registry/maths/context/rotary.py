@@ -56,12 +56,9 @@ class RotaryTables:
 
 
 def rotary_tables(parameters: Mapping[str, Any], head_dim: int, context: int) -> RotaryTables:
-    """Return the frequencies of a model, whose longest text is `context`, in tokens; `head_dim` is d.
+    """Return the frequencies of a rope over whole heads of d = `head_dim`, in the form of transformers 5.
 
-    `parameters` are `rope_parameters` in the form of transformers 5, over whole heads.
-
-    Raises:
-        ValueError: the rope's type is unknown.
+    The longest text has `context` tokens (ValueError: the rope's type is unknown).
     """
     kind, theta = parameters.get("rope_type", "default"), float(parameters["rope_theta"])
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim

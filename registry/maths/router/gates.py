@@ -18,10 +18,7 @@ from registry.maths.threads import one_thread
 def solve(gram: Float[Tensor, "H H"], moments: Float[Tensor, "H E"], lam: float) -> Float[Tensor, "H E"]:
     """Return (gram + lam·I)⁻¹ moments, float64, the same whatever the number of threads.
 
-    Adds to `gram`, of which it reads the upper triangle alone.
-
-    Raises:
-        ValueError: the regularised Gram is not positive definite.
+    Adds to `gram`, of which the upper triangle alone is read (ValueError: the sum is not positive definite).
     """
     gram.diagonal().add_(lam)
     with one_thread():
@@ -32,11 +29,7 @@ def solve(gram: Float[Tensor, "H H"], moments: Float[Tensor, "H E"], lam: float)
 
 
 def as_gate(columns: Float[Tensor, "H E"], normalize: bool) -> Float[Tensor, "E H"]:
-    """Return the columns as rows, each at unit length if `normalize`.
-
-    Raises:
-        ValueError: a column is zero or not finite.
-    """
+    """Return the columns as rows, each at unit length if `normalize` (ValueError: a column is zero or not finite)."""
     with one_thread():
         norms = columns.norm(dim=0)
     if not bool((norms > 0).all()) or not bool(torch.isfinite(columns).all()):

@@ -38,9 +38,5 @@ class RouterInputs:
     kept_sum: Callable[[], GramSum] | None = None
 
     def total(self) -> GramSum:
-        """Return the weighted sum of the statistics, for the caller to overwrite.
-
-        Raises:
-            ValueError: there is no member.
-        """
+        """Return the weighted sum of the statistics, for the caller to overwrite (ValueError: there is no member)."""
         return gram_sum(self.statistics, self.weights) if self.kept_sum is None else self.kept_sum()

@@ -105,10 +105,7 @@ def tiles(rows: RowBlock, step: int | None = None) -> Iterator[RowBlock]:
 
 
 def average(rows: RowBlock, weights: Sequence[float]) -> Tensor:
-    """Return Σ ω_e θ_e / Σ ω_e over the members that have the rows, in float64, summed in their order.
-
-    A single member is returned exactly.
-    """
+    """Return Σ ω_e θ_e / Σ ω_e, float64, over those that have the rows, in their order; a single member exactly."""
     parts = [(part, weight) for part, weight in zip(rows.parts, weights, strict=True) if part is not None]
     (first, own), *others = parts
     total = first.to(torch.float64, copy=True)

@@ -32,12 +32,9 @@ _Factor = tuple[Tensor, float, list[Tensor]]
 
 
 def regression_mean(combination: Combination) -> Iterator[Tensor]:
-    """Yield the rows of W in float64 (see the module); a single member's exactly.
+    """Yield the rows of W in float64 (see the module); a single member's exactly; option `alpha` is α, from 0 to 1.
 
-    Option `alpha` is α, from 0 to 1.
-
-    Raises:
-        ValueError: the summed Gram is not positive definite.
+    (ValueError: the summed Gram is not positive definite.)
     """
     if len(combination.members) > 1 and combination.counts is not None:
         yield from _by_counts(combination, combination.counts)
@@ -50,10 +47,8 @@ def regression_mean(combination: Combination) -> Iterator[Tensor]:
 def regression_means(combinations: Sequence[Combination]) -> Iterator[tuple[int, Tensor]]:
     """Yield the rows of several W of one input, each with its map's number: the bits of `regression_mean`, one by one.
 
-    Their Gram is summed and factored once. They are of two members or more, and have `inputs` and `products`.
-
-    Raises:
-        ValueError: the summed Gram is not positive definite.
+    Their Gram is summed and factored once. They are of two members or more, and have `inputs` and `products`
+    (ValueError: the sum is not positive definite).
     """
     factors: dict[tuple[int, ...], _Factor] = {}
     for number, combination in enumerate(combinations):

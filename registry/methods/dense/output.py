@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.composition.found import TRUNKS
-from registry.composition.method import Settings
+from registry.composition.method import Settings, Work
 from registry.composition.option import Problem
+from registry.composition.plan import Plan
 from registry.composition.recipe.shared_options import BALANCE, DTYPE, TRUNK, WEIGHTS
 from registry.io.display import counted
 from registry.methods.moe.output import Combined
 from registry.methods.works import BTX, DUME, MODEL_SOUPS, SOUP_OF_EXPERTS
-
-if TYPE_CHECKING:
-    from registry.composition.method import Work
-    from registry.composition.plan import Plan
 
 
 class Dense(Combined):

@@ -7,27 +7,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from registry.composition.card import digest_cell, license_cell
 from registry.composition.found import TRUNKS
 from registry.composition.method import Card, Compared, Settings, Work
 from registry.composition.option import Option, OptionKind, Problem
-from registry.composition.plan import Output
-from registry.composition.recipe.shared_options import (
-    DTYPE,
-    ROUTING_TOKENS,
-    TEMPERATURE,
-    TOP_K,
-    TRUNK,
-    WEIGHTS,
-)
+from registry.composition.plan import Output, Plan, Source
+from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K, TRUNK, WEIGHTS
 from registry.io.display import counted
 from registry.methods import ensemble, moe
 from registry.methods.moe.output import trunk_document
 from registry.methods.works import BTM, DUME, FLEXOLMO, MERGEME, SOUP_OF_EXPERTS
 
 if TYPE_CHECKING:
-    from registry.composition.plan import Plan, Source
-    from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.workspace import Workspace
 
@@ -202,21 +193,15 @@ class Ensemble(Output):
         if base is not None and routing.needs_base:
             cost += f"; once a sequence, a gradient of the base model {base.name} `{base.version.digest}`"
         members_are = "dense models that share one trunk" if trunk else "whole dense models"
-        prior = ["weight" if trunk else "prior weight"] if weights else []
         logits = recipe.get("mixing") == LOGITS
         return Card(
             tags=["ensemble", plan.model_type],
             title=" + ".join(plan.names),
             intro=f"An ensemble of {count} {members_are} whose next-token distributions are mixed ({plan.model_type}), "
             "without training, by\nexpert-registry.",
-            columns=("index", "expert", "content digest", "license", *prior),
-            rows=[
-                (
-                    *(str(index), one.name, digest_cell(one), license_cell(one)),
-                    *([f"{weights[one.name]:g}"] if weights else []),
-                )
-                for index, one in enumerate(plan.members)
-            ],
+            columns={"weight" if trunk else "prior weight": [f"{weights[name]:g}" for name in plan.names]}
+            if weights
+            else {},
             settings=[
                 ("routing", f"{recipe['routing']}: {routing.meaning}"),
                 ("kept", f"the {recipe['top_k']} largest weights, renormalised; temperature {recipe['temperature']:g}"),
@@ -274,7 +259,6 @@ def mixes(recipe: Recipe) -> bool:
 
 
 def _trunk(recipe: Mapping[str, Any], base: Member | None) -> str:
-    """Return what is said of the trunk that the members share."""
     settings = [f"{name} {value:g}" for name, value in recipe["trunk_options"].items()]
     settings += [f"coefficient {value:g} of {name}" for name, value in recipe.get("coefficients", {}).items()]
     settings += ["the sum of task vectors"] if "combine" in recipe else []

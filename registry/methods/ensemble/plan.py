@@ -178,10 +178,7 @@ def _merged_trunk(subset: Subset, recipe: Recipe, dtype: str) -> Plan | None:
 
 
 def _check_vocabularies(subset: Subset, recipe: Recipe) -> None:
-    """Check that all distributions are over the same tokens.
-
-    Members that share a trunk have one embedding and one head, with a row for every token that any of them knows.
-    """
+    """Check that distributions are over the same tokens; a shared trunk has a row for every token of any member."""
     lead, rows, others, hint = subset.lead, subset.lead.architecture.vocab_size, subset.everyone, SAME_TOKENS
     if recipe.trunk is not None:
         widest = max(subset.members, key=lambda member: member.architecture.vocab_size)
@@ -197,7 +194,6 @@ def _check_vocabularies(subset: Subset, recipe: Recipe) -> None:
 
 
 def _of_several(members: Sequence[Member], recipe: Recipe) -> Plan:
-    """Return the plan of an ensemble of members of several architectures (arguments and errors as `Output.plan`)."""
     ordered = ordered_members(members, recipe)
     lead = max(ordered, key=lambda member: member.known_tokens)
     other = next(m for m in ordered if differ_in_shape((m, lead)))
@@ -238,11 +234,8 @@ def _stored(
 ) -> tuple[dict[str, list[int]], tuple[OutputTensor, ...]]:
     """Return who uses whose tensor, by equal digests or because a trunk is shared, and the versions' own to store.
 
-    Args:
-        everyone: module → the version in it: the members, and the base model last where it is in the folder.
-        places: number of the version and array of each tensor, in the order of the folder.
-        dtype: that of the recipe.
-        trunk: for each version, whose trunk it uses; empty where this follows from digests.
+    `everyone` has the version in each module, a base model last; `places` the number of the version and the array of a
+    tensor, in the folder's order; `trunk` says whose each uses, and is empty where this follows from digests.
     """
     modules, first = list(everyone), dict[tuple[str, str], int]()
     shared: dict[str, list[int]] = {}

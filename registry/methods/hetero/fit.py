@@ -53,14 +53,10 @@ class Tables:
         options = self.member.architecture.options
         return float(options.get("logit_scale") or 1.0) / float(options.get("logits_scaling") or 1.0)
 
-    def has_input_projector(self, lead: "Tables") -> bool:
-        """Tell whether its embedding is another than the lead's."""
-        return self.member.weight(self.embedding).digest != lead.member.weight(lead.embedding).digest
-
-    def has_output_projector(self, lead: "Tables") -> bool:
-        """Tell whether its head is another than the lead's, or its logits are multiplied by another number."""
-        own, shared = self.member.weight(self.head), lead.member.weight(lead.head)
-        return own.digest != shared.digest or self.scale != lead.scale
+    @property
+    def contents(self) -> tuple[str, tuple[str, float]]:
+        """The digest of its embedding, and that of its head with the scale of the logits."""
+        return self.member.weight(self.embedding).digest, (self.member.weight(self.head).digest, self.scale)
 
 
 def make_tables(members: Sequence[Member], recipe: Recipe) -> tuple[tuple[Tables, ...], Tables]:
@@ -119,7 +115,8 @@ class HeteroFit:
     @property
     def projected(self) -> list[tuple[bool, bool]]:
         """Tell of each member whether it has a projector from the embedding, and one to the head."""
-        return [(one.has_input_projector(self.lead), one.has_output_projector(self.lead)) for one in self.tables]
+        embedding, head = self.lead.contents
+        return [(mine != embedding, own != head) for mine, own in (tables.contents for tables in self.tables)]
 
     def close(self) -> None:
         """Delete the lead's tables, which are read again when needed."""
@@ -129,22 +126,14 @@ class HeteroFit:
         self._head = Once(lambda: _table(lead.member, lead.head)) if own_head else self._embedding
 
     def check(self) -> None:
-        """Check that every projector out of a member can be computed.
-
-        Raises:
-            IncompatibleError: the lead's head has not full rank; the message has its rank.
-        """
-        projected = [tables for tables in self.tables if tables.has_output_projector(self.lead)]
+        """Check that projectors out of members can be computed (IncompatibleError: the lead's head lacks rank)."""
+        projected = [tables for tables, (_, to_head) in zip(self.tables, self.projected, strict=True) if to_head]
         for count in dict.fromkeys(map(self._shared_rows, projected)):
             if (rank := head_rank(self._head()[:count])) < self.lead.width:
                 raise self._low_rank(count, f"has rank {rank}")
 
     def input_projector(self, index: int) -> Float[Tensor, "D d"]:
-        """Return P of a member as the weight of a linear map, float64.
-
-        Raises:
-            IncompatibleError: the embeddings of the tokens that it uses do not determine it.
-        """
+        """Return P of a member as the weight of a linear map, float64 (IncompatibleError: its tokens leave it open)."""
         tables, shared = self.tables[index], self._embedding()
         blocks = _blocks(tables.member, tables.embedding, shared, token_counts(tables.member)[: len(shared)].double())
         try:
@@ -159,11 +148,7 @@ class HeteroFit:
             return_freed_memory()
 
     def output_projector(self, index: int) -> Float[Tensor, "d D"]:
-        """Return R of a member as the weight of a linear map, float64.
-
-        Raises:
-            IncompatibleError: the lead's head has nearly not full rank.
-        """
+        """Return R of a member as the weight of a linear map, float64 (IncompatibleError: a head lacks rank)."""
         tables, shared = self.tables[index], self._head()
         count = self._shared_rows(tables)
         counts = token_counts(tables.member)[:count].double()
@@ -177,11 +162,7 @@ class HeteroFit:
             return_freed_memory()
 
     def router(self) -> Float[Tensor, "E d"]:
-        """Return the weight of the router, float64.
-
-        Raises:
-            IncompatibleError: the members' windows do not determine it.
-        """
+        """Return the weight of the router, float64 (IncompatibleError: the members' windows do not determine it)."""
         shared = self._embedding()
         try:
             means = (_means(tables.member, shared, self._tokens) for tables in self.tables)
@@ -194,7 +175,6 @@ class HeteroFit:
             return_freed_memory()
 
     def _shared_rows(self, tables: Tables) -> int:
-        """Return how many rows the lead's tables and a member's have in common."""
         return min(one.member.architecture.vocab_size for one in (tables, self.lead))
 
     def _low_rank(self, count: int, problem: str) -> IncompatibleError:
@@ -249,5 +229,4 @@ def _blocks(
 
 
 def _table(member: Member, name: str) -> Float[Tensor, "V w"]:
-    """Return a table, float32 in a file."""
     return in_file(rows.float() for rows in _pieces(member, name))

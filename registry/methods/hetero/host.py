@@ -6,14 +6,7 @@ from typing import Any
 
 from registry.errors import CheckpointError
 from registry.io.untrusted import COUNT, LABEL, SWITCH, Kind, list_of, some_fields
-from registry.runtime.sequence_hosts import (
-    FACTOR,
-    HINT,
-    MOST_TOKENS,
-    POSITIVE,
-    SequenceHost,
-    check_member_configs,
-)
+from registry.runtime.sequence_hosts import FACTOR, HINT, MOST_TOKENS, POSITIVE, SequenceHost, check_member_configs
 
 HETERO = "ensemble_hetero"
 """Their `model_type`."""

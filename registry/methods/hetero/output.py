@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from registry.composition.card import digest_cell, license_cell
 from registry.composition.method import Card, Compared, Settings
 from registry.composition.option import Option, OptionKind, Problem
-from registry.composition.plan import Output
+from registry.composition.plan import Output, Plan, Source
+from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import DTYPE, ROUTING_TOKENS, TEMPERATURE, TOP_K
 from registry.io.display import counted
 from registry.methods import hetero
@@ -19,8 +19,6 @@ from registry.methods.moe.output import per_token
 from registry.methods.works import DUME, MERGEME
 
 if TYPE_CHECKING:
-    from registry.composition.plan import Plan, Source
-    from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.workspace import Workspace
 
@@ -122,14 +120,11 @@ class Hetero(Output):
             intro=f"{len(plan.members)} whole decoders, each of its own architecture and size, between one embedding "
             f"and one head ({plan.model_type}), without\ntraining, by expert-registry. A router reads the first tokens "
             "of a text and chooses the members that run.",
-            columns=("index", "expert", "architecture", "hidden size", "projectors", "content digest", "license"),
-            rows=[
-                (
-                    *(str(index), one.name, one.family.model_type, str(one.architecture.hidden_size)),
-                    *(_PROJECTORS[pair], digest_cell(one), license_cell(one)),
-                )
-                for index, (one, pair) in enumerate(zip(plan.members, plan.parts.projected, strict=True))
-            ],
+            first_columns={
+                "architecture": [one.family.model_type for one in plan.members],
+                "hidden size": [str(one.architecture.hidden_size) for one in plan.members],
+                "projectors": [_PROJECTORS[pair] for pair in plan.parts.projected],
+            },
             settings=[
                 ("embedding and head", f"those of {plan.lead.name}"),
                 ("routing", routing),

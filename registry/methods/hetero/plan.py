@@ -19,11 +19,7 @@ from registry.methods.whole_members import common_sizes, loading, own_config, we
 
 @contextmanager
 def opened(plan: Plan) -> Iterator[Source]:
-    """Open the tensors: what is computed first, then what is stored.
-
-    Raises:
-        IncompatibleError: the lead's head has not full rank.
-    """
+    """Open the tensors, computed before stored (IncompatibleError: the lead's head has not full rank)."""
     fit: HeteroFit = plan.parts
     try:
         fit.check()

@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from registry.composition.card import digest_cell, license_cell
 from registry.composition.method import Card, Work
 from registry.composition.plan import Plan, RoutingCost
 from registry.methods.moe.plan import context_cost
 
-_OF_COEFFICIENTS = 'Each expert\'s difference from the base model counts by a coefficient, as in "Soup-of-Experts".'
 _OF_COPIES = 'The experts are copies of one dense model\'s MLPs, as in "Sparse Upcycling".'
 
 
@@ -28,11 +26,7 @@ def mixture_card(plan: Plan, works: Sequence[Work]) -> Card:
         tags=[*(["mixture-of-experts", "moe"] if is_sparse else []), host],
         title=" + ".join(plan.names) if plan.from_base is None else f"{count} × {plan.lead.version.name}",
         intro=f"{sparse if is_sparse else dense} composed {how} by expert-registry.",
-        columns=("index", "expert", "content digest", "license", "coefficient" if coefficients else "weight"),
-        rows=[
-            (str(index), one.name, digest_cell(one), license_cell(one), f"{factors[one.name]:g}")
-            for index, one in enumerate(plan.members)
-        ],
+        columns={"coefficient" if coefficients else "weight": [f"{factors[name]:g}" for name in plan.names]},
         settings=[*_settings(recipe, base), *_context(cost), ("parameters", parameters)],
         limits=(*plan.notes, *_revealed(cost)),
         is_routed=is_sparse,
@@ -42,12 +36,11 @@ def mixture_card(plan: Plan, works: Sequence[Work]) -> Card:
 
 
 def _sources(plan: Plan, recipe: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence on each method that the recipe used."""
     for method in (plan.recipe.router_method, plan.recipe.trunk_method):
         if method is not None and method.sentence:
             yield method.sentence
     if "coefficients" in recipe:
-        yield _OF_COEFFICIENTS
+        yield 'Each expert\'s difference from the base model counts by a coefficient, as in "Soup-of-Experts".'
     if plan.recipe.router_method is None:
         yield 'All weights were combined alike, as in "Model soups".'
     elif recipe["refine"]:

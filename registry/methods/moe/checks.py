@@ -38,10 +38,7 @@ def takes_task_vectors(recipe: Recipe) -> bool:
 def check_soups(members: Sequence[Member], base: Member) -> None:
     """Check that task vectors against the shared weights of a soup are those of its own experts.
 
-    Experts of two soups go together against the base model that both were trained from.
-
-    Raises:
-        IncompatibleError: a member is an expert of another soup.
+    Experts of two soups go together against the base model of both (IncompatibleError: another soup's expert).
     """
     if "domains" not in base.content.get("soup", {}):
         return
@@ -88,7 +85,6 @@ def check_anchors(members: Sequence[Member], base: Member | None) -> None:
 
 
 def _check_bias(members: Sequence[Member], recipe: Recipe) -> None:
-    """Check that a bias is an expert's, beside the public expert."""
     public = {member.name for member in members if member.version.kind == "base"}
     given = [name for name, bias in recipe.bias.items() if bias]
     if of_public := sorted(public.intersection(given)):
@@ -104,11 +100,7 @@ def _check_bias(members: Sequence[Member], recipe: Recipe) -> None:
 
 
 def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
-    """Check that the members have the statistics that a recipe needs.
-
-    Raises:
-        IncompatibleError: one has not; the message says who, and of which site.
-    """
+    """Check that members have the statistics that a recipe needs (IncompatibleError: one has not, of some site)."""
     needs = _needs(recipe, members)
     for member in members:
         lacking = [need for need in needs if not all(map(member.has_statistics, need.sites))]

@@ -1,7 +1,7 @@
 """Context routing: the members' evidence of tokens, the experts that it chooses for a text, and their head maps."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import local
 from typing import Protocol, runtime_checkable
 
@@ -40,7 +40,7 @@ class SharedTensors(Protocol):
         """The composition."""
 
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
-        """Yield the rows of one tensor, under its name in the dense model.
+        """Yield the rows of a tensor by its dense name.
 
         Raises:
             DamagedError: a stored array is damaged.
@@ -57,37 +57,36 @@ class HeadMaps:
 
     def __init__(self, source: SharedTensors) -> None:
         self._source = source
-        self._last = local()
+        self._last = local()  # key and value
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._shared_head = Once(self._used_rows)
 
     def factors(
         self, expert: int, rank: int, *, keep: bool = False
     ) -> tuple[Float[Tensor, "H k"], Float[Tensor, "k H"]]:
-        """Return M_e of one expert as two factors, float64.
+        """Return M_e of one expert as two factors, float64; `keep` them where they are asked for again after others."""
 
-        Args:
-            keep: they will be asked for again after those of other experts.
-        """
-        last: tuple[int, int, tuple[Tensor, Tensor]] | None = getattr(self._last, "factors", None)
-        if last is not None and last[:2] == (expert, rank):
-            return last[2]
-        self._last.factors = last = None
-        if (found := self._kept.get((expert, rank))) is None:
-            found = self._sums(expert).solve(rank)
+        def found() -> tuple[Tensor, Tensor]:
+            if (kept := self._kept.get((expert, rank))) is not None:
+                return kept
+            left, right = self._sums(expert).solve(rank)
             return_freed_memory()
-        if keep:
-            found = self._kept.setdefault((expert, rank), (in_file([found[0]]), in_file([found[1]])))
-        self._last.factors = expert, rank, found
-        return found
+            return self._kept.setdefault((expert, rank), (in_file([left]), in_file([right]))) if keep else (left, right)
+
+        return self._remembered((expert, rank), found)
 
     def affine(self, expert: int) -> tuple[Float[Tensor, "H H"], Float[Tensor, "H"]]:
         """Return M_e and v_e of one expert, float64; v_e is zero where the last norm has no bias."""
-        last: tuple[int, tuple[Tensor, Tensor]] | None = getattr(self._last, "affine", None)
-        if last is None or last[0] != expert:
-            self._last.affine = last = None
-            last = self._last.affine = (expert, self._sums(expert).affine())
-        return last[1]
+        return self._remembered((expert, None), lambda: self._sums(expert).affine())
+
+    def _remembered(
+        self, key: tuple[int, int | None], compute: Callable[[], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        if getattr(self._last, "key", None) != key:
+            self._last.key = self._last.value = None  # freed before another is computed
+            self._last.value, self._last.key = compute(), key
+        value: tuple[Tensor, Tensor] = self._last.value
+        return value
 
     def _sums(self, expert: int) -> HeadSums:
         plan = self._source.plan
@@ -140,7 +139,6 @@ class HeadMaps:
 
 
 def _head(plan: Plan) -> str:
-    """Return the name of the head's weight in the dense model."""
     family = plan.lead.family
     return family.embedding if plan.lead.architecture.tie_word_embeddings else family.head
 

@@ -33,36 +33,6 @@ BIAS = Option(
     "or less.", "A=B,…", default={}, unset="0", usual=0.0, advanced=True,
 )  # fmt: skip
 
-REFINE = Option(
-    "refine", OptionKind.WHOLE,
-    "Passes of the kept calibration tokens through the composed model, from which the routers are solved.", "N",
-    default=0, limits=Limits(0.0, 8.0), label="Refining passes", advanced=True,
-    note="how often kept calibration tokens pass the composed model, to solve its routers on them",
-)  # fmt: skip
-
-REFINE_MLP = Option(
-    "refine_mlp", OptionKind.SWITCH,
-    "Refit the trunk's linear maps and each expert's down projection on the same tokens.", "", default=False,
-    label="Refit MLPs", advanced=True,
-    note="fits the experts’ down projections and the trunk to kept calibration tokens",
-)  # fmt: skip
-
-DEVICE = Option(
-    "device", OptionKind.TEXT, "A torch device for passes.", "DEVICE", unset="the GPU if there is one", advanced=True
-)  # fmt: skip
-
-HOST = Option(
-    "host", OptionKind.TEXT, "Architecture of the folder, where several fit: a model type, or remote-code.", "HOST",
-    unset="the preferred one", advanced=True,
-)  # fmt: skip
-
-REMOTE_CODE_SWITCH = Option(
-    "remote_code", OptionKind.SWITCH,
-    "Write a modelling file into the folder, which carries any family; it loads with trust_remote_code=True.", "",
-    default=False, stands_for=("host", "remote-code"), label="Modelling file", advanced=True,
-    note="writes code that fits any model family; it loads with trust_remote_code",
-)  # fmt: skip
-
 
 SOLVES_AGAIN = "ridge"
 """The router that passes through the composed model solve again."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.found import ROUTERS, TRUNKS
-from registry.composition.method import BASE, OWN, Card, Router, Settings, Trunk, written
-from registry.composition.option import OptionKind, Problem
-from registry.composition.plan import EXPERTS, Output
+from registry.composition.method import BASE, OWN, Card, Router, Settings, Trunk, Work, written
+from registry.composition.option import Limits, Option, OptionKind, Problem
+from registry.composition.plan import EXPERTS, Output, Plan, PlanWarning, RoutingCost, Source
 from registry.composition.recipe.fields import LEAST_COPIES, MOST_COPIES
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import (
@@ -26,24 +26,11 @@ from registry.composition.recipe.shared_options import (
 )
 from registry.io.display import counted
 from registry.methods import moe
-from registry.methods.moe.options import (
-    DEVICE,
-    HOST,
-    LAM,
-    PAPER,
-    REFINE,
-    REFINE_MLP,
-    REMOTE_CODE_SWITCH,
-    SOFTMAX_TOPK,
-    SOLVES_AGAIN,
-    refined,
-)
+from registry.methods.moe.options import LAM, PAPER, SOFTMAX_TOPK, SOLVES_AGAIN, refined
 from registry.methods.works import DUME, SOUP_OF_EXPERTS, UPCYCLING
 from registry.statistics.settings import PassSettings
 
 if TYPE_CHECKING:
-    from registry.composition.method import Work
-    from registry.composition.plan import Plan, PlanWarning, RoutingCost, Source
     from registry.composition.preview import Preview
     from registry.member import Member
     from registry.progress import Progress
@@ -87,7 +74,7 @@ def trunk_document(recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
         "trunk": recipe.trunk,
         TRUNK_OPTIONS: recipe.method_options,
         **{one.name: one.written(getattr(recipe, one.name), names) for one in by_member},
-        **({"fit": recipe.fit.document()} if recipe.fit else {}),
+        **({"fit": asdict(recipe.fit)} if recipe.fit else {}),
         **written(others, recipe, names),
     }
 
@@ -192,17 +179,38 @@ class Moe(Combined):
     options = (
         TRUNK,
         ROUTER,
-        REFINE,
-        REFINE_MLP,
-        DEVICE,
+        Option(
+            "refine", OptionKind.WHOLE,
+            "Passes of the kept calibration tokens through the composed model, from which the routers are solved.", "N",
+            default=0, limits=Limits(0.0, 8.0), label="Refining passes", advanced=True,
+            note="how often kept calibration tokens pass the composed model, to solve its routers on them",
+        ),
+        Option(
+            "refine_mlp", OptionKind.SWITCH,
+            "Refit the trunk's linear maps and each expert's down projection on the same tokens.", "", default=False,
+            label="Refit MLPs", advanced=True,
+            note="fits the experts’ down projections and the trunk to kept calibration tokens",
+        ),
+        Option(
+            "device", OptionKind.TEXT, "A torch device for passes.", "DEVICE", unset="the GPU if there is one",
+            advanced=True,
+        ),
         replace(TOP_K, unset="1 with context, else 2"),
         TEMPERATURE,
         WEIGHTS,
         BALANCE,
         DTYPE,
-        HOST,
-        REMOTE_CODE_SWITCH,
-    )
+        Option(
+            "host", OptionKind.TEXT, "Architecture of the folder, where several fit: a model type, or remote-code.",
+            "HOST", unset="the preferred one", advanced=True,
+        ),
+        Option(
+            "remote_code", OptionKind.SWITCH,
+            "Write a modelling file into the folder, which carries any family; it loads with trust_remote_code=True.",
+            "", default=False, stands_for=("host", "remote-code"), label="Modelling file", advanced=True,
+            note="writes code that fits any model family; it loads with trust_remote_code",
+        ),
+    )  # fmt: skip
     words = "a sparse mixture"
     called = "sparse mixture"
     kind = "mixture"

@@ -27,7 +27,7 @@ from registry.composition.stored import stored_stream
 from registry.destination.destination import OpenFolder
 from registry.errors import IncompatibleError
 from registry.families.sites import MLP_INPUT
-from registry.io.model_folder import INDEX, json_file, write_files
+from registry.io.model_folder import index_file, json_file, write_files
 from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.maths.threads import one_thread
@@ -152,9 +152,7 @@ def _passed(
 ) -> Collected:
     """Return the statistics of a member's tokens in a model, from the cache if it has them.
 
-    Args:
-        key: the model that they run through, as a part of the cache's key.
-        checkpoint_folder: opens a dense model of the same norms, if `model_folder` holds a mixture.
+    `key` tells the model; `checkpoint_folder` opens a dense one of the same norms, if `model_folder` holds a mixture.
     """
     settings = PassSettings(dtype=dtype, sites="router", device=plan.recipe.device)
     # The third part is what the recipe's document has under `token_weight`.
@@ -163,7 +161,9 @@ def _passed(
         with model_folder() as folder, (checkpoint_folder or (lambda: nullcontext(folder)))() as dense:
             checkpoint = Checkpoint(dense, member.version.ref, remote_code=True)
             model, own = load_model(folder, dtype, settings.device), member.kept_tokens
-            points = None if checkpoint_folder is None else routed_hook_points(model)
+            points = None
+            if checkpoint_folder is not None:  # the inputs of a mixture's routers are the MLP inputs
+                points = [HookPoint(MLP_INPUT, gate.layer, gate.module) for gate in gates(model)]
             collected = take_statistics(
                 checkpoint, digest, model, own, settings, points=points, progress=context.progress
             )
@@ -171,38 +171,28 @@ def _passed(
     return cached
 
 
-def routed_hook_points(model: Any) -> list[HookPoint]:
-    """Return the inputs of a mixture's routers, which are the MLP inputs."""
-    return [HookPoint(MLP_INPUT, gate.layer, gate.module) for gate in gates(model)]
-
-
 @contextmanager
 def forced_folder(source: TensorSource, member: int, trunk: Path, context: PassContext) -> Iterator[Path]:
-    """Write a dense folder of the composed trunk and one member's MLPs, for as long as the context lasts.
-
-    Args:
-        trunk: the file of the trunk; written the first time, and linked into each folder.
-    """
+    """Yield a temporary dense folder of a member's MLPs and the composed trunk, written once to `trunk` and linked."""
     plan = dense_plan(source.plan)
-    streams = [Stream(t.name, t.dtype, t.shape, partial(render, source, t)) for t in plan.tensors]
     mlps = set(plan.members[member].names("mlp"))
-    if not trunk.exists():
-        _write(trunk, [stream for stream in streams if stream.name not in mlps])
+    shared = [Stream(t.name, t.dtype, t.shape, partial(render, source, t)) for t in plan.tensors if t.name not in mlps]
     own = [
-        stored_stream(stream.name, stream.dtype, stream.shape, partial(source.mlp, member, stream.name))
-        for stream in streams
-        if stream.name in mlps
+        stored_stream(t.name, t.dtype, t.shape, partial(source.mlp, member, t.name))
+        for t in plan.tensors
+        if t.name in mlps
     ]
+    if not trunk.exists():
+        _write(Shard(trunk, tuple(shared)))
     with TemporaryDirectory(dir=context.work) as above:
         folder = Path(above)
-        files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-        os.link(trunk, folder / files[0])
-        _write(folder / files[1], own)
-        weight_map = {stream.name: files[stream.name in mlps] for stream in streams}
-        index = {"metadata": {"total_size": plan.nbytes}, "weight_map": weight_map}
-        write_files(folder, {INDEX: json_file(index), "config.json": json_file(host_config(plan))})
+        names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+        shards = [Shard(folder / name, tuple(part)) for name, part in zip(names, (shared, own), strict=True)]
+        os.link(trunk, shards[0].path)
+        _write(shards[1])
+        write_files(folder, index_file(shards) | {"config.json": json_file(host_config(plan))})
         yield folder
 
 
-def _write(path: Path, streams: list[Stream]) -> None:
-    write_shards([Shard(path, tuple(streams))], lambda amount: None, flush=False)
+def _write(shard: Shard) -> None:
+    write_shards([shard], lambda amount: None, flush=False)

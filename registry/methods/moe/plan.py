@@ -17,17 +17,10 @@ from registry.hosts.context_mlp import ALARM
 from registry.hosts.head_map import holds_maps
 from registry.hosts.host import LAYERS, NORM_TOPK_PROB
 from registry.hosts.remote_code import (
-    CONTEXT_ALARM,
-    CONTEXT_FAST,
-    CONTEXT_SHARPNESS,
-    CONTEXT_WINDOW,
-    EVIDENCE_TENSOR,
     HEAD_MAPS,
     REMOTE_CODE,
-    THRESHOLDS_TENSOR,
     biased_code_host,
     context_code_host,
-    own_head_maps,
     softmax_topk_code_host,
 )
 from registry.hosts.tensors import Entries, Evidence, HeadMap, OwnHeadMap, Router, RouterBias
@@ -67,7 +60,6 @@ def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) ->
 
 
 def _carried(plan: Plan, translation: Translation) -> Plan:
-    """Return a plan for a host."""
     host = translation.host
     return replace(plan, model_type=host.model_type, class_name=host.class_name, parts=translation)
 
@@ -113,7 +105,8 @@ def _with_context(plan: Plan) -> Plan:
         name, dtype, made = tensor.name, tensor.dtype, tensor.made
         if isinstance(made, Router):
             if made.layer == 0:
-                tensors.append(OutputTensor(name, dtype, layout.no_gate(), ROUTER))
+                no_gate = Constant((len(plan.members), layout.hidden_size), 0.0)  # experts are all alike there
+                tensors.append(OutputTensor(name, dtype, no_gate, ROUTER))
             tensors.append(OutputTensor(layout.name(name), dtype, layout.gate(recipe.temperature), ROUTER))
             if layout.is_copied_last(name):
                 last.append(OutputTensor(layout.last_name(name), dtype, layout.gate(recipe.temperature), ROUTER))
@@ -131,7 +124,6 @@ def _with_context(plan: Plan) -> Plan:
 
 
 def _head_maps(translation: Translation, recipe: Recipe) -> tuple[bool, tuple[str, ...]]:
-    """Return whether a composition has head maps, and remarks."""
     if recipe.vocabulary == SHARED or translation.host.context is None:
         return False, ()
     if holds_maps(translation.host.context, translation.architecture):
@@ -142,29 +134,30 @@ def _head_maps(translation: Translation, recipe: Recipe) -> tuple[bool, tuple[st
 def _with_evidence(plan: Plan) -> Plan:
     """Return a plan for a modelling file that averages evidence by itself: no router, and head maps as they are."""
     family, recipe, translation = plan.lead.family, plan.recipe, plan.parts
-    fast = FAST if recipe.context_window > FAST else 0.0
-    settings = {
-        CONTEXT_WINDOW: float(recipe.context_window),
-        CONTEXT_FAST: fast,
-        CONTEXT_ALARM: ALARM,
-        CONTEXT_SHARPNESS: SHARPNESS * MEAN / recipe.temperature,
-        HEAD_MAPS: recipe.vocabulary != SHARED,
-    }
-    carried = replace(
-        translation,
-        host=context_code_host(family),
-        architecture=translation.architecture.with_options(**settings),
+    has_maps = recipe.vocabulary != SHARED
+    host = context_code_host(
+        family,
+        context_window=float(recipe.context_window),
+        context_fast=FAST if recipe.context_window > FAST else 0.0,
+        context_alarm=ALARM,
+        context_sharpness=SHARPNESS * MEAN / recipe.temperature,
+        head_maps=has_maps,
     )
-    experts, sizes = len(plan.members), translation.architecture
-    maps = own_head_maps(experts, sizes.hidden_size, bias=family.last_norm.bias)
+    experts, size = len(plan.members), translation.architecture.hidden_size
     thresholds = tuple(((e, n), (e, n), 1.0) for e in range(experts) for n in range(experts))
+    evidence = Evidence((translation.architecture.vocab_size, experts))
+    maps = {"weight": (size, size)} | ({"bias": (size,)} if family.last_norm.bias else {})
     tensors = (
         *(tensor for tensor in plan.tensors if not isinstance(tensor.made, Router)),
-        OutputTensor(EVIDENCE_TENSOR, "float32", Evidence((sizes.vocab_size, experts)), ROUTER),
-        OutputTensor(THRESHOLDS_TENSOR, "float32", Entries((experts, experts), thresholds=thresholds), ROUTER),
-        *(OutputTensor(name, plan.dtype, made, EXPERTS) for name, made in maps.items() if settings[HEAD_MAPS]),
+        OutputTensor("evidence", "float32", evidence, ROUTER),
+        OutputTensor("thresholds", "float32", Entries((experts, experts), thresholds=thresholds), ROUTER),
+        *(
+            OutputTensor(f"{HEAD_MAPS}.experts.{expert}.{part}", plan.dtype, OwnHeadMap(shape, expert), EXPERTS)
+            for expert in range(experts if has_maps else 0)
+            for part, shape in maps.items()
+        ),
     )
-    return _carried(replace(plan, tensors=tensors), carried)
+    return _carried(replace(plan, tensors=tensors), replace(translation, host=host))
 
 
 def context_windows(translation: Translation, tau: float) -> tuple[ContextWindows, tuple[str, ...]]:

@@ -72,11 +72,7 @@ class RouterSolver:
         return balanced(plan.weights, [member.packed_statistics(MLP_INPUT, 0).count for member in self._members])
 
     def gate(self, layer: int) -> Float[Tensor, "E H"]:
-        """Return `gate.weight` of one layer in float64, before the temperature.
-
-        Raises:
-            InvalidInputError: the linear system cannot be solved.
-        """
+        """Return `gate.weight` of a layer, float64, before the temperature (InvalidInputError: it cannot be solved)."""
         return self._gates[layer] if layer in self._gates else self._solve(layer)
 
     def bias(self, layer: int) -> Float[Tensor, "E"]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from registry.composition.card import digest_cell, license_cell
 from registry.composition.method import Card, Settings
-from registry.composition.plan import Output
+from registry.composition.plan import Output, Plan
 from registry.composition.recipe.shared_options import DTYPE
 from registry.io.display import counted
 from registry.methods import simoe
@@ -15,7 +14,6 @@ from registry.methods.simoe.versions import KEY
 from registry.methods.works import L0, SIMOE
 
 if TYPE_CHECKING:
-    from registry.composition.plan import Plan
     from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.workspace import Workspace
@@ -67,8 +65,6 @@ class Simoe(Output):
             title=" + ".join(plan.names),
             intro=f"{len(plan.members)} sparse interpolated experts of one base model ({plan.model_type}), put "
             "together by expert-registry.",
-            columns=("index", "expert", "content digest", "license"),
-            rows=[(str(i), one.name, digest_cell(one), license_cell(one)) for i, one in enumerate(plan.members)],
             settings=[
                 ("base model", f"{base.name} `{base.version.digest}`"),
                 ("shared weights", f"`{trained['delta']}`, trained by {trained['experts']} experts together"),

@@ -13,7 +13,7 @@ Shapes: N documents, H hidden size, K clusters.
 
 import importlib.util
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,8 @@ FITTED = 32_768
 BEGINNINGS = 4
 """Times that k-means begins; the result of least inertia is taken."""
 
-CLUSTER = "cluster"
 _NONE = -1
 _BLOCK = 4096
-_BUFFERED = 1 << 24
 
 
 class ClusterCorpus(Corpus):
@@ -71,11 +69,8 @@ def cluster_documents(
 ) -> dict[str, Corpus]:
     """Return the name of each of K = `count` ≥ 2 clusters, which sort by number, and its documents.
 
-    Equal documents, model and seed give equal clusters on one kind of machine.
-
-    Args:
-        embedder: the base model's checkpoint, the model, and its tokenizer.
-        scratch: an empty folder, for embeddings and the clusters' text; it must outlive the result.
+    Equal documents, model and seed give equal clusters on one kind of machine. `embedder` is the base model's
+    checkpoint, the model and its tokenizer; the empty folder `scratch` must outlive the result.
 
     Raises:
         CalibrationError: there are fewer documents than clusters, or too few that differ.
@@ -96,9 +91,12 @@ def cluster_documents(
             f"the documents of {corpus.label} fall into {counted(found, 'cluster')}, not {count}: too few differ",
             f"give --clusters {found}, or other text" if found > 1 else "give other text with --domains",
         )
-    names = [copy_name(CLUSTER, number, count) for number in range(1, count + 1)]
+    names = [copy_name("cluster", number, count) for number in range(1, count + 1)]
     paths = [scratch / f"{name}.jsonl" for name in names]
-    _split(corpus, numbers, paths)
+    for document, number in zip(corpus, numbers, strict=True):
+        if number != _NONE:
+            with paths[number].open("a", encoding="utf-8") as file:
+                file.write(json.dumps([document.text, document.messages, document.tools]) + "\n")
     return {name: ClusterCorpus(path, f"{name} of {corpus.label}") for name, path in zip(names, paths, strict=True)}
 
 
@@ -142,25 +140,3 @@ def kmeans_centres(points: npt.NDArray[np.float32], count: int, seed: int) -> np
         warnings.simplefilter("ignore", ConvergenceWarning)  # too few points that differ: the caller counts clusters
         fitted = KMeans(count, n_init=BEGINNINGS, random_state=seed % 2**32, algorithm="lloyd").fit(points)
     return np.asarray(fitted.cluster_centers_, dtype=np.float64)
-
-
-def _split(corpus: Corpus, numbers: npt.NDArray[np.int64], paths: Sequence[Path]) -> None:
-    waiting: dict[Path, list[str]] = {path: [] for path in paths}
-    size = 0
-
-    def write() -> None:
-        for path, lines in waiting.items():
-            with path.open("a", encoding="utf-8") as file:
-                file.writelines(lines)
-            lines.clear()
-
-    for document, number in zip(corpus, numbers, strict=True):
-        if number == _NONE:
-            continue
-        line = json.dumps([document.text, document.messages, document.tools]) + "\n"
-        waiting[paths[number]].append(line)
-        size += len(line)
-        if size > _BUFFERED:
-            write()
-            size = 0
-    write()

@@ -95,7 +95,6 @@ def instantiate(
 
 
 def _check_one(given: Mapping[str, bool]) -> None:
-    """Raise InvalidInputError unless one of the options that say what the model is for is given."""
     names = [name for name, is_given in given.items() if is_given]
     if not names:
         raise InvalidInputError(

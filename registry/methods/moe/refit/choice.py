@@ -31,11 +31,7 @@ class Choice:
     """The routers that result; None where those of the composition stay."""
 
     def count(self, layer: int, member: int, first: int, mlp_input: Float[Tensor, "b S H"]) -> None:
-        """Count the MLP inputs of a batch of a member's windows, of which `first` is the first.
-
-        Raises:
-            ValueError: an activation is NaN or infinite.
-        """
+        """Count the MLP inputs of a member's windows from `first` on (ValueError: an activation is NaN or infinite)."""
 
     def solve(self, layer: int) -> None:
         """Decide where the tokens of a layer go, after all its batches were counted."""

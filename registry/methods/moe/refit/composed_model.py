@@ -65,11 +65,9 @@ class RefitSource:
         self._files[member, name] = path
 
     def put_head(self, sums: list[LeastSquares]) -> None:
-        """Replace the head by the solution of these sums, one a member.
+        """Replace the head by the solution of sums, one a member, (H, H), of inputs x and of the member's head's, x°.
 
-        Args:
-            sums: the head's inputs x in the composition, and their products with the inputs x° of the member's own
-                head, (H, H): `mapped` by the member's head (V, H) they become the sums of a map to V outputs.
+        `mapped` by the member's head (V, H), they become the sums of a map to V outputs.
         """
         self._head = sums
 
@@ -119,7 +117,6 @@ class RefitSource:
             return_freed_memory()
 
     def _factor(self, members: tuple[int, ...]) -> Factor:
-        """Return the factor of the summed Gram (H, H) of some members."""
         first, *others = members
         gram = self._head[first].gram
         for member in others:
@@ -177,7 +174,7 @@ class ComposedModel:
 
     def text(self, number: int, member: Member) -> Text:
         """Return a member's tokens, with the streams before the first layer."""
-        text = Text.of(member, number, self.architecture.hidden_size, self.work)
+        text = Text(member, number, self.architecture.hidden_size, self.work)
         used, name = text.ids.unique().long(), self.family.embedding
         for source, stream in ((self._composed.source(name), text.composed), (member.source(name), text.dense)):
             rows = _rows(source, used, self.work / "embedding.rows")
@@ -205,10 +202,7 @@ class ComposedModel:
         return self.layers.run(layer.number, layer.module, stream)
 
     def set(self, module: Any, name: str, weight: Float[Tensor, "O I"], member: int | None = None) -> None:
-        """Replace a weight by its solution, rounded as it will be written: later solutions use the written weights.
-
-        Args:
-            member: the number of the member whose MLP it is of; None for the trunk.
+        """Replace a weight of the trunk, or a member's MLP, rounded as it is written: later solutions build on that.
 
         Raises:
             ValueError: the solution is not finite in the dtype that is written.
@@ -246,8 +240,7 @@ class ComposedModel:
     def add_outputs(self, layer: Layer, texts: Sequence[Text], outputs: Sequence[RowFile]) -> None:
         """Take the composed stream through the MLPs: each token by the output of the one that it was routed to.
 
-        Args:
-            outputs: the outputs of each expert's MLP for the tokens that are routed to it, text by text; removed.
+        `outputs` are those of each expert's MLP for the tokens that are routed to it, text by text; they are removed.
         """
         positions = [0] * len(outputs)
         for text in texts:

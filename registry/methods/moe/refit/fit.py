@@ -109,11 +109,7 @@ def attention_output(model: ComposedModel, layer: Layer, texts: Sequence[Text]) 
 
 
 def mlps(model: ComposedModel, layer: Layer, texts: Sequence[Text]) -> list[RowFile]:
-    """Refit each expert's down projection, on its own tokens and on those that are routed to it.
-
-    Returns:
-        The outputs of each expert's MLP for the tokens that are routed to it, text by text.
-    """
+    """Refit each down projection on own and routed tokens; return each MLP's outputs for the routed ones, by text."""
     name = model.family.tensor_name(layer.number, model.family.down)
     queues = _queues(model, texts)
     outputs = [RowFile(model.work / f"{expert}-outputs.rows", (queues[0].size,)) for expert in range(len(texts))]
@@ -176,10 +172,7 @@ def head(model: ComposedModel, texts: Sequence[Text]) -> list[LeastSquares]:
 def refit(
     source: TensorSource, composed: Checkpoint, work: Path, progress: Progress, choice: Choice | None = None
 ) -> RefitSource:
-    """Return a source with its refitted tensors (arguments as `ComposedModel`).
-
-    Args:
-        choice: the expert of each token; None for routers that the refit solves.
+    """Return a source with its refitted tensors (arguments as `ComposedModel`; without `choice` routers are solved).
 
     Raises:
         CalibrationError: an activation is NaN or infinite.

@@ -4,13 +4,12 @@ Shapes: N windows of S tokens, taken in batches of b; T tokens; H hidden size.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Float, Int, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from registry.member import Member
@@ -20,11 +19,10 @@ BATCH_TOKENS = 2048
 """Tokens of a batch, in whole windows: what the working memory of a refit grows with."""
 
 
-@dataclass
 class Text:
     """One member's tokens, with the streams of the layer that is being refitted.
 
-    A stream is a file of float32 numbers whose rows are windows, (S, H) each.
+    A stream is a file of float32 numbers whose rows are windows, (S, H) each; it begins empty.
 
     Attributes:
         ids: the tokens, (N, S).
@@ -37,27 +35,13 @@ class Text:
         experts: the expert that each token goes to, (N, S).
     """
 
-    member: Member
-    ids: Int[Tensor, "N S"]
-    keep: Bool[Tensor, "N S"]
-    dense: RowFile
-    composed: RowFile
-    target: RowFile
-    mlp_input: RowFile
-    dense_mlp: RowFile
-    experts: Int64[Tensor, "N S"] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.experts = torch.zeros(self.ids.shape, dtype=torch.int64)
-
-    @classmethod
-    def of(cls, member: Member, number: int, hidden_size: int, work: Path) -> "Text":
-        """Return the tokens of a member; its streams are empty files in `work`."""
+    def __init__(self, member: Member, number: int, hidden_size: int, work: Path) -> None:
         calibration = member.kept_tokens
-        shape = (calibration.ids.shape[1], hidden_size)
-        names = ("dense", "composed", "target", "mlp_input", "dense_mlp")
-        streams = {name: RowFile(work / f"{number}-{name}.stream", shape) for name in names}
-        return cls(member, calibration.ids, calibration.keep, **streams)
+        self.member, self.ids, self.keep = member, calibration.ids, calibration.keep
+        self.experts = torch.zeros(self.ids.shape, dtype=torch.int64)
+        names, shape = ("dense", "composed", "target", "mlp_input", "dense_mlp"), (self.ids.shape[1], hidden_size)
+        streams = (RowFile(work / f"{number}-{name}.stream", shape) for name in names)
+        self.dense, self.composed, self.target, self.mlp_input, self.dense_mlp = streams
 
     def batches(self) -> Iterator[slice]:
         """Yield the windows of each batch."""

@@ -76,7 +76,6 @@ def test_clusters_depend_on_documents_model_and_seed_alone(
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(mixed.read_bytes()))
     assert cluster(zoo, [tmp_path / "packed.jsonl.gz"], 3, tmp_path / "b") == first
     monkeypatch.setattr(document_clusters, "_BLOCK", 5)
-    monkeypatch.setattr(document_clusters, "_BUFFERED", 10)
     assert cluster(zoo, [mixed], 3, tmp_path / "c") == first
     monkeypatch.setattr(document_clusters, "FITTED", 6)  # the others join the nearest centre
     fewer = cluster(zoo, [mixed], 2, tmp_path / "d")
