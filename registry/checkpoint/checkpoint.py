@@ -171,21 +171,16 @@ class HashedCheckpoint:
     """A checkpoint with finite weights, and its digests.
 
     Attributes:
-        tensors: tensor name → digest of its array.
-        weights: digest over all tensors; statistics refer to their weights by it.
-        tokenizer: digest of the tokenizer, or None without one.
-        tokens: number of tokens in its vocabulary, or None without a tokenizer.json.
-        joint: key of a joint training that it was part of → its document there.
         own: key of such a training and name → its array there, and the digest of that.
     """
 
     checkpoint: Checkpoint
-    tensors: dict[str, str]
+    tensors: dict[str, str]  # tensor name → digest of its array
     files: dict[str, bytes]
-    weights: str
-    tokenizer: str | None
-    tokens: int | None
-    joint: dict[str, Document]
+    weights: str  # digest over all tensors; statistics refer to their weights by it
+    tokenizer: str | None  # digest of the tokenizer, or None without one
+    tokens: int | None  # number of tokens in its vocabulary, or None without a tokenizer.json
+    joint: dict[str, Document]  # key of a joint training that it was part of → its document there
     own: dict[tuple[str, str], tuple[ArraySource, str]]
 
 

@@ -41,17 +41,12 @@ _CHARACTERS_PER_TOKEN = 16  # characters of a document that are tokenised for ea
 
 @dataclass(frozen=True)
 class Extraction:
-    """The figures of one model, called by its folder.
-
-    Attributes:
-        similarity: of each document, the similarity of its best continuation, from 0 to 1.
-        threshold: least similarity of an extracted document.
-    """
+    """The figures of one model, called by its folder."""
 
     label: str
     data: str
-    similarity: tuple[float, ...]
-    threshold: float
+    similarity: tuple[float, ...]  # of each document, the similarity of its best continuation, from 0 to 1
+    threshold: float  # least similarity of an extracted document
 
     @property
     def extracted(self) -> int:

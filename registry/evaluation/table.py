@@ -27,20 +27,16 @@ class Wanted:
     """Selection of a table's rows and figures.
 
     Attributes:
-        baselines: add rows for base models, experts and the experts' average.
-        oracle: add a row for every mixture with each domain's tokens sent to the domain's expert.
-        speed: measure the time of a token in every mixture, relative to a dense expert's.
         methods: names of `methods.DENSE` and `methods.METHODS`, or `all`, which skips methods that do not fit the
             experts, with a remark.
-        seeds: number of seeds of methods with randomness, 1 or more; None for each method's own.
         active_experts: add a row for every folder and each of these numbers of experts per token; or `all`.
     """
 
-    baselines: bool = False
-    oracle: bool = False
-    speed: bool = False
+    baselines: bool = False  # add rows for base models, experts and the experts' average
+    oracle: bool = False  # add a row for every mixture with each domain's tokens sent to the domain's expert
+    speed: bool = False  # measure the time of a token in every mixture, relative to a dense expert's
     methods: tuple[str, ...] = ()
-    seeds: int | None = None
+    seeds: int | None = None  # number of seeds of methods with randomness, 1 or more; None for each method's own
     active_experts: tuple[int, ...] | Literal["all"] = ()
 
     def has(self, dense: str) -> bool:

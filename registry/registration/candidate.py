@@ -44,21 +44,15 @@ class RegistrationRequest:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An opened checkpoint, all its headers checked.
-
-    Attributes:
-        annotations: those of the request, completed from the checkpoint's own `expert.json`.
-        manifest: that file, or None without one.
-        relations: its distance to every registered version of its shape, the nearest first.
-    """
+    """An opened checkpoint, all its headers checked."""
 
     request: RegistrationRequest
     checkpoint: Checkpoint
-    annotations: Annotations
-    manifest: ExpertManifest | None
+    annotations: Annotations  # those of the request, completed from the checkpoint's own `expert.json`
+    manifest: ExpertManifest | None  # that file, or None without one
     settings: PassSettings
     samples: WeightSamples
-    relations: tuple[Relation, ...]
+    relations: tuple[Relation, ...]  # its distance to every registered version of its shape, the nearest first
 
 
 def _check_order(name: str, checkpoint: str, kind: str) -> None:

@@ -40,17 +40,12 @@ Sampler = Callable[[str, npt.NDArray[np.int64]], Block]
 
 @dataclass(frozen=True)
 class WeightSamples:
-    """A model whose tensors can be sampled.
-
-    Attributes:
-        sample: (tensor name, numbers of rows) → these rows, in the carrier dtype.
-        stored: the rows `own`, if they were read before.
-    """
+    """A model whose tensors can be sampled."""
 
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
-    sample: Sampler
-    stored: Mapping[str, Block] | None = None
+    sample: Sampler  # (tensor name, numbers of rows) → these rows, in the carrier dtype
+    stored: Mapping[str, Block] | None = None  # the rows `own`, if they were read before
 
     @cached_property
     def own(self) -> Mapping[str, Block]:
@@ -78,13 +73,12 @@ class Relation:
     Attributes:
         distances: tensor name → ‖a − b‖ / √(‖a‖² + ‖b‖²) of its samples a and b, from 0 (equal) to √2 (opposite);
             1 for independent weights.
-        grown: one of the two has rows for tokens that the other lacks.
     """
 
     ref: str
     kind: str
     distances: Mapping[str, float]
-    grown: bool = False
+    grown: bool = False  # one of the two has rows for tokens that the other lacks
 
     @cached_property
     def distance(self) -> float:

@@ -40,19 +40,15 @@ class Registration:
     """Result of a registration.
 
     Attributes:
-        added: False if a version with the same content was registered already.
-        self_sampled: the expert sampled its own calibration text, because there was no other.
-        relations: its distance to every registered version of its shape, the nearest first.
         overlaps: overlap of its statistics with those of the other experts, the largest first.
-        newest: the version that the bare name resolves to.
     """
 
     version: VersionRecord
-    added: bool
-    self_sampled: bool = False
-    relations: tuple[Relation, ...] = ()
+    added: bool  # False if a version with the same content was registered already
+    self_sampled: bool = False  # the expert sampled its own calibration text, because there was no other
+    relations: tuple[Relation, ...] = ()  # its distance to every registered version of its shape, the nearest first
     overlaps: tuple[ExpertOverlap, ...] = ()
-    newest: str = ""
+    newest: str = ""  # the version that the bare name resolves to
 
 
 def register_checkpoint(workspace: Workspace, request: RegistrationRequest) -> Registration:

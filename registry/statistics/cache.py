@@ -47,12 +47,11 @@ class FileCache:
     """Files in one folder, each named after a key and the SHA-256 of its bytes.
 
     Attributes:
-        staging: the folder that statistics are written to first; default the folder itself.
         putting: returns the context in which a file is moved into the folder; it raises if that is not allowed.
     """
 
     folder: Path
-    staging: Path | None = None
+    staging: Path | None = None  # the folder that statistics are written to first; default the folder itself
     putting: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def find(self, key: str) -> Path | None:

@@ -81,7 +81,7 @@ def take_statistics(
     for site, layer in counting.site_layers:
         found.setdefault(site, []).append(sums.pop((site, layer)))
     sites = {site: tuple(found[counting.same.get(site, site)]) for site in counting.scales}
-    return replace(header, sites=sites, token_counts=calibration.counts(checkpoint.architecture.vocab_size))
+    return replace(header, sites=sites)
 
 
 def _save(state_path: Path | None, header: Collected, every: SiteSums) -> None:

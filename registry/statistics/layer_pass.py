@@ -219,7 +219,7 @@ def take_statistics_by_layer(
         of = counting.same.get(site, site)
         parts = [lazy_layers(part.sites[of]) for part in finished if of in part.sites]
         sites[site] = LazyLayers(tuple(item for part in parts for item in part))
-    return replace(header, sites=sites, token_counts=calibration.counts(checkpoint.architecture.vocab_size))
+    return replace(header, sites=sites)
 
 
 class _CheckpointLayers(Layers):
@@ -249,7 +249,6 @@ class _LayerPass:
     """A pass layer by layer, with its files.
 
     Attributes:
-        header: what the file of every layer must have.
         folder: of the files: `<layer>.safetensors` and `head.safetensors` with finished sums, and the streams before
             layers of even and of odd numbers.
     """
@@ -257,7 +256,7 @@ class _LayerPass:
     layers: _CheckpointLayers
     counting: Counting
     batches: Batches
-    header: Collected
+    header: Collected  # what the file of every layer must have
     folder: Path
 
     def run(self, progress: Progress) -> list[Collected]:

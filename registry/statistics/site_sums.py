@@ -84,18 +84,13 @@ def dense_hook_points(checkpoint: Checkpoint, model: Any) -> list[HookPoint]:
 
 @dataclass(frozen=True)
 class Counting:
-    """The sites and scales that a pass counts, of all layers.
-
-    Attributes:
-        same: as `same_inputs` returns it; the other site has the sums.
-        splitter: the room that all sums share.
-    """
+    """The sites and scales that a pass counts, of all layers."""
 
     label: str
     scales: dict[str, Scales]
-    same: dict[str, str]
+    same: dict[str, str]  # as `same_inputs` returns it; the other site has the sums
     device: torch.device
-    splitter: Splitter
+    splitter: Splitter  # the room that all sums share
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, sites: str, device: torch.device, *, dense: bool = True) -> "Counting":

@@ -25,7 +25,7 @@ from registry.errors import CheckpointError, InvalidInputError
 from registry.maths.router_training import balance_loss, straight_through, whitener
 from registry.progress import Progress
 from registry.runtime.gates import Gate, as_returned, gates, in_order
-from registry.runtime.seen_inputs import seen_inputs
+from registry.runtime.layerwise import seen_inputs
 from registry.training.settings import TrainSettings
 from registry.training.state import take_steps
 from registry.training.training_windows import Windows, next_token_loss
