@@ -31,15 +31,12 @@ class Home:
     """The folder of one registry, its catalog's database, and where its arrays are.
 
     Attributes:
-        path: the folder; created by the first write.
-        database: a SQLAlchemy URL.
-        is_default: the folder is the default, not a named one.
         arrays_elsewhere: the URL of a bucket, or an absolute path, that holds the arrays in place of the folder.
     """
 
-    path: Path
-    database: str
-    is_default: bool = False
+    path: Path  # the folder; created by the first write
+    database: str  # a SQLAlchemy URL
+    is_default: bool = False  # the folder is the default, not a named one
     arrays_elsewhere: str | None = None
 
     @classmethod

@@ -12,6 +12,7 @@ from registry.calibration import Calibration
 from registry.checkpoint.joint_training import parts_in
 from registry.checkpoint.model_files import ROUTER_FILE
 from registry.checkpoint.trained_files import RouterRows, unpack_rows
+from registry.checkpoint.version_files import VersionArrays
 from registry.errors import ConflictError, DamagedError, IncompatibleError, RegError
 from registry.families import FAMILIES, Family, Translation
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
@@ -19,9 +20,8 @@ from registry.hosts.architecture import Architecture
 from registry.io.torch_blocks import to_tensor
 from registry.maths.statistics import PackedStatistics, Statistics
 from registry.names.reference import copy_name
-from registry.workspace import Workspace, open_array
-from store.arrays import ArraySource, ArrayStore, Block
-from store.catalog import ArrayLink, VersionRecord
+from registry.workspace import Workspace
+from store.catalog import VersionRecord
 from store.catalog.records import Role
 
 POSITIONS = "max_position_embeddings"
@@ -32,8 +32,8 @@ AS_EXPERT = "register its checkpoint as an expert too, with text: reg add-expert
 
 
 @dataclass(frozen=True)
-class Member:
-    """A version and its arrays, which are in `store`.
+class Member(VersionArrays):
+    """A version and its arrays as a member of a composition.
 
     Attributes:
         copy: where several copies of the version are members of one composition: the number of this one, from 1, and
@@ -42,9 +42,6 @@ class Member:
             otherwise.
     """
 
-    version: VersionRecord
-    arrays: tuple[ArrayLink, ...]
-    store: ArrayStore
     copy: tuple[int, int] | None = None
     longest: int | None = None
 
@@ -91,42 +88,11 @@ class Member:
         """Every host that carries this version, by its name in recipes, the default one first."""
         return self.family.hosts(self.architecture)
 
-    @cached_property
-    def _links(self) -> dict[tuple[str, str], ArrayLink]:
-        return {(link.role, link.name): link for link in self.arrays}
-
     @property
     def roles(self) -> dict[str, Role]:
         """Tensor → role, in the order of its family."""
         roles: dict[str, Role] = dict.fromkeys(self.family.trunk_shapes(self.architecture), "trunk")
         return roles | dict.fromkeys(self.family.mlp_shapes(self.architecture), "mlp")
-
-    def names(self, role: Role) -> list[str]:
-        """Return the names of the arrays that have a role."""
-        return [link.name for link in self.arrays if link.role == role]
-
-    def link(self, role: Role, name: str) -> ArrayLink:
-        """Return the catalog's record of one array (DamagedError: the version has no such array)."""
-        link = self._links.get((role, name))
-        if link is None:
-            raise DamagedError(f"{self.version.ref} has no {role} array {name}", "reg verify")
-        return link
-
-    def weight(self, name: str) -> ArrayLink:
-        """Return the catalog's record of one tensor, of the trunk or of an MLP (errors as `link`)."""
-        return self._links.get(("mlp", name)) or self.link("trunk", name)
-
-    def open_weight(self, name: str) -> ArraySource:
-        """Return one tensor as blocks, checked while it is read."""
-        return self._source(self.weight(name))
-
-    def open(self, role: Role, name: str) -> ArraySource:
-        """Return one array as blocks, checked while it is read."""
-        return self._source(self.link(role, name))
-
-    def file(self, name: str) -> bytes:
-        """Return the content of one of the version's files."""
-        return self._read(self.link("file", name)).tobytes()
 
     def statistics(self, site: str, layer: int) -> Statistics:
         """Return one site and layer (IncompatibleError: it was registered without; DamagedError: arrays do not fit)."""
@@ -263,18 +229,10 @@ class Member:
         link = self.link(role, name)
         return to_tensor(self._read(link), link.dtype)
 
-    def _read(self, link: ArrayLink) -> Block:
-        self._source(link)
-        return self.store.read(link.digest)
-
-    def _source(self, link: ArrayLink) -> ArraySource:
-        return open_array(self.store, link, f"{self.version.ref}: its {link.role} array")
-
 
 def load_member(workspace: Workspace, version: VersionRecord) -> Member:
     """Return a version with its arrays (ConflictError: it was purged meanwhile; DamagedError: rows were changed)."""
-    with workspace.reading(version):
-        return Member(version, workspace.verified_arrays(version), workspace.arrays)
+    return Member.load(workspace, version)
 
 
 def copies_of(member: Member, count: int) -> list[Member]:

@@ -25,23 +25,14 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Workspace:
-    """An open registry.
+    """An open registry."""
 
-    Attributes:
-        home: its folder.
-        catalog: versions, compositions and the log.
-        arrays: their weights and statistics.
-        progress: receives the progress of long steps.
-        made: folders that were made for the home, the innermost first.
-        cluster: nodes that long steps run on; None to run them in this process.
-    """
-
-    home: Home
-    catalog: Catalog
-    arrays: ArrayStore
-    progress: Progress
-    made: tuple[Path, ...] = ()
-    cluster: Cluster | None = None
+    home: Home  # its folder
+    catalog: Catalog  # versions, compositions and the log
+    arrays: ArrayStore  # their weights and statistics
+    progress: Progress  # receives the progress of long steps
+    made: tuple[Path, ...] = ()  # folders that were made for the home, the innermost first
+    cluster: Cluster | None = None  # nodes that long steps run on; None to run them in this process
 
     @classmethod
     def open(

@@ -4,7 +4,7 @@ Shapes: N windows, S tokens of a window, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +23,15 @@ class Calibration:
     """Windows of tokens.
 
     Attributes:
-        ids: token ids; beyond a window's length they are padding of any value.
         lengths: tokens that count in each window, from 1 to S. Padding is on the right, where a causal model's earlier
             tokens cannot see it.
-        label: name for people: file names, or that the expert sampled it.
         written: where a chat template made some of the text, the tokens of what people wrote: the contents of messages.
             They alone are evidence of an expert, as the template is the same for all. None where all text is written.
     """
 
-    ids: Int32[Tensor, "N S"]
+    ids: Int32[Tensor, "N S"]  # token ids; beyond a window's length they are padding of any value
     lengths: Int32[Tensor, "N"]
-    label: str
+    label: str  # name for people: file names, or that the expert sampled it
     written: Bool[Tensor, "N S"] | None = None
 
     @property
@@ -87,13 +85,24 @@ def is_self_sampled(label: str) -> bool:
 
 @torch.no_grad()
 def sample_from_expert(
-    model: Any, *, start: int | None, end: list[int], tokens: int, seq_len: int, batch_size: int, progress: Progress
+    model: Any,
+    special_tokens: Mapping[str, Any],
+    *,
+    start: int | None = None,
+    tokens: int,
+    seq_len: int,
+    batch_size: int,
+    progress: Progress,
 ) -> Calibration:
     """Sample windows of up to `seq_len` tokens from `model`, a causal language model, `tokens` tokens in all.
 
-    A window begins with the start token, and ends early if the model ends its text, by one of the tokens `end`, which
-    counts. `batch_size` windows are sampled at a time (CalibrationError: no start token, or texts that end too soon).
+    A window begins with the start token, and ends early if the model ends its text, by an end token, which counts. Both
+    are those of a configuration; if that names no start token, `start` or an end token begins windows. `batch_size`
+    windows are sampled at a time (CalibrationError: no start token, or texts that end too soon).
     """
+    named = special_tokens["eos_token_id"]
+    end = [number for number in (named if isinstance(named, list) else [named]) if isinstance(number, int)]
+    start = next((one for one in (special_tokens["bos_token_id"], start, *end) if isinstance(one, int)), None)
     if start is None:
         raise CalibrationError(
             "the checkpoint has neither a start nor an end token, so the expert cannot write calibration text itself",

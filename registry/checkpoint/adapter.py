@@ -27,7 +27,7 @@ from registry.checkpoint.model_files import (
 )
 from registry.checkpoint.plain_folder import renamed_note, unwrapped
 from registry.checkpoint.tokenizer import token_rows
-from registry.checkpoint.version_files import StoredWeights
+from registry.checkpoint.version_files import VersionArrays
 from registry.errors import CheckpointError
 from registry.io.display import few, some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
@@ -67,7 +67,7 @@ Parts = dict[str, str]
 """The change of one tensor: part → name of the adapter's tensor. `whole` replaces it; `head` must equal `whole`."""
 
 
-DenseWeights = Checkpoint | StoredWeights
+DenseWeights = Checkpoint | VersionArrays
 """A base model: a folder, or a registered version. Its linear layers are stored as (outputs, inputs)."""
 
 

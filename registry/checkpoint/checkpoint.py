@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.checkpoint import trained_files
-from registry.checkpoint.joint_training import Document, joint_trainings
+from registry.checkpoint.joint_training import Document, joint_trainings, parts_in
 from registry.checkpoint.model_files import (
     ROUTER_FILE,
     empty_tensors,
@@ -50,9 +50,6 @@ class Checkpoint:
         trunk: names of all other tensors, in order.
         unused: names of buffers in its files, which are computed and not read.
     """
-
-    registered_as: tuple[str, ...] = ()
-    """Empty: a folder is not a registered version (`adapter.DenseWeights`)."""
 
     def __init__(self, folder: Path, label: str | None = None, *, remote_code: bool = False) -> None:
         """Open a local Hugging Face folder, reading config.json and the headers of its safetensors files.
@@ -174,21 +171,16 @@ class HashedCheckpoint:
     """A checkpoint with finite weights, and its digests.
 
     Attributes:
-        tensors: tensor name → digest of its array.
-        weights: digest over all tensors; statistics refer to their weights by it.
-        tokenizer: digest of the tokenizer, or None without one.
-        tokens: number of tokens in its vocabulary, or None without a tokenizer.json.
-        joint: key of a joint training that it was part of → its document there.
         own: key of such a training and name → its array there, and the digest of that.
     """
 
     checkpoint: Checkpoint
-    tensors: dict[str, str]
+    tensors: dict[str, str]  # tensor name → digest of its array
     files: dict[str, bytes]
-    weights: str
-    tokenizer: str | None
-    tokens: int | None
-    joint: dict[str, Document]
+    weights: str  # digest over all tensors; statistics refer to their weights by it
+    tokenizer: str | None  # digest of the tokenizer, or None without one
+    tokens: int | None  # number of tokens in its vocabulary, or None without a tokenizer.json
+    joint: dict[str, Document]  # key of a joint training that it was part of → its document there
     own: dict[tuple[str, str], tuple[ArraySource, str]]
 
 
@@ -205,8 +197,8 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
     sources = {("", name): checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
     matrices = {name: checkpoint.shapes[name] for name in checkpoint.family.layer_matrices(architecture)}
     for training in joint_trainings():
-        if (document := training.read(files, architecture.hidden_size, checkpoint.label)) is not None:
-            joint[training.key] = document
+        if (part := training.read(files, architecture.hidden_size, checkpoint.label)) is not None:
+            joint[training.key] = part
             arrays = training.open_arrays(checkpoint.folder, matrices, architecture.hidden_size, checkpoint.label)
             sources |= {(training.key, name): array for name, array in arrays.items()}
     tokenizer, tokens = identify(files)
@@ -222,9 +214,8 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
             digests[name] = digest
             advance(source.nbytes)
     found = {of: {name: digests[kind, name] for kind, name in digests if kind == of} for of in ("", *joint)}
-    for training in joint_trainings():
-        if training.key in joint:
-            training.check_arrays(joint[training.key], found[training.key], checkpoint.label)
+    for training, document in parts_in(joint):
+        training.check_arrays(document, found[training.key], checkpoint.label)
     own = {place: (source, digests[place]) for place, source in sources.items() if place[0]}
     weights = json_digest(found[""])
     return HashedCheckpoint(checkpoint, found[""], files, weights, tokenizer, tokens, joint, own)

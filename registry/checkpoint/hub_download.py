@@ -5,7 +5,7 @@ Only the files that a checkpoint consists of are fetched, each by its name: code
 
 import glob
 import re
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -229,11 +229,14 @@ def _translated(reference: HubReference, error: Exception) -> RegError:
     return StorageError(f"{reference} cannot be fetched from {endpoint}: {reason(error)}", hint)
 
 
-def reason(error: BaseException | None) -> str:
-    """Return the operating system's message at the root of an error, else the error's class."""
-    kind = type(error).__name__
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what caused it, down to the root."""
     while error is not None:
-        if isinstance(error, OSError) and error.strerror:
-            return error.strerror
+        yield error
         error = error.__cause__ or error.__context__
-    return kind
+
+
+def reason(error: Exception) -> str:
+    """Return the operating system's message at the root of an error, else the error's class."""
+    own = (cause.strerror for cause in chain_of(error) if isinstance(cause, OSError) and cause.strerror)
+    return next(own, type(error).__name__)

@@ -21,20 +21,15 @@ class JointTraining(ABC):
 
     Attributes:
         key: key of its document in a version's content, and the role of its arrays; `reg train-KEY` trains them.
-        called: the whole, with its article.
-        document: name of the file that says what a version is in it.
-        files: names of its other small files.
-        arrays: name of the safetensors file with its arrays; empty where it has none.
-        array_words: what these arrays are.
         lacks_statistics: what to do where statistics are asked for that its experts cannot have; empty if they can.
     """
 
     key: ClassVar[str]
-    called: ClassVar[str]
-    document: ClassVar[str]
-    files: ClassVar[tuple[str, ...]] = ()
-    arrays: ClassVar[str] = ""
-    array_words: ClassVar[str] = ""
+    called: ClassVar[str]  # the whole, with its article
+    document: ClassVar[str]  # name of the file that says what a version is in it
+    files: ClassVar[tuple[str, ...]] = ()  # names of its other small files
+    arrays: ClassVar[str] = ""  # name of the safetensors file with its arrays; empty where it has none
+    array_words: ClassVar[str] = ""  # what these arrays are
     lacks_statistics: ClassVar[str] = ""
 
     @abstractmethod
@@ -71,6 +66,5 @@ def joint_trainings() -> tuple[JointTraining, ...]:
 
 def parts_in(content: Mapping[str, Any] | None) -> Iterator[tuple[JointTraining, Document]]:
     """Yield the training that a version was part of, and its document there; nothing of one that was purged."""
-    for training in joint_trainings():
-        if training.key in (content or {}):
-            yield training, (content or {})[training.key]
+    held = content or {}
+    yield from ((training, held[training.key]) for training in joint_trainings() if training.key in held)

@@ -14,7 +14,7 @@ from registry.io.dtypes import NAMES
 from registry.io.limits import JSON_BYTES, SMALL_BYTES, TOKENIZER_BYTES, TOKENIZER_VALUES
 from registry.io.model_folder import INDEX
 from registry.io.safetensors_file import Entry, read_header
-from registry.io.torch_blocks import to_block
+from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.untrusted import GENUINE, is_plain, json_object, own_file, read_json, read_small
 from registry.names.suggest import suggest_path
 from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
@@ -22,6 +22,7 @@ from store.arrays import CARRIERS, ArraySource, Block, rows_per_block
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import torch
 
 SINGLE = "model.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -98,7 +99,6 @@ class Stored(Entry):
     """A tensor in a file, from its header."""
 
     file: Path
-    key: str  # its name, unless a training program put something around that
 
 
 def read_headers(files: list[Path]) -> dict[str, Stored]:
@@ -110,7 +110,7 @@ def read_headers(files: list[Path]) -> dict[str, Stored]:
                 raise CheckpointError(
                     f"tensor {name} is in {tensors[name].file.name} and in {path}", "save the checkpoint again, whole"
                 )
-            tensors[name] = Stored(**vars(entry), file=path, key=name)
+            tensors[name] = Stored(**vars(entry), file=path)
     return tensors
 
 
@@ -169,6 +169,30 @@ def sample_weight(stored: Stored, rows: "npt.NDArray[np.int64]") -> Block:
         raise CheckpointError(f"{stored.file}: {error}", "copy the file again") from error
 
 
+def stored_rows(stored: Stored) -> Iterator[tuple[int, "torch.Tensor"]]:
+    """Yield first row and values of a tensor, some rows at a time, read and not mapped: such pages count as memory.
+
+    (CheckpointError: the file cannot be read.)
+    """
+    import torch
+
+    if not math.prod(stored.shape):
+        return
+    shape, dtype = stored.shape or (1,), torch_dtype(NAMES[stored.dtype])
+    width, step = math.prod(shape[1:]) * dtype.itemsize, rows_per_block(shape)
+    try:
+        with stored.file.open("rb") as file:
+            file.seek(stored.begin)
+            for start in range(0, shape[0], step):
+                rows = min(step, shape[0] - start)
+                data = bytearray(rows * width)
+                if file.readinto(data) != len(data):
+                    raise CheckpointError(f"{stored.file} ends early", "copy the file again")
+                yield start, torch.frombuffer(data, dtype=dtype).view(rows, *shape[1:])
+    except OSError as error:
+        raise CheckpointError(f"{stored.file}: {error}", "copy the file again") from error
+
+
 def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
     """Return one tensor as blocks of rows; `label` is the checkpoint's in messages.
 
@@ -176,23 +200,13 @@ def weight_source(name: str, stored: Stored, label: str) -> ArraySource:
     """
 
     def blocks() -> Iterator[Block]:
-        from safetensors import SafetensorError, safe_open
-
-        rows = rows_per_block(stored.shape)
-        try:
-            with safe_open(stored.file, framework="pt") as file:
-                view = file.get_slice(stored.key)
-                for start in range(0, stored.shape[0], rows):
-                    part = view[start : start + rows]
-                    least, most = part.aminmax()  # many times as fast as isfinite; both are NaN if any is
-                    if not (math.isfinite(least) and math.isfinite(most)):
-                        raise CheckpointError(
-                            f"{label}: tensor {name} has NaN or infinite weights "
-                            f"(rows {start} to {start + len(part) - 1})",
-                            "register a checkpoint from before the training diverged",
-                        )
-                    yield to_block(part)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{stored.file}: {error}", "copy the file again") from error
+        for start, part in stored_rows(stored):
+            least, most = part.aminmax()  # many times as fast as isfinite; both are NaN if any is
+            if not (math.isfinite(least) and math.isfinite(most)):
+                raise CheckpointError(
+                    f"{label}: tensor {name} has NaN or infinite weights (rows {start} to {start + len(part) - 1})",
+                    "register a checkpoint from before the training diverged",
+                )
+            yield to_block(part)
 
     return ArraySource(NAMES[stored.dtype], stored.shape, blocks)

@@ -64,7 +64,8 @@ def open_checkpoint(
             if base is not None and adapter.settings.base_name not in (None, os.fspath(base)):
                 other = f"its configuration names {adapter.settings.base_name}, which is not looked at"
                 remark(progress, f"merging {label} into {base}, as asked; {other}")
-            merged = scratch_folder(stack, scratch, weights.registered_as, prefix="merged-") / "model"
+            holds = [] if isinstance(weights, Checkpoint) else [weights.version.digest]
+            merged = scratch_folder(stack, scratch, holds, prefix="merged-") / "model"
             merge_adapter(adapter, weights, merged, progress)
             found = Checkpoint(merged, label=label, remote_code=remote_code)
         elif base is not None:

@@ -30,17 +30,11 @@ _FORMAT = 1  # the format of the documents of joint trainings
 
 @dataclass(frozen=True, eq=False)
 class RouterRows:
-    """The router rows of one expert.
+    """The router rows of one expert."""
 
-    Attributes:
-        anchor: digest over the tensors of the public expert that it was trained beside (`weights` in its content).
-        rows: float32 of shape (L, H).
-        bias: float32 of shape (L,); None where none was trained.
-    """
-
-    anchor: str
-    rows: "npt.NDArray[np.float32]"
-    bias: "npt.NDArray[np.float32] | None" = None
+    anchor: str  # digest over the tensors of the public expert that it was trained beside (`weights` in its content)
+    rows: "npt.NDArray[np.float32]"  # float32 of shape (L, H)
+    bias: "npt.NDArray[np.float32] | None" = None  # float32 of shape (L,); None where none was trained
 
 
 def pack_rows(rows: RouterRows) -> bytes:

@@ -1,4 +1,4 @@
-"""Files of a registered version: its weights, as the base model of an adapter, and the record of its training.
+"""A registered version and its arrays, and the record of its training.
 
 `reg train-expert` writes `expert_training.json`, but any imported checkpoint can hold one: it is untrusted. So is a
 composed folder, whose record has the same form.
@@ -8,15 +8,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from registry.checkpoint.model_files import EXPERT_TRAINING
-from registry.errors import CheckpointError, RegError
+from registry.errors import CheckpointError, DamagedError, RegError
 from registry.io.untrusted import COUNT, OBJECT, Kind, check_format, json_object, list_of, some_fields
 from registry.progress import remark
 from registry.workspace import Workspace, open_array
-from store.arrays import ArraySource
+from store.arrays import ArraySource, ArrayStore, Block
 from store.catalog import ArrayLink, VersionRecord
+from store.catalog.records import Role
 
 MOST_LOSSES = 10_000  # numbers of a loss curve; `reg train-expert` writes at most 2,000
 LARGEST_LOSS = 1e6  # in nats per token; that of a uniform guess is the logarithm of the vocabulary's size
@@ -31,46 +32,65 @@ _HINT = (
 
 
 @dataclass(frozen=True)
-class StoredWeights:
-    """The weights and files of a registered version, read from its arrays."""
+class VersionArrays:
+    """A version and its arrays, which are in `store`."""
 
-    workspace: Workspace
     version: VersionRecord
+    arrays: tuple[ArrayLink, ...]
+    store: ArrayStore
 
-    @property
-    def registered_as(self) -> tuple[str, ...]:
-        """The version's digest."""
-        return (self.version.digest,)
+    @classmethod
+    def load(cls, workspace: Workspace, version: VersionRecord) -> Self:
+        """Return a version with its arrays (ConflictError: purged meanwhile; DamagedError: rows were changed)."""
+        with workspace.reading(version):
+            return cls(version, workspace.verified_arrays(version), workspace.arrays)
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str], ArrayLink]:
+        return {(link.role, link.name): link for link in self.arrays}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor, by name."""
-        return {name: link.shape for name, link in self._links("trunk", "mlp").items()}
+        """Shape of every weight, by name."""
+        return {link.name: link.shape for link in self.arrays if link.role in ("trunk", "mlp")}
+
+    def names(self, role: Role) -> list[str]:
+        """Return the names of the arrays that have a role."""
+        return [link.name for link in self.arrays if link.role == role]
+
+    def link(self, role: Role, name: str) -> ArrayLink:
+        """Return the catalog's record of one array (DamagedError: the version has no such array)."""
+        link = self._links.get((role, name))
+        if link is None:
+            raise DamagedError(f"{self.version.ref} has no {role} array {name}", "reg verify")
+        return link
+
+    def weight(self, name: str) -> ArrayLink:
+        """Return the catalog's record of one tensor, of the trunk or of an MLP (errors as `link`)."""
+        return self._links.get(("mlp", name)) or self.link("trunk", name)
 
     def source(self, name: str) -> ArraySource:
-        """Return one tensor as blocks, checked while it is read."""
-        return self._opened(self._links("trunk", "mlp")[name])
+        """Return one weight as blocks, checked while it is read."""
+        return self._opened(self.weight(name))
 
-    def files(self) -> dict[str, bytes]:
-        """Return its small files, by name."""
-        return {name: self.file(name) for name in self._links("file")}
+    def open(self, role: Role, name: str) -> ArraySource:
+        """Return one array as blocks, checked while it is read."""
+        return self._opened(self.link(role, name))
 
     def file(self, name: str) -> bytes:
-        """Return one of its small files."""
-        link = self._links("file")[name]
+        """Return the content of one of the version's files."""
+        return self._read(self.link("file", name)).tobytes()
+
+    def files(self) -> dict[str, bytes]:
+        """Return its files, by name."""
+        return {name: self.file(name) for name in self.names("file")}
+
+    def _read(self, link: ArrayLink) -> Block:
         self._opened(link)  # checks that it is there, of this dtype and shape
-        return self.workspace.arrays.read(link.digest).tobytes()
+        return self.store.read(link.digest)
 
     def _opened(self, link: ArrayLink) -> ArraySource:
-        return open_array(self.workspace.arrays, link, f"{self.version.ref}: its {link.role} array")
-
-    def _links(self, *roles: str) -> dict[str, ArrayLink]:
-        return {link.name: link for link in self._arrays if link.role in roles}
-
-    @cached_property
-    def _arrays(self) -> tuple[ArrayLink, ...]:
-        with self.workspace.reading(self.version):
-            return self.workspace.verified_arrays(self.version)
+        return open_array(self.store, link, f"{self.version.ref}: its {link.role} array")
 
 
 @dataclass(frozen=True)
@@ -105,7 +125,7 @@ def training_record(workspace: Workspace, version: VersionRecord) -> TrainingRec
         links = workspace.catalog.arrays_of(version)
         if not any((link.role, link.name) == ("file", EXPERT_TRAINING) for link in links):
             return None
-        data = StoredWeights(workspace, version).file(EXPERT_TRAINING)
+        data = VersionArrays.load(workspace, version).file(EXPERT_TRAINING)
         return parse_training(data, f"{version.ref}/{EXPERT_TRAINING}")
 
 

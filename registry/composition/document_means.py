@@ -17,8 +17,8 @@ from registry.io.dtypes import AUTO
 from registry.maths.soup_weights import nearest_shares
 from registry.member import Member
 from registry.progress import Progress
+from registry.runtime.layerwise import seen_inputs
 from registry.runtime.loading import load_tokenizer
-from registry.runtime.seen_inputs import seen_inputs
 from registry.runtime.upcast import load_for_pass
 
 DOCUMENT_TOKENS = 256

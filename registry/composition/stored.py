@@ -170,7 +170,7 @@ def in_file(blocks: Iterable[Float[torch.Tensor, "r w"]]) -> Float[torch.Tensor,
 
 def pass_over(member: Member, name: str, rows: int | None = None) -> Pass:
     """Return a function that starts a pass over a tensor by rows, at most `rows` at once where it is uncompressed."""
-    source = member.open_weight(name)
+    source = member.source(name)
     if rows is not None and (raw := source.raw) is not None:
         return lambda: (to_tensor(block, source.dtype) for block in blocks_of_rows(raw, rows))
     return lambda: (to_tensor(block, source.dtype) for block in source.blocks())

@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -104,6 +104,13 @@ def run_task(
         failure = error
     task = replace(task, arguments=())
     return Finished(task, result, failure, tuple(remarks), socket.gethostname(), node_kind(device))
+
+
+def mixed_kinds(nodes: Mapping[str, str], differ: str, then: str = "") -> ClusterError:
+    """Return the error of results from nodes of several kinds, given a node of each; `differ` says what may."""
+    listed = "; ".join(f"{node} is {kind}" for kind, node in nodes.items())
+    hint = f"use nodes of one kind, with the same libraries{then}"
+    return ClusterError(f"the nodes are of different kinds, {differ}: {listed}", hint)
 
 
 def node_kind(device: str, threads: int | None = None) -> str:

@@ -23,13 +23,12 @@ class Check:
 
     Attributes:
         run: yields what it finds; an error of `registry.errors` counts as a finding. It is named `check_` and the name.
-        passed: what is true of a folder in which it finds nothing.
         needs: checks without which it makes no sense: it is skipped if one of them found an error or was skipped.
     """
 
     run: Callable[[Examination], Iterable[Finding]]
     cost: Cost
-    passed: str
+    passed: str  # what is true of a folder in which it finds nothing
     needs: tuple[str, ...] = ()
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from registry.calibration import Calibration, sample_from_expert
-from registry.checkpoint import Checkpoint, read_files
+from registry.checkpoint import read_files
 from registry.checkpoint.model_files import Stored, read_config, read_headers, weight_files
 from registry.composition.manifest import ComposedFolder
 from registry.doctor.finding import Finding
@@ -212,11 +212,6 @@ class Examination:
         return {domain: loss.perplexity for domain, loss in losses.items()}
 
 
-def listed(value: Any) -> list[Any]:
-    """Return a value of a configuration file that may be a list, of which 1,000 items are read, one item or absent."""
-    return value[:1000] if isinstance(value, list) else [] if value is None else [value]
-
-
 BUILT_IN = {
     "English": (
         "The old harbour was quiet in the morning. A few boats lay at the wall, and a man was mending a net beside "
@@ -248,7 +243,7 @@ BUILT_IN = {
 
 def is_cheap(member: Member) -> bool:
     """Tell whether a member is small enough to be loaded too."""
-    return sum(math.prod(link.shape) for link in member.arrays if link.role in ("trunk", "mlp")) <= CHEAP
+    return sum(map(math.prod, member.shapes.values())) <= CHEAP
 
 
 def _kept(member: Member, settings: TestSettings) -> Calibration | None:
@@ -261,19 +256,11 @@ def _kept(member: Member, settings: TestSettings) -> Calibration | None:
 
 
 def _sampled(folder: Examination, member: Member) -> Calibration:
+    seq_len, special = min(64, folder.settings.seq_len), member.content["special_tokens"]
     with dense_model(member.name, [member], folder.settings) as model:
-        special = Checkpoint(model.folder).special_tokens
-    end = [number for number in listed(special["eos_token_id"]) if isinstance(number, int)]
-    start = special["bos_token_id"]
-    return sample_from_expert(
-        model.loaded,
-        start=start if isinstance(start, int) else next(iter(end), None),
-        end=end,
-        tokens=_SAMPLED_TOKENS,
-        seq_len=min(64, folder.settings.seq_len),
-        batch_size=4,
-        progress=silent,
-    )
+        return sample_from_expert(
+            model.loaded, special, tokens=_SAMPLED_TOKENS, seq_len=seq_len, batch_size=4, progress=silent
+        )
 
 
 def _built_in(folder: Examination) -> dict[str, Calibration]:

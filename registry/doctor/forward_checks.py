@@ -139,8 +139,7 @@ def _compared(exam: Examination, domains: list[str]) -> Iterator[Finding]:
     ours, experts = _mean([exam.scored[domain] for domain in domains]), _mean(list(own.values()))
     said = f"perplexity {ours:.4g} over {few(domains)}, each domain's own expert {experts:.4g}"
     members = list(exam.members.values())
-    shapes = [{(link.name, link.shape) for link in one.arrays if link.role in ("trunk", "mlp")} for one in members]
-    if any(shape != shapes[0] for shape in shapes):
+    if any(member.shapes != members[0].shapes for member in members):
         yield passed(f"{said}; members of several architectures have no averaged weights")
         return
     with dense_model("average", members, exam.settings) as model:

@@ -12,7 +12,7 @@ import torch
 
 from registry.checkpoint.adapter import is_adapter
 from registry.checkpoint.model_files import TOKENIZER_FILES
-from registry.doctor.examination import FLOATS, Examination, listed
+from registry.doctor.examination import FLOATS, Examination
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.doctor.tensor_names import in_words, named, numbers_of, role_of, tensors_of
 from registry.errors import CheckpointError, ConflictError, RegError, first_line, is_foreign
@@ -180,13 +180,18 @@ def _numbers(folder: Examination) -> set[int]:
         ) from failure
 
 
+def _listed(value: Any) -> list[Any]:
+    """Return a value of a configuration file that may be a list, of which 1,000 items are read, one item or absent."""
+    return value[:1000] if isinstance(value, list) else [] if value is None else [value]
+
+
 def check_special_tokens(folder: Examination) -> Iterator[Finding]:
     """Check that the tokens that begin, end and pad a text exist, and that all files agree on them."""
     rows = folder.embedding_rows or folder.config.get("vocab_size")
     configs = {"config.json": folder.config, "generation_config.json": folder.generation_config}
     for file, config in configs.items():
         for name in _SPECIAL:
-            for number in listed(config.get(name)):
+            for number in _listed(config.get(name)):
                 if not isinstance(number, int) or isinstance(number, bool):
                     yield error(
                         f"{file}: {name} is {str(number)[:40]!r}, it must be a token's number", f"mend it in {file}"
@@ -202,7 +207,7 @@ def check_special_tokens(folder: Examination) -> Iterator[Finding]:
     own = None
     with suppress(RegError):
         own = getattr(folder.tokenizer, "eos_token_id", None)
-    ends = listed(folder.generation_config.get("eos_token_id")) or listed(folder.config.get("eos_token_id"))
+    ends = _listed(folder.generation_config.get("eos_token_id")) or _listed(folder.config.get("eos_token_id"))
     if not ends and own is None:
         yield warning("no file names an end token (eos_token_id), so generation never stops by itself")
     elif not ends:

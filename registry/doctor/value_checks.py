@@ -9,14 +9,10 @@ from typing import Any
 
 import torch
 
-from registry.checkpoint.model_files import Stored
+from registry.checkpoint.model_files import Stored, stored_rows
 from registry.doctor.examination import FLOATS, Examination
 from registry.doctor.finding import Finding, error, warning
 from registry.doctor.tensor_names import in_words, is_made_up, named, part_of, role_of, tensors_of
-from registry.errors import CheckpointError
-from registry.io.dtypes import NAMES
-from registry.io.torch_blocks import torch_dtype
-from store.arrays import rows_per_block
 
 _PEERS = 4  # tensors of one role from which on the size of one is compared with the others'
 _FAR = 100.0  # ratio of a tensor's size to that of its peers from which on it is remarked on
@@ -113,29 +109,10 @@ def _read(folder: Examination) -> dict[str, _Values]:
     with folder.progress("reading weights", total, "B") as advance:
         for name in names:
             stored = folder.tensors[name]
-            for start, part in _blocks(stored):
+            for start, part in stored_rows(stored):
                 _take(seen[name], part, start, joint=len(stored.shape) == 3 and part_of(name) == "experts")
                 advance(part.numel() * part.element_size())
     return seen
-
-
-def _blocks(stored: Stored) -> Iterator[tuple[int, Any]]:
-    """Yield first row and values of a tensor, some rows at a time, read and not mapped: such pages count as memory."""
-    if not math.prod(stored.shape):
-        return
-    shape, dtype = stored.shape or (1,), torch_dtype(NAMES[stored.dtype])
-    width, step = math.prod(shape[1:]) * dtype.itemsize, rows_per_block(shape)
-    try:
-        with stored.file.open("rb") as file:
-            file.seek(stored.begin)
-            for start in range(0, shape[0], step):
-                rows = min(step, shape[0] - start)
-                data = bytearray(rows * width)
-                if file.readinto(data) != len(data):
-                    raise CheckpointError(f"{stored.file} ends early", "copy the file again")
-                yield start, torch.frombuffer(data, dtype=dtype).view(rows, *shape[1:])
-    except OSError as failure:
-        raise CheckpointError(f"{stored.file}: {failure}", "copy the file again") from failure
 
 
 def _take(values: _Values, part: Any, start: int, *, joint: bool) -> None:
@@ -157,4 +134,4 @@ def _take(values: _Values, part: Any, start: int, *, joint: bool) -> None:
 def _equal(stored: Stored, other: Stored) -> bool:
     if stored.shape != other.shape or stored.dtype != other.dtype:
         return False
-    return all(bool((a == b).all()) for (_, a), (_, b) in zip(_blocks(stored), _blocks(other), strict=True))
+    return all(bool((a == b).all()) for (_, a), (_, b) in zip(stored_rows(stored), stored_rows(other), strict=True))

@@ -28,13 +28,12 @@ class AccuracyRow:
 
     Attributes:
         score: domain → 100 · p / p̂, mean over the domain's tasks, p̂ the accuracy of the domain's own expert.
-        metric: domain → task → the metric in the files, as `acc,none`.
     """
 
     name: str
     accuracy: dict[str, dict[str, float]]
     score: dict[str, float]
-    metric: dict[str, dict[str, str]]
+    metric: dict[str, dict[str, str]]  # domain → task → the metric in the files, as `acc,none`
 
     @property
     def average(self) -> float | None:

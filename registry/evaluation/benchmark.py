@@ -28,23 +28,15 @@ from registry.runtime.upcast import compute_dtype, report_dtype, stored_dtype
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """The tokenizer of a model, called `label` in messages and `name` in tables.
-
-    Attributes:
-        files: the tokenizer's files and config.json, by name.
-        limit: the longest window that the model accepts, or None if it sets no limit.
-        composed: member name → content digest, for a composition.
-        dtype: the dtype of its weights; None for that of the folder's.
-        folder: the folder of the files, if they are in one.
-    """
+    """The tokenizer of a model, called `label` in messages and `name` in tables."""
 
     label: str
     name: str
-    files: Mapping[str, bytes]
-    limit: int | None
-    composed: Mapping[str, str]
-    dtype: str | None = None
-    folder: Path | None = None
+    files: Mapping[str, bytes]  # the tokenizer's files and config.json, by name
+    limit: int | None  # the longest window that the model accepts, or None if it sets no limit
+    composed: Mapping[str, str]  # member name → content digest, for a composition
+    dtype: str | None = None  # the dtype of its weights; None for that of the folder's
+    folder: Path | None = None  # the folder of the files, if they are in one
 
     @classmethod
     def of_folder(cls, folder: Path, name: str) -> "TokenizerSource":
@@ -57,30 +49,24 @@ class TokenizerSource:
     def of_plan(cls, plan: Plan) -> "TokenizerSource":
         """Return the tokenizer of compositions of a plan's members."""
         label = f"the composition of {', '.join(plan.names)}"
-        files = {name: plan.lead.file(name) for name in plan.lead.names("file")}
         composed = {member.name: member.version.digest for member in plan.members}
-        return cls(label, label, files, plan.lead.architecture.max_position_embeddings, composed, plan.dtype)
+        return cls(
+            label, label, plan.lead.files(), plan.lead.architecture.max_position_embeddings, composed, plan.dtype
+        )
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The windows, and the registered models to compare with.
-
-    Attributes:
-        settings: the settings of scoring; every model accepts windows of this length.
-        progress: reports windows scored, and remarks on every figure that cannot be computed.
-        losses: computes the losses of models in place of this process; None for this process.
-        work: the folder for models that are deleted again, default the system's temporary folder.
-    """
+    """The windows, and the registered models to compare with."""
 
     windows: Mapping[str, Calibration]
     experts: Mapping[str, Member]
     bases: tuple[Member, ...]
     no_base: str
-    settings: TestSettings
-    progress: Progress
-    losses: Losses | None = None
-    work: Path | None = None
+    settings: TestSettings  # the settings of scoring; every model accepts windows of this length
+    progress: Progress  # reports windows scored, and remarks on every figure that cannot be computed
+    losses: Losses | None = None  # computes the losses of models in place of this process; None for this process
+    work: Path | None = None  # the folder for models that are deleted again, default the system's temporary folder
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -143,8 +129,7 @@ def make_benchmark(
     reasons = {
         member.version.ref: f"{member.version.ref} has another tokenizer than {first.name}: {difference}"
         for member in registered
-        if member.content["tokenizer"] != digest
-        and (difference := conflict(first.files, {name: member.file(name) for name in member.names("file")}))
+        if member.content["tokenizer"] != digest and (difference := conflict(first.files, member.files()))
     }
     comparable = [member for member in registered if member.version.ref not in reasons]
     limits = {source.name: source.limit for source in sources if source.limit is not None}

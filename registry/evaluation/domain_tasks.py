@@ -10,7 +10,7 @@ from pathlib import Path
 
 from registry.calibration import Calibration
 from registry.distributed import Cluster, Step, Task
-from registry.errors import ClusterError
+from registry.distributed.step import mixed_kinds
 from registry.evaluation.results import DomainLoss, TestSettings
 from registry.evaluation.scoring import Model, Tally, loss_of, open_model
 from registry.progress import Progress
@@ -20,26 +20,17 @@ _opened: dict[tuple[Path, TestSettings, tuple[tuple[str, int, int], ...]], Model
 """The model that this process loaded last: its next task mostly needs the same."""
 
 
-@dataclass(frozen=True)
-class _Shared:
-    name: str
-    folder: Path
-    settings: TestSettings
-    experts_per_token: int | None
+Shared = tuple[str, Path, TestSettings, int | None]
+"""What all tasks of a model have in common: its name and folder, the settings, and the experts of a token."""
 
 
 @dataclass(frozen=True)
 class DomainTasks:
-    """Computes losses by tasks of a cluster, in place of this process (`scoring.Losses`).
-
-    Attributes:
-        work: a folder that all nodes see, for the progress of tasks.
-        kinds: kind of node → a node of that kind that scored a domain.
-    """
+    """Computes losses by tasks of a cluster, in place of this process (`scoring.Losses`)."""
 
     cluster: Cluster
-    work: Path
-    kinds: dict[str, str] = field(default_factory=dict)
+    work: Path  # a folder that all nodes see, for the progress of tasks
+    kinds: dict[str, str] = field(default_factory=dict)  # kind of node → a node of that kind that scored a domain
 
     def __call__(
         self,
@@ -52,7 +43,7 @@ class DomainTasks:
     ) -> dict[str, DomainLoss]:
         """Return domain → loss, and fill the tally (CheckpointError: no model; ClusterError: nodes of two kinds)."""
         settings = replace(settings, device=self.cluster.device(settings.device))
-        shared = _Shared(model.name, model.folder.absolute(), settings, model.experts_per_token)
+        shared = model.name, model.folder.absolute(), settings, model.experts_per_token
         shape = None if tally is None else tally.shape
         tasks = [
             Task(f"on {domain}", (domain, text, expert_of.get(domain), shape), len(text.ids))
@@ -67,16 +58,12 @@ class DomainTasks:
             if tally is not None:
                 tally.include(counted)
         if len(self.kinds) > 1:
-            listed = "; ".join(f"{node} is {kind}" for kind, node in self.kinds.items())
-            raise ClusterError(
-                f"the nodes are of different kinds, whose figures may differ in their last digits: {listed}",
-                "use nodes of one kind, with the same libraries",
-            )
+            raise mixed_kinds(self.kinds, "whose figures may differ in their last digits")
         return losses
 
 
 def score_in_task(
-    shared: _Shared,
+    shared: Shared,
     domain: str,
     text: Calibration,
     expert: int | None,
@@ -85,16 +72,16 @@ def score_in_task(
     progress: Progress,
 ) -> tuple[DomainLoss, Tally | None]:
     """Score one domain in a task, and return the loss and the experts that tokens went to."""
-    states = ((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(shared.folder.iterdir()))
-    key = shared.folder, shared.settings, tuple(states)
+    name, folder, settings, active = shared
+    states = ((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir()))
+    key = folder, settings, tuple(states)
     if key not in _opened:
         _opened.clear()
-        _opened[key] = open_model(shared.name, shared.folder, shared.settings)
+        _opened[key] = open_model(name, folder, settings)
     model = _opened[key]
     tally = None if shape is None else Tally(*shape)
-    active = shared.experts_per_token
     with (
         nullcontext() if active in (None, model.experts_per_token) else experts_per_token(model.loaded, active),
-        progress(f"evaluating {shared.name}", len(text.ids), "window") as advance,
+        progress(f"evaluating {name}", len(text.ids), "window") as advance,
     ):
-        return loss_of(model, domain, text, shared.settings.batch_size, tally, expert, advance), tally
+        return loss_of(model, domain, text, settings.batch_size, tally, expert, advance), tally

@@ -10,7 +10,6 @@ import importlib.util
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 
 from registry.calibration import Corpus, random_places
 from registry.calibration.windows import encode
-from registry.checkpoint import Checkpoint, read_files
+from registry.checkpoint import Checkpoint, hash_checkpoint, read_files
 from registry.checkpoint.model_files import read_config
 from registry.errors import CalibrationError, CheckpointError, InvalidInputError, RegError, StorageError
 from registry.evaluation.benchmark import conflict
@@ -28,13 +27,12 @@ from registry.evaluation.results import ExtractionSettings
 from registry.io.dtypes import AUTO
 from registry.io.model_folder import composed_of
 from registry.names.reference import require_list
-from registry.progress import Progress, remark
+from registry.progress import Progress, remark, silent
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
 from registry.statistics.collect import SEED
 from registry.statistics.settings import DEFAULT_SEQ_LEN
 from registry.workspace import PathLike, Workspace
-from store.arrays import digest_of
 from store.catalog import VersionRecord
 from store.digest import json_digest
 
@@ -43,17 +41,12 @@ _CHARACTERS_PER_TOKEN = 16  # characters of a document that are tokenised for ea
 
 @dataclass(frozen=True)
 class Extraction:
-    """The figures of one model, called by its folder.
-
-    Attributes:
-        similarity: of each document, the similarity of its best continuation, from 0 to 1.
-        threshold: least similarity of an extracted document.
-    """
+    """The figures of one model, called by its folder."""
 
     label: str
     data: str
-    similarity: tuple[float, ...]
-    threshold: float
+    similarity: tuple[float, ...]  # of each document, the similarity of its best continuation, from 0 to 1
+    threshold: float  # least similarity of an extracted document
 
     @property
     def extracted(self) -> int:
@@ -211,19 +204,13 @@ def audit_registered(
 
 
 def _experts_in(workspace: Workspace, folder: Path) -> set[tuple[str, str]]:
-    """Return name and digest of the active experts whose weights are a folder's, read until they differ from all."""
+    """Return name and digest of the active experts whose weights are a folder's."""
     try:
-        checkpoint = Checkpoint(folder, remote_code=True)
-        names, digest = (*checkpoint.mlp, *checkpoint.trunk), cache(lambda name: digest_of(checkpoint.source(name)))
-        found = set()
-        for version in workspace.versions(kind="expert"):
-            links = workspace.catalog.arrays_of(version)
-            stored = {link.name: link.digest for link in links if link.role in ("mlp", "trunk")}
-            if stored.keys() == set(names) and all(stored[name] == digest(name) for name in names):
-                found.add((version.name, version.digest))
-        return found
+        weights = hash_checkpoint(Checkpoint(folder, remote_code=True), silent).weights
     except RegError:  # of another kind, such as a mixture from elsewhere
         return set()
+    experts = workspace.versions(kind="expert")
+    return {(one.name, one.digest) for one in experts if (one.content or {}).get("weights") == weights}
 
 
 def _calibrated_on(

@@ -19,43 +19,31 @@ class TestSettings:
     """Settings of scoring.
 
     Attributes:
-        windows: windows of each domain, evenly spaced over its documents in a seeded order.
-        seq_len: tokens in a window; every one but the first is predicted.
-        device: a torch device, or None for the GPU if there is one.
         dtype: the dtype that the models compute in; `auto` is that of their weights where the device computes it fast,
             else float32.
     """
 
     __test__ = False  # not a test class, although its name begins with Test
 
-    windows: int = 48
-    seq_len: int = 256
+    windows: int = 48  # windows of each domain, evenly spaced over its documents in a seeded order
+    seq_len: int = 256  # tokens in a window; every one but the first is predicted
     batch_size: int = 16
-    device: str | None = None
+    device: str | None = None  # a torch device, or None for the GPU if there is one
     dtype: str = AUTO
 
 
 @dataclass(frozen=True)
 class ExtractionSettings:
-    """Settings of an audit; the defaults are those of FlexOlmo §5.3.
+    """Settings of an audit; the defaults are those of FlexOlmo §5.3."""
 
-    Attributes:
-        documents: documents that are tried, drawn by `seed` from those that are long enough.
-        prefix: P, tokens of a document that the model is given.
-        continued: C, tokens that it continues by.
-        samples: S, continuations of a document.
-        threshold: least normalised Levenshtein similarity, on tokens, of an extracted document, from 0 to 1.
-        device: a torch device; None for the GPU if there is one.
-    """
-
-    documents: int = 100
-    prefix: int = 32
-    continued: int = 256
+    documents: int = 100  # documents that are tried, drawn by `seed` from those that are long enough
+    prefix: int = 32  # P, tokens of a document that the model is given
+    continued: int = 256  # C, tokens that it continues by
     top_k: int = 50
-    samples: int = 10
-    threshold: float = 0.9
+    samples: int = 10  # S, continuations of a document
+    threshold: float = 0.9  # least normalised Levenshtein similarity, on tokens, of an extracted document, from 0 to 1
     seed: int = 0
-    device: str | None = None
+    device: str | None = None  # a torch device; None for the GPU if there is one
 
     def __post_init__(self) -> None:
         for name in ("documents", "prefix", "continued", "top_k", "samples"):
@@ -70,13 +58,11 @@ class DomainLoss:
     """The loss of a model on one domain's text.
 
     Attributes:
-        nats: the sum of the negative log-likelihoods of each window, in nats; one value a window.
-        tokens: predicted tokens of each window.
         own: as `nats`, of the domain's own expert on the same windows; None if it was not compared with one.
     """
 
-    nats: tuple[float, ...]
-    tokens: tuple[int, ...]
+    nats: tuple[float, ...]  # the sum of the negative log-likelihoods of each window, in nats; one value a window
+    tokens: tuple[int, ...]  # predicted tokens of each window
     own: tuple[float, ...] | None = None
 
     @property
@@ -118,23 +104,17 @@ class Row:
     Attributes:
         perplexity: domain → perplexity, exp of the mean negative log-likelihood (nats) of a predicted token.
         score: domain → 100 · (perplexity of the domain's own expert) / perplexity, if that expert is registered.
-        tokens: domain → predicted tokens, for every domain of the table.
         accuracy: of a mixture or an ensemble, which counts as one layer: domain → for each layer the share of the
             domain's tokens whose first choice is the expert of its name, in [0, 1]; only domains that are members.
         load: of these: expert → for each layer its share of all tokens, as routing weights, in [0, 1].
-        parameters: weights in all, tied ones once.
-        active_parameters: weights that take part in one token.
         relative_time: of a mixture, if measured: milliseconds a token, divided by those of a dense expert.
-        spread: deviations over seeds, for a method with randomness; the figures are then means.
         routing: of a mixture or an ensemble: domain → expert → for each layer the share of the domain's tokens whose
             first choice is that expert, in [0, 1]; members of an ensemble with the same weight share it.
         weights: of these: domain → expert → for each layer its mean routing weight on the domain's tokens, in [0, 1].
         accuracy_by_tokens: of these: domain → number of tokens read → routing accuracy there, mean over layers;
             `32` stands for the tokens after the 16th up to the 32nd of a window.
-        experts_per_token: of a mixture: the number of experts that each token goes to.
         interval: domain → [low, high], the 95 % interval of the score over windows of text (see `score_intervals`).
             Means over seeds have none.
-        average_interval: the same of the average score; None without an average.
         ahead_of_average: of a folder, [low, high]: the 95 % interval of its average score less that of its experts'
             averaged weights on the same windows (see `difference_interval`); None if these were not scored.
         losses: domain → losses, window by window; none of means over seeds. They are not among its documents' figures.
@@ -143,19 +123,19 @@ class Row:
     name: str
     perplexity: dict[str, float]
     score: dict[str, float]
-    tokens: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)  # domain → predicted tokens, for every domain of the table
     accuracy: dict[str, list[float]] = field(default_factory=dict)
     load: dict[str, list[float]] = field(default_factory=dict)
-    parameters: int | None = None
-    active_parameters: int | None = None
+    parameters: int | None = None  # weights in all, tied ones once
+    active_parameters: int | None = None  # weights that take part in one token
     relative_time: float | None = field(default=None, compare=False)
-    spread: Spread | None = None
+    spread: Spread | None = None  # deviations over seeds, for a method with randomness; the figures are then means
     routing: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     weights: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     accuracy_by_tokens: dict[str, dict[str, float]] = field(default_factory=dict)
-    experts_per_token: int | None = None
+    experts_per_token: int | None = None  # of a mixture: the number of experts that each token goes to
     interval: dict[str, list[float]] = field(default_factory=dict)
-    average_interval: list[float] | None = None
+    average_interval: list[float] | None = None  # the same of the average score; None without an average
     ahead_of_average: list[float] | None = None
     losses: dict[str, DomainLoss] = field(default_factory=dict, compare=False, repr=False)
 
@@ -193,17 +173,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Continual:
-    """The figures of a schedule of T experts.
+    """The figures of a schedule of T experts."""
 
-    Attributes:
-        schedule: the experts' names, in the order in which they join; each is a domain.
-        perplexity: perplexity[i][j], j ≤ i, of the composition of the first i + 1 experts on domain j.
-        score: R[i][j] = 100 · (perplexity of expert j alone) / perplexity[i][j].
-    """
-
-    schedule: tuple[str, ...]
-    perplexity: list[list[float]]
-    score: list[list[float]]
+    schedule: tuple[str, ...]  # the experts' names, in the order in which they join; each is a domain
+    perplexity: list[list[float]]  # perplexity[i][j], j ≤ i, of the composition of the first i + 1 experts on domain j
+    score: list[list[float]]  # R[i][j] = 100 · (perplexity of expert j alone) / perplexity[i][j]
 
     @property
     def average(self) -> float:

@@ -147,15 +147,18 @@ class Tally:
         self._weights |= other._weights
         self._tokens |= other._tokens
 
-    def accuracy(self, names: Sequence[str]) -> dict[str, list[float]]:
-        """Return domain → for each layer the share of its tokens that went to the expert of its name first."""
-        return {domain: shares[domain] for domain, shares in self.routing(names).items() if domain in names}
+    def figures(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the figures of routing of a row (`Row`), for experts of these names."""
+        routing = self.routing(names)
+        return {
+            "accuracy": {domain: shares[domain] for domain, shares in routing.items() if domain in names},
+            "load": self.load(names),
+            "routing": routing,
+            "weights": self._shares(self._weights, names),
+            "accuracy_by_tokens": self._accuracy_by_tokens(names),
+        }
 
-    def accuracy_by_length(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Return domain → number of tokens read → share that went to the expert of its name first, over all layers.
-
-        Numbers are powers of two: `32` stands for the tokens after `16` up to the 32nd of a window.
-        """
+    def _accuracy_by_tokens(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
         return {
             domain: {
                 str(2**span): float(counts[names.index(domain)]) / total
@@ -169,10 +172,6 @@ class Tally:
     def routing(self, names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
         """Return domain → expert → for each layer the share of the domain's tokens that went to that expert first."""
         return self._shares(self._first, names)
-
-    def weights(self, names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
-        """Return domain → expert → for each layer its mean routing weight on the domain's tokens."""
-        return self._shares(self._weights, names)
 
     def _shares(self, sums: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
         """Return domain → expert → sum / tokens layer by layer, of domain → sums, (L, E)."""

@@ -38,31 +38,23 @@ class Measured:
     """Figures of an evaluation on one domain; None for those that were not measured.
 
     Attributes:
-        label: name of its file.
-        tokens: number of tokens scored.
-        own: digest of the domain's own expert, which a score is relative to; None if there is none.
         perplexity, score: of the composition.
-        accuracy: share of the tokens that are routed to the domain's expert.
-        oracle: score with perfect routing.
-        plain: score of the averaged weights of exactly its experts.
-        interval: low and high end of the score's 95 % interval.
         averages: of the evaluations that it is part of, or that found the same on the same text.
-        losses: window by window.
     """
 
     domain: str
     text: Text
-    label: str
-    tokens: int
-    own: str | None
+    label: str  # name of its file
+    tokens: int  # number of tokens scored
+    own: str | None  # digest of the domain's own expert, which a score is relative to; None if there is none
     perplexity: float | None
     score: float | None
-    accuracy: float | None
-    oracle: float | None
-    plain: float | None
-    interval: Sequence[float] | None = None
+    accuracy: float | None  # share of the tokens that are routed to the domain's expert
+    oracle: float | None  # score with perfect routing
+    plain: float | None  # score of the averaged weights of exactly its experts
+    interval: Sequence[float] | None = None  # low and high end of the score's 95 % interval
     averages: frozenset[Average] = frozenset()
-    losses: DomainLoss | None = None
+    losses: DomainLoss | None = None  # window by window
 
     @property
     def is_small(self) -> bool:
@@ -72,24 +64,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Score:
-    """The scores of one evaluation; None for those that were not recorded.
-
-    Attributes:
-        rows: domain → what was measured on its text.
-        average: average score over the domains; None if none of them has its own expert.
-        interval: the 95 % interval of the average, low and high.
-        oracle: the average with each domain's tokens sent to its own expert.
-        plain: the average of the averaged weights of exactly the composition's experts.
-        active: parameters that take part in one token.
-    """
+    """The scores of one evaluation; None for those that were not recorded."""
 
     evaluation: EvaluationRecord
-    rows: Mapping[str, Measured]
-    average: float | None
-    interval: Sequence[float] | None
-    oracle: float | None
-    plain: float | None
-    active: int | None
+    rows: Mapping[str, Measured]  # domain → what was measured on its text
+    average: float | None  # average score over the domains; None if none of them has its own expert
+    interval: Sequence[float] | None  # the 95 % interval of the average, low and high
+    oracle: float | None  # the average with each domain's tokens sent to its own expert
+    plain: float | None  # the average of the averaged weights of exactly the composition's experts
+    active: int | None  # parameters that take part in one token
 
     @classmethod
     def of(cls, evaluation: EvaluationRecord, experts: Collection[str]) -> "Score":

@@ -27,20 +27,16 @@ class Wanted:
     """Selection of a table's rows and figures.
 
     Attributes:
-        baselines: add rows for base models, experts and the experts' average.
-        oracle: add a row for every mixture with each domain's tokens sent to the domain's expert.
-        speed: measure the time of a token in every mixture, relative to a dense expert's.
         methods: names of `methods.DENSE` and `methods.METHODS`, or `all`, which skips methods that do not fit the
             experts, with a remark.
-        seeds: number of seeds of methods with randomness, 1 or more; None for each method's own.
         active_experts: add a row for every folder and each of these numbers of experts per token; or `all`.
     """
 
-    baselines: bool = False
-    oracle: bool = False
-    speed: bool = False
+    baselines: bool = False  # add rows for base models, experts and the experts' average
+    oracle: bool = False  # add a row for every mixture with each domain's tokens sent to the domain's expert
+    speed: bool = False  # measure the time of a token in every mixture, relative to a dense expert's
     methods: tuple[str, ...] = ()
-    seeds: int | None = None
+    seeds: int | None = None  # number of seeds of methods with randomness, 1 or more; None for each method's own
     active_experts: tuple[int, ...] | Literal["all"] = ()
 
     def has(self, dense: str) -> bool:
@@ -136,20 +132,10 @@ class Table:
     def _routed_row(self, model: Model, composed: Mapping[str, str]) -> Row:
         if not model.layers:
             return self._row(model.name, self.benchmark.losses_of(model), model)
-        tally, experts = Tally(model.layers, model.experts), model.expert_names
+        tally = Tally(model.layers, model.experts)
         losses = self.benchmark.losses_of(model, tally=tally)
         time = self._relative_time(model, composed) if self.wanted.speed and model.routers else None
-        return self._row(
-            model.name,
-            losses,
-            model,
-            accuracy=tally.accuracy(experts),
-            load=tally.load(experts),
-            relative_time=time,
-            routing=tally.routing(experts),
-            weights=tally.weights(experts),
-            accuracy_by_tokens=tally.accuracy_by_length(experts),
-        )
+        return self._row(model.name, losses, model, relative_time=time, **tally.figures(model.expert_names))
 
     def _active_row(self, name: str, model: Model, row: Row, count: int) -> Row:
         """Return the row of a mixture whose tokens go to `count` experts each (FlexOlmo, Fig. 3)."""

@@ -3,7 +3,7 @@
 import json
 import re
 
-from registry.checkpoint.hub_download import reason
+from registry.checkpoint.hub_download import chain_of, reason
 from registry.errors import CheckpointError, ConflictError, NotFoundError, RegError, StorageError
 from registry.hub.target import Target
 
@@ -23,7 +23,7 @@ def translate_error(target: Target, error: Exception, state: str) -> RegError:
     """Return the error for the user, with the target's state; it has nothing that was sent or received, as a token."""
     from huggingface_hub import errors
 
-    chain = _chain(error)
+    chain = list(chain_of(error))
     if "Invalid metadata in README.md" in str(error):  # by create_commit, though a check accepted the card before
         return bad_card(str(error).partition("\n")[2], state)
     hub, text = endpoint(), " ".join(map(str, chain))
@@ -85,12 +85,3 @@ def bad_card(answer: str, state: str) -> RegError:
         f"{endpoint()} does not accept the metadata of the card: {printable}; {state}",
         "choose a license that it knows: --license ID, such as apache-2.0 or other",
     )
-
-
-def _chain(error: Exception) -> list[BaseException]:
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    return chain

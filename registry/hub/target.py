@@ -17,14 +17,11 @@ class Target(HubReference):
 
     Attributes:
         revision: a branch, created if it does not exist; None for the default branch.
-        private: create the repository as private; refuse an existing public one.
-        create_pr: propose the commit as a pull request.
-        force: replace the result of an earlier push of another composition or expert.
     """
 
-    private: bool = False
-    create_pr: bool = False
-    force: bool = False
+    private: bool = False  # create the repository as private; refuse an existing public one
+    create_pr: bool = False  # propose the commit as a pull request
+    force: bool = False  # replace the result of an earlier push of another composition or expert
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,21 +71,13 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Commit:
-    """The commit of one push.
+    """The commit of one push."""
 
-    Attributes:
-        files: path in the repository → file; all other files in the repository are deleted.
-        marker: the JSON file by which this program recognises its own pushes.
-        digest: the digest of the composition or expert, which the marker holds.
-        message: the first line of the commit message.
-        expert: the name of the expert; None for a composition.
-    """
-
-    files: Mapping[str, Outgoing]
-    marker: str
-    digest: str
-    message: str
-    expert: str | None = None
+    files: Mapping[str, Outgoing]  # path in the repository → file; all other files in the repository are deleted
+    marker: str  # the JSON file by which this program recognises its own pushes
+    digest: str  # the digest of the composition or expert, which the marker holds
+    message: str  # the first line of the commit message
+    expert: str | None = None  # the name of the expert; None for a composition
 
     @property
     def description(self) -> str:

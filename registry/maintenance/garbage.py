@@ -159,10 +159,8 @@ def _files(path: Path) -> list[Path]:
 def _size(paths: Sequence[Path]) -> int:
     total = 0
     for path in (file for each in paths for file in _files(each)):
-        try:
+        with suppress(FileNotFoundError):  # its command has just ended
             total += path.stat().st_size
-        except FileNotFoundError:  # its command has just ended
-            continue
     return total
 
 

@@ -16,7 +16,7 @@ from registry.checkpoint.adapter_config import CONFIG
 from registry.checkpoint.annotations import Annotations, ExpertManifest, annotations_with, read_manifest
 from registry.checkpoint.hub_download import is_hub_reference
 from registry.checkpoint.open import open_checkpoint
-from registry.checkpoint.version_files import StoredWeights
+from registry.checkpoint.version_files import VersionArrays
 from registry.errors import InvalidInputError, NotFoundError
 from registry.io.untrusted import is_folder
 from registry.names.resolve import check_name_is_free
@@ -44,21 +44,15 @@ class RegistrationRequest:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An opened checkpoint, all its headers checked.
-
-    Attributes:
-        annotations: those of the request, completed from the checkpoint's own `expert.json`.
-        manifest: that file, or None without one.
-        relations: its distance to every registered version of its shape, the nearest first.
-    """
+    """An opened checkpoint, all its headers checked."""
 
     request: RegistrationRequest
     checkpoint: Checkpoint
-    annotations: Annotations
-    manifest: ExpertManifest | None
+    annotations: Annotations  # those of the request, completed from the checkpoint's own `expert.json`
+    manifest: ExpertManifest | None  # that file, or None without one
     settings: PassSettings
     samples: WeightSamples
-    relations: tuple[Relation, ...]
+    relations: tuple[Relation, ...]  # its distance to every registered version of its shape, the nearest first
 
 
 def _check_order(name: str, checkpoint: str, kind: str) -> None:
@@ -86,7 +80,7 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
     like = None
     if request.tokenizer_of is not None:
         version = workspace.resolve(request.tokenizer_of)
-        like = version.ref, StoredWeights(workspace, version).files()
+        like = version.ref, VersionArrays.load(workspace, version).files()
     with open_checkpoint(
         request.checkpoint,
         workspace.home.merged,
@@ -108,9 +102,10 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         yield Candidate(request, checkpoint, annotations, manifest, settings, samples, relations)
 
 
-def _registered_weights(workspace: Workspace, ref: str) -> StoredWeights | None:
+def _registered_weights(workspace: Workspace, ref: str) -> VersionArrays | None:
     """Return the weights of a registered version, or None if `ref` does not match one."""
     try:
-        return StoredWeights(workspace, workspace.resolve(ref))
+        version = workspace.resolve(ref)
     except (NotFoundError, InvalidInputError):
         return None
+    return VersionArrays.load(workspace, version)

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from statistics import median
 from typing import Literal
@@ -40,18 +40,12 @@ Sampler = Callable[[str, npt.NDArray[np.int64]], Block]
 
 @dataclass(frozen=True)
 class WeightSamples:
-    """A model whose tensors can be sampled.
-
-    Attributes:
-        sample: (tensor name, numbers of rows) → these rows, in the carrier dtype.
-        stored: the rows `own`, if they were read before.
-    """
+    """A model whose tensors can be sampled."""
 
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
-    sample: Sampler
-    stored: Mapping[str, Block] | None = None
-    _reals: dict[str, tuple[npt.NDArray[np.float64], float]] = field(default_factory=dict, init=False, compare=False)
+    sample: Sampler  # (tensor name, numbers of rows) → these rows, in the carrier dtype
+    stored: Mapping[str, Block] | None = None  # the rows `own`, if they were read before
 
     @cached_property
     def own(self) -> Mapping[str, Block]:
@@ -61,13 +55,15 @@ class WeightSamples:
         return {name: self.sample(name, _rows(shape[0], _width(shape))) for name, shape in self.shapes.items()}
 
     def real(self, name: str, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], float]:
-        """Return rows of one tensor as real numbers (flat), and the sum of their squares; of `own` computed once."""
+        """Return rows of one tensor as real numbers (flat), and the sum of their squares."""
         shape = self.shapes[name]
-        if rows is not _rows(shape[0], _width(shape)):
-            return _real(self.sample(name, rows), self.dtypes[name])
-        if name not in self._reals:
-            self._reals[name] = _real(self.own[name], self.dtypes[name])
-        return self._reals[name]
+        is_own = rows is _rows(shape[0], _width(shape))
+        return self.reals[name] if is_own else _real(self.sample(name, rows), self.dtypes[name])
+
+    @cached_property
+    def reals(self) -> dict[str, tuple[npt.NDArray[np.float64], float]]:
+        """The rows `own` as `real` returns them."""
+        return {name: _real(block, self.dtypes[name]) for name, block in self.own.items()}
 
 
 @dataclass(frozen=True)
@@ -77,13 +73,12 @@ class Relation:
     Attributes:
         distances: tensor name → ‖a − b‖ / √(‖a‖² + ‖b‖²) of its samples a and b, from 0 (equal) to √2 (opposite);
             1 for independent weights.
-        grown: one of the two has rows for tokens that the other lacks.
     """
 
     ref: str
     kind: str
     distances: Mapping[str, float]
-    grown: bool = False
+    grown: bool = False  # one of the two has rows for tokens that the other lacks
 
     @cached_property
     def distance(self) -> float:
@@ -287,7 +282,7 @@ def _relations(
 
     relations = []
     if versions:
-        _ = samples.own  # read by one thread, before several ask for it
+        _ = samples.reals  # read by one thread, before several ask for it
     with ThreadPoolExecutor(COMPARING, thread_name_prefix="comparing") as pool:
         for version, found in zip(versions, pool.map(compare, versions), strict=True):
             if isinstance(found, Relation):

@@ -40,19 +40,15 @@ class Registration:
     """Result of a registration.
 
     Attributes:
-        added: False if a version with the same content was registered already.
-        self_sampled: the expert sampled its own calibration text, because there was no other.
-        relations: its distance to every registered version of its shape, the nearest first.
         overlaps: overlap of its statistics with those of the other experts, the largest first.
-        newest: the version that the bare name resolves to.
     """
 
     version: VersionRecord
-    added: bool
-    self_sampled: bool = False
-    relations: tuple[Relation, ...] = ()
+    added: bool  # False if a version with the same content was registered already
+    self_sampled: bool = False  # the expert sampled its own calibration text, because there was no other
+    relations: tuple[Relation, ...] = ()  # its distance to every registered version of its shape, the nearest first
     overlaps: tuple[ExpertOverlap, ...] = ()
-    newest: str = ""
+    newest: str = ""  # the version that the bare name resolves to
 
 
 def register_checkpoint(workspace: Workspace, request: RegistrationRequest) -> Registration:
@@ -155,11 +151,16 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     kept = request.keep_calibration or self_sampled if collected is None else collected.calibration is not None
     planned = computed_by(checkpoint, settings, self_sampled=self_sampled) | evidence_of(calibration)
     computed = planned if collected is None else collected.computed
+    if calibration is not None:
+        text = calibration.digest
+    elif collected is not None:
+        text = collected.calibration_digest
+    else:  # sampled later: the label has the settings, which with the weights determine it
+        text = self_sampled_label(settings.tokens, window_size(checkpoint, settings))
     existing = _find_same(
         catalog.versions(str(request.name), states=["active"]),
         content_of(hashed, "expert", candidate.annotations.license, kept=kept, computed=computed),
-        calibration.digest if calibration else collected.calibration_digest if collected else None,
-        self_sampled_label(settings.tokens, window_size(checkpoint, settings)),
+        text,
         in_parts=collected is None,
     )
     if existing is not None and all(workspace.arrays.is_intact(link.digest) for link in catalog.arrays_of(existing)):
@@ -273,30 +274,20 @@ def _statistics_records(collected: Collected) -> Iterator[StatisticsRecord]:
 
 
 def _find_same(
-    candidates: list[VersionRecord],
-    content: dict[str, Any],
-    calibration_digest: str | None,
-    calibration_label: str,
-    *,
-    in_parts: bool,
+    candidates: list[VersionRecord], content: dict[str, Any], text: str, *, in_parts: bool
 ) -> VersionRecord | None:
-    """Return the active version that already holds `content` with this calibration, if any.
+    """Return the active version that already holds `content`, with statistics of a text, its digest or its label.
 
-    A repeated registration then ends before its forward pass. Self-sampled text has no digest before it is sampled
-    (`calibration_digest` None); its label has the settings, which with the weights determine the text. With `in_parts`
-    a version of an earlier release is found too whose sums are the same, and kept in parts beside them.
+    A repeated registration then ends before its forward pass. With `in_parts` a version of an earlier release is found
+    too whose sums are the same, and kept in parts beside them.
     """
     for version in candidates:
         held = version.content or {}
         if in_parts and "folds" in (held.get("computed") or {}):
             held = held | {"computed": held["computed"] | {"folds": 1}}
-        if held != content:
-            continue
-        for record in version.statistics:
-            if calibration_digest in (record.calibration_digest, None) and (
-                calibration_digest is not None or record.calibration_label == calibration_label
-            ):
-                return version
+        texts = {text for one in version.statistics for text in (one.calibration_digest, one.calibration_label)}
+        if held == content and text in texts:
+            return version
     return None
 
 

@@ -31,14 +31,12 @@ class Gate:
     """The router of one layer, in the `block` of its mixture.
 
     Attributes:
-        layer: number of the layer in the members, from 0.
-        name: name of the module in the loaded model; the tensor's name in the folder may differ.
         module: in a native host it returns logits (T, E), weights (T, k) and chosen experts (T, k), see `in_order`; in
             `RoutedMLP` the logits alone; there it is linear, or a `ContextGate` without a weight.
     """
 
-    layer: int
-    name: str
+    layer: int  # number of the layer in the members, from 0
+    name: str  # name of the module in the loaded model; the tensor's name in the folder may differ
     module: nn.Module
     block: nn.Module
 

@@ -5,7 +5,7 @@ Shapes: B windows of a batch, S tokens of a window, H hidden size. The residual 
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -162,6 +162,17 @@ def watched(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor
         for name, module in modules.items():
             stack.enter_context(module.register_forward_hook(partial(record, name)))
         yield recorded
+
+
+@contextmanager
+def seen_inputs(modules: Iterable[nn.Module]) -> Iterator[dict[int, Tensor]]:
+    """Yield the input of each module by its number, which every pass replaces while the context is open."""
+    seen: dict[int, Tensor] = {}
+    with ExitStack() as stack:
+        for number, module in enumerate(modules):
+            hook = module.register_forward_pre_hook(lambda _, inputs, number=number: seen.update({number: inputs[0]}))
+            stack.enter_context(hook)
+        yield seen
 
 
 class _ReachedError(Exception):

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.hooks import RemovableHandle
 
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
@@ -225,18 +227,10 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@contextmanager
-def without_weights() -> Iterator[None]:
+def without_weights() -> RemovableHandle:
     """Create modules whose parameters have no storage while the context is open; their buffers have."""
-    register = nn.Module.register_parameter
 
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, parameter)
-        if parameter is not None:
-            module._parameters[name] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+    def on_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+    return register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]

@@ -34,15 +34,10 @@ FACTOR = maybe(Kind("a finite number other than 0", lambda value: _is_number(val
 
 
 class SequenceHost(ABC):
-    """A kind of folder whose modelling file is built on `modeling_sequences`.
+    """A kind of folder whose modelling file is built on `modeling_sequences`."""
 
-    Attributes:
-        model_type: that of its `config.json`, or the beginning of it, before that of the dense model.
-        files: the modelling file of each kind of its folders.
-    """
-
-    model_type: ClassVar[str]
-    files: ClassVar[tuple[Path, ...]]
+    model_type: ClassVar[str]  # that of its `config.json`, or the beginning of it, before that of the dense model
+    files: ClassVar[tuple[Path, ...]]  # the modelling file of each kind of its folders
 
     def code(self, model_type: str) -> list[Mapping[str, bytes]]:
         """Return each modelling file, by its name, as a folder has it (KeyError: the dense model is unknown)."""

@@ -47,12 +47,11 @@ class FileCache:
     """Files in one folder, each named after a key and the SHA-256 of its bytes.
 
     Attributes:
-        staging: the folder that statistics are written to first; default the folder itself.
         putting: returns the context in which a file is moved into the folder; it raises if that is not allowed.
     """
 
     folder: Path
-    staging: Path | None = None
+    staging: Path | None = None  # the folder that statistics are written to first; default the folder itself
     putting: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def find(self, key: str) -> Path | None:
@@ -281,7 +280,7 @@ def arrays_of(member: Member, site: str, layer: int, names: Sequence[str] = ()) 
 
 
 def _product(member: Member, name: str, gram: Float[Tensor, "H H"]) -> Iterator[Block]:
-    source = member.open_weight(name)
+    source = member.source(name)
     return map(to_block, products((to_tensor(block, source.dtype) for block in source.blocks()), gram))
 
 

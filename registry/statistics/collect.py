@@ -181,7 +181,7 @@ def collect(
             calibration, model = _sampled_calibration(checkpoint, settings, progress)
     if settings.sites == COUNTS:
         computed = computed_by(checkpoint, settings, self_sampled=self_sampled)
-        collected = counted(hashed.weights, calibration, checkpoint, computed)
+        collected = Collected(hashed.weights, {}, calibration.digest, calibration.label, computed)
     elif cluster is not None:
         collected = collect_slices(hashed, calibration, settings, cluster, partial, progress)
     elif whole:
@@ -198,21 +198,20 @@ def collect(
         )
     # Tokens that the expert sampled reveal no more than its weights.
     kept = calibration if keep_calibration or self_sampled else None
-    return replace(_with_contents(collected, calibration, checkpoint), calibration=kept)
+    return replace(_with_counts(collected, calibration, checkpoint), calibration=kept)
 
 
 def counted(weights: str, calibration: Calibration, checkpoint: Checkpoint, computed: dict[str, Any]) -> Collected:
     """Return token counts alone."""
-    counts = calibration.counts(checkpoint.architecture.vocab_size)
-    alone = Collected(weights, {}, calibration.digest, calibration.label, computed, token_counts=counts)
-    return _with_contents(alone, calibration, checkpoint)
+    alone = Collected(weights, {}, calibration.digest, calibration.label, computed)
+    return _with_counts(alone, calibration, checkpoint)
 
 
-def _with_contents(collected: Collected, calibration: Calibration, checkpoint: Checkpoint) -> Collected:
-    written, contents = calibration.written, None
-    if written is not None:
-        contents = calibration.counts(checkpoint.architecture.vocab_size, written)
-    return replace(collected, computed=collected.computed | evidence_of(calibration), content_counts=contents)
+def _with_counts(collected: Collected, calibration: Calibration, checkpoint: Checkpoint) -> Collected:
+    size, written = checkpoint.architecture.vocab_size, calibration.written
+    computed, counts = collected.computed | evidence_of(calibration), calibration.counts(size)
+    contents = None if written is None else calibration.counts(size, written)
+    return replace(collected, computed=computed, token_counts=counts, content_counts=contents)
 
 
 def evidence_of(calibration: Calibration | None) -> dict[str, str]:
@@ -301,15 +300,13 @@ def sample_in_task(shared: tuple[SharedCheckpoint, PassSettings], *, progress: P
 def _sampled_calibration(checkpoint: Checkpoint, settings: PassSettings, progress: Progress) -> tuple[Calibration, Any]:
     """Return text that an expert samples token by token, and its loaded model."""
     model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, prefer_whole=True, progress=progress)
-    configured = checkpoint.special_tokens["eos_token_id"]
-    end = [configured] if isinstance(configured, int) else list(configured or [])
-    start = checkpoint.special_tokens["bos_token_id"]
-    if start is None and (checkpoint.folder / "tokenizer_config.json").is_file():
+    start = None
+    if checkpoint.special_tokens["bos_token_id"] is None and (checkpoint.folder / "tokenizer_config.json").is_file():
         start = start_token(load_tokenizer(checkpoint.folder))
     sampled = sample_from_expert(
         model,
-        start=start if start is not None else next(iter(end), None),
-        end=end,
+        checkpoint.special_tokens,
+        start=start,
         tokens=settings.tokens,
         seq_len=window_size(checkpoint, settings),
         batch_size=settings.batch_size,

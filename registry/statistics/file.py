@@ -166,7 +166,6 @@ class Collected:
     """Statistics of one expert, and the calibration that they were collected on.
 
     Attributes:
-        weights: digest of the expert's weights.
         sites: site → one statistic a layer, in order; those in a file are read at each access (`LazyLayers`).
         computed: settings that the result depends on: sites, and of a forward pass dtype, batch size and kind of
             device; `evidence` where contents of messages alone are evidence.
@@ -177,7 +176,7 @@ class Collected:
         done: site → windows that each layer has counted, in the state of an interrupted pass; None if complete.
     """
 
-    weights: str
+    weights: str  # digest of the expert's weights
     sites: Mapping[str, Sequence[Statistics]]
     calibration_digest: str
     calibration_label: str
@@ -199,10 +198,6 @@ class Collected:
         if self.sites:
             return next(iter(self.sites.values()))[0].count
         return 0 if self.token_counts is None else int(self.token_counts.sum())
-
-    def statistics(self, site: str, layer: int) -> Statistics:
-        """Return the statistics of one site and layer."""
-        return self.sites[site][layer]
 
     def packed_statistics(self, site: str, layer: int) -> PackedStatistics:
         """Return the statistics of one site and layer as they are stored."""

@@ -23,7 +23,7 @@ from registry.runtime.upcast import compute_dtype
 from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected
 from registry.statistics.settings import PassSettings
-from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch, dense_hook_points
+from registry.statistics.site_sums import Batches, Counting, HookPoint, SiteSums, dense_hook_points
 from store.digest import json_digest
 
 SAVE_SECONDS = 60.0  # seconds between two saves of a running pass, so that it can resume after an interruption
@@ -66,8 +66,7 @@ def take_statistics(
         try:
             with torch.no_grad(), sums.attached(points), progress("collecting", calibration.tokens, "token") as advance:
                 advance(counted)
-                for first in range(start, len(calibration.ids), settings.batch_size):
-                    ids, keep = batch(calibration, first, settings.batch_size)  # both (B, S)
+                for first, ids, keep in Batches(calibration, settings.batch_size).after(start):
                     sums.next_batch(first, keep)
                     # The base model stops before the head: no logits (B, S, V) are computed.
                     model.base_model(input_ids=ids.to(model.device), use_cache=False)
@@ -82,7 +81,7 @@ def take_statistics(
     for site, layer in counting.site_layers:
         found.setdefault(site, []).append(sums.pop((site, layer)))
     sites = {site: tuple(found[counting.same.get(site, site)]) for site in counting.scales}
-    return replace(header, sites=sites, token_counts=calibration.counts(checkpoint.architecture.vocab_size))
+    return replace(header, sites=sites)
 
 
 def _save(state_path: Path | None, header: Collected, every: SiteSums) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration
@@ -40,7 +40,7 @@ from registry.statistics import file as statistics_file
 from registry.statistics.file import Collected, LazyLayers, lazy_layers
 from registry.statistics.forward_pass import computed_by
 from registry.statistics.settings import PassSettings
-from registry.statistics.site_sums import Counting, HookPoint, SiteSums, batch, dense_hook_points
+from registry.statistics.site_sums import Batches, Counting, HookPoint, SiteSums, dense_hook_points
 from store.digest import json_digest
 
 LIBRARIES = 3 << 28  # bytes that Python, torch and transformers take, with compiled kernels and buffers: 0.8 GB
@@ -125,22 +125,6 @@ def _gigabytes(nbytes: int) -> str:
 Stream = Float[Tensor, "B S H"]
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The batches of a calibration, all of one shape with B = `size`, as in `take_statistics`."""
-
-    calibration: Calibration
-    size: int
-
-    def __len__(self) -> int:
-        return -(-len(self.calibration.ids) // self.size)
-
-    def __iter__(self) -> Iterator[tuple[int, Int64[Tensor, "B S"], Bool[Tensor, "B S"]]]:
-        """Yield the first window of each batch, its tokens, and which of them count."""
-        for first in range(0, len(self.calibration.ids), self.size):
-            yield first, *batch(self.calibration, first, self.size)
-
-
 def run_module(
     module: Callable[[Stream], Stream],
     sums: SiteSums,
@@ -160,7 +144,7 @@ def run_module(
     Raises CalibrationError if an activation is NaN or infinite.
     """
     with torch.no_grad(), sums.attached(points):
-        for first, ids, keep in batches:
+        for first, ids, keep in batches.after(0):
             sums.next_batch(first, keep)
             after(first, module(before(first, ids)))
             advance(1)
@@ -235,7 +219,7 @@ def take_statistics_by_layer(
         of = counting.same.get(site, site)
         parts = [lazy_layers(part.sites[of]) for part in finished if of in part.sites]
         sites[site] = LazyLayers(tuple(item for part in parts for item in part))
-    return replace(header, sites=sites, token_counts=calibration.counts(checkpoint.architecture.vocab_size))
+    return replace(header, sites=sites)
 
 
 class _CheckpointLayers(Layers):
@@ -265,7 +249,6 @@ class _LayerPass:
     """A pass layer by layer, with its files.
 
     Attributes:
-        header: what the file of every layer must have.
         folder: of the files: `<layer>.safetensors` and `head.safetensors` with finished sums, and the streams before
             layers of even and of odd numbers.
     """
@@ -273,7 +256,7 @@ class _LayerPass:
     layers: _CheckpointLayers
     counting: Counting
     batches: Batches
-    header: Collected
+    header: Collected  # what the file of every layer must have
     folder: Path
 
     def run(self, progress: Progress) -> list[Collected]:
@@ -283,7 +266,7 @@ class _LayerPass:
         finished = self._finished()
         if finished:
             remark(progress, f"resuming an interrupted pass: {len(finished)} of {count} layers are counted already")
-            self.layers.embed(next(iter(self.batches))[1])  # for the layers' other arguments
+            self.layers.embed(next(self.batches.after(0))[1])  # for the layers' other arguments
         with progress("collecting", (count + head) * len(self.batches), "batch") as advance:
             advance(len(finished) * len(self.batches))
             for number in range(len(finished), count + head):

@@ -18,8 +18,6 @@ class PassSettings:
     """Settings of a forward pass.
 
     Attributes:
-        batch_size: windows in a batch; every batch has this many, so that all have one shape.
-        device: a torch device, or None for the GPU if there is one.
         dtype: the dtype of the computation; `auto` is the checkpoint's own where the device computes it fast, else
             float32.
         sites: a key of `SITES`: all, those that routers need, or `counts`, which counts the tokens of a text without a
@@ -33,8 +31,8 @@ class PassSettings:
 
     tokens: int = DEFAULT_TOKENS
     seq_len: int = DEFAULT_SEQ_LEN
-    batch_size: int = 16
-    device: str | None = None
+    batch_size: int = 16  # windows in a batch; every batch has this many, so that all have one shape
+    device: str | None = None  # a torch device, or None for the GPU if there is one
     dtype: str = AUTO
     sites: str = "all"
     document_tokens: int | None = None

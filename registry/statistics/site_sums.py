@@ -84,18 +84,13 @@ def dense_hook_points(checkpoint: Checkpoint, model: Any) -> list[HookPoint]:
 
 @dataclass(frozen=True)
 class Counting:
-    """The sites and scales that a pass counts, of all layers.
-
-    Attributes:
-        same: as `same_inputs` returns it; the other site has the sums.
-        splitter: the room that all sums share.
-    """
+    """The sites and scales that a pass counts, of all layers."""
 
     label: str
     scales: dict[str, Scales]
-    same: dict[str, str]
+    same: dict[str, str]  # as `same_inputs` returns it; the other site has the sums
     device: torch.device
-    splitter: Splitter
+    splitter: Splitter  # the room that all sums share
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, sites: str, device: torch.device, *, dense: bool = True) -> "Counting":
@@ -209,14 +204,22 @@ def same_inputs(checkpoint: Checkpoint, sites: str) -> dict[str, str]:
     return {}
 
 
-def batch(calibration: Calibration, first: int, size: int) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
-    """Return the token ids of B = `size` windows from `first` on, and which tokens count.
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a calibration, all of one shape with B = `size`: the last is filled up with copies of a window."""
 
-    After the last window, the first of the batch is repeated; its copies do not count.
-    """
-    ids = calibration.ids[first : first + size].long()
-    keep = calibration.keep[first : first + size]
-    if (short := size - len(ids)) > 0:
-        ids = torch.cat([ids, ids[:1].expand(short, -1)])  # (B - short, S) → (B, S)
-        keep = torch.cat([keep, torch.zeros((short, keep.shape[1]), dtype=torch.bool)])
-    return ids, keep
+    calibration: Calibration
+    size: int
+
+    def __len__(self) -> int:
+        return -(-len(self.calibration.ids) // self.size)
+
+    def after(self, start: int) -> Iterator[tuple[int, Int64[Tensor, "B S"], Bool[Tensor, "B S"]]]:
+        """Yield the first window of each batch from window `start` on, its tokens, and which of them count."""
+        for first in range(start, len(self.calibration.ids), self.size):
+            ids = self.calibration.ids[first : first + self.size].long()
+            keep = self.calibration.keep[first : first + self.size]
+            if (short := self.size - len(ids)) > 0:
+                ids = torch.cat([ids, ids[:1].expand(short, -1)])  # (B - short, S) → (B, S)
+                keep = torch.cat([keep, torch.zeros((short, keep.shape[1]), dtype=torch.bool)])
+            yield first, ids, keep

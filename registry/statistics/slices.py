@@ -25,7 +25,7 @@ from typing import Any
 from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.distributed import Cluster, Step, Task
-from registry.distributed.step import node_kind
+from registry.distributed.step import mixed_kinds, node_kind
 from registry.errors import CheckpointError, ClusterError, DamagedError, first_line
 from registry.families.sites import SITES
 from registry.io.work_dirs import resumable_folder
@@ -161,15 +161,13 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
     same = same_inputs(checkpoint, whole.settings.sites)
     sites = {
         site: tuple(
-            reduce(add, (part.statistics(site, layer) for part in opened))
-            for layer in range(len(opened[0].sites[site]))
+            reduce(add, (part.sites[site][layer] for part in opened)) for layer in range(len(opened[0].sites[site]))
         )
         for site in SITES[whole.settings.sites]
         if site not in same
     }
-    counts = reduce(add, (part.token_counts for part in opened if part.token_counts is not None))
     tokens = next(iter(sites.values()))[0].count
-    if not tokens == int(counts.sum()) == whole.calibration.tokens:
+    if tokens != whole.calibration.tokens:
         raise DamagedError(
             f"the slices count {tokens:,} of {whole.calibration.tokens:,} tokens", "run it again: they are taken again"
         )
@@ -179,7 +177,6 @@ def add_slices(checkpoint: Checkpoint, whole: SlicedPass, paths: Iterable[Path])
         whole.calibration.digest,
         whole.calibration.label,
         whole.computed,
-        token_counts=counts,
     )
 
 
@@ -262,11 +259,7 @@ def _take(shared: _Shared, taken: dict[Slice, Path], cluster: Cluster, progress:
     if len(nodes) > 1:
         for path in taken.values():
             path.unlink(missing_ok=True)
-        listed = "; ".join(f"{node} is {kind}" for kind, node in nodes.items())
-        raise ClusterError(
-            f"the nodes are of different kinds, on which the bits of a pass may differ: {listed}",
-            "use nodes of one kind, with the same libraries, then run it again",
-        )
+        raise mixed_kinds(nodes, "on which the bits of a pass may differ", ", then run it again")
     return next(iter(nodes), None)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from registry.errors import CalibrationError
 from registry.maths.router.gates import initial_row
-from registry.runtime.seen_inputs import seen_inputs
+from registry.runtime.layerwise import seen_inputs
 from registry.training.launcher import Processes
 from registry.training.sharded import spread
 

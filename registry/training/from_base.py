@@ -13,7 +13,6 @@ from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.model_files import own_files
 from registry.checkpoint.open import open_checkpoint
-from registry.checkpoint.version_files import StoredWeights
 from registry.composition.stored import write_dense
 from registry.errors import ConflictError, InvalidInputError, StorageError
 from registry.families.sites import COUNTS
@@ -111,7 +110,7 @@ def opened_base(workspace: Workspace, base: PathLike) -> Iterator[tuple[Checkpoi
         with open_checkpoint(base, workspace.home.merged, progress=workspace.progress) as checkpoint:
             yield checkpoint, ()
         return
-    holds = StoredWeights(workspace, version).registered_as
+    holds = (version.digest,)
     with temporary(workspace.home.merged, holds, prefix="training-") as scratch, workspace.reading(version):
         folder = scratch / "base"
         write_dense([load_member(workspace, version)], folder, workspace.progress)

@@ -22,7 +22,7 @@ from torch import Tensor
 from registry.errors import CheckpointError
 from registry.maths.router_training import balance_loss, straight_through, whitener
 from registry.runtime.gates import Gate, as_returned, gates, in_order
-from registry.runtime.seen_inputs import seen_inputs
+from registry.runtime.layerwise import seen_inputs
 from registry.training.loop import BETAS, Objective, finite
 from registry.training.settings import TrainSettings
 from registry.training.training_windows import Windows, next_token_loss

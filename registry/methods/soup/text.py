@@ -19,7 +19,7 @@ from registry.errors import CalibrationError
 from registry.maths.soup_weights import draw_domain_weights, draw_domains
 from registry.methods.soup.settings import SoupTraining
 from registry.progress import Progress, remark
-from registry.runtime.seen_inputs import seen_inputs
+from registry.runtime.layerwise import seen_inputs
 from registry.training.training_windows import HELD_OUT, Windows, check_vocabulary, make_windows
 
 EMBEDDED = 64

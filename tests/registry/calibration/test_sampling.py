@@ -23,7 +23,8 @@ SHORT = PassSettings(tokens=20, seq_len=8, batch_size=4)
 
 def sample(model: Any, *, start: int | None = 0, end: tuple[int, ...] = (), tokens: int = 300, **options: Any) -> Any:
     chosen: dict[str, Any] = {"seq_len": 32, "batch_size": 4, "progress": silent} | options
-    return sample_from_expert(model, start=start, end=list(end), tokens=tokens, **chosen)
+    special = {"bos_token_id": start, "eos_token_id": list(end)}
+    return sample_from_expert(model, special, tokens=tokens, **chosen)
 
 
 @pytest.fixture(scope="module")

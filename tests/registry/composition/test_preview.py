@@ -15,7 +15,7 @@ def test_no_weight_is_read(filled: Registry, monkeypatch: pytest.MonkeyPatch) ->
     def refuse(self: Member, name: str) -> None:
         raise AssertionError(name)
 
-    monkeypatch.setattr(Member, "open_weight", refuse)
+    monkeypatch.setattr(Member, "source", refuse)
     found = filled.preview(["math", "code", "german"], RIDGE)
     assert found.refs == ("code@1", "german@1", "math@1")
     assert found.layers == (0, 1)

@@ -63,7 +63,8 @@ class Pass:
         return take_slice(self.checkpoint, self.model, self.whole, part, folder, kind, silent)
 
     def added(self, paths: list[Path], path: Path) -> bytes:
-        statistics_file.save(path, add_slices(self.checkpoint, self.whole, paths))
+        counts = self.calibration.counts(self.checkpoint.architecture.vocab_size)
+        statistics_file.save(path, replace(add_slices(self.checkpoint, self.whole, paths), token_counts=counts))
         return path.read_bytes()
 
 

@@ -114,10 +114,10 @@ def test_shared_first_choices_add_up() -> None:
     record = RoutingRecord(0, chosen=[chosen], weights=[weights], shares_ties=True)
     tally.add("b", [record], torch.ones(1, 3, dtype=torch.bool))
     assert tally.routing(names) == {"b": {"a": [0.5 / 3], "b": [1.5 / 3], "c": [1 / 3]}}
-    assert tally.accuracy(names) == {"b": [0.5]}
-    assert tally.accuracy_by_length(names) == {"b": {"1": 0.5, "2": 0.0, "4": 1.0}}
+    assert tally.figures(names)["accuracy"] == {"b": [0.5]}
+    assert tally.figures(names)["accuracy_by_tokens"] == {"b": {"1": 0.5, "2": 0.0, "4": 1.0}}
     expected = {"a": [(0.5 + 0.3) / 3], "b": [(0.5 + 0.4) / 3], "c": [(1 + 0.3) / 3]}
-    for name, found in tally.weights(names)["b"].items():
+    for name, found in tally.figures(names)["weights"]["b"].items():
         assert found == pytest.approx(expected[name])
 
 

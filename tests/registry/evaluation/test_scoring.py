@@ -113,7 +113,7 @@ def test_padding_is_routed_nowhere_and_the_first_choice_counts() -> None:
     tally.add("b", [RoutingRecord(0, chosen=[chosen], weights=[weights])], keep)
     tally.add("z", [RoutingRecord(0, chosen=[chosen], weights=[weights])], ~keep)
     names = ["a", "b", "c"]
-    assert tally.accuracy(names) == {"b": [1 / 3]}
+    assert tally.figures(names)["accuracy"] == {"b": [1 / 3]}
     assert tally.load(names) == {"a": [0.75 / 4], "b": [(0.25 + 0.5 + 1 + 0.75) / 4], "c": [0.75 / 4]}
 
 

@@ -170,7 +170,7 @@ def test_maps_bring_logits_near_those_of_the_own_head(tmp_path: Path, filled: Re
     models = [load(tmp_path / how, torch.float32) for how in ("shared", "mapped")]
     member = filled.member(filled.resolve("code"))
     head, norm = (
-        torch.cat([torch.from_numpy(block) for block in member.open_weight(f"{name}.weight").blocks()]).float()
+        torch.cat([torch.from_numpy(block) for block in member.source(f"{name}.weight").blocks()]).float()
         for name in ("lm_head", "model.norm")
     )
     share, stream = member.token_counts.double() / member.token_counts.sum(), last_stream(models[0], 0)

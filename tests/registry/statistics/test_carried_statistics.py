@@ -146,7 +146,7 @@ def test_the_cache_gives_back_what_was_put(tmp_path: Path, collected: statistics
     found = cache.get(KEY)
     assert found is not None
     for layer, expected in enumerate(collected.sites[MLP_INPUT]):
-        assert found.statistics(MLP_INPUT, layer) == expected
+        assert found.sites[MLP_INPUT][layer] == expected
     assert cache.get("cd" * 32) is None
     assert [path.name.split(".")[0] for path in cache.folder.iterdir()] == [KEY]
 
@@ -173,4 +173,4 @@ def test_file_that_goes_meanwhile_can_still_be_read(tmp_path: Path, collected: s
     cached = FileCache(tmp_path).put(KEY, collected)
     (path,) = tmp_path.iterdir()
     path.unlink()
-    assert cached.statistics(MLP_INPUT, 0) == collected.sites[MLP_INPUT][0]
+    assert cached.sites[MLP_INPUT][0] == collected.sites[MLP_INPUT][0]

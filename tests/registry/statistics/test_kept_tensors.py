@@ -90,7 +90,7 @@ def refuse(*arguments: Any, **options: Any) -> Any:
 def test_products_are_those_of_weights_and_grams(members: Members) -> None:
     gram, found = members[0].statistics(ATTENTION_INPUT, 1).gram, product_rows(KeptTensors(), members[0])
     for name in NAMES:
-        source = members[0].open_weight(name)
+        source = members[0].source(name)
         weight = torch.cat([to_tensor(block, source.dtype) for block in source.blocks()]).double()
         atol = 1e-12 * float((weight @ gram).abs().max())
         torch.testing.assert_close(found[name], weight @ gram, rtol=1e-12, atol=atol)

@@ -48,9 +48,6 @@ def check(checkpoint: Checkpoint, settings: PassSettings, partial: Path | None =
     """Check that statistics taken by layer, perhaps from what is left of a pass, are those of the whole model."""
     found, expected = by_layer(checkpoint, settings, partial), whole(checkpoint, settings)
     assert found == expected
-    assert found.token_counts is not None
-    assert expected.token_counts is not None
-    assert torch.equal(found.token_counts, expected.token_counts)
     assert partial is None or list(partial.iterdir()) == []
 
 

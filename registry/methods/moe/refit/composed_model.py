@@ -176,7 +176,7 @@ class ComposedModel:
         """Return a member's tokens, with the streams before the first layer."""
         text = Text(member, number, self.architecture.hidden_size, self.work)
         used, name = text.ids.unique().long(), self.family.embedding
-        for source, stream in ((self._composed.source(name), text.composed), (member.open_weight(name), text.dense)):
+        for source, stream in ((self._composed.source(name), text.composed), (member.source(name), text.dense)):
             rows = _rows(source, used, self.work / "embedding.rows")
             for windows in text.batches():
                 # Only the rows of the embeddings that the batch uses: ids are numbers of these, in their order.

@@ -33,7 +33,7 @@ def test_only_counts_are_read(filled: Registry, monkeypatch: pytest.MonkeyPatch)
     def refuse(self: Member, *names: object) -> None:
         raise AssertionError(names)
 
-    monkeypatch.setattr(Member, "open_weight", refuse)
+    monkeypatch.setattr(Member, "source", refuse)
     monkeypatch.setattr(Member, "statistics", refuse)
     preview = filled.preview(NAMES, CONTEXT)
     assert preview.refs == ("code@1", "german@1", "math@1")
