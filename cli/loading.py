@@ -21,7 +21,6 @@ class _Announcer:
         self._names, self._say = names, say
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        """Return nothing, for another finder to find the module."""
         if fullname in self._names:
             sys.meta_path.remove(self)
             self._say(fullname)
@@ -72,7 +71,6 @@ class _Watched:
         self._stream, self._before = stream, before
 
     def write(self, text: str) -> int:
-        """Write a text, as the stream does."""
         self._before()
         written: int = self._stream.write(text)
         return written

@@ -84,7 +84,6 @@ def build_report(
         rows, scores, evaluated = gathering.stored()
     plan, preview = gathering.predicted()
     measured = next((row for row in rows if row.routing), None)
-    routing = _measured(measured) if measured else _predicted(preview, names)
     if measured is None:
         gathering.notes += _unmeasured(manifest, evaluated, preview)
     no_oracle = all(row.kind != "oracle" for row in scores)
@@ -105,7 +104,7 @@ def build_report(
         parameters=first.parameters if first else plan.parameters if plan else None,
         active_parameters=first.active_parameters if first else plan.active_parameters if plan else None,
         top_k=manifest.recipe.output.top_k(manifest.recipe, len(names)),
-        routing=routing,
+        routing=_routing(measured, preview, names),
         overlap=()
         if preview is None
         else tuple((a.partition("@")[0], b.partition("@")[0], share) for (a, b), share in preview.overlap.items()),
@@ -318,12 +317,10 @@ def _audit(record: EvaluationRecord) -> Audit:
     return Audit(text=data["label"], documents=data["documents"], **figures, **sizes, at=record.evaluated_at)
 
 
-def _measured(row: Row) -> RoutingData:
-    layers = max((len(shares) for experts in row.routing.values() for shares in experts.values()), default=0)
-    return RoutingData(True, tuple(range(layers)), row.routing, row.load, row.weights)
-
-
-def _predicted(preview: Preview | None, names: Sequence[str]) -> RoutingData | None:
+def _routing(measured: Row | None, preview: Preview | None, names: Sequence[str]) -> RoutingData | None:
+    if measured is not None:
+        layers = max((len(shares) for experts in measured.routing.values() for shares in experts.values()), default=0)
+        return RoutingData(True, tuple(range(layers)), measured.routing, measured.load, measured.weights)
     if preview is None:
         return None
     of_layers, experts = preview.confusion, list(enumerate(names))
@@ -348,9 +345,8 @@ def scores_of(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
     keys = ("name", "score", "perplexity", "average", "interval", "average_interval", "ahead_of_average")
     scored = []
     for row in rows:
-        kind = kinds.get(row.name, "composition")
-        for prefix in ("base", "expert"):
-            kind = prefix if row.name.startswith(f"{prefix} ") else kind
+        first = row.name.partition(" ")[0]
+        kind = first if first in ("base", "expert") and first != row.name else kinds.get(row.name, "composition")
         scored.append(ScoreRow(kind=kind, **{key: getattr(row, key) for key in keys}))
     order = ("composition", "oracle", "average", "base", "expert")
     return tuple(sorted(scored, key=lambda row: order.index(row.kind)))

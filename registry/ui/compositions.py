@@ -155,10 +155,15 @@ def _evaluation(
             other = site.composition(digest)
             domains |= dict.fromkeys(domains_of(other, shown_score(site.registry.evaluations(other), other)))
     jobs = [job.words for job in site.all_jobs()]
+
+    def labels() -> dict[str, str]:
+        data = [evaluation.document["data"] for evaluation in site.registry.catalog.evaluations()]
+        return {domain: text["label"] for texts in reversed(data) for domain, text in texts.items()}  # the latest wins
+
     return {
         "folders": folders,
         "folder": form.get("folder", folders[0]),
-        "rows": form_rows([*domains][:MOST_DOMAINS], form, jobs, site.index.get("labels", lambda: _labels(site))),
+        "rows": form_rows([*domains][:MOST_DOMAINS], form, jobs, site.index.get("labels", labels)),
         "windows": form.get("windows", MORE_WINDOWS if scores and scores[0].is_small else WINDOWS),
         "usual": (WINDOWS, TOKENS),
         "place": Path.cwd(),
@@ -166,15 +171,6 @@ def _evaluation(
         "ticked": [name for name in ("baselines", "oracle") if "folder" not in form or form.get(name) == "1"],
         "error": None,
     }
-
-
-def _labels(site: Site) -> dict[str, str]:
-    """Return domain → the name of the file that its latest evaluation scored."""
-    found: dict[str, str] = {}
-    for evaluation in site.registry.catalog.evaluations():
-        for domain, text in evaluation.document["data"].items():
-            found.setdefault(domain, text["label"])
-    return found
 
 
 def _opted_out(site: Site, record: CompositionRecord, gone: Sequence[str]) -> Warned:

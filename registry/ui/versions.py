@@ -235,17 +235,16 @@ def compare(registry: Registry, version: VersionRecord) -> tuple[list[ExpertOver
         return [], []
     others = [other for other in registry.versions(kind="expert") if other.id != version.id]
     others.sort(key=lambda other: (other.created_at, other.ref), reverse=True)
-    members = [member for member in registry.members(others[:MOST_OVERLAPS]) if _is_comparable(own, member)]
-    overlaps: dict[str, dict[int, Overlap]] = {member.version.ref: {} for member in members}
+    latest = registry.members(others[:MOST_OVERLAPS])
+    members = {member.version.ref: member for member in latest if _is_comparable(own, member)}
+    overlaps: dict[str, dict[int, Overlap]] = {ref: {} for ref in members}
     remarks: list[str] = []
     with one_thread():
         for layer in compared_layers(own.architecture.num_hidden_layers):
             statistics = own.statistics(MLP_INPUT, layer)
-            for member in members:
-                ref = member.version.ref
+            for ref in list(overlaps):
                 try:
-                    if ref in overlaps:
-                        overlaps[ref][layer] = overlap(statistics, member.statistics(MLP_INPUT, layer))
+                    overlaps[ref][layer] = overlap(statistics, members[ref].statistics(MLP_INPUT, layer))
                 except (DamagedError, NotFoundError, ValueError) as error:  # a ValueError: forged statistics
                     remarks.append(f"{ref} is not compared: {error}")
                     del overlaps[ref]
