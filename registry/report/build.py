@@ -1,6 +1,6 @@
 """The figures of a report: from a composition, the catalog, statistics and stored or new evaluations."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,6 +93,7 @@ def build_report(
     record = records.get(gathering.digest)
     folders = [str(composition)] if folder else [at for at in (record.folders if record else ()) if Path(at).is_dir()]
     mask_overlap, joins = gathering.masks()
+    known, bases = (workspace.catalog.names(kind=kind) for kind in ("expert", "base"))
     first = rows[-1] if rows else None
     figures = ReportData(
         name=folder.name if folder else Path(folders[-1]).name if folders else ", ".join(names),
@@ -121,7 +122,7 @@ def build_report(
         notes=tuple(gathering.notes),
         to=manifest.recipe.to,
         folder=folders[-1] if folders else None,
-        colours=_colours(workspace, names, gathering.opted_out),
+        colours=expert_colours(names, known, grey={*gathering.opted_out, *set(bases).difference(known)}),
         indistinct=INDISTINCT if preview is None else preview.indistinct_from,
     )
     return replace(figures, verdict=verdict(figures), warnings=advice(figures))
@@ -293,12 +294,6 @@ class Gathering:
         digests = {base.ref: base.digest for base in bases}
         related = relations_of(self.workspace, samples_of_version(self.workspace, version), bases)
         return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
-
-
-def _colours(workspace: Workspace, names: Sequence[str], opted_out: Iterable[str]) -> dict[str, int]:
-    """Return the colours of a composition's experts, as on all pages: base models and opted-out ones are grey."""
-    known = workspace.catalog.names(kind="expert")
-    return expert_colours(names, known, grey={*opted_out, *set(workspace.catalog.names(kind="base")).difference(known)})
 
 
 def _unmeasured(manifest: CompositionManifest, evaluated: Evaluated | None, preview: Preview | None) -> tuple[str, ...]:

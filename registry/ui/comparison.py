@@ -82,7 +82,11 @@ def side_by_side(site: Site, request: Request) -> Response:
     records, unknown = _requested(site, asked)
     if len(records) > MOST:
         raise InvalidInputError(f"{len(records)} compositions are chosen", f"choose up to {MOST}")
-    names = _names(records)
+    titles = [title(record) for record in records]
+    names = [
+        f"{name} ({short(record.digest)})" if titles.count(name) > 1 else name
+        for name, record in zip(titles, records, strict=True)
+    ]
     evaluations = [site.registry.evaluations(record) for record in records]
     experts = [[one["name"] for one in record.document["members"]] for record in records]
     opted_out = site.opted_out()
@@ -161,15 +165,6 @@ def _requested(site: Site, asked: Sequence[str]) -> tuple[list[CompositionRecord
     if not found:
         raise NotFoundError(f"there is no composition {unknown[0]!r}", "reg compositions")
     return list(found.values()), unknown
-
-
-def _names(records: Sequence[CompositionRecord]) -> list[str]:
-    """Return a name for each composition, with the beginning of its digest where two have one title."""
-    titles = [title(record) for record in records]
-    return [
-        f"{name} ({short(record.digest)})" if titles.count(name) > 1 else name
-        for name, record in zip(titles, records, strict=True)
-    ]
 
 
 def _sizes(found: Sequence[Size]) -> list[tuple[str, list[str]]]:

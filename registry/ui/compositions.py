@@ -69,7 +69,12 @@ def composition_page(
     scores = widest_first(scores_of(evaluations, record), record)
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
-    better = worse_than_average(shown.average, shown.plain, made, names) if shown else None
+    better, chance = None, ""
+    if shown:
+        better = worse_than_average(shown.average, shown.plain, made, names)
+        plain = {} if shown.plain is None else shown.document["plain_average"]
+        ahead = shown.document["figures"].get("ahead_of_average") if plain else None
+        chance = chance_of_average(ahead, shown.interval, plain.get("average_interval"), "this one")
     others = compared(request.query_params if form is None else form)
     evaluation = None
     if site.may_write(request) and not gone:
@@ -103,7 +108,7 @@ def composition_page(
         pushes=catalog.pushes({record.digest}),
         scores=scores,
         shown=shown,
-        chance=_chance(shown) if shown else "",
+        chance=chance,
         unused=_unused(shown) if shown else [],
         average_is_better=None if better is None or gone else _typed(site, better),
         audits=registry.audits(record),
@@ -114,13 +119,6 @@ def composition_page(
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=EVENTS),
     )
-
-
-def _chance(shown: Score) -> str:
-    """Return whether a composition and the averaged weights of its experts differ by more than chance: a sentence."""
-    plain = {} if shown.plain is None else shown.document["plain_average"]
-    ahead = shown.document["figures"].get("ahead_of_average") if plain else None
-    return chance_of_average(ahead, shown.interval, plain.get("average_interval"), "this one")
 
 
 def _unused(shown: Score) -> list[tuple[str, str, str]]:

@@ -198,11 +198,18 @@ class Jobs(AbstractContextManager["Jobs"]):
         self.close()
 
     def _stop(self, job: Job, seconds: float) -> None:
+        """Cancel a job; a command that runs is interrupted, and killed if it has not ended after so many seconds."""
         if job.state == WAITING:
             self._set(job.id, state=CANCELLED, ended=datetime.now(UTC))
         elif job.state == RUNNING:
             self._set(job.id, state=CANCELLING)
-            self._interrupt(seconds)
+            if (process := self._process) is not None:
+                self._signal(signal.SIGINT)
+                killer = threading.Timer(
+                    seconds, lambda: self._signal(signal.SIGKILL) if self._process is process else None
+                )
+                killer.daemon = True
+                killer.start()
 
     def _set(self, job_id: str, **values: Any) -> Job:
         with self._lock:
@@ -277,15 +284,6 @@ class Jobs(AbstractContextManager["Jobs"]):
                 hint = told.get("next")
                 error = told["message"], hint if isinstance(hint, str) else None
         self._set(job_id, state=state, ended=datetime.now(UTC), result=_object(written), error=error)
-
-    def _interrupt(self, seconds: float) -> None:
-        """Interrupt the running command, and kill it if it has not ended after so many seconds."""
-        if (process := self._process) is None:
-            return
-        self._signal(signal.SIGINT)
-        killer = threading.Timer(seconds, lambda: self._signal(signal.SIGKILL) if self._process is process else None)
-        killer.daemon = True
-        killer.start()
 
     def _signal(self, number: signal.Signals) -> None:
         process = self._process
