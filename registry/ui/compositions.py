@@ -197,7 +197,7 @@ def report(site: Site, request: Request) -> Response:
     def make() -> str:
         figures = site.registry.report(record.digest)
         back = (figures.name, url("compositions", record.digest))
-        return report_page(figures, Frame(links, "/compositions", back, theme, site.command_line(), form))
+        return report_page(figures, Frame(links, back, theme, site.command_line(), form))
 
     text = site.reports.get((record.digest, theme, links, form), make)
     scripts = " ".join(_HASH.findall(unescape(text[: text.index("<title>")]))) or "'none'"
