@@ -18,7 +18,6 @@ from cli.training import (
     loss_line,
     note_of_loss,
     result_document,
-    trained_as_worker,
     training_options,
     weight_products,
 )
@@ -80,13 +79,13 @@ def train_expert(session: Session, /, name: str, **settings: Any) -> None:
     If interrupted, repeat the command to resume. The version stores how it was trained, and its loss curve.
     """
     from registry import ExpertTraining
-    from registry.training.processes import leading
+    from registry.training.launcher import joined
 
-    if trained_as_worker():
-        return
-    with leading(), session.registry(create=True) as registry:
+    with joined() as processes, session.registry(create=True) as registry:
         training = take(ExpertTraining, settings)
         trained = registry.train_expert(name, settings=training, **settings)
+    if not processes.is_main:
+        return
     registered = trained.registration
     version = None if registered is None else version_document(registered.version)
     if printed_json({"version": version, "out": trained.out, "training": trained.document, **result_document(trained)}):

@@ -9,7 +9,7 @@ from cli.option_groups import TRAINING, command
 from cli.options import choice, composed_path, device, file, file_path, flag, integer, number, option, options, split
 from cli.output import done, next_step, print_table, printed_json
 from cli.session import Session, pass_session
-from cli.training import print_trained, trained_as_worker, training_options, weight_products
+from cli.training import print_trained, training_options, weight_products
 from registry.names.suggest import fresh
 
 _data_and_out = options(
@@ -55,13 +55,12 @@ def train(session: Session, /, folder: Path, data: tuple[str, ...], out: Path, f
     are stored, so that reg reproduce can write it again.
     """
     from registry import MixtureTraining
-    from registry.training.processes import leading
+    from registry.training.launcher import joined
 
-    if trained_as_worker():
-        return
-    with leading(), session.registry() as registry:
+    with joined() as processes, session.registry() as registry:
         trained = registry.train(folder, out, data, MixtureTraining(**settings), force=force)
-    print_trained(trained, settings["train"], folder, out, tokens=settings["tokens"])
+    if processes.is_main:
+        print_trained(trained, settings["train"], folder, out, tokens=settings["tokens"])
 
 
 @command("reg train-router moe/ --data code --data math --out trained/", headings=TRAINING)
