@@ -15,16 +15,21 @@ _LOGGERS = ("accelerate", "huggingface_hub", "peft", "torch", "transformers")
 
 
 class _Announcer:
-    """A finder that finds nothing, and says once that a library is about to be imported."""
+    """A finder that finds nothing, and says once that a library is about to be imported, unless one is already."""
 
     def __init__(self, names: Sequence[str], say: Callable[[str], object]) -> None:
         self._names, self._say = names, say
+        if not any(name in sys.modules for name in names):
+            sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        """Return nothing, for another finder to find the module."""
         if fullname in self._names:
-            sys.meta_path.remove(self)
+            self.end()
             self._say(fullname)
+
+    def end(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
 
 def announce_imports(say: Callable[[str], object]) -> Callable[[], None]:
@@ -38,19 +43,12 @@ def announce_imports(say: Callable[[str], object]) -> Callable[[], None]:
                 logging.getLogger(library).setLevel(logging.ERROR)
         say(f"loading {name} …")
 
-    return _announce(_LARGEST, announce)
+    return _Announcer(_LARGEST, announce).end
 
 
 def announce_catalog(say: Callable[[str], object]) -> Callable[[], None]:
     """Let `say` be called before the library of the catalog is imported; return what ends that."""
-    return _announce(["sqlalchemy"], lambda _: say("opening the registry …"))  # in a few tenths of a second
-
-
-def _announce(names: Sequence[str], say: Callable[[str], object]) -> Callable[[], None]:
-    announcer = _Announcer(names, say)
-    if not any(name in sys.modules for name in names):
-        sys.meta_path.insert(0, announcer)
-    return lambda: sys.meta_path.remove(announcer) if announcer in sys.meta_path else None
+    return _Announcer(["sqlalchemy"], lambda _: say("opening the registry …")).end  # in a few tenths of a second
 
 
 def silence_libraries() -> None:
@@ -72,7 +70,6 @@ class _Watched:
         self._stream, self._before = stream, before
 
     def write(self, text: str) -> int:
-        """Write a text, as the stream does."""
         self._before()
         written: int = self._stream.write(text)
         return written

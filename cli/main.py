@@ -26,7 +26,6 @@ class _Group(click.Group):
     """A group that shows errors as messages (`cli.errors`), and imports a command's module when it is used."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run a command, or complete one for a shell."""
         _collect_less()
         if not arguments and "args" not in options:  # this process is the command, not a program that calls it
             silence_libraries()

@@ -123,7 +123,6 @@ def _copies(experts: Sequence[str], settings: Mapping[str, Any], file: compositi
 def _asked_copies(
     session: Session, base: str | None, count: int, given: dict[str, Any], file: composition.RecipeFile | None
 ) -> Asked:
-    """Return what is asked for where the experts are copies of a base model."""
     by_member = {} if file is None else _of_members(file, ())
     known = {} if file is None else {name: one for name, one in file.values.items() if name not in by_member}
     values = overlay(of_copies() | known, given)

@@ -58,7 +58,6 @@ class _Bash(BashComplete):
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return a line with the kind of completion and the text."""
         return f"{item.type},{item.value}"
 
 

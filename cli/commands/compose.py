@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,10 +137,10 @@ def compose(
         check_files([*like, *fit])  # wrong options are refused first
     has_coefficients = bool(settings["coefficients"])
     wanted = asked(session, experts, base or public, settings, checks_base=public is None)
+    from registry.destination.address import destination_of, readable
+
     destination = None
     if out is not None and not plan_only:
-        from registry.destination.address import destination_of
-
         destination = destination_of(out)
         destination.check(replace=force)
     if public is not None:
@@ -184,7 +183,7 @@ def compose(
             _save(save_recipe, wanted, force=force)  # before the examination, which may be interrupted
             diagnosis = _examined(registry, str(out)) if check else None
             if target is not None and (diagnosis is None or diagnosis.is_healthy):
-                with _folder(registry, str(out)) as folder:
+                with readable(str(out), registry.home, progress()) as folder:
                     pushed = registry.push(folder, target, license=license_id)
     if is_json():
         document = plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed}
@@ -213,13 +212,6 @@ def _check_text(recipe: composition.Recipe, like: bool, fit: bool, has_coefficie
         raise click.UsageError("--fit needs --to dense --trunk task-arithmetic.")
     if fit and has_coefficients:
         raise click.UsageError("--fit makes the coefficients itself: drop --coefficients.")
-
-
-def _folder(registry: Registry, out: str) -> AbstractContextManager[Path]:
-    """Return a folder that was just written, or a local copy of it."""
-    from registry.destination.address import readable
-
-    return readable(out, registry.home, progress())
 
 
 def _weighed(registry: Registry, wanted: Asked, like: tuple[Path, ...]) -> Asked:
@@ -274,8 +266,10 @@ def _print_composed(plan: composition.Plan, out: Path | str) -> None:
 
 def _examined(registry: Registry, out: str) -> Diagnosis:
     """Return the diagnosis of a folder that was just written; Ctrl-C ends the examination alone."""
+    from registry.destination.address import readable
+
     try:
-        with _folder(registry, out) as folder:
+        with readable(out, registry.home, progress()) as folder:
             return registry.doctor(folder)
     except KeyboardInterrupt:
         message = f"{out} is written; its examination was interrupted"

@@ -40,14 +40,14 @@ def push(session: Session, /, folder: Path, repo: str, license_id: str | None, *
         announce(f"checking {folder} before the push")
     with session.registry() as registry:
         pushed = registry.push(folder, repository, license=license_id)
-    if printed_json(pushed):
-        return
     print_pushed(pushed)
     next_step(loading(pushed.repo_id, pushed.revision))
 
 
 def print_pushed(pushed: "Pushed") -> None:
     """Print the result of a push; with --quiet only the commit."""
+    if printed_json(pushed):
+        return
     action = "pushed to" if pushed.added else "already up to date:"
     end = f"{pushed.revision}, commit {short(pushed.commit)}, {size(pushed.nbytes)} verified"
     done(pushed.commit, f"{action} {pushed.url}  {end}")
@@ -70,8 +70,6 @@ def push_expert(session: Session, /, ref: str, repo: str, calibration: bool, **t
     announce(f"reading {ref} for the push")
     with session.registry() as registry:
         pushed = registry.push_expert(ref, repository, calibration=calibration)
-    if printed_json(pushed):
-        return
     print_pushed(pushed)
     at = "" if pushed.revision == "main" else f"@{pushed.revision}"
     registering = shlex.join(["reg", "add-expert", ref.partition("@")[0], f"hf://{pushed.repo_id}{at}"])

@@ -11,9 +11,10 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, TextIO
 
+from registry.calibration.corpus import Corpus
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.demo.domains import DOMAINS, MARKER, check_demo_folder, domain_files, write_domains
-from registry.demo.train import new_model, read_texts, save, train_tokenizer
+from registry.demo.train import new_model, save, train_tokenizer
 from registry.errors import CheckpointError, OutputError, StorageError
 from registry.evaluation import Row, TestSettings
 from registry.io.disk import try_lock
@@ -191,7 +192,7 @@ def _delete_demo(out: Path) -> None:
 
 def _train(folder: Path, scratch: Path, files: dict[str, Path], progress: Progress) -> dict[str, Path]:
     """Train a base model from random weights, then every domain's expert from it, and return their folders."""
-    tokenizer = train_tokenizer([text for path in files.values() for text in read_texts(path)])
+    tokenizer = train_tokenizer(document.text for document in Corpus([*files.values()], None))
     random = save(new_model(), tokenizer, scratch / "random")
     base = folder / "base"
     work = {"base": (random, list(files.values()), _settings(BASE_STEPS, BASE_RATE))}

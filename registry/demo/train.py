@@ -1,8 +1,6 @@
 """Start of the demo's training: a byte-level BPE tokenizer, and a tiny Llama with random weights."""
 
-import gzip
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,7 @@ from registry.runtime.loading import quiet_transformers
 VOCABULARY = 768
 
 
-def read_texts(path: Path) -> list[str]:
-    """Return the documents of a `.jsonl.gz` file."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["text"] for line in lines]
-
-
-def train_tokenizer(texts: Sequence[str]) -> Any:
+def train_tokenizer(texts: Iterable[str]) -> Any:
     """Return a byte-level BPE tokenizer of `VOCABULARY` tokens; token 0 begins and ends a text."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast

@@ -182,7 +182,9 @@ def _unknown_name(catalog: Catalog, name: str, kind: Kind | None) -> NotFoundErr
         )
     for composition in reversed(catalog.compositions()):
         digest = composition.digest[:_DIGITS]
-        if base := _copied(composition, name):
+        document = composition.document
+        if "from_base" in document and name in {member["name"] for member in document["members"]}:
+            base = document["base"]["name"]
             return NotFoundError(
                 f"there is no expert {name!r}: it is a copy of the base model {base} in composition {digest}",
                 f"reg show {base}; opting that out withdraws all of its copies",
@@ -222,11 +224,3 @@ def _unreadable(catalog: Catalog, text: str, kind: Kind | None, error: InvalidIn
                 f"reg show {digest}; or reg compositions, which lists all",
             )
     return error
-
-
-def _copied(composition: CompositionRecord, name: str) -> str | None:
-    """Return the base model that a name is a copy of in a composition, or None."""
-    document = composition.document
-    if "from_base" not in document or name not in {member["name"] for member in document["members"]}:
-        return None
-    return str(document["base"]["name"])

@@ -1,6 +1,6 @@
 """The figures of a report: from a composition, the catalog, statistics and stored or new evaluations."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,7 +84,6 @@ def build_report(
         rows, scores, evaluated = gathering.stored()
     plan, preview = gathering.predicted()
     measured = next((row for row in rows if row.routing), None)
-    routing = _measured(measured) if measured else _predicted(preview, names)
     if measured is None:
         gathering.notes += _unmeasured(manifest, evaluated, preview)
     no_oracle = all(row.kind != "oracle" for row in scores)
@@ -94,6 +93,7 @@ def build_report(
     record = records.get(gathering.digest)
     folders = [str(composition)] if folder else [at for at in (record.folders if record else ()) if Path(at).is_dir()]
     mask_overlap, joins = gathering.masks()
+    known, bases = (workspace.catalog.names(kind=kind) for kind in ("expert", "base"))
     first = rows[-1] if rows else None
     figures = ReportData(
         name=folder.name if folder else Path(folders[-1]).name if folders else ", ".join(names),
@@ -105,7 +105,7 @@ def build_report(
         parameters=first.parameters if first else plan.parameters if plan else None,
         active_parameters=first.active_parameters if first else plan.active_parameters if plan else None,
         top_k=manifest.recipe.output.top_k(manifest.recipe, len(names)),
-        routing=routing,
+        routing=_routing(measured, preview, names),
         overlap=()
         if preview is None
         else tuple((a.partition("@")[0], b.partition("@")[0], share) for (a, b), share in preview.overlap.items()),
@@ -122,7 +122,7 @@ def build_report(
         notes=tuple(gathering.notes),
         to=manifest.recipe.to,
         folder=folders[-1] if folders else None,
-        colours=_colours(workspace, names, gathering.opted_out),
+        colours=expert_colours(names, known, grey={*gathering.opted_out, *set(bases).difference(known)}),
         indistinct=INDISTINCT if preview is None else preview.indistinct_from,
     )
     return replace(figures, verdict=verdict(figures), warnings=advice(figures))
@@ -296,12 +296,6 @@ class Gathering:
         return tuple(digests[relation.ref] for relation in related if relation.verdict != "unrelated")[:1]
 
 
-def _colours(workspace: Workspace, names: Sequence[str], opted_out: Iterable[str]) -> dict[str, int]:
-    """Return the colours of a composition's experts, as on all pages: base models and opted-out ones are grey."""
-    known = workspace.catalog.names(kind="expert")
-    return expert_colours(names, known, grey={*opted_out, *set(workspace.catalog.names(kind="base")).difference(known)})
-
-
 def _unmeasured(manifest: CompositionManifest, evaluated: Evaluated | None, preview: Preview | None) -> tuple[str, ...]:
     """Return why routing was not measured; nothing of a model that routes nothing."""
     stored = "no evaluation is stored" if evaluated is None else "the stored evaluation has none: evaluate again"
@@ -318,12 +312,10 @@ def _audit(record: EvaluationRecord) -> Audit:
     return Audit(text=data["label"], documents=data["documents"], **figures, **sizes, at=record.evaluated_at)
 
 
-def _measured(row: Row) -> RoutingData:
-    layers = max((len(shares) for experts in row.routing.values() for shares in experts.values()), default=0)
-    return RoutingData(True, tuple(range(layers)), row.routing, row.load, row.weights)
-
-
-def _predicted(preview: Preview | None, names: Sequence[str]) -> RoutingData | None:
+def _routing(measured: Row | None, preview: Preview | None, names: Sequence[str]) -> RoutingData | None:
+    if measured is not None:
+        layers = max((len(shares) for experts in measured.routing.values() for shares in experts.values()), default=0)
+        return RoutingData(True, tuple(range(layers)), measured.routing, measured.load, measured.weights)
     if preview is None:
         return None
     of_layers, experts = preview.confusion, list(enumerate(names))
@@ -348,9 +340,8 @@ def scores_of(rows: Sequence[Row], folder: str) -> tuple[ScoreRow, ...]:
     keys = ("name", "score", "perplexity", "average", "interval", "average_interval", "ahead_of_average")
     scored = []
     for row in rows:
-        kind = kinds.get(row.name, "composition")
-        for prefix in ("base", "expert"):
-            kind = prefix if row.name.startswith(f"{prefix} ") else kind
+        first = row.name.partition(" ")[0]
+        kind = first if first in ("base", "expert") and first != row.name else kinds.get(row.name, "composition")
         scored.append(ScoreRow(kind=kind, **{key: getattr(row, key) for key in keys}))
     order = ("composition", "oracle", "average", "base", "expert")
     return tuple(sorted(scored, key=lambda row: order.index(row.kind)))

@@ -27,7 +27,6 @@ class Frame:
     """The surroundings of a report among the local pages; a file has none."""
 
     links: tuple[tuple[str, str], ...] = ()  # name and address of each page in the navigation
-    active: str | None = None  # the address that is shown as this page's
     back: tuple[str, str] | None = None  # name and address of the page that the report belongs to
     theme: str | None = None  # light or dark; None for the system's
     program: str = "reg"  # the beginning of commands: `reg`, or `reg --home DIR`

@@ -24,7 +24,6 @@ PLACE = "DIR"  # what commands name where a folder is to be chosen, or none is k
 
 _DEFAULTS = {"to": OUTPUTS.default.name, "trunk": "regmean", "router": "context"}
 
-CONTEXT = "context"  # the router that reads the text so far, which separates domains best
 DROWNED = 0.5  # an expert that gets less than this share of its own domain's tokens loses its text to the others
 CONFUSED = 0.25  # share of a domain's tokens from which on another expert that gets them is worth a warning
 UNEVEN = 0.25
@@ -213,7 +212,7 @@ def _overlapping(figures: ReportData) -> Iterator[tuple[str, str, str]]:
         separated = all(measured.get(name, 0.0) >= 1 - CONFUSED for name in (first, second))
         if share < figures.indistinct or separated:
             continue
-        of = ("token counts", "texts") if figures.recipe.get("router") == CONTEXT else ("activations", "tokens")
+        of = ("token counts", "texts") if figures.recipe.get("router") == "context" else ("activations", "tokens")
         alike = f"{percent(100 * share, 0)} of their {of[1]} cannot be told apart"
         yield first, second, f"{first} and {second} overlap in {of[0]}: {alike}."
 

@@ -11,7 +11,7 @@ from registry.composition.manifest import CompositionManifest
 from registry.destination.address import may_exist
 from registry.errors import InvalidInputError, NotFoundError, RegError
 from registry.evaluation.same_text import Mean, apart, best, found_in, mean_of, readers, shared_rows, uncovered
-from registry.evaluation.stored import Score, scores_of, shown_score
+from registry.evaluation.stored import scores_of, shown_score
 from registry.io.display import short, size
 from registry.report.score_words import which_is_better, why_apart
 from registry.report.verdict import PLACE
@@ -75,11 +75,6 @@ class Column:
     others: str  # the address without it
     size: Size
 
-    @property
-    def score(self) -> Score | None:
-        """The scores of its widest evaluation."""
-        return self.described.score
-
 
 def side_by_side(site: Site, request: Request) -> Response:
     """Return the compositions of an address as columns."""
@@ -87,7 +82,11 @@ def side_by_side(site: Site, request: Request) -> Response:
     records, unknown = _requested(site, asked)
     if len(records) > MOST:
         raise InvalidInputError(f"{len(records)} compositions are chosen", f"choose up to {MOST}")
-    names = _names(records)
+    titles = [title(record) for record in records]
+    names = [
+        f"{name} ({short(record.digest)})" if titles.count(name) > 1 else name
+        for name, record in zip(titles, records, strict=True)
+    ]
     evaluations = [site.registry.evaluations(record) for record in records]
     experts = [[one["name"] for one in record.document["members"]] for record in records]
     opted_out = site.opted_out()
@@ -168,15 +167,6 @@ def _requested(site: Site, asked: Sequence[str]) -> tuple[list[CompositionRecord
     return list(found.values()), unknown
 
 
-def _names(records: Sequence[CompositionRecord]) -> list[str]:
-    """Return a name for each composition, with the beginning of its digest where two have one title."""
-    titles = [title(record) for record in records]
-    return [
-        f"{name} ({short(record.digest)})" if titles.count(name) > 1 else name
-        for name, record in zip(titles, records, strict=True)
-    ]
-
-
 def _sizes(found: Sequence[Size]) -> list[tuple[str, list[str]]]:
     """Return the rows of the sizes: label, and a text for each composition, empty where it is not known."""
     rows = [
@@ -200,7 +190,7 @@ def compared(query: QueryParams) -> list[str]:
 
 def _newest(columns: Sequence[Column]) -> Column | None:
     """Return the column that was evaluated last; None if none was."""
-    scored = [(column.score.at, at) for at, column in enumerate(columns) if column.score is not None]
+    scored = [(score.at, at) for at, column in enumerate(columns) if (score := column.described.score) is not None]
     return columns[max(scored)[1]] if scored else None
 
 
@@ -225,7 +215,8 @@ def _command(site: Site, columns: Sequence[Column], known: Mapping[str, Sequence
     able = [column for column in columns if not column.gone]
     if len(able) < 2:
         return ""
-    domains = dict.fromkeys(domain for column in able for domain in domains_of(column.described.record, column.score))
+    described = [column.described for column in able]
+    domains = dict.fromkeys(domain for one in described for domain in domains_of(one.record, one.score))
     named = {domain: known.get(domain, ["FILE"])[0] for domain in [*domains][:MOST_DOMAINS] or ["DOMAIN"]}
     data = [word for domain, file in named.items() for word in ("--data", f"{domain}={file}")]
     more = ["--windows", MORE_WINDOWS] if small else []

@@ -69,7 +69,12 @@ def composition_page(
     scores = widest_first(scores_of(evaluations, record), record)
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
-    better = worse_than_average(shown.average, shown.plain, made, names) if shown else None
+    better, chance = None, ""
+    if shown:
+        better = worse_than_average(shown.average, shown.plain, made, names)
+        plain = {} if shown.plain is None else shown.document["plain_average"]
+        ahead = shown.document["figures"].get("ahead_of_average") if plain else None
+        chance = chance_of_average(ahead, shown.interval, plain.get("average_interval"), "this one")
     others = compared(request.query_params if form is None else form)
     evaluation = None
     if site.may_write(request) and not gone:
@@ -103,7 +108,7 @@ def composition_page(
         pushes=catalog.pushes({record.digest}),
         scores=scores,
         shown=shown,
-        chance=_chance(shown) if shown else "",
+        chance=chance,
         unused=_unused(shown) if shown else [],
         average_is_better=None if better is None or gone else _typed(site, better),
         audits=registry.audits(record),
@@ -114,13 +119,6 @@ def composition_page(
         again=None if choices is None else url("compose", e=experts, **choices.query),
         events=registry.log(record.digest, limit=EVENTS),
     )
-
-
-def _chance(shown: Score) -> str:
-    """Return whether a composition and the averaged weights of its experts differ by more than chance: a sentence."""
-    plain = {} if shown.plain is None else shown.document["plain_average"]
-    ahead = shown.document["figures"].get("ahead_of_average") if plain else None
-    return chance_of_average(ahead, shown.interval, plain.get("average_interval"), "this one")
 
 
 def _unused(shown: Score) -> list[tuple[str, str, str]]:
@@ -155,10 +153,15 @@ def _evaluation(
             other = site.composition(digest)
             domains |= dict.fromkeys(domains_of(other, shown_score(site.registry.evaluations(other), other)))
     jobs = [job.words for job in site.all_jobs()]
+
+    def labels() -> dict[str, str]:
+        data = [evaluation.document["data"] for evaluation in site.registry.catalog.evaluations()]
+        return {domain: text["label"] for texts in reversed(data) for domain, text in texts.items()}  # the latest wins
+
     return {
         "folders": folders,
         "folder": form.get("folder", folders[0]),
-        "rows": form_rows([*domains][:MOST_DOMAINS], form, jobs, site.index.get("labels", lambda: _labels(site))),
+        "rows": form_rows([*domains][:MOST_DOMAINS], form, jobs, site.index.get("labels", labels)),
         "windows": form.get("windows", MORE_WINDOWS if scores and scores[0].is_small else WINDOWS),
         "usual": (WINDOWS, TOKENS),
         "place": Path.cwd(),
@@ -166,15 +169,6 @@ def _evaluation(
         "ticked": [name for name in ("baselines", "oracle") if "folder" not in form or form.get(name) == "1"],
         "error": None,
     }
-
-
-def _labels(site: Site) -> dict[str, str]:
-    """Return domain → the name of the file that its latest evaluation scored."""
-    found: dict[str, str] = {}
-    for evaluation in site.registry.catalog.evaluations():
-        for domain, text in evaluation.document["data"].items():
-            found.setdefault(domain, text["label"])
-    return found
 
 
 def _opted_out(site: Site, record: CompositionRecord, gone: Sequence[str]) -> Warned:
@@ -203,7 +197,7 @@ def report(site: Site, request: Request) -> Response:
     def make() -> str:
         figures = site.registry.report(record.digest)
         back = (figures.name, url("compositions", record.digest))
-        return report_page(figures, Frame(links, "/compositions", back, theme, site.command_line(), form))
+        return report_page(figures, Frame(links, back, theme, site.command_line(), form))
 
     text = site.reports.get((record.digest, theme, links, form), make)
     scripts = " ".join(_HASH.findall(unescape(text[: text.index("<title>")]))) or "'none'"

@@ -33,21 +33,16 @@ def jobs(site: Site, request: Request) -> Response:
 def job(site: Site, request: Request) -> Response:
     """Return one job: a page that follows it, or the part that the script asks for."""
     found = _jobs(site, request).get(request.path_params["job"])
+    path, _, query = found.back.partition("?")
+    others = [(name, value) for name, value in parse_qsl(query) if name != "out"]  # the folder is written now
     return site.render(
         request,
         "job.html",
         job=found,
         ahead=_jobs(site, request).ahead_of(found),
         folder=Path.cwd(),
-        another=_another(found),
+        another=f"{path}?{urlencode(others)}" if others else path,
     )
-
-
-def _another(job: Job) -> str:
-    """Return the address of the form that started a job without the folder, which is written now."""
-    path, _, query = job.back.partition("?")
-    pairs = [(name, value) for name, value in parse_qsl(query) if name != "out"]
-    return f"{path}?{urlencode(pairs)}" if pairs else path
 
 
 def start(site: Site, request: Request, form: QueryParams) -> Response:

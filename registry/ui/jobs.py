@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -134,9 +135,8 @@ class Jobs(AbstractContextManager["Jobs"]):
         self._environment = {**os.environ, **(environment or {}), "REG_PROGRESS": "lines"}
         self._jobs: dict[str, Job] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._closed = False
-        self._changed = threading.Condition()
-        self._worker: threading.Thread | None = None
+        self._lock = threading.RLock()
+        self._worker = ThreadPoolExecutor(1, "jobs")
 
     def add(self, job: Job) -> Job:
         """Queue a job (InvalidInputError: a word has a character that no argument may have).
@@ -145,7 +145,7 @@ class Jobs(AbstractContextManager["Jobs"]):
         """
         if any("\0" in word or "\n" in word or "\r" in word for word in job.words):
             raise InvalidInputError("a value has a line break or a NUL character", "correct it in the form")
-        with self._changed:
+        with self._lock:
             waiting = [one for one in self._jobs.values() if one.goes_on]
             if len(waiting) > MOST_WAITING:
                 raise ConflictError(f"{MOST_WAITING} jobs are waiting already", "wait until one of them has ended")
@@ -156,84 +156,80 @@ class Jobs(AbstractContextManager["Jobs"]):
             ended = [one.id for one in self._jobs.values() if not one.goes_on]
             for old in ended[: max(0, len(ended) - MOST_KEPT)]:
                 del self._jobs[old]
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="jobs", daemon=True)
-                self._worker.start()
-            self._changed.notify_all()
+            self._worker.submit(self._work, job.id)
         return job
 
     def get(self, job_id: str) -> Job:
         """Return a job as it is now (NotFoundError: there is none)."""
-        with self._changed:
+        with self._lock:
             if job_id not in self._jobs:
                 raise NotFoundError("there is no such job: jobs are forgotten when reg ui ends", "see all jobs")
             return self._jobs[job_id]
 
     def all(self) -> list[Job]:
         """Return all jobs, the latest first."""
-        with self._changed:
+        with self._lock:
             return list(self._jobs.values())[::-1]
 
     def ahead_of(self, job: Job) -> int:
         """Return how many jobs run before a waiting one."""
-        with self._changed:
+        with self._lock:
             before = list(self._jobs.values())
         return sum(one.goes_on and one.created < job.created for one in before)
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job: one that waits ends at once, one that runs is interrupted and cleans up."""
         self.get(job_id)
-        with self._changed:
+        with self._lock:
             self._stop(self._jobs[job_id], CANCEL_SECONDS)
             return self._jobs[job_id]
 
     def close(self) -> None:
         """Cancel all jobs, and return when no command runs any more."""
-        with self._changed:
-            self._closed = True
+        with self._lock:
             for job in list(self._jobs.values()):
                 self._stop(job, CLOSE_SECONDS)
-            self._changed.notify_all()
-        if self._worker is not None:
-            self._worker.join(CLOSE_SECONDS)
-            self._signal(signal.SIGKILL)
-            self._worker.join()
+        killer = threading.Timer(CLOSE_SECONDS, self._signal, [signal.SIGKILL])  # of one that was cancelled before, too
+        killer.start()
+        self._worker.shutdown()
+        killer.cancel()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def _stop(self, job: Job, seconds: float) -> None:
+        """Cancel a job; a command that runs is interrupted, and killed if it has not ended after so many seconds."""
         if job.state == WAITING:
             self._set(job.id, state=CANCELLED, ended=datetime.now(UTC))
         elif job.state == RUNNING:
             self._set(job.id, state=CANCELLING)
-            self._interrupt(seconds)
+            if (process := self._process) is not None:
+                self._signal(signal.SIGINT)
+                killer = threading.Timer(
+                    seconds, lambda: self._signal(signal.SIGKILL) if self._process is process else None
+                )
+                killer.daemon = True
+                killer.start()
 
     def _set(self, job_id: str, **values: Any) -> Job:
-        with self._changed:
+        with self._lock:
             self._jobs[job_id] = replace(self._jobs[job_id], **values)
             return self._jobs[job_id]
 
-    def _work(self) -> None:
-        while (job := self._next()) is not None:
-            try:
-                self._run(job)
-            except Exception as error:  # the queue goes on
-                failed = (f"the command cannot be run: {error}", "run it in a terminal")
-                self._set(job.id, state=FAILED, ended=datetime.now(UTC), error=failed)
-
-    def _next(self) -> Job | None:
-        with self._changed:
-            while not self._closed:
-                for job in self._jobs.values():
-                    if job.state == WAITING:
-                        return self._set(job.id, state=RUNNING, started=datetime.now(UTC))
-                self._changed.wait()
-            return None
+    def _work(self, job_id: str) -> None:
+        with self._lock:
+            if job_id not in self._jobs or self._jobs[job_id].state != WAITING:  # cancelled, or forgotten since
+                return
+            job = self._set(job_id, state=RUNNING, started=datetime.now(UTC))
+        try:
+            self._run(job)
+        except Exception as error:  # the queue goes on
+            failed = (f"the command cannot be run: {error}", "run it in a terminal")
+            self._set(job_id, state=FAILED, ended=datetime.now(UTC), error=failed)
 
     def _run(self, job: Job) -> None:
         with tempfile.TemporaryFile() as written:
-            with self._changed:
+            with self._lock:
                 if self._jobs[job.id].state == CANCELLING:  # before its command was started
                     self._set(job.id, state=CANCELLED, ended=datetime.now(UTC))
                     return
@@ -288,15 +284,6 @@ class Jobs(AbstractContextManager["Jobs"]):
                 hint = told.get("next")
                 error = told["message"], hint if isinstance(hint, str) else None
         self._set(job_id, state=state, ended=datetime.now(UTC), result=_object(written), error=error)
-
-    def _interrupt(self, seconds: float) -> None:
-        """Interrupt the running command, and kill it if it has not ended after so many seconds."""
-        if (process := self._process) is None:
-            return
-        self._signal(signal.SIGINT)
-        killer = threading.Timer(seconds, lambda: self._signal(signal.SIGKILL) if self._process is process else None)
-        killer.daemon = True
-        killer.start()
 
     def _signal(self, number: signal.Signals) -> None:
         process = self._process

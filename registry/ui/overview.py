@@ -17,7 +17,7 @@ from registry.registry import Registry
 from registry.ui.describing import Described, describe
 from registry.ui.site import Paging, Site, url, whole
 from registry.ui.wording import day
-from store.catalog import CompositionRecord, VersionRecord
+from store.catalog import CompositionRecord
 from store.catalog.records import Kind
 
 PAGE = 50  # versions per page
@@ -72,7 +72,10 @@ def overview(site: Site, request: Request) -> Response:
         request,
         "overview.html",
         names={version.name for version in versions if version.kind == "expert"},
-        groups=_groups(versions),
+        groups=[  # the versions of each name, the latest first; an active one stands before all others
+            sorted(same, key=lambda version: (version.state == "active", version.number), reverse=True)
+            for _, same in groupby(versions, key=lambda version: version.name)
+        ],
         counts={each: registry.count_versions(kind=each) for each in ("expert", "base")},
         paging=paging,
         search=search,
@@ -87,14 +90,6 @@ def overview(site: Site, request: Request) -> Response:
         attention=not all(check.good for check in health),
         whole_registry=whole_registry,
     )
-
-
-def _groups(versions: Sequence[VersionRecord]) -> list[list[VersionRecord]]:
-    """Return the versions of each name, the latest first; an active one stands before all others."""
-    return [
-        sorted(same, key=lambda version: (version.state == "active", version.number), reverse=True)
-        for _, same in groupby(versions, key=lambda version: version.name)
-    ]
 
 
 def _made(registry: Registry) -> dict[str, Any]:

@@ -233,13 +233,12 @@ class Site:
         """Return the details of an event; of an evaluation that is still stored, what was scored, and its score."""
         if event.action != "evaluate":
             return details(event.details)
-        scores = self.index.get("evaluated", self._evaluated)
-        return scores.get((event.subject, str(event.details.get("asked"))), "")
 
-    def _evaluated(self) -> dict[tuple[str, str], str]:
-        """Return (composition, digest of data and settings) → domains, windows and average score, in words."""
-        evaluations = self.registry.catalog.evaluations()
-        return {(one.composition, one.asked): evaluation_text(one.document) for one in evaluations}
+        def evaluated() -> dict[tuple[str, str], str]:
+            evaluations = self.registry.catalog.evaluations()
+            return {(one.composition, one.asked): evaluation_text(one.document) for one in evaluations}
+
+        return self.index.get("evaluated", evaluated).get((event.subject, str(event.details.get("asked"))), "")
 
     def _known(self) -> tuple[Sequence[str], frozenset[str]]:
         """Return the names of experts, and the names without a colour: of base models, and of opted-out experts."""

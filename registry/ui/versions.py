@@ -53,48 +53,38 @@ def version(site: Site, request: Request) -> Response:
     for link in registry.arrays_of(record):
         count, nbytes = sizes.get(link.role, (0, 0))
         sizes[link.role] = count + 1, nbytes + link.nbytes
+    texts: dict[str, list[StatisticsRecord]] = {}
+    for one in record.statistics:
+        texts.setdefault(one.calibration_digest, []).append(one)
     compositions = list(reversed(registry.catalog.compositions([record])))
     uses = [describe(made, (), shown_score(registry.evaluations(made), made)) for made in compositions[:USES]]
     written = [folder for made in compositions for folder in made.folders]
     others = [version.name for version in registry.versions(kind="expert", limit=OTHERS) if version.name != record.name]
-    roles = {**ROLES, **{one.key: one.array_words for one in joint_trainings()}}
+    same = registry.catalog.versions(states=("active", "withdrawn"), search=record.digest)
+    roles = {**ROLES, **{training.key: training.array_words for training in joint_trainings()}}
     return site.render(
         request,
         "version.html",
         names={ref.partition("@")[0] for made in uses for ref in made.experts},
         version=record,
         architecture=(record.content or {}).get("architecture", {}),
-        texts=_texts(record),
+        texts=list(texts.values()),
         kept=any(link.role == "calibration" for link in registry.arrays_of(record)),
         own=_own(record, [(made, registry.evaluations(made)) for made in compositions]),
-        part_of=[(one.called.partition(" ")[2], one.sentence(part)) for one, part in parts_in(record.content)],
+        part_of=[(joint.called.partition(" ")[2], joint.sentence(part)) for joint, part in parts_in(record.content)],
         together=trained_together([record], registry.versions),
         arrays=[(words, *sizes[role]) for role, words in roles.items() if role in sizes],
         nbytes=sum(nbytes for _, nbytes in sizes.values()),
         versions=list(reversed(versions_of(registry.catalog, record.name))),
         uses=uses,
         total=len(compositions),
-        alike=_alike(site, record),
+        alike=[one.ref for one in same if one.digest == record.digest and one.id != record.id],
         folders=[(folder, may_exist(folder)) for folder in dict.fromkeys(written)][:USES],
         pushes=registry.catalog.pushes({record.ref, *(made.digest for made in compositions)}),
         commands=_commands(record, others),
         events=registry.log(record.ref, limit=EVENTS),
         few=registry.count_versions() <= MOST,
     )
-
-
-def _alike(site: Site, version: VersionRecord) -> list[str]:
-    """Return the other versions that store the same content: a purge deletes nothing that they need."""
-
-    def find() -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for one in site.registry.versions(everything=True):
-            if one.state != "purged":
-                found.setdefault(one.digest, []).append(one.ref)
-        return found
-
-    refs = site.index.get("contents", find).get(version.digest, [])
-    return [ref for ref in refs if ref != version.ref]
 
 
 def _commands(version: VersionRecord, others: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
@@ -180,14 +170,6 @@ def opting_out(site: Site, request: Request) -> Response:
     )
 
 
-def _texts(version: VersionRecord) -> list[list[StatisticsRecord]]:
-    """Return the texts that statistics of a version were collected on, each once: all that was collected on it."""
-    found: dict[str, list[StatisticsRecord]] = {}
-    for one in version.statistics:
-        found.setdefault(one.calibration_digest, []).append(one)
-    return list(found.values())
-
-
 def _own(
     version: VersionRecord, evaluated: Sequence[tuple[CompositionRecord, Sequence[EvaluationRecord]]]
 ) -> list[dict[str, Any]]:
@@ -235,17 +217,16 @@ def compare(registry: Registry, version: VersionRecord) -> tuple[list[ExpertOver
         return [], []
     others = [other for other in registry.versions(kind="expert") if other.id != version.id]
     others.sort(key=lambda other: (other.created_at, other.ref), reverse=True)
-    members = [member for member in registry.members(others[:MOST_OVERLAPS]) if _is_comparable(own, member)]
-    overlaps: dict[str, dict[int, Overlap]] = {member.version.ref: {} for member in members}
+    latest = registry.members(others[:MOST_OVERLAPS])
+    members = {member.version.ref: member for member in latest if _is_comparable(own, member)}
+    overlaps: dict[str, dict[int, Overlap]] = {ref: {} for ref in members}
     remarks: list[str] = []
     with one_thread():
         for layer in compared_layers(own.architecture.num_hidden_layers):
             statistics = own.statistics(MLP_INPUT, layer)
-            for member in members:
-                ref = member.version.ref
+            for ref in list(overlaps):
                 try:
-                    if ref in overlaps:
-                        overlaps[ref][layer] = overlap(statistics, member.statistics(MLP_INPUT, layer))
+                    overlaps[ref][layer] = overlap(statistics, members[ref].statistics(MLP_INPUT, layer))
                 except (DamagedError, NotFoundError, ValueError) as error:  # a ValueError: forged statistics
                     remarks.append(f"{ref} is not compared: {error}")
                     del overlaps[ref]

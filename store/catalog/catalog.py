@@ -38,10 +38,9 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
     ) -> None:
         """Open the catalog at `url` (any SQLAlchemy URL), creating it where the database is empty.
 
-        Args:
-            lock: the file of the registry's lock, where the database has no locks of its own.
-            before_creating: called with the URL before a catalog is created; raises an error to prevent it.
-            at_once: create it now, and not before the first write. A writer that holds the lock calls `create` before.
+        `lock` is the file of the registry's lock, where the database has no locks of its own. `before_creating` is
+        called with the URL before a catalog is created, and raises an error to prevent it. With `at_once` that is now,
+        else before the first write; a writer that holds the lock calls `create` before.
 
         (SchemaError: its schema is older or newer than this program; InvalidInputError: `url` is no database URL.)
         """

@@ -26,9 +26,7 @@ class Events(Transactions):
     ) -> list[EventRecord]:
         """Return events of the log, newest first (DamagedError: the details of one are not valid JSON).
 
-        Args:
-            subject: only events of this name (with its versions), version or digest.
-            before: only events older than the event with this id.
+        `subject` is a name (with its versions), a version or a digest; `before` the id of a later event.
         """
         query = select(Event).order_by(Event.id.desc())
         if subject is not None:

@@ -16,16 +16,13 @@ WORD_CHARACTERS = 100  # maximum length of a word; no name is longer
 class Filters(TypedDict, total=False):
     """Filters of versions; one that is absent or None does not filter.
 
-    Attributes:
-        states: any of these states.
-        tags: all of these tags.
-        search: words, whatever their case; each must be part of the name, an alias, a tag's key or value (or
-            `key=value`), be the beginning of the digest, or be the version (`math@2`, `math@stable`).
+    `search` has words, whatever their case; each must be part of the name, an alias, a tag's key or value (or
+    `key=value`), be the beginning of the digest, or be the version (`math@2`, `math@stable`).
     """
 
     kind: Kind | None
-    states: Iterable[State] | None
-    tags: Mapping[str, str] | None
+    states: Iterable[State] | None  # any of these
+    tags: Mapping[str, str] | None  # all of these
     search: str | None
 
 
