@@ -52,8 +52,8 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe) 
     if recipe.fit is not None:
         _check_fit(ordered, base, recipe.fit)
     everyone = check_compatible((*ordered, *([base] if base and recipe.needs_base else [])))
-    ordered, base = everyone[: len(ordered)], everyone[-1] if base and recipe.needs_base else base
-    return Subset(ordered, base if recipe.needs_base else None, leading(everyone))
+    count = len(ordered)
+    return Subset(everyone[:count], everyone[-1] if len(everyone) > count else None, leading(everyone))
 
 
 def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, ...]:

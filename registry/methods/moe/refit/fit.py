@@ -191,7 +191,7 @@ def refit(
                 ) from error
             advance(1)
     if not model.architecture.tie_word_embeddings:
-        model.result.put_head(head(model, texts))
+        model.result.head = head(model, texts)
     return model.result
 
 
