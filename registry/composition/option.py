@@ -29,11 +29,7 @@ class OptionKind(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """The least and the largest value, infinite where there is no limit.
-
-    Attributes:
-        above: `least` itself is too small.
-    """
+    """The least and the largest value, infinite where there is no limit; with `above` `least` itself is too small."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -199,11 +195,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a recipe.
-
-    Attributes:
-        fields: the fields at fault, the first one to blame first.
-    """
+    """One thing that is wrong with a recipe; of the `fields` at fault the first one is to blame most."""
 
     fields: tuple[str, ...]
     message: str

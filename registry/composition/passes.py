@@ -17,11 +17,7 @@ from store.lock import exclusive
 
 @dataclass(frozen=True)
 class PassContext:
-    """The working folder and the cache of a composition's passes.
-
-    Attributes:
-        work: a folder for the models that passes need; each is deleted after its pass.
-    """
+    """The cache of a composition's passes, and `work`, a folder for the models that they need, each for one pass."""
 
     work: Path
     cache: FileCache

@@ -30,11 +30,7 @@ class PreviewedMember:
 
 @dataclass(frozen=True)
 class PreviewedLength:
-    """The predicted routing of texts of which so many tokens were read.
-
-    Attributes:
-        confusion: row by row, the shares of an expert's texts that go to each expert first.
-    """
+    """The predicted routing of texts of so many tokens; `confusion` has the shares of each expert's, row by row."""
 
     tokens: int
     confusion: Matrix

@@ -12,8 +12,7 @@ REPORT_EXTRA = "run: pip install 'expert-registry[report]'"
 def environment(folder: Path) -> Any:
     """Return the Jinja2 environment of the templates in a folder and of the shared ones, which escapes all values.
 
-    Raises:
-        RegError: Jinja2 is not installed.
+    (RegError: Jinja2 is not installed.)
     """
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined

@@ -55,8 +55,7 @@ def check_soups(members: Sequence[Member], base: Member) -> None:
 def check_anchors(members: Sequence[Member], base: Member | None) -> None:
     """Check that experts were trained beside one public expert, the base model, whose trunk they share to the byte.
 
-    Raises:
-        IncompatibleError: an expert has no router row, was trained beside another model, or has another trunk.
+    (IncompatibleError: an expert has no router row, was trained beside another model, or has another trunk.)
     """
     assert base is not None, "routers of trained rows go with the trunk of the base model"
     trunk = {link.name: link.digest for link in base.arrays if link.role == "trunk"}

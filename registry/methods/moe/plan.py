@@ -31,8 +31,7 @@ from registry.methods.moe.routers import SHARED
 def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
     """Return the plan of composing members by a recipe (arguments and errors as `Output.plan`).
 
-    Raises:
-        UnsupportedFamilyError: the host does not carry them, so many of them, or what their routers are to do.
+    (UnsupportedFamilyError: the host does not carry them, so many of them, or what their routers are to do.)
     """
     subset = make_subset(members, base, recipe)
     check_mixture(subset, recipe)

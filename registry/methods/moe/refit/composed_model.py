@@ -198,8 +198,7 @@ class ComposedModel:
     def set(self, module: Any, name: str, weight: Float[Tensor, "O I"], member: int | None = None) -> None:
         """Replace a weight of the trunk, or a member's MLP, rounded as it is written: later solutions build on that.
 
-        Raises:
-            ValueError: the solution is not finite in the dtype that is written.
+        (ValueError: the solution is not finite in the dtype that is written.)
         """
         stored = self.plan.members[member or 0].weight(f"{name}.weight")
         rounded = weight.cpu().to(torch_dtype(self.plan.recipe.dtype or stored.dtype))
