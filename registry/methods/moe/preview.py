@@ -203,7 +203,7 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
             for pair, share in _overlaps(layer, refs, statistics):
                 shared.setdefault(pair, []).append(share)
             advance(1)
-    counts = [member.statistics(MLP_INPUT, 0).count for member in plan.members]
+    counts = [member.packed_statistics(MLP_INPUT, 0).count for member in plan.members]
     overlaps = {pair: fmean(shares) for pair, shares in shared.items()}
     members = _members(refs, counts, _parts(counts, weights), mean(tuple(confusion)), overlaps)
     notes = ["changes by passes of tokens (refine) are not predicted"] if runs_tokens(plan.recipe) else []
