@@ -47,8 +47,7 @@ JOBS = {
 }
 """Job → commands, in the order of the help; every command stands in one of them."""
 
-ALIASES = {"ls": "list", "rm": "opt-out", "add": "add-expert"}
-"""Shorter name → command."""
+ALIASES = {"ls": "list", "rm": "opt-out", "add": "add-expert"}  # shorter name → command
 
 _MEANINGS = {
     ("opt-out", "gc"): "delete",
@@ -77,8 +76,7 @@ _MEANINGS = {
 SYNONYMS = {word: commands for commands, words in _MEANINGS.items() for word in words.split()}
 """Word → commands, the likeliest first."""
 
-BY_WORD = f"{__name__}.by_word"
-"""Key of the remark that `help` stands before the command."""
+BY_WORD = f"{__name__}.by_word"  # key of the remark that `help` stands before the command
 
 
 def first_sentence(text: str) -> str:

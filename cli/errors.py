@@ -19,17 +19,15 @@ from cli.output import allows_colour
 from registry.errors import RegError
 
 DEBUG_VARIABLE = "REG_DEBUG"
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it: 128 and the number of the signal
 RESUMING = frozenset(
     {"add-expert", "add-experts", "check", "collect", "demo", "push", "push-expert", "train", "train-expert",
      "train-router", "train-simoe", "train-soup"}
 )  # fmt: skip
 """Commands that go on where they were interrupted."""
+_MAY_NOT = "repeat as a user who may write there, or choose another path"
 _SYSTEM_HINTS = {
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS), "repeat as a user who may write there, or choose another path"
-    ),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _MAY_NOT),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space there, then repeat the command"),
     errno.ENOENT: "name one that exists",
 }
@@ -62,10 +60,7 @@ class CliError(click.ClickException):
 
 @contextmanager
 def translate_errors(context: click.Context | None = None, *, as_json: bool) -> Iterator[None]:
-    """Turn exceptions of the library and the system into messages; REG_DEBUG shows the traceback instead.
-
-    The context is the group's, once it is known.
-    """
+    """Turn exceptions into messages (REG_DEBUG: show the traceback); the context is the group's, once it is known."""
     try:
         yield
     except click.exceptions.Exit:
@@ -97,27 +92,25 @@ def _translated(error: BaseException, context: click.Context | None, *, as_json:
 
 def _of_click(error: click.ClickException, group: click.Context | None, *, as_json: bool) -> CliError | None:
     """Return a message of an error that Click found, or that a command raised as Click's."""
-    hint, kind, code = None, type(error).__name__, error.exit_code
+    hint, kind = None, type(error).__name__
     if isinstance(error, click.UsageError):
-        command = (group.invoked_subcommand if group else None) or ""  # some errors of Click's have no context
-        hint = f"{_path(error.ctx) if error.ctx else f'reg {command}'.rstrip()} --help"
-    if type(error).__name__ == "NoArgsIsHelpError":  # newer versions of Click: its message is the help
-        return CliError("a command is missing", hint, kind, code) if as_json else None
-    return CliError(_words(error), hint, kind, code)
+        command = group.invoked_subcommand if group else None  # some errors of Click's have no context
+        named = error.ctx.command_path.split()[1:] if error.ctx else [command] if command else []
+        hint = " ".join(["reg", *named, "--help"])
+    if kind == "NoArgsIsHelpError":  # newer versions of Click: its message is the help
+        return CliError("a command is missing", hint, kind, error.exit_code) if as_json else None
+    return CliError(_words(error), hint, kind, error.exit_code)
 
 
 def _words(error: click.ClickException) -> str:
     text = error.message if type(error) is click.UsageError else error.message.removesuffix(".")  # sentences of ours
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text  # `Got unexpected …`, not `FILE …`
     if isinstance(error, click.exceptions.NoSuchOption):
-        if (
-            error.ctx is not None
-            and error.ctx.parent is None
-            and not get_close_matches(error.option_name, error.possibilities or (), cutoff=0.75)
-        ):
+        possible = error.possibilities or ()
+        before_command = error.ctx is not None and error.ctx.parent is None
+        if before_command and not get_close_matches(error.option_name, possible, cutoff=0.75):
             return f"there is no option {error.option_name} before a command; options of a command stand after its name"
-        meant = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
-        return f"there is no option {error.option_name}{meant}"
+        return f"there is no option {error.option_name}" + (f"; did you mean {possible[0]}?" if possible else "")
     if not isinstance(error, click.BadParameter):
         return text
     hint = error.param_hint
@@ -136,14 +129,6 @@ def _name_of(parameter: click.Parameter | None) -> str:
     text = "" if parameter is None else parameter.metavar or parameter.human_readable_name.upper()
     optional = text.startswith("[") and text.endswith("]")
     return (text[1:-1] if optional else text).rstrip("…")
-
-
-def _path(context: click.Context) -> str:
-    names = []
-    while context.parent is not None:
-        names.append(context.info_name or "")
-        context = context.parent
-    return " ".join(["reg", *reversed(names)])
 
 
 def _message(error: BaseException) -> CliError:

@@ -10,8 +10,7 @@ import sys
 import threading
 from types import FrameType
 
-_INTERRUPTED = 130
-"""Exit status after an interrupt, as shells have it."""
+_INTERRUPTED = 130  # exit status after an interrupt, as shells have it
 
 
 def main() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from cli.errors import DEBUG_VARIABLE
 
-_LARGEST = ("torch", "transformers")
-"""Libraries whose import takes seconds."""
+_LARGEST = ("torch", "transformers")  # libraries whose import takes seconds
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_VERBOSITY": "error"}
 """Environment variables of the libraries, where the user has not set them."""
 _LOGGERS = ("accelerate", "huggingface_hub", "peft", "torch", "transformers")
@@ -83,10 +82,7 @@ class _Watched:
 
 
 def show_until_output(text: str) -> Callable[[], None]:
-    """Show a text on stderr, if it is a terminal, until something is written to stdout or stderr.
-
-    Return what erases it, for the end of a command that prints nothing.
-    """
+    """Show a text on stderr, if it is a terminal, until something else is written; return what erases it at the end."""
     out, err = sys.stdout, sys.stderr
     if not err.isatty() or os.environ.get("TERM") == "dumb":
         return lambda: None

@@ -16,8 +16,7 @@ from cli.output import allows_colour, note, output_options
 from cli.session import Session, accept_registry_options, registry_options
 from registry.names.suggest import closest, did_you_mean
 
-COMPLETING = "_REG_COMPLETE"
-"""Environment variable that the scripts of `reg completion` set."""
+COMPLETING = "_REG_COMPLETE"  # environment variable that the scripts of `reg completion` set
 
 _AS_JSON = f"{__name__}.as_json"
 _SILENT = f"{__name__}.silent"
@@ -98,11 +97,7 @@ class _Group(click.Group):
 
 @cache
 def _collect_less() -> None:
-    """Let the garbage collector run less often, and not at exit.
-
-    It would go through the objects of torch and other libraries, which all stay, several times while they are imported
-    and again at the end: half as long as `import torch` itself.
-    """
+    """Let the garbage collector run less often, and not at exit: it takes half as long as `import torch` itself."""
     gc.set_threshold(20_000)
     atexit.register(gc.freeze)
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from registry.registration.expert_overlap import ExpertOverlap
     from registry.registration.lineage import Relation
 
-_MOST = 8
-"""Maximum number of experts or domains in a line."""
+_MOST = 8  # maximum number of experts or domains in a line
 _OUTPUT_FORMS = ("as_json", "as_csv", "as_markdown")
 
 
@@ -26,10 +25,7 @@ def composing(experts: Iterable[str], *options: str) -> list[str]:
 
 
 def composing_as_typed(*, without: Collection[str] = (), renamed: Mapping[str, str] | None = None) -> list[str]:
-    """Return the words that compose what this command with a recipe was about, with the options that it was given.
-
-    Parameters in `without` have no part in composing; `renamed` has the options of others when composing.
-    """
+    """Return the words that compose what this command was about, with its options (arguments as of `typed_words`)."""
     words = typed_words(without=(*_OUTPUT_FORMS, *without, "out"), renamed=renamed)
     out = click.get_current_context().params.get("out")
     return ["compose", *words, "--out", fresh("moe/") if out is None else str(out)]
@@ -38,10 +34,7 @@ def composing_as_typed(*, without: Collection[str] = (), renamed: Mapping[str, s
 def after_registration(
     name: str, relations: "Sequence[Relation]", overlaps: "Sequence[ExpertOverlap]" = ()
 ) -> list[str]:
-    """Return the words that compose a new expert with registered ones of its base model, or that register another.
-
-    Experts that routing can hardly separate from it are left out.
-    """
+    """Return the words that compose a new expert with those of its base that routing separates, or register one."""
     alike = {name, *(overlap.ref.partition("@")[0] for overlap in overlaps if overlap.is_indistinct)}
     near = [one.ref.partition("@")[0] for one in relations if one.kind == "expert" and one.verdict == "same base"]
     others = [other for other in dict.fromkeys(near) if other not in alike]

@@ -7,32 +7,23 @@ import click
 
 from cli.command_names import BY_WORD
 from cli.errors import CliError
-from cli.options import Option, bring_copies
+from cli.options import Option, bring_copies, split
 from cli.output import output_options, reg_line
 from registry.composition.found import OUTPUTS
 from registry.composition.recipe.fields import FIELDS
 from registry.names.suggest import suggest
 
-FEW = 8
-"""Number of options up to which a command's help has no headings."""
-
-MOST = 15
-"""Number of options up to which a command's help lists all of them."""
-
-_TYPED = f"{__name__}.typed"
-"""Key of the words after the command."""
+FEW = 8  # number of options up to which a command's help has no headings
+MOST = 15  # number of options up to which a command's help lists all of them
+_TYPED = f"{__name__}.typed"  # key of the words after the command
 _EVERY, _OUTPUT = f"{__name__}.every", f"{__name__}.output"
 """Keys of what help lists in place of the options that most people need: all, or those of one output."""
 
-COMMON = "Common"
-"""Heading of the options that belong to no other."""
-
-Headings = Mapping[str, Sequence[str]]
-"""Heading → names of parameters, in the order of the help."""
+COMMON = "Common"  # heading of the options that belong to no other
+Headings = Mapping[str, Sequence[str]]  # heading → names of parameters, in the order of the help
 
 _COMPUTATION = ("batch_size", "device", "dtype", "max_memory", "ray", "num_gpus")
 _VERSION = ("tags", "license", "alias")
-
 _FIT = ("fit", "fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device")
 
 RECIPE: Headings = {
@@ -130,10 +121,7 @@ class GroupedCommand(click.Command):
         return super().invoke(ctx)
 
     def shown(self, ctx: click.Context) -> list[click.Option]:
-        """Return the options that the help lists: the most needed ones, unless all or those of an output are asked for.
-
-        The most needed ones are not advanced, and have a part in what is made where no output is named.
-        """
+        """Return the options that the help lists: the most needed ones, all, or those of an output."""
         options = _visible(self.get_params(ctx))
         output = ctx.meta.get(_OUTPUT)
         if ctx.meta.get(_EVERY) or not (output or self.is_long):
@@ -149,10 +137,8 @@ class GroupedCommand(click.Command):
         """Write the options, under headings where they are many, and how to see those that are left out."""
         shown, output = self.shown(ctx), ctx.meta.get(_OUTPUT)
         for heading, options in grouped(shown, self.headings):
-            records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
-            if records:
-                with formatter.section(heading):
-                    formatter.write_dl(records)
+            with formatter.section(heading):
+                formatter.write_dl([*filter(None, (option.get_help_record(ctx) for option in options))])
         left = sum("--help-all" not in one.opts for one in _visible(self.get_params(ctx)) if one not in shown)
         if left:
             of_one = f"; of one output alone: reg help {ctx.info_name} dense" if self.outputs and not output else ""
@@ -185,7 +171,7 @@ def _visible(parameters: Iterable[click.Parameter]) -> list[click.Option]:
 
 
 def _is_for(option: Option, output: str | None) -> bool:
-    """Return whether help lists an option, of an output or of what most people need."""
+    """Return whether an option has a part in an output; without one, in the default, as one that is not advanced."""
     has_part = not option.outputs or (output or FIELDS["to"].default) in option.outputs
     return has_part and (output is not None or not option.advanced)
 
@@ -205,19 +191,14 @@ def _check_lists(command: click.Command, words: Sequence[str]) -> None:
                 break
             last += 1
         if last > begin:
-            parts = [value if equals else words[begin], *words[begin + 1 : last + 1]]
-            listed = ",".join(part.strip() for text in parts for part in text.split(",") if part.strip())
+            listed = ",".join(split([value if equals else words[begin], *words[begin + 1 : last + 1]]))
             again = [*words[:index], option, listed, *words[last + 1 :]]
             message = f"{option}: separate by commas, without spaces: {option} {listed}"
-            named = [] if command.name is None else [command.name]
-            raise CliError(message, reg_line([*named, *again]), "UsageError", 2)
+            raise CliError(message, reg_line([*filter(None, [command.name]), *again]), "UsageError", 2)
 
 
 def typed_words(*, without: Collection[str] = (), renamed: Mapping[str, str] | None = None) -> list[str]:
-    """Return the arguments and options of this command as they were typed, for another command that has them too.
-
-    Parameters in `without` are left out; `renamed` has other options for the values of some.
-    """
+    """Return the words of this command as they were typed, without some parameters, and with options `renamed`."""
     context = click.get_current_context()
     parser = context.command.make_parser(context)
     values, _, order = parser.parse_args([*context.meta.get(_TYPED, ())])
@@ -254,10 +235,7 @@ class CommandGroup(click.Group):
 def grouped(
     parameters: Iterable[click.Parameter], headings: Headings = RECIPE
 ) -> list[tuple[str, list[click.Parameter]]]:
-    """Return each heading and its options, in the order of the help; headings without an option are left out.
-
-    Few options have one heading, and so has every option that belongs to none of `headings`.
-    """
+    """Return each heading that has options, with these, in the order of the help; few options have one heading."""
     options = _visible(parameters)
     if len(options) <= FEW:
         return [("Options", [*options])]

@@ -43,42 +43,39 @@ class Choice(_Words):
 
 
 class Option(click.Option):
-    """An option with what help needs to know of it.
-
-    In a command with many options, only `--help-all` lists `advanced` ones. `outputs` are the outputs of a composition
-    that it has a part in; empty for all.
-    """
+    """An option with what help needs to know of it."""
 
     def __init__(self, *args: Any, advanced: bool = False, outputs: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.advanced = advanced
-        self.outputs = outputs
+        self.advanced = advanced  # in a command with many options, only `--help-all` lists it
+        self.outputs = outputs  # of compositions that it has a part in; empty for all
 
 
-def option(name: str, metavar: str, text: str, *parameter: str, default: object = None, **settings: Any) -> Decorator:
-    """Return a decorator that adds an option with `text` as its help; it may name the parameter."""
+def option(usage: str, text: str, *parameter: str, default: object = None, **settings: Any) -> Decorator:
+    """Return a decorator that adds an option, such as `--out DIR`, with the help `text`; it may name its parameter."""
+    name, _, metavar = usage.partition(" ")
     shown = {} if default is None else {"default": default, "show_default": True}
     return click.option(name, *parameter, cls=Option, metavar=metavar, help=text, **shown, **settings)
 
 
-def integer(
-    name: str, text: str, default: int | None = None, *, least: int = 1, metavar: str = "N", **settings: Any
-) -> Decorator:
-    """Return a decorator that adds an option of a whole number, of at least `least`."""
-    return option(name, metavar, text, default=default, type=Integer(least), **settings)
+def _with_value(usage: str, usual: str) -> str:
+    return usage if " " in usage else f"{usage} {usual}"
 
 
-def number(name: str, text: str, default: float | None = None, *, metavar: str = "X", **settings: Any) -> Decorator:
-    """Return a decorator that adds an option of a number."""
-    return option(name, metavar, text, default=default, type=float, **settings)
+def integer(usage: str, text: str, default: int | None = None, *, least: int = 1, **settings: Any) -> Decorator:
+    """Return a decorator that adds an option of a whole number, `--name N`, of at least `least`."""
+    return option(_with_value(usage, "N"), text, default=default, type=Integer(least), **settings)
 
 
-def choice(
-    name: str, choices: Sequence[str], text: str, default: str | None = None, *, metavar: str = "", **settings: Any
-) -> Decorator:
-    """Return a decorator that adds an option of one of some words."""
-    metavar = metavar or name.removeprefix("--").upper()
-    return option(name, metavar, text, default=default, type=Choice(choices), **settings)
+def number(usage: str, text: str, default: float | None = None, **settings: Any) -> Decorator:
+    """Return a decorator that adds an option of a number, `--name X`."""
+    return option(_with_value(usage, "X"), text, default=default, type=float, **settings)
+
+
+def choice(usage: str, choices: Sequence[str], text: str, default: str | None = None, **settings: Any) -> Decorator:
+    """Return a decorator that adds an option of one of some words, `--name NAME`."""
+    own = _with_value(usage, usage.removeprefix("--").upper())
+    return option(own, text, default=default, type=Choice(choices), **settings)
 
 
 def flag(name: str, text: str, *parameter: str, **settings: Any) -> Decorator:
@@ -86,14 +83,14 @@ def flag(name: str, text: str, *parameter: str, **settings: Any) -> Decorator:
     return click.option(name, *parameter, cls=Option, is_flag=True, help=text, **settings)
 
 
-def file(name: str, metavar: str, text: str, **settings: Any) -> Decorator:
+def file(usage: str, text: str, **settings: Any) -> Decorator:
     """Return a decorator that adds an option of a file or folder."""
-    return option(name, metavar, text, type=file_path, **settings)
+    return option(usage, text, type=file_path, **settings)
 
 
 def files(name: str, text: str, **settings: Any) -> Decorator:
     """Return a decorator that adds a repeatable option of a file."""
-    return file(name, "FILE", text, multiple=True, **settings)
+    return file(f"{name} FILE", text, multiple=True, **settings)
 
 
 def options(*added: Decorator) -> Decorator:
@@ -166,10 +163,13 @@ file_path = Place(_refused, path_type=Path)
 destination = Place(url_of, path_type=Path)
 composed_path = Place(_in_bucket, path_type=Path)
 composed_text = Place(_in_bucket)  # which may be a digest too
-device = option("--device", "DEVICE", "A torch device. [default: the GPU if there is one]", advanced=True)
+device = option("--device DEVICE", "A torch device. [default: the GPU if there is one]", advanced=True)
 
 
-def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, Sequence[str]], dict[str, str]]:
+Reader = Callable[[click.Context, click.Parameter, Sequence[str]], Value]  # a callback that parses texts
+
+
+def unique_pairs(form: str) -> Reader[dict[str, str]]:
     """Return a callback that parses `key=value` texts and rejects duplicate keys."""
 
     def read(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
@@ -183,7 +183,7 @@ def unique_pairs(form: str) -> Callable[[click.Context, click.Parameter, Sequenc
     return read
 
 
-def numbers(what: str, of: str = "NAME") -> Callable[[click.Context, click.Parameter, Sequence[str]], dict[str, float]]:
+def numbers(what: str, of: str = "NAME") -> Reader[dict[str, float]]:
     """Return a callback that parses lists of `name=number`; messages say what a number is, and of what."""
 
     def read(context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, float]:
@@ -198,12 +198,10 @@ def numbers(what: str, of: str = "NAME") -> Callable[[click.Context, click.Param
     return read
 
 
-def lists(
-    form: str, kind: Callable[[str], Value]
-) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, list[Value]]]:
+def lists(form: str, kind: Callable[[str], Value]) -> Reader[dict[str, list[Value]]]:
     """Return a callback that parses `key=value` texts into key → values, each made by `kind`."""
 
-    def read(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[Value]]:
+    def read(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, list[Value]]:
         values: dict[str, list[Value]] = {}
         for key, value in pairs(texts, form):
             values.setdefault(key, []).append(kind(value))
@@ -214,13 +212,10 @@ def lists(
 
 def pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
     """Return (key, value) of each `key=value`; others are refused, in a message with the `form`."""
-    parsed = []
     for text in texts:
-        key, equals, value = text.partition("=")
-        if not (key and equals and value):
+        if not all(text.partition("=")):
             raise click.BadParameter(f"{text!r} is not of the form {form}")
-        parsed.append((key, value))
-    return parsed
+    return [(key, value) for key, _, value in (text.partition("=") for text in texts)]
 
 
 def is_typed(name: str) -> bool:

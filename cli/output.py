@@ -18,8 +18,7 @@ import click
 from cli.tables import layout
 from registry.progress import Advance, Progress, silent
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""What adds options to the function of a command."""
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]  # what adds options to the function of a command
 JSON_HELP = "Print JSON; errors too, on stderr."
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 """Environment variable of huggingface_hub, which has its own progress bars."""
@@ -104,10 +103,7 @@ COPIES = f"{__name__}.copies"
 
 
 def next_step(command: str | Sequence[str | os.PathLike[str]]) -> None:
-    """Print on stderr what to type next, as errors do, unless --quiet or --json; each command that succeeds does once.
-
-    It is the words of a command of reg, without `reg`, or a line to print as it is.
-    """
+    """Print on stderr what to type next, unless --quiet or --json: a line, or the words of a command without `reg`."""
     if click.get_current_context(silent=True) is None or is_quiet() or is_json():
         return
     if not isinstance(command, str):

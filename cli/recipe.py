@@ -28,15 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """References to the members, the recipe and the base model that a command line asks for.
-
-    `base` is None where none was named, or takes part. In place of `experts`, `from_base` copies of it are the members.
-    """
+    """References to the members, the recipe and the base model that a command line asks for."""
 
     experts: list[str]
     recipe: Recipe
-    base: str | None
-    from_base: int | None = None
+    base: str | None  # None where none was named, or takes part
+    from_base: int | None = None  # number of copies of the base model that are the members, in place of `experts`
 
 
 def _option(described: Field) -> Decorator:
@@ -58,35 +55,29 @@ def _option(described: Field) -> Decorator:
     text, default = described.help, described.default
     if default in (None, {}) or described.default_with or described.group:
         text, default = f"{text} [default: {described.default_text}]", None
-    return option(name, described.metavar, text, default=default, **settings)
+    return option(f"{name} {described.metavar}", text, default=default, **settings)
 
 
-experts_option = option("--experts", "A,B@2,…", "The members, in any order.", multiple=True)
+experts_option = option("--experts A,B@2,…", "The members, in any order.", multiple=True)
 """--experts, which a file of `--recipe` can replace."""
-base_option = option("--base", "NAME[@V]", "The base model, for recipes that need one.")
+base_option = option("--base NAME[@V]", "The base model, for recipes that need one.")
 
 
 def recipe_options(*without: str) -> Decorator:
     """Return a decorator that adds `--recipe` and every option of a recipe but some; `asked` reads their values."""
     text = "Read experts, base model and recipe from a YAML file or a composition.json; options win over it."
     fields = [_option(described) for name, described in FIELDS.items() if name not in without]
-    return options(option("--recipe", "FILE", text, "recipe_path", type=file_path), *fields)
+    return options(option("--recipe FILE", text, "recipe_path", type=file_path), *fields)
 
 
 def asked(
-    session: Session,
-    experts: Sequence[str],
-    base: str | None,
-    settings: dict[str, Any],
-    *,
-    checks_base: bool = True,
+    session: Session, experts: Sequence[str], base: str | None, settings: dict[str, Any], *, checks_base: bool = True
 ) -> Asked:
     """Return what the options and the file of `--recipe` ask for.
 
-    Experts that cannot be composed are refused before anything is imported that takes seconds, and with `checks_base` a
-    base model that is not registered too. `settings` are the values of `recipe_options`, and of --from-base in a
-    command that has it. UsageError if an option has no part in what is made, or no expert is named; RegError if the
-    file is not a recipe, or an expert or the recipe cannot be.
+    What cannot be composed is refused before anything is imported that takes seconds; the base model is looked up too
+    with `checks_base`. `settings` are the values of `recipe_options` and --from-base. UsageError: an option has no part
+    in what is made, or no expert is named. RegError: the file is not a recipe, or an expert or the recipe cannot be.
     """
     path: Path | None = settings.pop("recipe_path")
     given = {name: value for name, value in settings.items() if name in FIELDS and is_typed(name)}
@@ -94,11 +85,8 @@ def asked(
     if copies := _copies(experts, settings, file):
         return _asked_copies(session, base, copies, given, file)
     _check_options(given, {} if file is None else file.values)
-    if file is not None:  # what the options name is not looked up in the file
-        file = replace(file, members=() if experts else file.members, base_member=None if base else file.base_member)
-        if file.members or file.base_member:
-            with session.registry() as registry:
-                file = file.resolved(registry.catalog)
+    if file is not None:
+        file = _resolved(session, file, members=not experts, base=not base)
     refs = split(experts) if experts else list(file.experts if file else ())
     if not (experts or refs):
         raise click.UsageError("give --experts A,B, or a --recipe that names them")
@@ -142,19 +130,23 @@ def _asked_copies(
     if problem := problem_of_copies(count, values):
         raise problem.error()
     _check_options(given, values)
-    if file is not None and base is None and file.base_member:
-        with session.registry() as registry:
-            file = replace(file, members=()).resolved(registry.catalog)
-    base = base or (file.base if file else None)
+    if file is not None and base is None:
+        base = _resolved(session, file, members=False, base=True).base
     check_members(session, [base] if base else [], kind="base")
     return Asked([], Recipe.of_fields(values), base, count)
 
 
-def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = None) -> None:
-    """Check that versions can be composed, and that no name stands twice; with a `kind`, that they are of it.
+def _resolved(session: Session, file: composition.RecipeFile, *, members: bool, base: bool) -> composition.RecipeFile:
+    """Return a recipe file with its members or its base model looked up; what the options name is not."""
+    file = replace(file, members=file.members if members else (), base_member=file.base_member if base else None)
+    if not (file.members or file.base_member):
+        return file
+    with session.registry() as registry:
+        return file.resolved(registry.catalog)
 
-    Nothing is checked where there is no registry yet, so that wrong options are reported first.
-    """
+
+def check_members(session: Session, refs: Sequence[str], *, kind: Kind | None = None) -> None:
+    """Check that versions can be composed, none of a name twice (or are of the `kind`); not without a registry yet."""
     from store.ownership import check_owner
 
     if kind is None:
@@ -183,10 +175,7 @@ def _check_options(given: dict[str, Any], file_values: Any) -> None:
 
 
 def no_part(option: str, other: str, method: str | None, fitting: Sequence[str]) -> click.UsageError:
-    """Return the error of an option without a part in what is made, because of the value of another field, if any.
-
-    `fitting` are the values of that field that the option goes with.
-    """
+    """Return the error of an option without a part, as another field has none of the `fitting` values."""
     hint = f" It goes with {FIELDS[other].option} {' or '.join(fitting)}." if fitting else ""
     if method is None:
         return click.UsageError(f"{without_trunk(option)}.{hint}")

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from registry.distributed import Cluster
 
 _OPENED = "reg.registry"
-
-REGISTRY_OPTIONS = ("home", "database", "arrays")
-"""The options, in the order of the help."""
+_OPTIONS = {
+    "home": ("DIR", "The registry's folder"),
+    "database": ("URL", "SQLAlchemy URL of the catalog"),
+    "arrays": ("DIR|URL", "Folder or bucket (s3://, gs://, az://) of the arrays"),
+}
+"""Option → what its value is, and its help, in the order of the help."""
 
 
 class Session:
@@ -50,15 +53,11 @@ class Session:
     @property
     def typed(self) -> frozenset[str]:
         """Names of the options that are on the command line, not in the environment."""
-        return frozenset(name for name in REGISTRY_OPTIONS if _key(name, typed=True) in self._meta)
+        return frozenset(name for name in _OPTIONS if _key(name, typed=True) in self._meta)
 
     @contextmanager
     def registry(self, *, create: bool = False, cluster: "Cluster | None" = None) -> Iterator["Registry"]:
-        """Open the registry with progress bars; a command opens it once, and closes it at its end.
-
-        With `create` it need not exist: the first write creates it, and a command that fails leaves nothing. Long steps
-        run on the nodes of `cluster`.
-        """
+        """Open the registry, once for a command; with `create` the first write creates it. Work runs on `cluster`."""
         from registry import Registry
 
         located: dict[str, Any] = {"database": self.database, "arrays": self.arrays, "progress": progress()}
@@ -100,28 +99,16 @@ def _keep(context: click.Context, option: click.Parameter, values: tuple[str, ..
             raise click.UsageError(f"--{name} is given twice, as {other!r} and as {value!r}", context)
 
 
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "home": {"metavar": "DIR", "help": "The registry's folder (REG_HOME), before or after the command."},
-    "database": {
-        "metavar": "URL",
-        "help": "SQLAlchemy URL of the catalog (REG_DATABASE), before or after the command.",
-    },
-    "arrays": {
-        "metavar": "DIR|URL",
-        "help": "Folder or bucket (s3://, gs://, az://) of the arrays (REG_ARRAYS), before or after the command.",
-    },
-}
-_SHARED: dict[str, Any] = {"multiple": True, "expose_value": False, "callback": _keep, "type": _Whole()}
-
-
 def registry_options(*, hidden: bool = False) -> list[click.Parameter]:
     """Return --home, --database and --arrays of the group, which read the environment, or hidden ones of a command."""
-    return [
-        click.Option(
-            [f"--{name}"], hidden=hidden, envvar=None if hidden else f"REG_{name.upper()}", **_SETTINGS[name], **_SHARED
-        )
-        for name in REGISTRY_OPTIONS
-    ]
+    shared: dict[str, Any] = {"multiple": True, "expose_value": False, "callback": _keep, "type": _Whole()}
+    options: list[click.Parameter] = []
+    for name, (metavar, text) in _OPTIONS.items():
+        variable = f"REG_{name.upper()}"
+        own: dict[str, Any] = {"hidden": True} if hidden else {"envvar": variable}
+        text = f"{text} ({variable}), before or after the command."
+        options.append(click.Option([f"--{name}"], metavar=metavar, help=text, **own, **shared))
+    return options
 
 
 def accept_registry_options(command: click.Command) -> None:

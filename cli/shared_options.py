@@ -49,8 +49,7 @@ def _dtype(own: str) -> Decorator:
 
 checkpoint = click.argument("checkpoint", metavar="CKPT")
 adapter_base = option(
-    "--base",
-    "BASE",
+    "--base BASE",
     "The base model of an adapter CKPT: a registered NAME[@V], a folder or hf://ORG/NAME. "
     "[default: from the adapter's configuration]",
 )
@@ -68,8 +67,7 @@ examined = options(
     ),
     remote_code,
     option(
-        "--tokenizer-of",
-        "NAME[@V]",
+        "--tokenizer-of NAME[@V]",
         "Number the added tokens of CKPT as this version does, where both gave one number to two tokens.",
         advanced=True,
     ),
@@ -78,15 +76,15 @@ examined = options(
 keep_calibration = flag("--keep-calibration", "Store the calibration tokens too.")
 annotations = options(
     option(
-        "--tag", "K=V", "A tag for searching (repeatable).", "tags", multiple=True, callback=unique_pairs("K=V"),
+        "--tag K=V", "A tag for searching (repeatable).", "tags", multiple=True, callback=unique_pairs("K=V"),
         advanced=True,
     ),
     option(
-        "--license", "ID",
+        "--license ID",
         "The checkpoint's license, an identifier of the Hub such as apache-2.0. It is part of the content: the same "
         "checkpoint under another license is another version.",
     ),
-    option("--alias", "ALIAS", "Point this alias at the version: NAME@ALIAS."),
+    option("--alias ALIAS", "Point this alias at the version: NAME@ALIAS."),
 )  # fmt: skip
 """--tag, --license and --alias of a new version."""
 
@@ -109,8 +107,7 @@ pass_options = options(
     integer("--batch-size", "Windows per batch.", 16),
     device,
     option(
-        "--max-memory",
-        "SIZE",
+        "--max-memory SIZE",
         "Memory that the pass may take, such as 6GiB. A model that does not fit is read layer by layer, with "
         "the same result. [default: the free memory]",
         type=Size(),
@@ -127,7 +124,7 @@ calibration = options(
 
 hub_target = options(
     click.argument("repo", metavar="REPO"),
-    option("--revision", "BRANCH", "The branch, created if it does not exist. [default: main]"),
+    option("--revision BRANCH", "The branch, created if it does not exist. [default: main]"),
     flag("--private", "Create a private repository; an existing public one is refused."),
     flag("--create-pr", "Propose the commit as a pull request."),
     flag("--force", "Replace the content of an earlier push, in a new commit."),
@@ -135,8 +132,7 @@ hub_target = options(
 """The argument REPO and the options of a push."""
 
 ray_option = option(
-    "--ray",
-    "ADDRESS",
+    "--ray ADDRESS",
     "Run parts of the work as tasks of a Ray cluster: local for the processors of this machine, auto for the cluster "
     "of this node, or HOST:PORT. The result is the same, bit for bit.",
     advanced=True,
@@ -144,8 +140,7 @@ ray_option = option(
 cluster_options = options(
     ray_option,
     option(
-        "--num-gpus",
-        "N",
+        "--num-gpus N",
         "With --ray: GPUs that each task takes; 0.5 lets two tasks share one. [default: 0: tasks compute on the "
         "processor]",
         type=click.FloatRange(min=0),
@@ -158,8 +153,7 @@ def scoring(*, required: bool) -> Decorator:
     """Return a decorator that adds --data DOMAIN=FILE, and the options of scoring."""
     return options(
         option(
-            "--data",
-            "DOMAIN=FILE",
+            "--data DOMAIN=FILE",
             "Test text of a domain, which has the name of its expert if there is one (repeatable).",
             multiple=True,
             required=required,
@@ -183,7 +177,7 @@ def fit_options(does: str) -> Decorator:
         integer("--fit-steps", "With --fit: number of batches.", 30, **settings),
         number("--fit-lr", rate, 0.05, **settings),
         integer("--fit-seed", "With --fit: seed of windows and their order.", 0, least=0, **settings),
-        option("--fit-device", "DEVICE", "With --fit: a torch device. [default: the GPU if any]", **settings),
+        option("--fit-device DEVICE", "With --fit: a torch device. [default: the GPU if any]", **settings),
     )
 
 
@@ -210,10 +204,7 @@ def take(kind: type[Settings], settings: dict[str, Any]) -> Settings:
 
 @contextmanager
 def connected(settings: dict[str, Any]) -> "Iterator[Cluster | None]":
-    """Connect to the cluster that --ray and --num-gpus name, which are taken out of a command's parameters.
-
-    Without --ray there is none, and --num-gpus alone is refused.
-    """
+    """Connect to the cluster of --ray and --num-gpus, which are taken out of the parameters; None without --ray."""
     ray, gpus = settings.pop("ray"), settings.pop("num_gpus", None)
     if ray is None:
         if gpus is not None:

@@ -4,17 +4,13 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-GAP = "  "
-"""What stands between two columns."""
+GAP = "  "  # what stands between two columns
 ELLIPSIS = "…"
-LEAST = 12
-"""Characters that a column of text keeps before columns are moved to a table of their own."""
+LEAST = 12  # characters that a column of text keeps before columns are moved to a table of their own
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( ± [\d.]+)?( ?%| [kMGT]?B)?")
-_RIGID = re.compile(r"[\d\W]*\dT?[\d\W]*Z?")
-"""Numbers and times, which are kept whole."""
-_BLANK = ("", "-")
-"""Cells that stand for a missing number."""
+_RIGID = re.compile(r"[\d\W]*\dT?[\d\W]*Z?")  # numbers and times, which are kept whole
+_BLANK = ("", "-")  # cells that stand for a missing number
 
 
 def layout(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> list[list[str]]:
@@ -86,10 +82,7 @@ def _in_column(cell: str, width: int) -> list[str]:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return lines of at most `width` characters; a word that is longer is broken behind a slash or a comma if it can.
-
-    A hyphen is no place for a break: names and paths have them.
-    """
+    """Return lines of at most `width` characters; longer words are broken behind a slash or comma, not a hyphen."""
     pieces: list[str] = []
     for word in re.findall(r"\S+\s*", text):
         parts = [word] if len(word.rstrip()) <= width else re.findall("[^/,]*[/,]+|[^/,]+", word)
@@ -124,18 +117,13 @@ def _parts(table: Sequence[Sequence[str]], width: int) -> list[list[int]]:
     parts: list[list[int]] = []
     left = 0
     for column, own in enumerate(others, 1):
-        needed = len(GAP) + min(own, _kept(table, column))
+        needed = len(GAP) + min(own, max(LEAST, _rigid(table, column)))
         if not parts or needed > left:
             parts.append([0])
             left = width - first
         parts[-1].append(column)
         left -= needed
     return parts or [[0]]
-
-
-def _kept(table: Sequence[Sequence[str]], column: int) -> int:
-    """Return how many characters of a column are kept at least: all of a number or a time."""
-    return max(LEAST, _rigid(table, column))
 
 
 def _rigid(table: Sequence[Sequence[str]], column: int) -> int:
@@ -146,7 +134,7 @@ def _rigid(table: Sequence[Sequence[str]], column: int) -> int:
 def _fitting(table: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return widths of columns that fit; the widest are made equally narrow, and none narrower than it must be."""
     widths = _widths(table)
-    kept = [min(own, _kept(table, column)) for column, own in enumerate(widths)]
+    kept = [min(own, max(LEAST, _rigid(table, column))) for column, own in enumerate(widths)]
     while _length(widths) > width:
         column = max(range(len(widths)), key=lambda one: (widths[one] > kept[one], widths[one]))
         if widths[column] <= kept[column]:  # a table of one cell that is wider than the terminal

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from cli.next_steps import evaluating
 from cli.options import choice, flag, integer, number, option, options
 from cli.output import Decorator, done, next_step, note, printed_json
 from registry.composition.trained import trained_tokens
 from registry.io.display import counted, short
-from registry.training.processes import is_worker
 
 if TYPE_CHECKING:
     from registry.training import Trained  # with torch
@@ -69,21 +66,10 @@ def weight_products(routers: str = "", *, fsdp: bool = True) -> Decorator:
     products = f"The dtype of the products: bfloat16, float32, or auto: {fast}. Weights and moments stay in float32."
     sharding = "Shard weights, gradients and moments over the processes that torchrun started."
     return options(
-        option("--device", "DEVICE", "cpu or cuda. [default: the GPU if there is one]", advanced=True),
+        option("--device DEVICE", "cpu or cuda. [default: the GPU if there is one]", advanced=True),
         choice("--dtype", ["auto", "bfloat16", "float32"], products, "auto", advanced=True),
         *([flag("--fsdp", sharding, advanced=True)] if fsdp else []),
     )
-
-
-def trained_as_worker() -> bool:
-    """Train with the main process, and return True, if this one is its worker; exit with 1 if that failed."""
-    if not is_worker():
-        return False
-    from registry.training import run_worker
-
-    if not run_worker():
-        click.get_current_context().exit(1)
-    return True
 
 
 def amount(trained: Trained | TrainedFromBase, tokens: int | None) -> str:

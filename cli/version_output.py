@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from registry.registration.register import Registration
     from store.catalog import CompositionRecord, VersionRecord
 
-
 _DIGEST = re.compile(r"[0-9a-f]{6,64}")
-_SHOWN = 4
-"""Maximum number of versions in a line."""
+_SHOWN = 4  # maximum number of versions in a line
 
 
 def version_document(version: "VersionRecord") -> dict[str, Any]:
@@ -38,10 +36,7 @@ def shown_parameters(version: "VersionRecord") -> str:
 
 
 def members_and_base(composition: "CompositionRecord") -> tuple[str, str]:
-    """Return a composition's experts, or the number of copies, and its base model, if any; a public expert is both.
-
-    They are the versions of its latest folder, each name once.
-    """
+    """Return the experts, or the number of copies, and the base model of the latest folder; a public expert is both."""
     document = composition.document
     if "from_base" in document:
         return f"{document['from_base']} copies", ",".join(composition.current)
@@ -130,10 +125,7 @@ def overlap_lines(overlaps: "Sequence[ExpertOverlap]") -> list[str]:
 
 
 def warn_of_opted_out(registry: "Registry", compositions: Iterable[Path | str]) -> None:
-    """Print a line on stderr for each folder, or digest, with members that were opted out since.
-
-    What cannot be looked up is not warned of: the command itself refuses what it cannot use.
-    """
+    """Print a line on stderr for each folder or digest with members that were opted out since, as far as known."""
     for composition in () if is_quiet() else compositions:
         if not (_is_composed(Path(composition)) or _DIGEST.fullmatch(str(composition))):
             continue  # before anything heavy is imported: the command refuses a wrong name at once

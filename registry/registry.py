@@ -234,6 +234,8 @@ class Registry:
         A training that was interrupted continues when it is started again. The version stores how it was trained and
         its loss curve, in `expert_training.json`. With a frozen trunk its trunk is the base model's to the byte.
 
+        Under a launcher (torchrun) all processes call this, and the first registers: others' results do not have that.
+
         Args:
             base: the model to begin from: a registered name or version, a folder, or `hf://ORG/NAME[@REVISION]`.
             public_data: files of public text: with `coordinate` the router rows begin as the differences of the
@@ -550,6 +552,8 @@ class Registry:
         record: bool = True,
     ) -> training.Trained:
         """Train weights of a composed mixture on text: routers alone, expert MLPs, or all; and return the result.
+
+        Under a launcher (torchrun) all processes call this, the first one writes, and all return the same.
 
         Raises InvalidInputError if its routers would get no gradient, or a loss is not finite.
 

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from registry.doctor import Diagnosis
     from registry.hub.target import Pushed
 
-NEED_BASE = [name for name, one in TRUNKS.items() if one.needs_base]
-"""Trunk methods that take the base model."""
+NEED_BASE = [name for name, one in TRUNKS.items() if one.needs_base]  # trunk methods that take the base model
 
 _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 
@@ -55,20 +54,17 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 )
 @experts_option
 @option(
-    "--out",
-    "DIR|URL",
+    "--out DIR|URL",
     "The folder to write, or a prefix of a bucket: s3://BUCKET/PREFIX, gs://, az://; it appears whole or not at all.",
     type=output_place,
 )
 @recipe_options()
 @option(
-    "--base",
-    "NAME[@V]",
+    "--base NAME[@V]",
     f"The base model, with a trunk method that needs it: {listed(NEED_BASE)}. [default: the only one registered]",
 )
 @option(
-    "--from-base",
-    "N",
+    "--from-base N",
     "In place of --experts: N copies of the MLPs of --base, with its trunk and random routers, to be trained by "
     "reg train (sparse upcycling).",
     type=Integer(LEAST_COPIES, MOST_COPIES),
@@ -76,8 +72,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     outputs=("moe",),
 )
 @option(
-    "--public",
-    "NAME[@V]",
+    "--public NAME[@V]",
     "With --router anchored: the base model that joins the experts as the public one; it is --base too.",
     advanced=True,
     outputs=("moe",),
@@ -94,15 +89,14 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
     "them"
 )
 @file(
-    "--save-recipe",
-    "FILE",
+    "--save-recipe FILE",
     "Write experts, base model and recipe to a YAML file for --recipe, with --plan too.",
     advanced=True,
 )
-@option("--push", "REPO", "Then push it to the Hub, ORG/NAME, as reg push does.", "repo", advanced=True)
+@option("--push REPO", "Then push it to the Hub, ORG/NAME, as reg push does.", "repo", advanced=True)
 @flag("--private", "With --push: make the repository private.", advanced=True)
 @flag("--check", "Then examine the folder, as reg doctor does; exit 1 if it is broken.")
-@option("--license", "ID", "With --push: the license of the whole.", "license_id", advanced=True)
+@option("--license ID", "With --push: the license of the whole.", "license_id", advanced=True)
 @flag("--plan", "Print what would be written, and stop.", "plan_only")
 @flag(
     "--force",
@@ -199,7 +193,12 @@ def compose(
             document |= {"digest": None, "recipe": {**document["recipe"], "coefficients": None}}
         print_json(document)
     else:
-        _print_result(plan, str(out), fit_reads, diagnosis, pushed, plan_only=plan_only)
+        for warning in () if is_quiet() else plan.output.warnings(plan):
+            note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
+        if plan_only:
+            _print_plan(plan, fit_reads)
+        else:
+            _print_end(plan, str(out), diagnosis, pushed)
     if diagnosis is not None and not diagnosis.is_healthy:
         raise click.exceptions.Exit(1)
 
@@ -249,25 +248,8 @@ def _save(path: Path | None, wanted: Asked, *, force: bool) -> None:
         note(f"recipe written to {path}")
 
 
-def _print_result(
-    plan: composition.Plan,
-    out: str,
-    fit_reads: str,
-    diagnosis: Diagnosis | None,
-    pushed: Pushed | None,
-    *,
-    plan_only: bool,
-) -> None:
-    """Print warnings, the plan or what became of the folder, and the next step."""
-    for warning in () if is_quiet() else plan.output.warnings(plan):
-        note(f"warning: {warning.reason}; to mend it: {warning.remedy}")
-    if plan_only:
-        if is_quiet():
-            done(None if fit_reads else plan.digest)
-        else:
-            _print_plan(plan, fit_reads)
-        next_step(composing_as_typed(without=("plan_only", "save_recipe")))
-        return
+def _print_end(plan: composition.Plan, out: str, diagnosis: Diagnosis | None, pushed: Pushed | None) -> None:
+    """Print what became of the folder, and the next step."""
     if diagnosis is not None:
         print_diagnosis(diagnosis)
     if pushed is not None:
@@ -339,6 +321,9 @@ def plan_document(plan: composition.Plan) -> dict[str, Any]:
 
 def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
     """Print what would be written; `fit_reads`: what a fit would read, where the coefficients are still to be found."""
+    if is_quiet():
+        done(None if fit_reads else plan.digest)
+        return
     recipe = plan.recipe.document(plan.names)
     column = "coefficient" if recipe.get("coefficients") else "weight"
     factors = recipe.get("coefficients") or recipe.get("weights") or dict.fromkeys(plan.names, 1.0)
@@ -361,7 +346,14 @@ def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
     rows += [("fit", fit_line(plan.recipe))] if plan.recipe.fit else []
     rows += [("fit", fit_reads)] if fit_reads else []
     rows += [("base", plan.base.version.ref)] if plan.base else []
-    rows += _context(plan)
+    if cost := plan.output.routing_cost(plan):
+        added = f"{cost.parameters:,} parameters, {size(cost.bytes)}"
+        if cost.layers:
+            maps = ", one that adjusts the head" if cost.maps else ""
+            added = f"a layer that reads the text so far{maps}, and {cost.channels} channels: {added}"
+        elif cost.maps:
+            added = f"head maps, {added}"
+        rows += [("context routing adds", added)]
     rows += [
         ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} active per token"),
         ("bytes", f"{plan.nbytes:,} ({size(plan.nbytes)})"),
@@ -369,19 +361,7 @@ def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
     ]
     digest = "its digest depends on the coefficients" if fit_reads else short(plan.digest)
     print_table(("composition", digest), rows)
-
-
-def _context(plan: composition.Plan) -> list[tuple[str, str]]:
-    cost = plan.output.routing_cost(plan)
-    if cost is None:
-        return []
-    added = f"{cost.parameters:,} parameters, {size(cost.bytes)}"
-    if cost.layers:
-        maps = ", one that adjusts the head" if cost.maps else ""
-        added = f"a layer that reads the text so far{maps}, and {cost.channels} channels: {added}"
-    elif cost.maps:
-        added = f"head maps, {added}"
-    return [("context routing adds", added)]
+    next_step(composing_as_typed(without=("plan_only", "save_recipe")))
 
 
 @command(
@@ -391,22 +371,16 @@ def _context(plan: composition.Plan) -> list[tuple[str, str]]:
     headings=INSTANTIATION,
 )
 @click.argument("soup")
-@option("--out", "DIR|URL", "The folder to write, or a prefix of a bucket.", required=True, type=output_place)
+@option("--out DIR|URL", "The folder to write, or a prefix of a bucket.", required=True, type=output_place)
 @option(
-    "--weights", "A=X,…", "Weights of the domains; others have 0.", multiple=True, callback=numbers("weight", "DOMAIN")
+    "--weights A=X,…", "Weights of the domains; others have 0.", multiple=True, callback=numbers("weight", "DOMAIN")
 )
 @files("--like", "Weigh the domains by how many documents of FILE are nearest to each (repeatable).")
 @fit_options("Fit the coefficients of the experts to the text of FILE by gradient, without domain weights")
 @flag("--force", "Replace DIR if it is an earlier composition.")
 @pass_session
 def instantiate(
-    session: Session,
-    /,
-    soup: str,
-    out: Path | str,
-    weights: dict[str, float],
-    fit: tuple[Path, ...],
-    **settings: Any,
+    session: Session, /, soup: str, out: Path | str, weights: dict[str, float], fit: tuple[Path, ...], **settings: Any
 ) -> None:
     """Write the dense model of SOUP for some mix of its domains, in seconds and without training.
 

@@ -56,14 +56,14 @@ def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
     recipe = document["recipe"]
     to = recipe.get("to", "moe")
     method = recipe.get("trunk") or recipe.get("routing") or ""
-    labels = {
-        recipe.get("router", ""): True,
-        f"refine {recipe.get('refine')}": bool(recipe.get("refine")),
-        "refit": recipe.get("refine_mlp", False),
-        "trained": "training" in document,
-    }
-    router = ", ".join(text for text, holds in labels.items() if text and holds)
-    return (method if to == "moe" else ", ".join(filter(None, (to, method)))), router, str(recipe.get("top_k", ""))
+    labels = [
+        recipe.get("router"),
+        recipe.get("refine") and f"refine {recipe['refine']}",
+        recipe.get("refine_mlp") and "refit",
+        "training" in document and "trained",
+    ]
+    trunk = method if to == "moe" else ", ".join(filter(None, (to, method)))
+    return trunk, ", ".join(filter(None, labels)), str(recipe.get("top_k", ""))
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,15 @@ class Source:
     """A version that a composition was made from.
 
     Attributes:
-        ref: the version.
-        state: its state now.
-        opted_out_at: the time when it was withdrawn or purged; None for an active one.
-        public: True if it is the public expert of --router anchored.
-        bias: with --router anchored, the bias that was asked for; None without one.
         trained_bias: the bias trained beside its router rows, by layer; None without one, or once it is purged.
         bias_after_training: its bias after the training of the composition, by layer; None if that changed none.
     """
 
-    ref: str
-    state: "State"
-    opted_out_at: str | None
-    public: bool
-    bias: float | None
+    ref: str  # the version
+    state: "State"  # its state now
+    opted_out_at: str | None  # the time when it was withdrawn or purged; None for an active one
+    public: bool  # True if it is the public expert of --router anchored
+    bias: float | None  # with --router anchored, the bias that was asked for; None without one
     trained_bias: tuple[float, ...] | None
     bias_after_training: tuple[float, ...] | None
 
@@ -115,12 +110,11 @@ def show_composition(registry: "Registry", composition: "CompositionRecord") -> 
         if source.opted_out_at is not None
     ]
     recipe = composition.document["recipe"]
-    by_member = ("bias",) if _is_trained(recipe) else ()
     before = ", before the training" if "training" in composition.document else ""
     rows += [
         (key, f"{plain(value)}{before if key == 'router' else ''}")
         for key, value in recipe.items()
-        if key not in by_member
+        if key != "bias" or not _is_trained(recipe)
     ]
     rows += [(f"bias of {source.ref}", text) for source in sources if (text := _bias(source, composition.document))]
     rows += _training(composition.document)
@@ -218,27 +212,25 @@ def _training(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _print_evaluation(at: str, document: Mapping[str, Any], *, of_ensemble: bool) -> None:
     figures, oracle, settings = document["figures"], document["oracle"] or {}, document["settings"]
-    rows = []
-    for domain, text in document["data"].items():
-        rows.append(
-            [
-                domain,
-                figure(figures["perplexity"][domain]),
-                figure(figures["score"].get(domain)),
-                interval(figures.get("interval", {}).get(domain)),
-                figure(oracle.get("score", {}).get(domain)),
-                share(figures["overall_accuracy"].get(domain)),
-                f"{text['tokens']:,} of {text['label']}",
-            ]
-        )
+    rows = [
+        [
+            domain,
+            figure(figures["perplexity"][domain]),
+            figure(figures["score"].get(domain)),
+            interval(figures.get("interval", {}).get(domain)),
+            figure(oracle.get("score", {}).get(domain)),
+            share(figures["overall_accuracy"].get(domain)),
+            f"{text['tokens']:,} of {text['label']}",
+        ]
+        for domain, text in document["data"].items()
+    ]
     averages = [figures["average"], oracle.get("average")]
     if any(each is not None for each in averages):
         own, best = map(figure, averages)
         rows.append(["mean", "", own, interval(figures.get("average_interval")), best, "", ""])
     header = ["evaluation", "perplexity", "score", INTERVAL, "oracle", "routing accuracy", "tokens"]
-    left_out = {"oracle"} if not oracle else set()
-    left_out |= {INTERVAL} if not figures.get("interval") else set()
-    shown = [column not in left_out for column in header]
+    known = {"oracle": oracle, INTERVAL: figures.get("interval")}
+    shown = [bool(known.get(column, True)) for column in header]
     header, *rows = [list(compress(row, shown)) for row in (header, *rows)]
     setting = f"windows of {settings['seq_len']:,} tokens, {settings['dtype']}"
     print_line(f"evaluated {at[:19]}: {setting}")

@@ -23,7 +23,7 @@ _MIXED = (
 
 
 @command("reg demo", "reg demo --out demo --force")
-@file("--out", "DIR", "The folder to write to.", default=Path("demo"))
+@file("--out DIR", "The folder to write to.", default=Path("demo"))
 @flag("--force", "Make a demo again in the folder of an earlier one, with its registry; other files there stay.")
 def demo(out: Path, force: bool) -> None:
     """Train a tiny base and three experts, compose and evaluate them, check the guarantees. Takes about two minutes.
@@ -58,14 +58,11 @@ def _closing(result: "DemoResult") -> list[str]:
             f"The mixture reaches {ours:.0f} % of its experts; averaged weights reach {plain:.0f} %, the base model "
             f"{base:.0f} %."
         )
-    orders, (whole, without) = (
-        counted(len(result.orders), "order"),
-        [short(one) for one in result.compositions.values()],
-    )
+    whole, without = map(short, result.compositions.values())
     if result.holds:
         lines += [
             "Bit for bit, every file compared:",
-            f"  all {orders} of registering gave one folder, composition {whole};",
+            f"  all {counted(len(result.orders), 'order')} of registering gave one folder, composition {whole};",
             f"  opting {result.withdrawn} out gave the folder of a registry that never held it, composition {without}.",
         ]
     else:

@@ -1,7 +1,5 @@
 """Commands that examine model folders: doctor, reproduce, audit-extraction."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ from registry.io.display import short, size
 if TYPE_CHECKING:
     from registry.doctor import Diagnosis
 
-
 _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
 
 
@@ -30,8 +27,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "ok": "green"}
 )
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @option(
-    "--data",
-    "DOMAIN=FILE",
+    "--data DOMAIN=FILE",
     "Text to run it on, .txt, .jsonl, .jsonl.gz or .parquet (repeatable). [default: text of the members, kept or "
     "sampled; else a few built-in passages]",
     multiple=True,
@@ -69,11 +65,8 @@ def doctor(session: Session, /, folder: Path, data: dict[str, list[Path]], every
         raise click.exceptions.Exit(1)
 
 
-def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
-    """Print the verdict, with --quiet nothing else; then the findings, errors first, and the next command.
-
-    Skipped checks stand on one line, or with `every_check` each on its own, with its reason.
-    """
+def print_diagnosis(diagnosis: "Diagnosis", *, every_check: bool = False) -> None:
+    """Print the verdict and, unless --quiet, findings (with `every_check` each skipped check) and the next command."""
     click.echo(click.style(diagnosis.verdict, bold=True))
     if is_quiet():
         return
@@ -93,7 +86,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, every_check: bool = False) -> None:
 
 @command("reg reproduce moe/", "reg reproduce moe/ --out again/")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
-@file("--out", "DIR", "Keep the new composition in this folder; absent or empty.")
+@file("--out DIR", "Keep the new composition in this folder; absent or empty.")
 @pass_session
 def reproduce(session: Session, folder: Path, out: Path | None) -> None:
     """Compose FOLDER again from its own composition.json and compare every byte; exit 1 if one differs.

@@ -36,7 +36,6 @@ from registry.io.model_folder import MARKER
 if TYPE_CHECKING:
     from registry.evaluation import AccuracyRow, Continual
 
-
 _SWITCHED = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -86,41 +85,34 @@ def _value(name: str, text: str) -> Any:
 @flag("--oracle", "Add a row for every mixture with each domain's tokens sent to its own expert: the upper bound.")
 @flag("--speed", "Add every mixture's time per token, relative to a dense expert measured alternately.", advanced=True)
 @option(
-    "--experts",
-    "A,B@2,…",
+    "--experts A,B@2,…",
     "Compose these experts too, with each of --methods and for each value of --sweep.",
     multiple=True,
 )
 @option(
-    "--methods",
-    "all|NAME,…",
-    "Methods that compose --experts; each composition is scored, then deleted.",
-    multiple=True,
+    "--methods all|NAME,…", "Methods that compose --experts; each composition is scored, then deleted.", multiple=True
 )
 @option(
-    "--sweep",
-    "FIELD=V1,V2,…",
+    "--sweep FIELD=V1,V2,…",
     "Compose --experts once for each value of one field of a recipe, such as lam, top_k, temperature, scale.",
     multiple=True,
     callback=_sweep,
 )
 @option(
-    "--recipe",
-    "FILE",
+    "--recipe FILE",
     "With --sweep: experts, base model and the recipe to change, from a YAML file or a composition.json. "
     "[default: the default recipe]",
     "recipe_path",
     type=file_path,
 )
-@option("--base", "NAME[@V]", "The base model of --methods and --sweep. [default: the only one registered]")
+@option("--base NAME[@V]", "The base model of --methods and --sweep. [default: the only one registered]")
 @integer(
     "--seeds",
     "Seeds of random methods, shown as mean ± standard deviation. [default: 5; 3 where routers are trained]",
     advanced=True,
 )
 @option(
-    "--active-experts",
-    "all|N,…",
+    "--active-experts all|N,…",
     "Add a row for every folder and each of these numbers of experts per token.",
     callback=_counts,
     advanced=True,
@@ -198,8 +190,7 @@ def evaluate(
 
 @command("reg continual --schedule code,math --data code=c.jsonl --data math=m.jsonl")
 @option(
-    "--schedule",
-    "A,B@2,…",
+    "--schedule A,B@2,…",
     "The experts in the order in which they join; each needs --data under its name.",
     multiple=True,
     required=True,
@@ -210,12 +201,7 @@ def evaluate(
 @forms
 @pass_session
 def continual(
-    session: Session,
-    /,
-    schedule: tuple[str, ...],
-    data: dict[str, list[Path]],
-    base: str | None,
-    **settings: Any,
+    session: Session, /, schedule: tuple[str, ...], data: dict[str, list[Path]], base: str | None, **settings: Any
 ) -> None:
     """Print the score of each domain after each expert joins, with forgetting and backward transfer.
 
@@ -250,8 +236,7 @@ def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:
 
 @command("reg scores --task math=gsm8k --accuracy math=math.json --accuracy moe=moe.json")
 @option(
-    "--accuracy",
-    "NAME=FILE",
+    "--accuracy NAME=FILE",
     "A model and its results_*.json of lm_eval (repeatable). A domain's own expert has the domain's name.",
     "files",
     multiple=True,
@@ -259,8 +244,7 @@ def _table(result: "Continual", cell: Callable[[float | None], str]) -> Table:
     callback=lists("NAME=FILE", str),
 )
 @option(
-    "--task",
-    "DOMAIN=TASK[:METRIC]",
+    "--task DOMAIN=TASK[:METRIC]",
     "A task of a domain (repeatable), with its metric if the files have several: math=gsm8k:exact_match.",
     "tasks",
     multiple=True,

@@ -17,19 +17,17 @@ if TYPE_CHECKING:
     from registry.opt_out.withdraw import OptOut
     from store.catalog import VersionRecord
 
-
 _OF_VERSION = ("ref", "digest", "withdrawn_at", "purged_at")
 _OF_OPT_OUT = ("withdrew", "deleted", "compositions", "heirs", "trained_together", "pushes", "purged",
                "deleted_arrays", "deleted_bytes", "shared_arrays", "cleared")  # fmt: skip
 """Attributes that --json prints, in its order."""
-_LEAST_SHARE = 0.01
-"""Smallest share of the tokens that is listed."""
+_LEAST_SHARE = 0.01  # smallest share of the tokens that is listed
 
 
 @command("reg opt-out math", "reg opt-out math@1 --purge --yes", "reg opt-out math --purge --receipt math-receipt.json")
 @click.argument("ref", metavar="NAME[@V]")
 @flag("--purge", "Delete everything except name, digests and times; arrays that another version uses stay.")
-@file("--receipt", "FILE", "Write a receipt to a new file; reg receipt verify checks it.")
+@file("--receipt FILE", "Write a receipt to a new file; reg receipt verify checks it.")
 @flag("--dry-run", "Print what would be withdrawn, deleted and left, and change nothing.")
 @flag("--yes", "Do not ask.")
 @pass_session
@@ -168,8 +166,7 @@ def receipt() -> None:
 )
 @click.argument("file", metavar="FILE", type=file_path)
 @option(
-    "--folder",
-    "DIR",
+    "--folder DIR",
     "A composed folder that must be intact and free of withdrawn versions (repeatable).",
     "folders",
     multiple=True,

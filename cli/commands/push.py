@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @hub_target
 @option(
-    "--license",
-    "ID",
+    "--license ID",
     "The license of the whole, an identifier of the Hub. [default: derived from the members' licenses]",
     "license_id",
 )

@@ -178,7 +178,7 @@ def check(session: Session, /, checkpoint: str, data: tuple[Path, ...], **settin
 @calibration
 @cluster_options
 @adapter_base
-@file("--out", "DIR", "Folder for statistics.safetensors.", required=True)
+@file("--out DIR", "Folder for statistics.safetensors.", required=True)
 @flag("--keep-calibration", "Write the calibration tokens to the file too.")
 def collect(
     checkpoint: str, data: tuple[Path, ...], base: str | None, out: Path, keep_calibration: bool, **settings: Any

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from registry.composition.preview import Preview
     from registry.composition.route import Routed
 
-
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green",
             "bright_magenta", "bright_blue", "bright_red")  # fmt: skip
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
@@ -36,7 +35,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @command('reg route moe/ "def add(a, b): return a + b"', "reg route moe/ - --every-layer < text.txt")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @click.argument("text", metavar="TEXT")
-@option("--layer", "L", "Show this layer (repeatable).", "layers", type=Integer(0), multiple=True)
+@option("--layer L", "Show this layer (repeatable).", "layers", type=Integer(0), multiple=True)
 @flag("--every-layer", "Show each layer, one after the other.")
 @flag("--weights", "Print a table of every expert's weight at each token.")
 @device
@@ -189,7 +188,7 @@ def _print(prediction: "Preview") -> None:
 )
 @click.argument("composition", metavar="FOLDER|DIGEST", type=composed_text)
 @scoring(required=False)
-@file("--out", "FILE", "The page to write; optional with --json.")
+@file("--out FILE", "The page to write; optional with --json.")
 @flag("--force", "Replace --out.")
 @pass_session
 def report(

@@ -47,8 +47,7 @@ def completion(shell: str) -> None:
         click.echo(text)
 
 
-RECIPE = "recipe"
-"""Printed as a schema though it is not a command."""
+RECIPE = "recipe"  # printed as a schema though it is not a command
 
 
 @command("reg schema list", "reg schema receipt verify", "reg schema recipe")

@@ -18,7 +18,6 @@ from cli.training import (
     loss_line,
     note_of_loss,
     result_document,
-    trained_as_worker,
     training_options,
     weight_products,
 )
@@ -33,7 +32,7 @@ from registry.names.suggest import fresh
     headings=TRAINING,
 )
 @click.argument("name")
-@option("--base", "BASE", "The model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.", required=True)
+@option("--base BASE", "The model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.", required=True)
 @files(
     "--data",
     "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable). Statistics are collected on it too.",
@@ -47,8 +46,7 @@ from registry.names.suggest import fresh
     "frozen",
 )
 @option(
-    "--mlp",
-    "full|lora:R",
+    "--mlp full|lora:R",
     "Train the MLPs in full, or a low-rank change of rank R, which is added to them at the end.",
     default="full",
 )
@@ -72,7 +70,7 @@ from registry.names.suggest import fresh
 @training_options()
 @weight_products()
 @keep_calibration
-@file("--out", "DIR", "Write the checkpoint to DIR, and register nothing.")
+@file("--out DIR", "Write the checkpoint to DIR, and register nothing.")
 @annotations
 @pass_session
 def train_expert(session: Session, /, name: str, **settings: Any) -> None:
@@ -81,13 +79,13 @@ def train_expert(session: Session, /, name: str, **settings: Any) -> None:
     If interrupted, repeat the command to resume. The version stores how it was trained, and its loss curve.
     """
     from registry import ExpertTraining
-    from registry.training.processes import leading
+    from registry.training.launcher import joined
 
-    if trained_as_worker():
-        return
-    with leading(), session.registry(create=True) as registry:
+    with joined() as processes, session.registry(create=True) as registry:
         training = take(ExpertTraining, settings)
         trained = registry.train_expert(name, settings=training, **settings)
+    if not processes.is_main:
+        return
     registered = trained.registration
     version = None if registered is None else version_document(registered.version)
     if printed_json({"version": version, "out": trained.out, "training": trained.document, **result_document(trained)}):
@@ -129,12 +127,9 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     headings=TRAINING,
 )
 @click.argument("name")
+@option("--base BASE", "The base model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.", required=True)
 @option(
-    "--base", "BASE", "The base model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.", required=True
-)
-@option(
-    "--domains",
-    "[NAME=]FILE",
+    "--domains [NAME=]FILE",
     "Text of a domain: .txt, .jsonl, .jsonl.gz, .parquet (repeatable, two domains or more). Without a NAME it is "
     "the file's own up to its first dot; files of one NAME are one domain.",
     multiple=True,
@@ -142,19 +137,17 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     callback=_files,
 )
 @integer(
-    "--clusters",
+    "--clusters K",
     "Make the domains from all documents of all files together, by k-means: cluster-1, the largest, to "
     "cluster-K. [default: domains are files]",
     least=2,
-    metavar="K",
 )
 @integer("--experts", "Number of experts.", required=True)
 @integer("--support", "Number of domains in the mixture of a step. [default: 4, or all of fewer]", advanced=True)
 @integer(
-    "--rank",
+    "--rank R",
     "Give each expert's matrices the rank R. Without, training holds N + 1 copies of the weights, each with a "
     "gradient and two moments; with it, one copy and the factors. [default: experts in full]",
-    metavar="R",
 )
 @integer("--hidden", "Hidden units of the router.", 64, advanced=True)
 @training_options()
@@ -190,14 +183,13 @@ def train_soup(session: Session, /, name: str, **settings: Any) -> None:
 
 @command("reg train-simoe found --base base --data text.jsonl --experts 4", headings=TRAINING)
 @click.argument("name")
-@option("--base", "BASE", "The registered base model to begin from, NAME[@V].", required=True)
+@option("--base BASE", "The registered base model to begin from, NAME[@V].", required=True)
 @files("--data", "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable); no domains are named.", required=True)
 @integer("--experts", "Number of experts.", 8)
-@number("--sparsity", "Least share of zeros in the experts' masks, from 0 to below 1.", 0.75, metavar="TAU")
+@number("--sparsity TAU", "Least share of zeros in the experts' masks, from 0 to below 1.", 0.75)
 @number(
-    "--overlap",
+    "--overlap BETA",
     "Weight of the masks' mean overlap in the loss. [default: 0.1, or 0 with one expert]",
-    metavar="BETA",
     advanced=True,
 )
 @integer("--prompt-tokens", "First tokens of a window, which the router sees; the loss counts those after them.", 32)

@@ -9,19 +9,18 @@ from cli.option_groups import TRAINING, command
 from cli.options import choice, composed_path, device, file, file_path, flag, integer, number, option, options, split
 from cli.output import done, next_step, print_table, printed_json
 from cli.session import Session, pass_session
-from cli.training import print_trained, trained_as_worker, training_options, weight_products
+from cli.training import print_trained, training_options, weight_products
 from registry.names.suggest import fresh
 
 _data_and_out = options(
     option(
-        "--data",
-        "FILE|NAME",
+        "--data FILE|NAME",
         "Training text: .txt, .jsonl, .jsonl.gz, .parquet; or a member registered with --keep-calibration "
         "(repeatable; each provides the same number of windows).",
         multiple=True,
         required=True,
     ),
-    file("--out", "DIR", "The folder to write.", required=True),
+    file("--out DIR", "The folder to write.", required=True),
     flag("--force", "Replace --out if it is an earlier composition."),
 )
 
@@ -33,12 +32,11 @@ _data_and_out = options(
 )
 @click.argument("folder", metavar="FOLDER", type=file_path)
 @choice(
-    "--train",
+    "--train PART",
     ["routers", "mlps", "all", "projectors"],
     "routers: the routers alone (DUME+), as reg train-router does; mlps: the experts' MLPs and the routers; "
     "all: every weight (BTX); projectors: those of members of several architectures, and their router "
     "(MergeME).",
-    metavar="PART",
     required=True,
 )
 @_data_and_out
@@ -57,13 +55,12 @@ def train(session: Session, /, folder: Path, data: tuple[str, ...], out: Path, f
     are stored, so that reg reproduce can write it again.
     """
     from registry import MixtureTraining
-    from registry.training.processes import leading
+    from registry.training.launcher import joined
 
-    if trained_as_worker():
-        return
-    with leading(), session.registry() as registry:
+    with joined() as processes, session.registry() as registry:
         trained = registry.train(folder, out, data, MixtureTraining(**settings), force=force)
-    print_trained(trained, settings["train"], folder, out, tokens=settings["tokens"])
+    if processes.is_main:
+        print_trained(trained, settings["train"], folder, out, tokens=settings["tokens"])
 
 
 @command("reg train-router moe/ --data code --data math --out trained/", headings=TRAINING)
@@ -115,9 +112,9 @@ _SCORE = (
 
 @command("reg proxy public.jsonl --experts law,math --base base --out proxy/")
 @click.argument("files", metavar="FILE…", type=file_path, nargs=-1, required=True)
-@option("--experts", "A,B@2,…", "The experts, in any order.", multiple=True, required=True)
-@option("--base", "NAME[@V]", "The base model. [default: the only one registered]")
-@file("--out", "DIR", "The folder to write; it appears whole.", required=True)
+@option("--experts A,B@2,…", "The experts, in any order.", multiple=True, required=True)
+@option("--base NAME[@V]", "The base model. [default: the only one registered]")
+@file("--out DIR", "The folder to write; it appears whole.", required=True)
 @integer("--documents", "Documents for each expert.", 500)
 @device
 @pass_session

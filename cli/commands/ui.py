@@ -27,7 +27,7 @@ DEFAULT_PORT = 8321
 
 
 @command("reg ui --open", "reg ui --port 0")
-@option("--port", "N", "The port; 0 for any free one.", default=DEFAULT_PORT, type=click.IntRange(0, 65535))
+@option("--port N", "The port; 0 for any free one.", default=DEFAULT_PORT, type=click.IntRange(0, 65535))
 @flag("--open", "Open the pages in the browser.", "open_browser")
 @flag(
     "--write",

@@ -20,16 +20,12 @@ from registry.names.reference import Reference
 if TYPE_CHECKING:
     from store.catalog import VersionRecord
 
-
-SCREENFUL = 50
-"""Default maximum number of lines."""
+SCREENFUL = 50  # default maximum number of lines
 
 
 @command("reg list", "reg list --kind expert --tag language=en", "reg list --all --limit 20", name="list")
 @choice("--kind", ["expert", "base"], "Only one kind: expert or base.")
-@option(
-    "--tag", "K=V", "Only versions with this tag (repeatable).", "tags", multiple=True, callback=unique_pairs("K=V")
-)
+@option("--tag K=V", "Only versions with this tag (repeatable).", "tags", multiple=True, callback=unique_pairs("K=V"))
 @flag("--all", "Include opted-out versions.", "everything")
 @integer("--limit", f"Maximum number of versions. [default: {SCREENFUL}; with --json or --quiet all]")
 @integer("--offset", "Skip the first N versions.", 0, least=0)
@@ -189,7 +185,7 @@ def alias(session: Session, ref: str, alias: str, delete: bool) -> None:
 
 @command("reg export math --out math/", "reg export math@1 --out math-1/")
 @click.argument("ref", metavar="NAME[@V]")
-@file("--out", "DIR", "The folder to write; absent or empty.", required=True)
+@file("--out DIR", "The folder to write; absent or empty.", required=True)
 @pass_session
 def export(session: Session, ref: str, out: Path) -> None:
     """Write a registered version as a dense model folder, with bit-identical tensors."""

@@ -1,4 +1,4 @@
-"""Fields of dataclasses in the notation of schemas: from their annotations and the `Attributes:` of their docstrings.
+"""Fields of dataclasses in the notation of schemas: from annotations, and comments or `Attributes:` of docstrings.
 
 They are read from the sources: to import the modules takes seconds, as some lead to torch.
 """
@@ -11,8 +11,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[2]
 _KINDS = {"str": "text", "Path": "text", "int": "whole number", "float": "number", "bool": "true or false"}
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
-_CODE = re.compile(r" \(see `.*?\)", re.DOTALL)
-"""A reference to code, which readers of JSON do not know."""
+_CODE = re.compile(r" \(see `.*?\)", re.DOTALL)  # a reference to code, which readers of JSON do not know
 
 
 def class_fields(expression: str) -> tuple[str, dict[str, tuple[str, str]]]:
@@ -26,11 +25,13 @@ def class_fields(expression: str) -> tuple[str, dict[str, tuple[str, str]]]:
     assert isinstance(node, ast.ClassDef)
     text = ast.get_docstring(node) or ""
     meanings = {found[1]: found[2] for found in _ATTRIBUTE.finditer(text)}
-    fields = {
-        line.target.id: _described(line.annotation, module, line.target.id, meanings.get(line.target.id, ""))
-        for line in node.body
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
-    }
+    source = _source(module).splitlines()
+    fields = {}
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            name = line.target.id
+            comment = source[(line.end_lineno or 0) - 1].partition("  # ")[2]
+            fields[name] = _described(line.annotation, module, name, meanings.get(name, comment))
     properties = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
     for change in changes:
         sign, field = change.split()
@@ -88,13 +89,17 @@ def _named(name: str, module: str) -> str:
 
 
 @cache
-def _definitions(module: str) -> dict[str, ast.stmt]:
-    """Return name → statement that a module defines it by, or imports it."""
+def _source(module: str) -> str:
     path = _ROOT.joinpath(*module.split("."))
     places = (path.with_suffix(".py"), path / "__init__.pyi", path / "__init__.py")
-    file = next(place for place in places if place.is_file())
+    return next(place for place in places if place.is_file()).read_text(encoding="utf-8")
+
+
+@cache
+def _definitions(module: str) -> dict[str, ast.stmt]:
+    """Return name → statement that a module defines it by, or imports it."""
     found: dict[str, ast.stmt] = {}
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(_source(module))):
         match node:
             case ast.ClassDef(name=name):
                 found[name] = node

@@ -7,22 +7,9 @@ _FOUND = read_schemas("""\
 version | object | A registered version.
   ref | text
   * store.catalog.records.VersionRecord - id - statistics
-  kind | | The kind of version.
-  number | | Its number under that name.
-  content | | The content of its digest, besides its arrays (docs/formats.md); null once purged.
-  state | | The state; only active versions can be composed.
-  created_at | | The time when it was registered, ISO 8601, UTC.
-  withdrawn_at | | The time when it was opted out.
-  purged_at | | The time when its arrays were deleted.
-  aliases | | Its aliases, without the name.
-  tags | | Its tags.
   statistics | list of object | The data of its statistics, one per site; empty for a base model.
-    site | text | mlp_input, attention_input, attention_output or head_input; token_counts if only tokens were
-        counted.
-    tokens | whole number | Calibration tokens.
-    saturated | whole number | Activations that were clipped at their bound.
-    calibration_digest | digest | The digest of the calibration tokens.
-    calibration_label | text | The label of the calibration.
+    * store.catalog.records.StatisticsRecord
+    site | | mlp_input, attention_input, attention_output or head_input; token_counts if only tokens were counted.
 relation | object | The distance to a registered version of the same shape.
   ref | text | The reference of a version: NAME@NUMBER.
   kind | `expert`, `base` | The kind of that version.
@@ -53,8 +40,7 @@ training result | object | The result of a training.
   loss | list of number | Losses on held-out tokens, before and after.
   tokens | whole number | Number of held-out tokens.
   trained_tokens | whole number | Tokens that were trained on, padding included: those of all windows of all steps.
-trained | object | A composition that was trained.
-  * composed
+trained | composed | A composition that was trained.
   parent | digest | The digest of the composition that was trained.
   * training result
   training | | Everything that the trained weights depend on, and their digests (docs/formats.md).
@@ -67,11 +53,9 @@ diagnosis | object | What was found in a model folder.
   verdict | text | The diagnosis in one sentence.
   findings | list of registry.doctor.finding.Finding | Errors first, then warnings, what is in order, and what was
       skipped.
-    cost | | What the check reads.
   perplexity | by domain: number | A perplexity.
   next | text or null | The one command to type now, or what to do.
-compose | object | The composition that was written, or with --plan would be.
-  * composed
+compose | composed | The composition that was written, or with --plan would be.
   digest | digest or null | The composition's digest, over the five fields above; null with --plan and --fit, before
       the fit.
   versions | list of text | The members' versions.
@@ -103,20 +87,14 @@ row | registry.evaluation.results.Row + average + overall_accuracy + overall_loa
   average_interval | ; may be absent
   ahead_of_average | ; may be absent
 composition | object | A composition that was made.
-  digest | digest | Its digest.
-  document | object | The content of the digest: recipe, host, members, base (docs/formats.md).
-  created_at | text | The time when it was first composed, ISO 8601, UTC.
-  members | list of text | The versions it was made from, including a base model.
-  folders | list of text | The folders it was written to, according to the log.
-  latest | list of text | Those of `members` that its latest folder was made from, according to the log.
+  * store.catalog.records.CompositionRecord
 extraction | object | The figures of an audit of extraction.
   documents | whole number | Documents that were tried.
   extracted | whole number | Documents that it continued nearly word for word.
   rate | number | Their share, from 0 to 1.
   similarity | number | Mean over documents of the best continuation's similarity, from 0 to 1.
   most | number | The largest of them.
-registration | object | A registered version.
-  * version
+registration | version
   added | true or false | False if this content was registered already.
   self_sampled | true or false | True if no data was given and the expert generated its calibration text.
   relations | list of relation | Distances to registered versions of the same shape, nearest first.
@@ -135,9 +113,6 @@ reg add-experts | object | The experts of a list.
     next | text or null | The next command.
 reg add-base | registration
 reg check | registry.registration.register.Check
-  label | | The checkpoint.
-  family | | Its `model_type`.
-  dtype | | The dtype of most weights.
   relations | list of relation
   overlaps | list of overlap or null
 reg collect | object | The collected statistics.
@@ -146,10 +121,8 @@ reg collect | object | The collected statistics.
   tokens | by site: whole number | Calibration tokens.
   calibration_digest | digest | The digest of the calibration tokens.
   calibration_label | text | The label of the calibration.
-reg compose | object | The composition that was written, or with --plan would be.
-  * compose
-reg instantiate | object | The composition that was written, or with --plan would be.
-  * compose
+reg compose | compose
+reg instantiate | compose
   domain_weights | by domain: number | Shares of the domains; empty with --fit.
   coefficients | by expert: number | Its coefficient.
 reg preview | object | The predicted routing of a composition.
@@ -186,51 +159,18 @@ reg train-simoe | object | The SIMoE that was trained.
 reg proxy | list of registry.training.proxy_text.ProxyText | Public documents that were chosen for an expert.
   best | | The highest score of a document: the discriminant of the expert's text against the public text, mean over
       layers. Below 0 a document is nearer to the public text.
-reg train | object | The composition that was trained.
-  * trained
-reg train-router | object | The composition whose routers were trained.
-  * trained
+reg train | trained | The composition that was trained.
+reg train-router | trained | The composition whose routers were trained.
 reg evaluate | list of row | The scores of one model.
 reg scores | list of registry.evaluation.accuracy_scores.AccuracyRow + average | The accuracies of one model.
   accuracy | by domain: by task: number | Accuracies in its tasks, from 0 to 1.
 reg report | registry.report.data.ReportData - colours
-  members | | The experts, in their order.
-  routing | | The first choices of the tokens of each domain.
-    measured | | True if counted on test text, false if predicted from statistics.
-    layers | | Layer numbers.
-    weights | by domain: by expert: list of number
   scores | | The composition first.
     kind | `composition`, `oracle`, `average`, `base`, `expert` | The kind of model.
-    score | by domain: number
-    perplexity | by domain: number | Its perplexity.
-    interval | by domain: list of number
-  evaluated | | The data of scores and measured routing.
-    at | | The time of the evaluation, ISO 8601, or null for now.
-    tokens | by domain: whole number | Number of predicted tokens.
-    labels | by domain: text | Label of its text.
-  active_experts | | Ascending, from the latest evaluation with --active-experts; empty without one.
-    experts_per_token | | The number.
-    score | by domain: number
-    perplexity | by domain: number | Its perplexity.
-  trainings | | Of the members that were trained so.
+    interval | by domain: list of number | 95 % intervals of the scores, over windows: the low and the high end.
   audits | | Those that are stored, the latest first.
     * extraction
-    prefix | | Tokens that it was given.
-    continued | | Tokens that it continued by.
-  lineage | | Sources of the composition, and compositions trained from it.
-    id | | Its identifier, which others name as a source.
-    label | | Its label.
-    kind | | Its kind: base, expert, composition or trained.
-    of | | The models it comes from.
-    told | | Its caption.
-  notes | | Missing parts, with reasons.
-  mask_joins | | Of a SIMoE: average linkage over 1 - overlap, the most alike first; the last one has all experts.
-    first | | The experts of one group.
-    second | | Those of the other.
-    overlap | | Mean overlap of a mask of one with a mask of the other.
   verdict | registry.report.data.Verdict | What the report says first.
-  warnings | | The gravest first.
-    mend | | What mends it.
 reg route | object | A text and the routing of its tokens.
   experts | list of text | The experts' names, in their order.
   shares | by expert: number | Share of the tokens that it handles, over all layers.
@@ -258,28 +198,18 @@ reg opt-out | object | The opted-out versions, and the copies that remain.
   compositions | list of composition
   heirs | | The members of its latest mixtures that would get its tokens; only with --dry-run.
     composition | digest | The mixture.
-    shares | by expert: number | Shares, predicted from counts of tokens.
-  pushes | | The pushes of versions and compositions to the Hub.
-    commit | | The commit; null if the push is not known to have ended.
-  purged | | True with --purge.
-  deleted_bytes | | Their size on disk.
   remains | | Files that could not be deleted yet, and old versions that a bucket keeps; empty if none.
   receipt | text or null | The receipt's file.
 reg receipt verify | registry.opt_out.verify_receipt.ReceiptCheck | A receipt, compared with the registry.
   receipt | object | The content of the receipt (docs/formats.md).
-  problems | | Contradictions to the receipt; empty if it holds.
-  remedies | | Remedies of the problems.
-  notes | | Later changes that do not contradict the receipt.
 reg list | list of version | A registered version.
-reg show | object | A registered version.
-  * version
+reg show | version
   bytes | by role: whole number | Bytes of its arrays of that role.
   compositions | list of digest | The compositions made from it.
   relations | list of relation | Distances to registered versions of the same shape, nearest first.
   training | registry.checkpoint.version_files.TrainingRecord or null | How reg train-expert trained it;
       null if it was not trained so.
-shown composition | object | A composition that was made.
-  * composition
+shown composition | composition
   made_from | list of cli.commands.compositions.Source | The versions, as in `members`, with their state now.
   evaluations | list of object | Its evaluations, latest first.
     asked | digest | The digest of data and settings.
@@ -304,12 +234,7 @@ shown composition | object | A composition that was made.
     extraction | object | The figures: extracted, rate, similarity, most, as of reg audit-extraction.
 reg compositions | list of composition | A composition that was made.
 reg log | list of object | An event of the log.
-  id | whole number | Its number.
-  at | text | The time, ISO 8601, UTC.
-  action | text | The action.
-  subject | text | A version, a composition's digest, or empty.
-  details | object | Details, depending on the action; `actor` says who did it.
-  digest | digest | The digest of the event and the event before it.
+  * store.catalog.records.EventRecord
 reg alias | object | An alias.
   alias | text | NAME@ALIAS.
   version | text or null | The version it points at; null after --delete.
@@ -329,16 +254,9 @@ reg reproduce | object | The comparison of a folder with its recomposition.
   bytes | whole number | Number of bytes compared.
   out | text or null | The folder in which the recomposition is kept.
 reg verify | registry.maintenance.verify.Verification
-  versions | | Number of versions checked.
-  arrays | | Number of arrays hashed.
-  events | | Number of intact events of the log.
 reg gc | object | The deleted files, or with --dry-run those that would be deleted.
   * registry.maintenance.garbage.Garbage - nbytes - pieces
   bytes | whole number | The size of these arrays on disk.
-  pass_bytes | | Their size.
-  merged_bytes | | Their size.
-  work_bytes | | Their size.
-  cached_bytes | | Their size.
   pieces | list of object | Everything above, each with its size: arrays, then files and folders.
     name | text | Its path; of an array its digest.
     bytes | whole number | Its size on disk.
@@ -347,25 +265,11 @@ reg ui | object | Printed when the server is ready.
   url | text | The address.
   home | text | The registry's folder.
 reg arrays copy | registry.maintenance.array_copy.ArrayCopy
-  source | | Where they were, and still are.
-  target | | Where they are now too.
-  copied | | Number of arrays that were written and read back.
-  kept | | Number of arrays that were there already, intact.
-  problems | | Arrays that are damaged and were not copied; empty if none.
 reg db current | object | Revisions of the catalog's schema.
   current | text or null | The catalog's revision; null if there is no catalog.
   head | text | The revision that this program works with.
 reg db upgrade | store.catalog.schema.Upgrade
-  before | | The catalog's revision before.
-  after | | The catalog's revision now.
-  backup | | The copy made before the upgrade.
 reg db copy | store.catalog.copying.Copied
-  source | | The URL it was copied from, with any password hidden.
-  target | | The URL it was copied to, with any password hidden.
-  id | | The registry's id, the same in both.
-  rows | by table: whole number | Number of rows.
-  events | | Number of events of the log.
-  head | | The digest of the last event.
 reg config | object | Settings with their sources, and versions of packages.
   settings | by setting: object | A setting.
     value | text | The value for display; never a password or a token.
@@ -376,9 +280,7 @@ reg completion | object | A completion script.
   script | text | The script.
 reg schema | object | A JSON Schema (draft 2020-12), or an object of command → schema.
 reg demo | registry.demo.run.DemoResult
-  domains | | The experts' names.
   orders | by order: text | Order of registration → digest of the composed folder.
-  withdrawn | | The expert that was opted out.
   rows | list of row
   compositions | by members: text
 error | object | Printed on stderr, on one line, if a command with --json fails.

@@ -80,18 +80,14 @@ class TrainingRecord:
     Attributes:
         tokens: tokens of the windows of all steps, padding included; where the record does not say how large a step
             was, those that were asked for.
-        before: loss on held-out windows before the first step, in nats per token; as all losses.
-        after: the same after the last step.
-        every: number of steps that each number of `loss` is the mean of.
-        loss: loss of the steps, before the change of each.
     """
 
-    steps: int
+    steps: int  # number of steps
     tokens: int
-    before: float
-    after: float
-    every: int
-    loss: tuple[float, ...]
+    before: float  # loss on held-out windows before the first step, in nats per token; as all losses
+    after: float  # the same after the last step
+    every: int  # number of steps that each number of `loss` is the mean of
+    loss: tuple[float, ...]  # loss of the steps, before the change of each
 
     @property
     def at(self) -> tuple[float, ...]:

@@ -79,38 +79,27 @@ class Source:
 
 @dataclass(frozen=True)
 class PlanWarning:
-    """A member that a composition would hardly use, two that it cannot tell apart, or one known by its chat template.
-
-    Attributes:
-        figure: the share that is too small or, of two members or of a template's tokens, too large.
-        remedy: the option that mends it.
+    """A member that a composition would hardly use, two that it cannot tell apart, or one known by its chat
+    template.
     """
 
-    refs: tuple[str, ...]
-    figure: float
-    reason: str
-    remedy: str
+    refs: tuple[str, ...]  # the versions
+    figure: float  # the share that is too small or, of two members or of a template's tokens, too large
+    reason: str  # the same in words
+    remedy: str  # the option that mends it
 
 
 @dataclass(frozen=True)
 class RoutingCost:
-    """Layers, channels and weights that routing by the text so far adds to a composition.
+    """Layers, channels and weights that routing by the text so far adds to a composition."""
 
-    Attributes:
-        layers: layers, of evidence and of head maps; 0 where a modelling file does by itself what they do.
-        maps: it has head maps, in the last layer or in a modelling file.
-        last: number of the last layer.
-        channels: channels of the residual stream.
-        window: τ in tokens, 0 for the whole text so far: where the recipe asks for it, or the rope has no window.
-    """
-
-    layers: int
-    maps: bool
-    last: int
-    channels: int
-    window: float
+    layers: int  # layers, of evidence and of head maps; 0 where a modelling file does by itself what they do
+    maps: bool  # it has head maps, in the last layer or in a modelling file
+    last: int  # number of the last layer
+    channels: int  # channels of the residual stream
+    window: float  # τ in tokens, 0 for the whole text so far: where the recipe asks for it, or the rope has no window
     parameters: int
-    bytes: int
+    bytes: int  # their size
 
 
 @dataclass(frozen=True)

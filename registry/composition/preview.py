@@ -12,28 +12,24 @@ class PreviewedMember:
     """One expert of a planned composition.
 
     Attributes:
-        tokens: calibration tokens that it brings.
         part: its part in the routers' solve, from 0 to 1: tokens times weight, balanced if the recipe asks for it. With
             routing by the text so far every expert has the same part.
-        accuracy: share of its tokens predicted to go to it first, mean over layers.
-        share: share of all tokens predicted to go to it first, if every expert's text has as many.
-        drowned: the reason why the expert is drowned out, or None.
     """
 
     ref: str
-    tokens: int
+    tokens: int  # calibration tokens that it brings
     part: float
-    accuracy: float
-    share: float
-    drowned: str | None
+    accuracy: float  # share of its tokens predicted to go to it first, mean over layers
+    share: float  # share of all tokens predicted to go to it first, if every expert's text has as many
+    drowned: str | None  # the reason why the expert is drowned out, or None
 
 
 @dataclass(frozen=True)
 class PreviewedLength:
-    """The predicted routing of texts of so many tokens; `confusion` has the shares of each expert's, row by row."""
+    """The predicted routing of texts of which so many tokens were read."""
 
-    tokens: int
-    confusion: Matrix
+    tokens: int  # number of tokens
+    confusion: Matrix  # row by row, the shares of an expert's texts that go to each expert first
 
     @property
     def accuracy(self) -> float:

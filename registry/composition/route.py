@@ -21,18 +21,14 @@ class RoutedToken:
     """One token and its experts.
 
     Attributes:
-        id: its number in the vocabulary.
-        text: its characters; empty for a token that continues a character of several tokens.
-        special: True if the tokenizer added it.
-        experts: the first choice of each layer.
         weights: the routing weights of each layer, expert → weight, the largest first; they sum to 1. Of an ensemble or
             a SIMoE, which count as one layer, all members' for the token after this one, 0 for those that are not kept.
     """
 
-    id: int
-    text: str
-    special: bool
-    experts: tuple[str, ...]
+    id: int  # its number in the vocabulary
+    text: str  # its characters; empty for a token that continues a character of several tokens
+    special: bool  # True if the tokenizer added it
+    experts: tuple[str, ...]  # the first choice of each layer
     weights: tuple[dict[str, float], ...]
 
     @property

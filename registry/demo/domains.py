@@ -27,10 +27,7 @@ def check_demo_folder(out: Path) -> None:
 
 
 def write_domains(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Write each domain's documents, and return its files for training and for testing.
-
-    (CheckpointError: this Python is installed without the source of its standard library.)
-    """
+    """Write each domain's documents; return its files for training and testing (CheckpointError: no sources)."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for domain, make in DOMAINS.items():

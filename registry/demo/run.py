@@ -36,25 +36,16 @@ TOKENS = 16_384
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The result of the demo.
+    """The result of the demo."""
 
-    Attributes:
-        folder: the folder with `text`, `checkpoints`, `registry` and `moe`.
-        rows: scores of base, experts, averaged weights and composition on every domain's test text.
-        orders: order of registration → SHA-256 over every byte of the composed folder.
-        opted_out: the same digest for a pair composed after the third expert's opt-out and purge.
-        never_registered: the same digest for that pair in a registry that never held the third.
-        compositions: members, separated by commas → digest of their composition, as `reg compose` prints it.
-    """
-
-    folder: Path
-    domains: tuple[str, ...]
-    rows: list[Row]
-    orders: dict[tuple[str, ...], str]
-    opted_out: str
-    never_registered: str
-    withdrawn: str
-    compositions: dict[str, str]
+    folder: Path  # the folder with `text`, `checkpoints`, `registry` and `moe`
+    domains: tuple[str, ...]  # the experts' names
+    rows: list[Row]  # scores of base, experts, averaged weights and composition on every domain's test text
+    orders: dict[tuple[str, ...], str]  # order of registration → SHA-256 over every byte of the composed folder
+    opted_out: str  # the same digest for a pair composed after the third expert's opt-out and purge
+    never_registered: str  # the same digest for that pair in a registry that never held the third
+    withdrawn: str  # the expert that was opted out
+    compositions: dict[str, str]  # members, with commas → digest of their composition, as `reg compose` prints it
 
     @property
     def holds(self) -> bool:
@@ -79,11 +70,8 @@ class DemoResult:
 def run_demo(out: Path, progress: Progress = silent, *, force: bool = False) -> DemoResult:
     """Run the demo in the folder `out`; one that was interrupted goes on, one that has ended returns its result.
 
-    With `force`, delete the files of an earlier demo in `out` first; other files stay.
-
-    Raises:
-        OutputError: `out` is neither absent nor empty, and not of an earlier demo.
-        StorageError: accelerate is not installed.
+    With `force`, delete the files of an earlier demo in `out` first; other files stay. OutputError: `out` is neither
+    absent nor empty, and not of an earlier demo. StorageError: accelerate is not installed.
     """
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError(

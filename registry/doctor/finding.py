@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from registry.io.display import counted
 
-Severity = Literal["ok", "warning", "error", "skipped"]
+Severity = Literal["ok", "warning", "error", "skipped"]  # error: the folder is broken; warning: it may be
 Cost = Literal["headers", "weights", "forward"]
 """What a check reads: small files and headers; every weight once; or what the loaded model computes."""
 
@@ -19,17 +19,13 @@ _ORDER: tuple[Severity, ...] = ("error", "warning", "ok", "skipped")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check found.
+    """One thing that a check found."""
 
-    `severity` is `error` if the folder is broken, `warning` if it may be, `skipped` if the check was not done.
-    `message` is a sentence without a full stop, of a skipped check the reason, and `next` what to do or type.
-    """
-
-    severity: Severity
-    message: str
-    next: str | None = None
-    check: str = ""
-    cost: Cost = "headers"
+    severity: Severity  # how bad it is; `skipped` if the check was not done
+    message: str  # a sentence; of a skipped check, the reason
+    next: str | None = None  # the command to type, or what to do
+    check: str = ""  # the name of the check
+    cost: Cost = "headers"  # what the check reads
 
 
 error = partial(Finding, "error")  # returns the finding that the folder is broken, given its message and what to do

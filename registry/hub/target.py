@@ -112,17 +112,12 @@ class Commit:
 
 @dataclass(frozen=True)
 class Pushed:
-    """The result of a push.
+    """The result of a push."""
 
-    Attributes:
-        revision: the branch, or the pull request (`refs/pr/3`); `url` is its page.
-        added: False if the repository already held exactly these files.
-    """
-
-    repo_id: str
-    revision: str
-    endpoint: str
-    commit: str
-    url: str
-    added: bool
+    repo_id: str  # ORG/NAME
+    revision: str  # the branch, or the pull request (`refs/pr/3`); `url` is its page
+    endpoint: str  # the Hub
+    commit: str  # the commit with the files
+    url: str  # the page of the repository, branch or pull request
+    added: bool  # False if the repository already held exactly these files
     nbytes: int

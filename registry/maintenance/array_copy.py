@@ -17,12 +17,12 @@ from store.lock import exclusive
 class ArrayCopy:
     """The result: arrays written (of `nbytes`, uncompressed) and found intact, and a line for each that is damaged."""
 
-    source: str
-    target: str
-    copied: int
-    kept: int
+    source: str  # where they were, and still are
+    target: str  # where they are now too
+    copied: int  # number of arrays that were written and read back
+    kept: int  # number of arrays that were there already, intact
     nbytes: int
-    problems: tuple[str, ...]
+    problems: tuple[str, ...]  # arrays that are damaged and were not copied; empty if none
 
 
 def copy_arrays(

@@ -29,28 +29,19 @@ class Piece:
 
 @dataclass(frozen=True)
 class Garbage:
-    """Files that neither a version nor a running command needs, and their sizes on disk in bytes.
+    """Files that neither a version nor a running command needs, and their sizes on disk in bytes."""
 
-    Attributes:
-        digests: arrays, on disk or in the catalog; `nbytes` is their size.
-        passes: interrupted forward passes and trainings of routers.
-        merged: adapters merged into their base models by interrupted registrations.
-        work: temporary models of interrupted compositions.
-        cached: statistics that compositions recollected, which is repeatable, and summaries of inactive versions.
-        pieces: everything above, each with its size: arrays, then files and folders.
-    """
-
-    digests: tuple[str, ...]
+    digests: tuple[str, ...]  # arrays, on disk or in the catalog; `nbytes` is their size
     nbytes: int
-    passes: int = 0
-    pass_bytes: int = 0
-    merged: int = 0
-    merged_bytes: int = 0
-    work: int = 0
-    work_bytes: int = 0
-    cached: int = 0
-    cached_bytes: int = 0
-    pieces: tuple[Piece, ...] = ()
+    passes: int = 0  # interrupted forward passes and trainings of routers
+    pass_bytes: int = 0  # their size
+    merged: int = 0  # adapters merged into their base models by interrupted registrations
+    merged_bytes: int = 0  # their size
+    work: int = 0  # temporary models of interrupted compositions
+    work_bytes: int = 0  # their size
+    cached: int = 0  # statistics that compositions recollected, which is repeatable, and summaries of inactive versions
+    cached_bytes: int = 0  # their size
+    pieces: tuple[Piece, ...] = ()  # everything above, each with its size: arrays, then files and folders
 
 
 def delete_cache(home: Home) -> None:

@@ -19,21 +19,15 @@ BROKEN = "does not follow from the event before it: an event was changed or is m
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of a verification.
+    """The result of a verification."""
 
-    Attributes:
-        problems: one line per problem; empty if all stored content is intact.
-        orphans: number of arrays on disk that nothing uses: left by a crash, harmless, deleted by `reg gc`.
-        head: the digest of the last of the intact lines of the log; a copy kept elsewhere reveals missing lines.
-    """
-
-    versions: int
-    arrays: int
+    versions: int  # number of versions checked
+    arrays: int  # number of arrays hashed
     nbytes: int
-    problems: tuple[str, ...]
-    orphans: int
-    events: int
-    head: str
+    problems: tuple[str, ...]  # one line per problem; empty if all stored content is intact
+    orphans: int  # number of arrays on disk that nothing uses: left by a crash, harmless, deleted by `reg gc`
+    events: int  # number of intact events of the log
+    head: str  # the digest of the last of the intact lines of the log; a copy kept elsewhere reveals missing lines
 
 
 def verify(workspace: Workspace) -> Verification:

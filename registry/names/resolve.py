@@ -30,10 +30,8 @@ def resolve(
 ) -> VersionRecord:
     """Resolve `NAME` (its newest version in one of `states`), `NAME@NUMBER` or `NAME@ALIAS` to a version.
 
-    Raises:
-        NotFoundError: no version matches.
-        ConflictError: the version's state is not among `states`.
-        InvalidInputError: the version is of another kind than `kind`, or `ref` is not a reference.
+    NotFoundError: no version matches. ConflictError: its state is not among `states`. InvalidInputError: it is of
+    another kind than `kind`, or `ref` is not a reference.
     """
     try:
         reference = Reference.parse(ref)

@@ -30,9 +30,9 @@ class ReceiptCheck:
     """The result of verifying a receipt: a line for each contradiction, for each remedy, and for each later change."""
 
     receipt: Receipt
-    problems: list[str] = field(default_factory=list)
-    remedies: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # contradictions to the receipt; empty if it holds
+    remedies: list[str] = field(default_factory=list)  # remedies of the problems
+    notes: list[str] = field(default_factory=list)  # later changes that do not contradict the receipt
 
     def add(self, problem: str, remedy: str = _COPY) -> None:
         """Add a problem and its remedy."""

@@ -19,7 +19,7 @@ class Heirs:
 
     composition: str
     ref: str
-    shares: Mapping[str, float]
+    shares: Mapping[str, float]  # expert → shares, predicted from counts of tokens
 
 
 @dataclass(frozen=True)
@@ -27,35 +27,26 @@ class OptOut:
     """The result of opting out, or what it would be.
 
     Attributes:
-        withdrew: those of the versions that were active before.
-        deleted: those of them that were not purged before.
         compositions: compositions ever made from any of them; their folders still hold the weights.
-        pushes: pushes to the Hub of the versions, and of compositions made from them.
         deleted_digests: deleted arrays, including leftovers of earlier crashes; `deleted_bytes` is their size on disk.
-        shared_digests: arrays that stay because another version uses them.
         cleared: paths of leftovers of interrupted commands, and of copies of the catalog, that were deleted.
-        remains: one line for each file that another process uses and that could not be deleted yet.
-        trained_together: active versions whose weights were trained together with any of them.
-        heirs: who would get its tokens; of an opt-out that was only asked about.
-        old_versions: one line if a bucket keeps old versions of what was deleted.
-        beyond: where the catalog's deleted rows may be that the registry cannot reach; None if nowhere.
     """
 
     versions: tuple[VersionRecord, ...]
-    withdrew: tuple[str, ...]
-    deleted: tuple[str, ...]
+    withdrew: tuple[str, ...]  # those of the versions that were active before
+    deleted: tuple[str, ...]  # those of them that were not purged before
     compositions: tuple[CompositionRecord, ...]
-    purged: bool
-    pushes: tuple[PushRecord, ...] = ()
+    purged: bool  # True with --purge
+    pushes: tuple[PushRecord, ...] = ()  # the pushes of versions and compositions to the Hub
     deleted_digests: tuple[str, ...] = ()
-    deleted_bytes: int = 0
-    shared_digests: tuple[str, ...] = ()
+    deleted_bytes: int = 0  # their size on disk
+    shared_digests: tuple[str, ...] = ()  # arrays that stay because another version uses them
     cleared: tuple[str, ...] = ()
-    remains: tuple[str, ...] = ()
-    trained_together: tuple[str, ...] = ()
-    heirs: tuple[Heirs, ...] = ()
-    old_versions: tuple[str, ...] = ()
-    beyond: str | None = None
+    remains: tuple[str, ...] = ()  # one line for each file that another process uses and that could not be deleted yet
+    trained_together: tuple[str, ...] = ()  # active versions whose weights were trained together with any of them
+    heirs: tuple[Heirs, ...] = ()  # who would get its tokens; of an opt-out that was only asked about
+    old_versions: tuple[str, ...] = ()  # one line if a bucket keeps old versions of what was deleted
+    beyond: str | None = None  # where the catalog's deleted rows may be that the registry cannot reach; None if nowhere
 
     @property
     def deleted_arrays(self) -> int:

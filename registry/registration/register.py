@@ -341,23 +341,19 @@ class Check:
     """Report on a checkpoint that can be registered.
 
     Attributes:
-        hosts: the hosts that carry it, by their names in `--host`, the preferred one first.
-        notes: limitations of a composition in the preferred host, and of what a mixture would keep of it.
-        tokens: number of tokens in its tokenizer's vocabulary; None without a tokenizer.json.
-        relations: its distance to every registered version of its shape, the nearest first.
         text: label of the text that its statistics were collected on, its own ones or new; None without statistics.
         overlaps: overlap of its statistics with those of registered experts, the largest first; None without text to
             collect statistics on, and with token counts alone.
     """
 
-    label: str
-    family: str
-    hosts: tuple[str, ...]
-    notes: tuple[str, ...]
-    dtype: str
+    label: str  # the checkpoint
+    family: str  # its `model_type`
+    hosts: tuple[str, ...]  # the hosts that carry it, by their names in `--host`, the preferred one first
+    notes: tuple[str, ...]  # limitations of a composition in the preferred host, and of what a mixture would keep of it
+    dtype: str  # the dtype of most weights
     parameters: int
-    tokens: int | None
-    relations: tuple[Relation, ...]
+    tokens: int | None  # number of tokens in its tokenizer's vocabulary; None without a tokenizer.json
+    relations: tuple[Relation, ...]  # its distance to every registered version of its shape, the nearest first
     text: str | None
     overlaps: tuple[ExpertOverlap, ...] | None
 

@@ -56,10 +56,8 @@ def build_report(
 ) -> ReportData:
     """Return the figures of a composed folder, or of a composition in the catalog (arguments as in `Registry.report`).
 
-    Raises:
-        CheckpointError: the folder was not composed by this program, or test text is given without a folder.
-        NotFoundError: no composition has a digest with this beginning.
-        RegError: the test text cannot be scored (errors as in `Registry.evaluate`).
+    CheckpointError: the folder was not composed by this program, or test text is given without a folder. NotFoundError:
+    no composition has a digest with this beginning. Other errors are as in `Registry.evaluate`.
     """
     path = Path(composition)
     recorded = None if path.is_dir() else composition_of(workspace.catalog, str(composition))
@@ -70,10 +68,9 @@ def build_report(
     else:
         document = {**recorded.document, "digest": recorded.digest}
         manifest = CompositionManifest.from_document(recorded.document, f"composition {recorded.digest[:12]}")
-    digest, names = str(document["digest"]), [member.name for member in manifest.members]
+    names = [member.name for member in manifest.members]
     records = {record.digest: record for record in workspace.catalog.compositions()}
-    gathering = Gathering(workspace)
-    versions = gathering.versions(manifest)
+    gathering = Gathering(workspace, str(document["digest"]), manifest)
     evaluated: Evaluated | None
     if data:
         if folder is None:
@@ -84,8 +81,8 @@ def build_report(
         labels = {domain: ", ".join(Path(file).name for file in files) for domain, files in data.items()}
         scores, evaluated = scores_of(rows, folder.name), Evaluated(None, rows[0].tokens, labels)
     else:
-        rows, scores, evaluated = gathering.stored(digest, names)
-    plan, preview = gathering.predicted(manifest, versions)
+        rows, scores, evaluated = gathering.stored()
+    plan, preview = gathering.predicted()
     measured = next((row for row in rows if row.routing), None)
     routing = _measured(measured) if measured else _predicted(preview, names)
     if measured is None:
@@ -94,17 +91,17 @@ def build_report(
     if evaluated is not None and manifest.recipe.output.is_combined and no_oracle:
         gathering.notes.append("perfect routing was not scored: evaluate with --oracle")
     drowned = {} if preview is None else dict(zip(names, (each.drowned for each in preview.members), strict=True))
-    record = records.get(digest)
+    record = records.get(gathering.digest)
     folders = [str(composition)] if folder else [at for at in (record.folders if record else ()) if Path(at).is_dir()]
-    mask_overlap, joins = gathering.masks(manifest, versions)
+    mask_overlap, joins = gathering.masks()
     first = rows[-1] if rows else None
     figures = ReportData(
         name=folder.name if folder else Path(folders[-1]).name if folders else ", ".join(names),
-        digest=digest,
+        digest=gathering.digest,
         host=manifest.host,
         made=record.created_at if record else None,
         recipe={key: plain(value) for key, value in document["recipe"].items()},
-        members=tuple(_member(gathering, each, versions.get(each.name), drowned) for each in manifest.members),
+        members=tuple(gathering.member(each, drowned.get(each.name)) for each in manifest.members),
         parameters=first.parameters if first else plan.parameters if plan else None,
         active_parameters=first.active_parameters if first else plan.active_parameters if plan else None,
         top_k=manifest.recipe.output.top_k(manifest.recipe, len(names)),
@@ -114,11 +111,11 @@ def build_report(
         else tuple((a.partition("@")[0], b.partition("@")[0], share) for (a, b), share in preview.overlap.items()),
         scores=scores,
         evaluated=evaluated,
-        active_experts=gathering.active_experts(digest),
-        trainings=gathering.trainings(versions) if manifest.from_base is None else (),  # a base model's is not its own
-        audits=tuple(map(_audit, workspace.catalog.audits(digest))),
-        lineage=gathering.lineage(digest, manifest, versions, list(records.values()), folder.name if folder else ""),
-        training=gathering.training(document),
+        active_experts=gathering.active_experts(),
+        trainings=gathering.trainings(),
+        audits=tuple(map(_audit, workspace.catalog.audits(gathering.digest))),
+        lineage=gathering.lineage(list(records.values()), folder.name if folder else ""),
+        training=gathering.training(document.get("training", {})),
         from_base=manifest.from_base,
         mask_overlap=mask_overlap,
         mask_joins=joins,
@@ -133,11 +130,26 @@ def build_report(
 
 @dataclass
 class Gathering:
-    """Queries to the registry for a report; what is unavailable becomes a note."""
+    """Queries to the registry for a report on a composition; what is unavailable becomes a note."""
 
     workspace: Workspace
+    digest: str
+    manifest: CompositionManifest
     notes: list[str] = field(default_factory=list)
-    opted_out: dict[str, str] = field(default_factory=dict)
+    opted_out: dict[str, str] = field(default_factory=dict)  # name → version of the members that were opted out
+    versions: dict[str, VersionRecord] = field(default_factory=dict)  # name → active version of those registered here
+
+    def __post_init__(self) -> None:
+        manifest, catalog = self.manifest, self.workspace.catalog
+        for member in manifest.members if manifest.from_base is None else manifest.versions:
+            same = [version for version in catalog.versions(member.name) if version.digest == member.digest]
+            if same and all(version.state != "active" for version in same):
+                self.opted_out[member.name] = same[-1].ref
+                continue
+            with self._noted(f"{member.name} is not available"):
+                self.versions[member.name] = by_digest(catalog, member.name, member.digest, "it")
+        if manifest.from_base is not None:  # copies of one version
+            self.versions = {each.name: version for each in manifest.members for version in self.versions.values()}
 
     @contextmanager
     def _noted(self, problem: str) -> Iterator[None]:
@@ -146,24 +158,18 @@ class Gathering:
         except RegError as error:
             self.notes.append(f"{problem}: {error.message}")
 
-    def versions(self, manifest: CompositionManifest) -> dict[str, VersionRecord]:
-        """Return name → active version for the members that are registered here; `opted_out` names those that were."""
-        versions, catalog = {}, self.workspace.catalog
-        for member in manifest.members if manifest.from_base is None else manifest.versions:
-            same = [version for version in catalog.versions(member.name) if version.digest == member.digest]
-            if same and all(version.state != "active" for version in same):
-                self.opted_out[member.name] = same[-1].ref
-                continue
-            with self._noted(f"{member.name} is not available"):
-                versions[member.name] = by_digest(catalog, member.name, member.digest, "it")
-        if manifest.from_base is not None:  # copies of one version
-            return {member.name: version for member in manifest.members for version in versions.values()}
-        return versions
+    def member(self, member: VersionRef, drowned: str | None) -> MemberFigures:
+        """Return what is known here of a member."""
+        name, digest, version = member.name, member.digest, self.versions.get(member.name)
+        if version is None:
+            return MemberFigures(name, None, digest, None, None, opted_out=self.opted_out.get(name))
+        tokens = max((record.tokens for record in version.statistics), default=0)
+        return MemberFigures(name, version.ref, digest, tokens, (version.content or {}).get("license"), drowned)
 
-    def stored(self, digest: str, experts: Sequence[str]) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
+    def stored(self) -> tuple[list[Row], tuple[ScoreRow, ...], Evaluated | None]:
         """Return the widest stored evaluation."""
-        evaluations = self.workspace.catalog.evaluations(digest)
-        chosen = widest(evaluations, experts)
+        evaluations = self.workspace.catalog.evaluations(self.digest)
+        chosen = widest(evaluations, [member.name for member in self.manifest.members])
         if chosen is None:
             self.notes.append("there are no scores: no evaluation of this composition is stored here")
             return [], (), None
@@ -183,49 +189,46 @@ class Gathering:
         )
         return rows[:1], scores_of(rows, rows[0].name), evaluated
 
-    def active_experts(self, digest: str) -> tuple[ActiveExperts, ...]:
+    def active_experts(self) -> tuple[ActiveExperts, ...]:
         """Return the figures by experts per token of the latest evaluation that has them."""
-        documents = (record.document for record in self.workspace.catalog.evaluations(digest))
+        documents = (record.document for record in self.workspace.catalog.evaluations(self.digest))
         rows: list[dict[str, Any]] = next(
             (each["active_experts"] for each in documents if "active_experts" in each), []
         )
         keys = ("experts_per_token", "active_parameters", "score", "perplexity", "average")
         return tuple(ActiveExperts(**{key: row[key] for key in keys}) for row in rows)
 
-    def trainings(self, versions: Mapping[str, VersionRecord]) -> tuple[Training, ...]:
-        """Return the trainings of the members that say how they were trained."""
+    def trainings(self) -> tuple[Training, ...]:
+        """Return the trainings of the members that say how they were trained; a base model's is not its copies' own."""
         trainings = []
-        for name, version in versions.items():
+        for name, version in self.versions.items() if self.manifest.from_base is None else ():
             with self._noted(f"the training of {name} is not shown"):
                 if (record := training_record(self.workspace, version)) is not None:
                     trainings.append(training_figures(name, record))
         return tuple(trainings)
 
-    def training(self, document: Mapping[str, Any]) -> Training | None:
+    def training(self, training: Mapping[str, Any]) -> Training | None:
         """Return the training of the composition; None where it has none, or no losses are stored."""
-        training = document.get("training", {})
         if "loss" not in training:
             return None
         with self._noted("the training of this composition is not shown"):
-            where = f"composition {str(document['digest'])[:12]}"
+            where = f"composition {self.digest[:12]}"
             curve = {key: training[key] for key in ("held_out", "every", "loss") if key in training}
             record = training_of({"format": 1, "training": training, **curve}, where, COMPOSE_AGAIN)
             return training_figures(NAMED.get(trained_part(training), ("its weights",))[0], record)
         return None
 
-    def predicted(
-        self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
-    ) -> tuple[Plan | None, Preview | None]:
+    def predicted(self) -> tuple[Plan | None, Preview | None]:
         """Return the plan and its preview, without forward passes; None if a member is not registered here."""
-        recipe = manifest.recipe
-        if not recipe.output.is_previewed or len(versions) < len(manifest.members):
+        manifest, recipe = self.manifest, self.manifest.recipe
+        if not recipe.output.is_previewed or len(self.versions) < len(manifest.members):
             return None, None
         plan = preview = None
         with self._noted("its routing is not predicted"):
             manifest.check_makeable()
             found = manifest.base and by_digest(self.workspace.catalog, manifest.base.name, manifest.base.digest, "it")
             base = found.ref if found else None
-            refs = [version.ref for version in versions.values()] if manifest.from_base is None else []
+            refs = [version.ref for version in self.versions.values()] if manifest.from_base is None else []
             plan = plan_composition(self.workspace, refs, recipe, base=base, from_base=manifest.from_base)
             if not refs:
                 reason = "copies of one base model have no statistics, so their routing is not predicted"
@@ -236,32 +239,23 @@ class Gathering:
                 self.notes.append("predictions from statistics concern the composition before its training")
         return plan, preview
 
-    def masks(
-        self, manifest: CompositionManifest, versions: Mapping[str, VersionRecord]
-    ) -> tuple[tuple[tuple[str, str, float], ...], tuple[MaskJoin, ...]]:
+    def masks(self) -> tuple[tuple[tuple[str, str, float], ...], tuple[MaskJoin, ...]]:
         """Return the overlaps of the members' masks, and their joins; none without masks, or if one is unknown here."""
         overlap: tuple[tuple[str, str, float], ...] = ()
-        if len(versions) == len(manifest.members):
+        if len(self.versions) == len(self.manifest.members):
             with self._noted("the overlap of masks is not available"):
-                members = [load_member(self.workspace, version) for version in versions.values()]
-                overlap = output_of(manifest.recipe).mask_overlaps(members)
+                members = [load_member(self.workspace, version) for version in self.versions.values()]
+                overlap = output_of(self.manifest.recipe).mask_overlaps(members)
             with self._noted("the tree of masks is not available"):
-                return overlap, mask_joins([member.name for member in manifest.members], overlap)
+                return overlap, mask_joins([member.name for member in self.manifest.members], overlap)
         return overlap, ()
 
-    def lineage(
-        self,
-        digest: str,
-        manifest: CompositionManifest,
-        versions: Mapping[str, VersionRecord],
-        records: Sequence[CompositionRecord],
-        folder: str,
-    ) -> tuple[Node, ...]:
-        """Return base models, members, the composition, the one it was trained from and those trained from it.
+    def lineage(self, records: Sequence[CompositionRecord], folder: str) -> tuple[Node, ...]:
+        """Return base models, members, the composition (in a `folder`), its source and those trained from it.
 
-        Compositions are called as on all pages: by their latest folder; `folder` is the name of this one's, if it was
-        found by that.
+        Compositions are called as on all pages: by their latest folder.
         """
+        manifest, digest, versions = self.manifest, self.digest, self.versions
         bases = self.workspace.versions(kind="base")[:_BASES]
         nodes, ancestors_of = list[Node](), dict[str, tuple[str, ...]]()
         for name, known in ((name, one) for name, one in versions.items() if one.kind == "expert"):
@@ -315,17 +309,6 @@ def _unmeasured(manifest: CompositionManifest, evaluated: Evaluated | None, prev
         reason = f"routing is predicted from statistics: {stored}"
         return () if preview is None else (reason, preview.means, *(preview.notes if preview.by_tokens else ()))
     return (f"the weights of {manifest.recipe.output.words} are measured on text, never predicted: {stored}",)
-
-
-def _member(
-    gathering: Gathering, member: VersionRef, version: VersionRecord | None, drowned: Mapping[str, str | None]
-) -> MemberFigures:
-    name, digest = member.name, member.digest
-    if version is None:
-        return MemberFigures(name, None, digest, None, None, opted_out=gathering.opted_out.get(name))
-    tokens = max((record.tokens for record in version.statistics), default=0)
-    license_id = (version.content or {}).get("license")
-    return MemberFigures(name, version.ref, digest, tokens, license_id, drowned.get(name))
 
 
 def _audit(record: EvaluationRecord) -> Audit:

@@ -22,6 +22,8 @@ from registry.report.theme import (
     tips,
 )
 
+Rows = list[dict[str, Any]]
+
 CELL = 26  # height of a row of a heat map, in pixels
 SCORE_ROW = 38  # height of a domain's row among the scores, in pixels
 CURVES = 260  # height of curves, in pixels
@@ -30,14 +32,9 @@ MOST_LABELLED = 14  # columns up to which every cell of a heat map shows its val
 NUMBERED = 5  # of more layers, those divisible by it show their numbers: 26 of 128, which do not touch one another
 
 _AUTOSIZE = {"type": "fit-x", "contains": "padding"}
-_LEGEND = {
-    "title": None,
-    "orient": "bottom",
-    "columns": 3,
-    "symbolType": "circle",
-    "symbolStrokeWidth": 0,
-    "symbolOpacity": 1,
-}
+_HOLLOW: Spec = {"filled": False, "fill": "var(--surface)", "stroke": "var(--soft)", "strokeWidth": 2, "opacity": 1}
+_DOTS = {"symbolType": "circle", "symbolStrokeWidth": 0, "symbolOpacity": 1}
+_LEGEND = {"title": None, "orient": "bottom", "columns": 3, **_DOTS}
 
 
 def charts(figures: ReportData) -> dict[str, Spec]:
@@ -78,25 +75,20 @@ def _printable(value: Any) -> Any:
 
 
 def _cells(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Spec],
     x: Spec,
     y: Spec,
     colour: Spec,
     tooltip: Sequence[Spec],
     height: int,
-    *,
     labels: str,
     least: float = 0.0,
 ) -> Spec:
-    """Return a heat map, whose opacity grows with the share; cells of `least` and more have labels of this format.
-
-    Opacity skips the middle, where neither light nor dark text could be read.
-    """
+    """Return a heat map, whose opacity grows with the share; cells of `least` and more have labels of this format."""
+    # opacity skips the middle, where neither light nor dark text could be read
     scale = {"domain": [0, 0.5, 0.5001, 1], "range": [0.06, 0.36, 0.82, 1]}
     shown = {"x": x, "y": y, "color": colour, "opacity": quantity("share", scale=scale, legend=None)}
-    layers = [
-        layer("rect", {**shown, "tooltip": tooltip}, cornerRadius=3, stroke="var(--surface)", strokeWidth=2),
-    ]
+    layers = [layer("rect", {**shown, "tooltip": tooltip}, cornerRadius=3, stroke="var(--surface)", strokeWidth=2)]
     if labels:
         ink = {"condition": {"test": "datum.share > 0.5", "value": "var(--on-heat)"}, "value": "var(--text)"}
         text = {"x": x, "y": y, "text": quantity("share", format=labels), "color": ink}
@@ -118,8 +110,7 @@ def _routing(figures: ReportData, routing: RoutingData, domain: str) -> Spec:
     y = names_axis("expert", experts)
     colour = colours_of("expert", experts, figures.colours, None)
     tooltip = tips(("layer", "layer"), ("expert", "expert"), ("share", f"of {domain}", ".1%"))
-    labels = ".0%" if labelled else ""
-    return _cells(rows, x, y, colour, tooltip, CELL * len(experts), labels=labels, least=0.005)
+    return _cells(rows, x, y, colour, tooltip, CELL * len(experts), ".0%" if labelled else "", least=0.005)
 
 
 def _confusion(figures: ReportData, routing: RoutingData) -> Spec:
@@ -134,7 +125,7 @@ def _confusion(figures: ReportData, routing: RoutingData) -> Spec:
     colour = colours_of("expert", experts, figures.colours, None)
     tooltip = tips(("domain", "text of"), ("expert", "goes to"), ("share", "share", ".1%"))
     labels = ".1%" if len(experts) <= MOST_LABELLED else ""
-    return _cells(rows, x, y, colour, tooltip, (CELL + 8) * len(routing.shares), labels=labels)
+    return _cells(rows, x, y, colour, tooltip, (CELL + 8) * len(routing.shares), labels)
 
 
 def _overlap(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]) -> Spec:
@@ -146,12 +137,12 @@ def _overlap(experts: Sequence[str], overlap: Sequence[tuple[str, str, float]]) 
     x, y = names_axis("a", experts, orient="top", labelAngle=-35), names_axis("b", experts)
     tooltip = tips(("a", "expert"), ("b", "and"), ("share", "overlap", ".1%"))
     labels = ".0%" if len(experts) <= MOST_LABELLED else ""
-    return _cells(rows, x, y, {"value": "var(--heat)"}, tooltip, (CELL + 8) * len(experts), labels=labels)
+    return _cells(rows, x, y, {"value": "var(--heat)"}, tooltip, (CELL + 8) * len(experts), labels)
 
 
 def _load(figures: ReportData, routing: RoutingData) -> Spec:
     experts = list(routing.load)
-    rows: list[dict[str, Any]] = [
+    rows: Rows = [
         {"expert": expert, "share": share, "least": min(routing.load[expert]), "most": max(routing.load[expert])}
         for expert, share in routing.overall_load.items()
     ]
@@ -174,7 +165,7 @@ def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
     """Return a dot for each domain's score with its interval; base model, average and oracle are marks beside it."""
     references = [(kind, row) for kind in ("base", "average", "oracle") if (row := figures.row(kind))]
     domains = [*([MEAN] if len(own.score) > 1 and own.average is not None else []), *own.score]
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     for domain in domains:
         mean = domain == MEAN
         values = {kind: row.average if mean else row.score.get(domain) for kind, row in [("own", own), *references]}
@@ -197,14 +188,7 @@ def score_chart(figures: ReportData, own: ScoreRow) -> Spec:
         return {"x": {**x, "field": field}, "y": y, "tooltip": tooltip, **more}
 
     def reference(kind: str, shape: str, size: int) -> Spec:
-        look: Spec = {
-            "filled": False,
-            "fill": "var(--surface)",
-            "stroke": "var(--soft)",
-            "strokeWidth": 2,
-            "opacity": 1,
-        }
-        return layer("point", at(kind), where=f"isValid(datum.{kind})", shape=shape, size=size, **look)
+        return layer("point", at(kind), where=f"isValid(datum.{kind})", shape=shape, size=size, **_HOLLOW)
 
     has_score = "isValid(datum.own)"
     span = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}
@@ -230,20 +214,17 @@ def _active_experts(figures: ReportData) -> Spec:
     rows = figures.active_experts
     scored = all(row.score.keys() == row.perplexity.keys() for row in rows)
     title = "normalised score" if scored else "perplexity"
-    points: list[dict[str, Any]] = [
-        {"count": row.experts_per_token, "domain": domain, "value": value, "parameters": row.active_parameters}
-        for row in rows
-        for domain, value in (row.score if scored else row.perplexity).items()
-    ]
-    means: list[dict[str, Any]] = [
-        {"count": row.experts_per_token, "value": row.average, "parameters": row.active_parameters}
-        for row in rows
-        if row.average is not None
-    ]
-    references: list[dict[str, Any]] = [
-        {"value": value, "name": name}
+    points, means = Rows(), Rows()
+    for row in rows:
+        at, by = {"count": row.experts_per_token}, {"parameters": row.active_parameters}
+        for domain, value in (row.score if scored else row.perplexity).items():
+            points.append({**at, "domain": domain, "value": value, **by})
+        if row.average is not None:
+            means.append({**at, "value": row.average, **by})
+    references: Rows = [
+        {"value": score, "name": name}
         for kind, name in (("average", "averaged weights"), ("oracle", "perfect routing"))
-        if scored and (value := figures.score_of(kind)) is not None
+        if scored and (score := figures.score_of(kind)) is not None
     ]
     drawn = [float(row["value"]) for row in (*points, *means, *references)] + ([100.0] if scored else [])
     counts = [row.experts_per_token for row in rows]
@@ -275,16 +256,12 @@ def _active_experts(figures: ReportData) -> Spec:
 
 def _losses(trainings: Sequence[Training], colours: Mapping[str, int], what: str = "expert") -> Spec:
     """Return losses of trainings of `what` over their steps, one line each, and at both ends those on held-out text."""
-    points: list[dict[str, Any]] = [
-        {"expert": training.name, "step": step, "loss": loss}
-        for training in trainings
-        for step, loss in zip(training.at, training.loss, strict=True)
-    ]
-    ends: list[dict[str, Any]] = [
-        {"expert": training.name, "step": step, "loss": loss, "when": when}
-        for training in trainings
-        for step, loss, when in ((0, training.before, "before"), (training.steps, training.after, "after"))
-    ]
+    points, ends = Rows(), Rows()
+    for one in trainings:
+        curve = zip(one.at, one.loss, strict=True)
+        points += [{"expert": one.name, "step": step, "loss": loss} for step, loss in curve]
+        ends.append({"expert": one.name, "step": 0, "loss": one.before, "when": "before"})
+        ends.append({"expert": one.name, "step": one.steps, "loss": one.after, "when": "after"})
     losses = [float(row["loss"]) for row in (*points, *ends)]
     steps = ticks(0, max(training.steps for training in trainings), whole=True)
     x = linear_axis("step", "step", steps, grid=False)

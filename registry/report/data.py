@@ -12,39 +12,32 @@ from registry.evaluation.stored import FEW_TOKENS
 
 @dataclass(frozen=True)
 class MemberFigures:
-    """One expert of the composition; what is not known here is None.
-
-    Attributes:
-        ref: the version in this registry.
-        tokens: calibration tokens.
-        drowned: the reason why it is predicted to lose its own text to others, if it is.
-        opted_out: the version that was opted out since, if it was.
-    """
+    """One expert of the composition; what is not known here is None."""
 
     name: str
-    ref: str | None
+    ref: str | None  # the version in this registry
     digest: str
-    tokens: int | None
-    license: str | None
-    drowned: str | None = None
-    opted_out: str | None = None
+    tokens: int | None  # calibration tokens
+    license: str | None  # its license
+    drowned: str | None = None  # the reason why it is predicted to lose its own text to others, if it is
+    opted_out: str | None = None  # the version that was opted out since, if it was
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The first one or two sentences of a report, and the command that says more, if any; it begins with `reg`."""
 
-    text: str
-    command: str | None = None
+    text: str  # one or more sentences
+    command: str | None = None  # the command that mends it or says more
 
 
 @dataclass(frozen=True)
 class Warned:
     """A warning: what is the matter, what mends it, and the command that does, if any; it begins with `reg`."""
 
-    text: str
-    mend: str
-    command: str | None = None
+    text: str  # one or more sentences
+    mend: str  # what mends it
+    command: str | None = None  # the command that mends it or says more
 
 
 @dataclass(frozen=True)
@@ -53,14 +46,14 @@ class RoutingData:
 
     Attributes:
         shares: domain → expert → for each of `layers` the expert's share of the domain's tokens, in [0, 1].
-        load: expert → for each layer the expert's share of all tokens.
-        weights: as `shares`, the expert's mean routing weight; empty if predicted, or measured by an early version.
+        weights: domain → expert → as `shares`, the expert's mean routing weight; empty if predicted, or measured by an
+            early version.
     """
 
-    measured: bool
-    layers: tuple[int, ...]
+    measured: bool  # True if counted on test text, false if predicted from statistics
+    layers: tuple[int, ...]  # layer numbers
     shares: Mapping[str, Mapping[str, Sequence[float]]]
-    load: Mapping[str, Sequence[float]]
+    load: Mapping[str, Sequence[float]]  # expert → for each layer the expert's share of all tokens
     weights: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     def mean(self, domain: str, expert: str) -> float:
@@ -91,19 +84,16 @@ class RoutingData:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """Normalised scores of one model, as in `evaluation.Row`: 100 is each domain's own expert.
-
-    `kind` is composition, oracle, average, base or expert.
-    """
+    """Normalised scores of one model, as in `evaluation.Row`: 100 is each domain's own expert."""
 
     name: str
-    kind: str
-    score: Mapping[str, float]
-    perplexity: Mapping[str, float]
-    average: float | None
+    kind: str  # composition, oracle, average, base or expert
+    score: Mapping[str, float]  # domain → normalised: 100 is the domain's own expert
+    perplexity: Mapping[str, float]  # domain → its perplexity
+    average: float | None  # mean score, if every domain has one
     interval: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    average_interval: Sequence[float] | None = None
-    ahead_of_average: Sequence[float] | None = None
+    average_interval: Sequence[float] | None = None  # the same of the average: the low and the high end
+    ahead_of_average: Sequence[float] | None = None  # 95 % interval of the average less that of averaged weights
 
     @property
     def title(self) -> str:
@@ -114,17 +104,11 @@ class ScoreRow:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The data of scores and measured routing.
+    """The data of scores and measured routing."""
 
-    Attributes:
-        at: the time of the evaluation, ISO 8601, or None for now.
-        tokens: domain → number of predicted tokens.
-        labels: domain → label of its text.
-    """
-
-    at: str | None
-    tokens: Mapping[str, int]
-    labels: Mapping[str, str]
+    at: str | None  # the time of the evaluation, ISO 8601, or None for now
+    tokens: Mapping[str, int]  # domain → number of predicted tokens
+    labels: Mapping[str, str]  # domain → label of its text
 
     @property
     def is_small(self) -> bool:
@@ -134,36 +118,28 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class ActiveExperts:
-    """Figures of the composition with another number of experts per token (FlexOlmo, Fig. 3).
+    """Figures of the composition with another number of experts per token (FlexOlmo, Fig. 3)."""
 
-    `active_parameters` are the weights used for one token; the others are as in `ScoreRow`.
-    """
-
-    experts_per_token: int
-    active_parameters: int
-    score: Mapping[str, float]
-    perplexity: Mapping[str, float]
-    average: float | None
+    experts_per_token: int  # the number
+    active_parameters: int  # weights used for one token
+    score: Mapping[str, float]  # domain → normalised: 100 is the domain's own expert
+    perplexity: Mapping[str, float]  # domain → its perplexity
+    average: float | None  # mean score, if every domain has one
 
 
 @dataclass(frozen=True)
 class Training:
-    """The training of an expert by `reg train-expert`, or of the composition by `reg train`; losses in nats per token.
-
-    Attributes:
-        name: the expert, or what of the composition was trained.
-        before, after: loss on held-out text before the first step, and after the last one.
-        at: steps, counted from 1: the middle of those that each number of `loss` is the mean of.
-        loss: losses on the training text, at most 200.
+    """The training of an expert by `reg train-expert`, or of the composition by `reg train`;
+    losses in nats per token.
     """
 
-    name: str
-    steps: int
-    tokens: int
-    before: float
-    after: float
-    at: tuple[float, ...]
-    loss: tuple[float, ...]
+    name: str  # the expert, or what of the composition was trained
+    steps: int  # number of steps
+    tokens: int  # number of tokens
+    before: float  # loss on held-out text before the training, in nats per token
+    after: float  # the same after the training
+    at: tuple[float, ...]  # steps, counted from 1: the middle of those that each number of `loss` is the mean of
+    loss: tuple[float, ...]  # losses on the training text, at most 200
 
 
 POINTS = 200  # most points of a loss curve in a report
@@ -173,42 +149,38 @@ POINTS = 200  # most points of a loss curve in a report
 class Audit:
     """A stored audit of extraction: shares and similarities from 0 to 1, of `documents` that were tried.
 
-    Attributes:
-        text: the label of the text.
-        similarity, most: mean and largest similarity of the best continuations.
-        prefix, continued: tokens that the composition was given, and that it continued by.
-        at: the time of the audit, ISO 8601.
+    `similarity` is the mean of those of the best continuations, `most` the largest.
     """
 
-    text: str
+    text: str  # the label of the text
     documents: int
     extracted: int
     rate: float
     similarity: float
     most: float
-    prefix: int
-    continued: int
-    at: str
+    prefix: int  # tokens that it was given
+    continued: int  # tokens that it continued by
+    at: str  # the time of the audit, ISO 8601
 
 
 @dataclass(frozen=True)
 class MaskJoin:
     """Two groups of experts that join, and the mean overlap of a mask of one with a mask of the other."""
 
-    first: tuple[str, ...]
-    second: tuple[str, ...]
-    overlap: float
+    first: tuple[str, ...]  # the experts of one group
+    second: tuple[str, ...]  # those of the other
+    overlap: float  # mean overlap of a mask of one with a mask of the other
 
 
 @dataclass(frozen=True)
 class Node:
     """A node of the lineage: base, expert, composition or trained; `of` are its sources, `told` is its caption."""
 
-    id: str
-    label: str
-    kind: str
-    of: tuple[str, ...] = ()
-    told: str = ""
+    id: str  # its identifier, which others name as a source
+    label: str  # its label
+    kind: str  # its kind: base, expert, composition or trained
+    of: tuple[str, ...] = ()  # the models it comes from
+    told: str = ""  # its caption
 
 
 @dataclass(frozen=True)
@@ -216,53 +188,41 @@ class ReportData:
     """The content of a report; parts without data are empty or None, and `notes` give the reasons.
 
     Attributes:
-        name: the composition's folder, or its members.
-        host: the composition's `model_type`.
-        made: the time when it was first composed here, ISO 8601.
-        recipe: setting → text.
-        parameters, active_parameters: number of weights in all, and of those used for one token.
         overlap: (expert, expert, share of tokens that a linear router cannot tell apart).
-        scores: scores of models, the composition first.
-        active_experts: figures by experts per token, ascending, of the latest evaluation that has them.
-        audits: the latest first.
+        active_experts: ascending, from the latest evaluation with --active-experts; empty without one.
         training: the composition's own training; None of one that was not trained, or whose routers alone were.
-        from_base: the number of members, where they are copies of a base model, which have no domain.
         mask_overlap: (expert, expert, overlap of the masks that they were trained with, from 0 to 1).
-        mask_joins: the joins of these experts by average linkage, the most alike first; the last one has all.
-        to: the output of its recipe, a value of `--to`.
-        folder: a folder that it is in, for commands; None if none is known.
-        indistinct: the share of an overlap from which on routing hardly separates two experts.
-        colours: expert → number of its colour on every page (`expert_colours`).
+        mask_joins: of a SIMoE: average linkage over 1 - overlap, the most alike first; the last one has all experts.
     """
 
-    name: str
+    name: str  # the composition's folder, or its members
     digest: str
-    host: str
-    made: str | None
-    recipe: Mapping[str, str]
-    members: tuple[MemberFigures, ...]
+    host: str  # the composition's `model_type`
+    made: str | None  # the time when it was first composed here, ISO 8601
+    recipe: Mapping[str, str]  # setting → text
+    members: tuple[MemberFigures, ...]  # the experts, in their order
     parameters: int | None
-    active_parameters: int | None
-    top_k: int | None
-    routing: RoutingData | None
+    active_parameters: int | None  # weights used for one token
+    top_k: int | None  # experts per token
+    routing: RoutingData | None  # the first choices of the tokens of each domain
     overlap: tuple[tuple[str, str, float], ...]
-    scores: tuple[ScoreRow, ...]
-    evaluated: Evaluated | None
+    scores: tuple[ScoreRow, ...]  # scores of models, the composition first
+    evaluated: Evaluated | None  # the data of scores and measured routing
     active_experts: tuple[ActiveExperts, ...]
-    trainings: tuple[Training, ...]
-    audits: tuple[Audit, ...]
-    lineage: tuple[Node, ...]
-    notes: tuple[str, ...] = ()
+    trainings: tuple[Training, ...]  # of the members that were trained so
+    audits: tuple[Audit, ...]  # the latest first
+    lineage: tuple[Node, ...]  # sources of the composition, and compositions trained from it
+    notes: tuple[str, ...] = ()  # missing parts, with reasons
     training: Training | None = None
-    from_base: int | None = None
+    from_base: int | None = None  # the number of members, where they are copies of a base model, which have no domain
     mask_overlap: tuple[tuple[str, str, float], ...] = ()
     mask_joins: tuple[MaskJoin, ...] = ()
-    to: str = "moe"
-    folder: str | None = None
-    indistinct: float = 1.0
+    to: str = "moe"  # the output of its recipe, a value of `--to`
+    folder: str | None = None  # a folder that it is in, for commands; None if none is known
+    indistinct: float = 1.0  # the share of an overlap from which on routing hardly separates two experts
     verdict: Verdict | None = None
-    warnings: tuple[Warned, ...] = ()
-    colours: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[Warned, ...] = ()  # the gravest first
+    colours: Mapping[str, int] = field(default_factory=dict)  # expert → number of its colour on every page
 
     @property
     def output(self) -> Target:

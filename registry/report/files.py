@@ -12,10 +12,7 @@ from store.catalog import Catalog
 
 
 def check_source(catalog: Catalog, composition: PathLike) -> None:
-    """Check that `composition` is a composed folder, or the beginning of a composition's digest.
-
-    Raises CheckpointError if it is neither, and NotFoundError if no composition has such a digest.
-    """
+    """Check that `composition` is a composed folder, or begins a digest (CheckpointError; NotFoundError: of none)."""
     if Path(composition).is_dir() or composition_of(catalog, os.fspath(composition)) is None:
         require_composed(Path(composition))
 

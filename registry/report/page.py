@@ -24,42 +24,23 @@ _SHARE = re.compile(r"(\b[0-9]+(?:\.[0-9]+)?) %")
 
 @dataclass(frozen=True)
 class Frame:
-    """The surroundings of a report among the local pages; a file has none.
+    """The surroundings of a report among the local pages; a file has none."""
 
-    Attributes:
-        links: name and address of each page in the navigation; `active` is that of the page that the report belongs to.
-        back: name and address of the page that the report belongs to.
-        theme: light or dark, where the reader chose one; None for the system's.
-        program: the beginning of commands: `reg`, or `reg --home DIR`.
-        form: address of the form that evaluates the composition; None where work cannot be started.
-    """
-
-    links: tuple[tuple[str, str], ...] = ()
-    active: str | None = None
-    back: tuple[str, str] | None = None
-    theme: str | None = None
-    program: str = "reg"
-    form: str | None = None
+    links: tuple[tuple[str, str], ...] = ()  # name and address of each page in the navigation
+    active: str | None = None  # the address that is shown as this page's
+    back: tuple[str, str] | None = None  # name and address of the page that the report belongs to
+    theme: str | None = None  # light or dark; None for the system's
+    program: str = "reg"  # the beginning of commands: `reg`, or `reg --home DIR`
+    form: str | None = None  # the address of the form that evaluates the composition
 
 
 def page(figures: ReportData, frame: Frame | None = None) -> str:
-    """Return the report as HTML: a file of its own, or with a frame a page among the local ones.
-
-    Raises RegError if Jinja2 or vl-convert-python is not installed.
-    """
+    """Return the report as HTML: a file, or with a frame a local page (RegError: a library is not installed)."""
     frame = frame or Frame()
     templates = environment(_FOLDER / "templates")
-    templates.filters |= {
-        "percent": _percent,
-        "number": _number,
-        "score": score_text,
-        "interval": interval_text,
-        "short": _short,
-        "sentence": _sentence,
-        "emphasised": _emphasised,
-        "unbroken": unbroken,
-        "typed": lambda command: frame.program + command.removeprefix("reg"),
-    }
+    own = {one.__name__.strip("_"): one for one in (_percent, _number, _short, _sentence, _emphasised, unbroken)}
+    templates.filters |= {**own, "score": score_text, "interval": interval_text}
+    templates.filters["typed"] = lambda command: frame.program + command.removeprefix("reg")
     specs = charts(figures)
     own_script = static_text("shared.js") + (_FOLDER / "page.js").read_text(encoding="utf-8")
     scripts = {"library": library(), "own": own_script}
@@ -77,9 +58,9 @@ def page(figures: ReportData, frame: Frame | None = None) -> str:
         overlap_of_token_counts=OVERLAP_OF_TOKEN_COUNTS,
         interval_means=INTERVAL_MEANS,
         places=set(specs),
-        style=_trusted("\n".join((static_text("tokens.css"), static_text("base.css"), own_style))),
-        data=_trusted(as_data(specs)),
-        scripts={name: _trusted(text) for name, text in scripts.items()},
+        style="\n".join((static_text("tokens.css"), static_text("base.css"), own_style)),
+        data=as_data(specs),
+        scripts=scripts,
         policy=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests),
     )
     return text
@@ -102,13 +83,6 @@ def as_data(value: Any) -> str:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def _trusted(text: str) -> Any:
-    """Mark trusted or escaped text as HTML, so that it is not escaped again."""
-    from markupsafe import Markup
-
-    return Markup(text)
 
 
 def _sentence(text: str) -> str:

@@ -79,14 +79,8 @@ def evaluation_text(document: Mapping[str, Any]) -> str:
 def chance(ahead: Interval, first: Interval, second: Interval, name: str, other: str, of: str = "") -> str:
     """Return whether one score is ahead of another by more than chance: a sentence; empty if that is not known.
 
-    Two intervals that do not overlap differ by more than chance; two that do may still differ, because they are of
-    the same windows: the interval of their difference decides where it is known.
-
-    Args:
-        ahead: 95 % interval of the first score less the second, on the same windows, in points.
-        first, second: 95 % interval of each; they count only without `ahead`.
-        name, other: what they are called.
-        of: whose the two intervals are, in words that begin with a space.
+    `ahead` is the 95 % interval of the first score less the second, on the same windows, in points. It decides where it
+    is known; else the intervals of both do, which may overlap although the scores differ. `of` says whose these are.
     """
     if ahead is not None:
         is_behind = ahead[1] < 0
@@ -120,12 +114,8 @@ def which_is_better(
 ) -> str:
     """Return which composition is better on the same text, and what that does not cover.
 
-    Args:
-        found: what the evaluations of each found.
-        rows: domains of which several read the same text.
-        mean: scores that compare; None if there are none.
-        experts: names of the experts of each composition.
-        final: new scores of one are not stored, because a member was opted out.
+    `found`: by the evaluations of each; `rows`: domains of which several read the same text; `mean`: scores that
+    compare; `experts`: names of those of each; `final`: new scores are not stored, because a member was opted out.
     """
     if mean is not None:
         return _by_score(names, mean) + _experts_missing(names, found, rows, mean, experts)

@@ -59,8 +59,7 @@ def chart(values: Iterable[Mapping[str, Any]], layers: Sequence[Spec], height: f
 def layer(
     kind: str, encoding: Spec, *, values: Iterable[Mapping[str, Any]] | None = None, where: str = "", **look: object
 ) -> Spec:
-    """Return a layer: a kind of mark with its look, of the chart's rows, of those `where` something holds, or of its
-    own (`values`)."""
+    """Return a layer: a mark with its look, of the chart's rows, of those `where` it holds, or of its own `values`."""
     spec: Spec = {} if values is None else {"data": {"values": list(values)}}
     if where:
         spec["transform"] = [{"filter": where}]
@@ -84,10 +83,7 @@ def tips(*rows: tuple[str, ...]) -> list[Spec]:
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Return three to seven round numbers in equal steps, from `low` or less to `high` or more.
-
-    If steps are to be `whole` numbers, there may be two.
-    """
+    """Return three to seven round numbers (two, if `whole`) in equal steps, from `low` or less to `high` or more."""
     if high == low:
         margin = abs(high) / 20 or 0.5
         low, high = low - margin, high + margin

@@ -164,10 +164,7 @@ def _sample(figures: ReportData) -> Iterator[Warned]:
 def worse_than_average(
     own: float | None, average: float | None, output: Target, experts: Sequence[str]
 ) -> Warned | None:
-    """Return the warning of a composition whose experts' averaged weights are better; None if it is not, or not known.
-
-    `own` and `average` are average scores, of the composition and of the averaged weights of exactly its experts.
-    """
+    """Return the warning that averaged weights of exactly its experts score better; None if not, or not known."""
     if own is None or average is None or own >= average or not output.is_routed:
         return None
     text = f"Averaged weights are better: {percent(average)} against {percent(own)}."

@@ -2,7 +2,6 @@ from .coefficients import Fitted as Fitted
 from .coefficients import fit_coefficients as fit_coefficients
 from .proxy_text import ProxyText as ProxyText
 from .proxy_text import proxy_text as proxy_text
-from .run_worker import run_worker as run_worker
 from .settings import ExpertTraining as ExpertTraining
 from .settings import FitSettings as FitSettings
 from .settings import MixtureTraining as MixtureTraining

@@ -37,8 +37,8 @@ from registry.member import Member
 from registry.names.reference import require_list
 from registry.progress import Progress
 from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.training.loop import Objective, train
 from registry.training.settings import FitSettings
-from registry.training.state import State, take_steps
 from registry.training.training_windows import Windows, check_vocabulary, make_windows, next_token_loss, shortened
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
@@ -99,8 +99,8 @@ def fit_coefficients(
         inputs = [plan.digest, vars(settings) | {"device": kind}, windows.all.digest]
         fit = _Fit(plan, CombinedWeights(plan, model), model, windows, settings)
         with resumable(_states_in(workspace.home.partial), json_digest(["fit", *inputs]), digests) as state_path:
-            state = fit.run(state_path, progress)
-            after = fit.held_out_loss()
+            losses, before = train(fit, state_path, progress)
+            after = fit.loss()
     assert plan.base is not None
     record = CoefficientFit(
         members=fitted_members(((one.name, one.version.digest) for one in plan.members), plan.base.version.digest),
@@ -112,11 +112,11 @@ def fit_coefficients(
         lr=settings.lr,
         seed=settings.seed,
         device=kind,
-        before=state.loss,
+        before=before,
         after=after,
     )
-    coefficients = dict(zip(plan.names, state.changes[0].tolist(), strict=True))
-    return Fitted(recipe.replace(coefficients=coefficients, fit=record), state.losses)
+    coefficients = dict(zip(plan.names, fit.parts[0].tolist(), strict=True))
+    return Fitted(recipe.replace(coefficients=coefficients, fit=record), losses)
 
 
 class CombinedWeights:
@@ -217,44 +217,46 @@ class CombinedWeights:
         return self._passes[key]()
 
 
-class _Fit:
+class _Fit(Objective):
+    label, goes_on = "fitting coefficients", "an interrupted fit goes on"
+    settings: FitSettings
+
     def __init__(
         self, plan: Plan, weights: CombinedWeights, model: Any, windows: Windows, settings: FitSettings
     ) -> None:
         self._names, self._weights, self._model = plan.names, weights, model
-        self._windows, self._settings = windows, settings
+        self._windows, self.settings = windows, settings
         self._numbers = windows.used(settings.steps * settings.batch_size).split(settings.batch_size)
         self._coefficients = torch.full((len(plan.names),), 1 / len(plan.names), dtype=torch.float64)
-        self._optimiser = torch.optim.Adam([self._coefficients], lr=settings.lr)
+        self.parts = [self._coefficients]
+        self.optimiser = torch.optim.Adam(self.parts, lr=settings.lr)
         self._good: Tensor | None = None
 
-    def held_out_loss(self) -> float:
+    def loss(self) -> float:
         """Return the loss on held-out windows in nats per token, or raise InvalidInputError if it is not finite."""
         self._weights.set(self._coefficients.tolist())
-        loss = self._windows.loss(self._model, self._settings.batch_size)
+        loss = self._windows.loss(self._model, self.settings.batch_size)
         if not math.isfinite(loss):
             raise self._not_finite(f"the loss is {loss} on held-out windows")
         return loss
 
-    def run(self, state_path: Path | None, progress: Progress) -> State:
-        """Fit, and return the last state; one that `state_path` holds goes on, and every step is saved there."""
-        return take_steps(self._optimiser, self._settings, self._step, self.held_out_loss, state_path, progress)
-
-    def _step(self, number: int) -> float:
-        """Give the coefficients the gradient of a step; return its loss."""
+    def gradient(self, step: int) -> float:
+        """Give the coefficients the gradient of a step, and return its loss."""
         before = self._coefficients.clone()
         self._weights.set(before.tolist())
-        loss, gradient = self._weights.gradient(*self._windows.take(self._numbers[number]))
+        loss, gradient = self._weights.gradient(*self._windows.take(self._numbers[step]))
         if not (math.isfinite(loss) and bool(torch.isfinite(gradient).all())):
             what = "its gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
-            raise self._not_finite(f"{what} in step {number + 1}")
+            raise self._not_finite(f"{what} in step {step + 1}")
         self._good, self._coefficients.grad = before, gradient
-        self._optimiser.step()
         return loss
+
+    def remark_on_loss(self, progress: Progress, losses: Sequence[float]) -> None:
+        """Say nothing: the losses are few, and of one batch each."""
 
     def _not_finite(self, what: str) -> InvalidInputError:
         """Return the error of a loss that is not finite, with the last coefficients of which it was."""
-        smaller = f"fit with a smaller rate than {self._settings.lr:g}: --fit-lr {self._settings.lr / 10:g}"
+        smaller = f"fit with a smaller rate than {self.settings.lr:g}: --fit-lr {self.settings.lr / 10:g}"
         if self._good is None:
             return InvalidInputError(f"{what}, with equal coefficients", "check the experts: reg evaluate, reg verify")
         values = ",".join(f"{name}={value!r}" for name, value in zip(self._names, self._good.tolist(), strict=True))

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from registry.errors import CalibrationError
 from registry.maths.router.gates import initial_row
 from registry.runtime.seen_inputs import seen_inputs
-from registry.training.processes import Processes
-from registry.training.sharding import spread
+from registry.training.launcher import Processes
+from registry.training.sharded import spread
 
 WINDOWS = 32
 """Most windows of each text whose embedding a row begins with."""

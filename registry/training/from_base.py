@@ -29,10 +29,11 @@ from registry.statistics import file as statistics
 from registry.statistics.collect import counted
 from registry.statistics.forward_pass import computed_by
 from registry.statistics.settings import PassSettings
-from registry.training.processes import leading
+from registry.training.launcher import Processes, check_alone
+from registry.training.loop import Losses
 from registry.training.settings import announce
 from registry.training.training_paths import base_version
-from registry.training.weight_trainer import Losses, WeightTrainer
+from registry.training.weight_trainer import WeightTrainer
 from registry.workspace import PathLike, Workspace
 from store.arrays import Block
 from store.digest import json_digest
@@ -61,8 +62,7 @@ def check_joint(workspace: Workspace, name: str, experts: int, kind: str, called
         ConflictError: a name is a base model's, or an active version of it comes from elsewhere.
         StorageError: a library is not installed.
     """
-    with leading() as processes:
-        processes.check_alone(f"{called} trains")
+    check_alone(f"{called} trains")
     workspace.check_owner()
     check_libraries()
     last = copy_name(check_name(name), experts, experts)
@@ -84,6 +84,20 @@ def check_libraries() -> None:
     """Raise StorageError if what training needs is not installed."""
     if importlib.util.find_spec("accelerate") is None:
         raise StorageError("training needs accelerate", "run: pip install 'expert-registry[train]'")
+
+
+@contextmanager
+def shared_base(
+    workspace: Workspace, base: PathLike, processes: Processes
+) -> Iterator[tuple[Checkpoint, tuple[str, ...]]]:
+    """Open a base model in the main process, whose folder the others open too (yields and errors as `opened_base`)."""
+    if not processes.is_main:
+        folder, label = processes.of_main(None)
+        yield Checkpoint(Path(folder), label=label, remote_code=True), ()
+        return
+    with opened_base(workspace, base) as (checkpoint, holds):
+        processes.of_main([str(checkpoint.folder), checkpoint.label])
+        yield checkpoint, holds
 
 
 @contextmanager
@@ -120,14 +134,13 @@ def joint_training(
     versions that it begins from, and `what` trains, in words.
     """
     home = workspace.home
-    count = sum(part.numel() for part in trainer.parameters if part.requires_grad)
+    count = sum(part.numel() for part in trainer.parts if part.requires_grad)
     announce(workspace.progress, what, count, trainer.settings, inputs["device"])
     with (
         exclusive(home.output_lock(home.path / f"{kind} {name}"), f"training {name}"),
         resumable(home.partial, json_digest([f"train-{kind}", name, inputs]), holds) as state_path,
-        temporary(home.merged, holds, prefix="trainer-") as scratch,
     ):
-        yield trainer.train(state_path, scratch, workspace.progress)
+        yield trainer.train(state_path, workspace.progress)
 
 
 def write_checkpoint(

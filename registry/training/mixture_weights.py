@@ -26,7 +26,7 @@ from registry.maths.router_training import balance_loss
 from registry.runtime.gates import Gate, choice, gates, in_order
 from registry.runtime.loading import quiet_transformers
 from registry.training.parent import Parent
-from registry.training.sharding import array_of
+from registry.training.sharded import array_of
 from store.arrays import ArraySource, Block, digest_of
 from store.permissions import SPACE, writing
 

@@ -53,23 +53,14 @@ DOCUMENTS = 500
 
 @dataclass(frozen=True)
 class ProxyText:
-    """The documents that were chosen for one member.
+    """The documents that were chosen for one member."""
 
-    Attributes:
-        name: the member's name.
-        path: their file, a document a row, in the order of the public text.
-        documents: their number.
-        candidates: number of public documents that they were chosen from.
-        best: the highest score of a document.
-        least: the lowest score of a chosen one.
-    """
-
-    name: str
-    path: Path
-    documents: int
-    candidates: int
-    best: float
-    least: float
+    name: str  # the member's name
+    path: Path  # their file, a document a row, in the order of the public text
+    documents: int  # their number
+    candidates: int  # number of public documents that they were chosen from
+    best: float  # the highest score of a document
+    least: float  # the lowest score of a chosen one
 
 
 def proxy_text(

@@ -10,24 +10,21 @@ Shapes: E experts, H hidden size, k experts per token; B windows of S tokens in 
 W, W_0 and D are (E, H), M is (H, H), logits are (T, E).
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from registry.errors import CheckpointError, InvalidInputError
+from registry.errors import CheckpointError
 from registry.maths.router_training import balance_loss, straight_through, whitener
-from registry.progress import Progress
 from registry.runtime.gates import Gate, as_returned, gates, in_order
 from registry.runtime.seen_inputs import seen_inputs
+from registry.training.loop import BETAS, Objective, finite
 from registry.training.settings import TrainSettings
-from registry.training.state import take_steps
 from registry.training.training_windows import Windows, next_token_loss
 
 WHITENING_WINDOWS = 32
@@ -36,14 +33,18 @@ RIDGE = 1e-3
 """Ridge in units of the mean second moment: directions that vary less count as noise."""
 
 
-class RouterTrainer:
+class RouterTrainer(Objective):
     """The routers of a loaded mixture, in training; its other weights stay as they are.
 
-    `candidates` is the number of experts that each token's gradient compares.
+    `candidates` is the number of experts that each token's gradient compares. After a training the model has the
+    routers of the last step but one.
 
     Raises:
         CheckpointError: a router's input is NaN or infinite.
     """
+
+    settings: TrainSettings
+    label = "training routers"
 
     def __init__(self, model: Any, windows: Windows, settings: TrainSettings, candidates: int) -> None:
         self.model, self.windows, self.settings, self.candidates = model, windows, settings, candidates
@@ -51,50 +52,37 @@ class RouterTrainer:
         model.requires_grad_(False)
         self._start = [gate.weight.detach().float().clone() for gate in self.gates]
         self._maps = self._whitened()
-        self._changes = [torch.zeros_like(weight).requires_grad_() for weight in self._start]
-        self._optimiser = torch.optim.AdamW(
-            self._changes, lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay
-        )
+        self.parts = [torch.zeros_like(weight).requires_grad_() for weight in self._start]
+        self.optimiser = torch.optim.AdamW(self.parts, lr=settings.lr, betas=BETAS, weight_decay=settings.weight_decay)
         self._numbers = windows.used(settings.windows).split(settings.batch_size)
         self._balance: list[Tensor] = []
 
     def weights(self) -> list[Float32[Tensor, "E H"]]:
         """Return the current routers, layer by layer, on the CPU."""
-        pairs = zip(self._start, self._changes, self._maps, strict=True)
+        pairs = zip(self._start, self.parts, self._maps, strict=True)
         return [(start + change.detach() @ whitening).cpu() for start, change, whitening in pairs]
 
     def loss(self) -> float:
         """Return the language-model loss (nats per token) on held-out windows, with the routing of inference."""
         return self.windows.loss(self.model, self.settings.batch_size)
 
-    def train(self, state_path: Path | None, progress: Progress) -> float:
-        """Train, and return the loss on held-out windows before the first step; a state at `state_path` goes on.
-
-        The model has the routers of the last step but one afterwards.
-        """
-        return take_steps(self._optimiser, self.settings, self._step, self.loss, state_path, progress).loss
-
-    def _step(self, step: int) -> float:
+    def gradient(self, step: int) -> float:
+        """Give the changes of the routers their gradients of a step, and return its loss (errors as `loop.train`)."""
         for gate, weight in zip(self.gates, self.weights(), strict=True):
             gate.weight.data.copy_(weight)
         ids, keep = self.windows.take(self._numbers[step])
         self._balance.clear()
         with self._trained():
             loss = next_token_loss(self.model, ids, keep, "mean")
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                raise InvalidInputError(
-                    f"the loss is {value} in step {step + 1}", "give a smaller --lr, or compute with --dtype float32"
-                )
+            value = finite(float(loss.detach()), f"in step {step + 1}")
             if self.settings.balance:
                 loss = loss + self.settings.balance * torch.stack(self._balance).sum()
             loss.backward()
-        for gate, change, whitening in zip(self.gates, self._changes, self._maps, strict=True):
+        for gate, change, whitening in zip(self.gates, self.parts, self._maps, strict=True):
             gradient = gate.weight.grad
             # W = W_0 + D (s M), so ∂D = ∂W (s M)ᵀ: (E, H) by (H, H).
             change.grad = torch.zeros_like(change) if gradient is None else gradient.float() @ whitening.T
             gate.weight.grad = None
-        self._optimiser.step()
         return value
 
     def _whitened(self) -> list[Float32[Tensor, "H H"]]:

@@ -17,19 +17,18 @@ from registry.io.model_folder import check_output
 from registry.io.work_dirs import resumable, temporary
 from registry.names.reference import check_name, require_list
 from registry.names.resolve import check_name_is_free
-from registry.progress import Progress
 from registry.registration import Registration, RegistrationRequest, register_checkpoint
 from registry.runtime.loading import load_tokenizer
 from registry.statistics.settings import PassSettings
+from registry.training import sharded
 from registry.training.coordinated import WINDOWS, begin_rows
-from registry.training.from_base import TrainedFromBase, check_libraries, opened_base, write_checkpoint
-from registry.training.job import Job
-from registry.training.processes import Processes, leading
+from registry.training.from_base import TrainedFromBase, check_libraries, shared_base, write_checkpoint
+from registry.training.launcher import Processes, joined
+from registry.training.loop import Losses, training_document
 from registry.training.settings import ExpertTraining, TrainingText, announce
-from registry.training.sharding import shard
 from registry.training.trainable import Trainable, trained_weights
 from registry.training.training_windows import HELD_OUT, draw_windows, make_windows, remark_repeats, shortened
-from registry.training.weight_trainer import Losses, WeightTrainer, device_and_dtype, training_document
+from registry.training.weight_trainer import WeightTrainer, device_and_dtype
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
 from store.lock import exclusive
@@ -37,7 +36,10 @@ from store.lock import exclusive
 
 @dataclass(frozen=True)
 class TrainedExpert(TrainedFromBase):
-    """The result of a training: the checkpoint folder that was written, or the registration."""
+    """The result of a training: the checkpoint folder that is written, or the registration.
+
+    Of several processes the main one alone registers: the results of the others are the same but for that.
+    """
 
     out: Path | None = None
     registration: Registration | None = None
@@ -57,13 +59,14 @@ def train_expert(
     """Train an expert from a base model, and register it or write it to `out`.
 
     Arguments and errors are those of `Registry.train_expert`. An interrupted training continues when it is started
-    again; on one machine with one number of threads and of processes, it gives the same bytes. Under a launcher this is
-    for the main process (`training.processes`).
+    again; on one machine with one number of threads and of processes, it gives the same bytes. Under a launcher all
+    processes call this, and the main one writes or registers (`training.launcher`).
     """
     files = [Path(file) for file in require_list(text.own, "data")]
     public = [Path(file) for file in require_list(text.public, "public_data")]
     with ExitStack() as stack:
-        processes = stack.enter_context(leading())
+        processes = stack.enter_context(joined())
+        workspace = processes.quiet(workspace)
         check_name(name)
         if not files:
             raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
@@ -80,14 +83,14 @@ def train_expert(
         else:
             check_output(Path(out).absolute(), replace=None)
         settings.check_processes(processes.count)
-        checkpoint, holds = stack.enter_context(opened_base(workspace, base))
+        checkpoint, holds = stack.enter_context(shared_base(workspace, base, processes))
         scratch = stack.enter_context(temporary(workspace.home.merged, holds, prefix="training-"))
         target = scratch / "expert" if out is None else Path(out).absolute()
         document, losses, tokens = _trained(
             workspace, checkpoint, TrainingText(files, public), settings, target, holds, processes
         )
-        if out is not None:
-            return TrainedExpert(document, losses, tokens, out=target)
+        if out is not None or not processes.is_main:
+            return TrainedExpert(document, losses, tokens, out=None if out is None else target)
         request = RegistrationRequest(
             name,
             target,
@@ -109,7 +112,10 @@ def _trained(
     holds: Sequence[str],
     processes: Processes,
 ) -> tuple[dict[str, Any], Losses, int]:
-    """Write the trained checkpoint to `target`, and return its document, losses, and number of held-out tokens."""
+    """Write the trained checkpoint to `target`, and return its document, losses, and number of held-out tokens.
+
+    All processes run this alike; the main one alone keeps states, gets weights that are sharded, and writes.
+    """
     progress, home = workspace.progress, workspace.home
     settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, progress))
     device, dtype = device_and_dtype(settings)
@@ -120,43 +126,34 @@ def _trained(
     public = draw_windows(text.public, tokenizer, vocabulary, settings, WINDOWS) if text.public else None
     windows = make_windows([own], settings.seq_len, settings.seed)
     remark_repeats(progress, windows, settings.windows + HELD_OUT)
-    hashed = hash_checkpoint(checkpoint, progress)
-    inputs = settings.document(device, dtype, processes.count) | {"data": windows.all.digest, "base": hashed.weights}
+    inputs = settings.document(device, dtype, processes.count) | {"data": windows.all.digest, "base": None}
     if public is not None:
-        inputs |= {"public": public.digest}
+        inputs["public"] = public.digest
+    processes.check_same(json_digest(inputs))
+    hashed = hash_checkpoint(checkpoint, progress) if processes.is_main else None
+    inputs["base"] = processes.of_main(None if hashed is None else hashed.weights)
     with ExitStack() as stack:
-        state_path = stack.enter_context(resumable(home.partial, json_digest(["train-expert", inputs]), holds))
-        scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
-        job = Job(checkpoint.folder, settings, device, dtype, windows, public)
-        job.send(processes)
-        trainable, losses = run_training(job, checkpoint, processes, state_path, scratch, progress)
+        above = home.partial if processes.is_main else None
+        state_path = stack.enter_context(resumable(above, json_digest(["train-expert", inputs]), holds))
+        model = sharded.load(checkpoint.folder, device, processes, fsdp=settings.fsdp)
+        trainable = Trainable(model, checkpoint, settings)
+        if settings.fsdp:
+            sharded.shard(trainable.model, processes, device)
+        if public is not None:
+            both = windows.take(windows.training[:WINDOWS]), (public.ids.long(), public.keep)
+            begin_rows(trainable.model, trainable.layers, *both, settings.batch_size, processes)
+        trainer = WeightTrainer(
+            trainable.model, trainable.parameters, windows, settings, dtype == "bfloat16", processes=processes
+        )
+        losses = trainer.train(state_path, progress)
         document = training_document(inputs, losses)
-        files = {EXPERT_TRAINING: json.dumps(document, indent=2).encode()}
-        if (rows := trainable.rows(hashed)) is not None:
-            files[ROUTER_FILE] = pack_rows(rows)
-        with exclusive(home.output_lock(target), f"training into {target}"):
-            write_checkpoint(target, hashed, list(trainable.streams(hashed)), files, progress=progress)
+        if settings.fsdp:
+            scratch = stack.enter_context(temporary(home.merged, holds, prefix="trainer-"))
+            trainable.gather(scratch / "trained.safetensors" if processes.is_main else None)
+        if hashed is not None:
+            files = {EXPERT_TRAINING: json.dumps(document, indent=2).encode()}
+            if (rows := trainable.rows(hashed)) is not None:
+                files[ROUTER_FILE] = pack_rows(rows)
+            with exclusive(home.output_lock(target), f"training into {target}"):
+                write_checkpoint(target, hashed, list(trainable.streams(hashed)), files, progress=progress)
     return document, losses, windows.predicted
-
-
-def run_training(
-    job: Job, checkpoint: Checkpoint, processes: Processes, state_path: Path | None, scratch: Path, progress: Progress
-) -> tuple[Trainable, Losses]:
-    """Train a base model, and return the weights and the losses (errors as `train_expert`).
-
-    All processes run this alike; the main one has the path of states, and gets the sharded weights.
-    """
-    settings, windows = job.settings, job.windows
-    trainable = Trainable(job.load(processes), checkpoint, settings)
-    if settings.fsdp:
-        shard(trainable.model, processes, job.device)
-    if job.public is not None:
-        own, public = windows.take(windows.training[:WINDOWS]), (job.public.ids.long(), job.public.keep)
-        begin_rows(trainable.model, trainable.layers, own, public, settings.batch_size, processes)
-    trainer = WeightTrainer(
-        trainable.model, trainable.parameters, windows, settings, job.dtype == "bfloat16", processes=processes
-    )
-    losses = trainer.train(state_path, scratch, progress)
-    if settings.fsdp:
-        trainable.gather(scratch / "trained.safetensors", processes)
-    return trainable, losses

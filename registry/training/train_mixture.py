@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from registry.checkpoint.model_files import read_config
 from registry.composition.trained import NAMED, PROJECTORS, ROUTERS
@@ -18,8 +17,10 @@ from registry.io.torch_blocks import to_block, torch_dtype
 from registry.io.work_dirs import resumable, temporary
 from registry.progress import Progress
 from registry.runtime.loading import device_name, load_model, load_tokenizer
+from registry.training import sharded
 from registry.training.from_base import check_libraries
-from registry.training.job import Job
+from registry.training.launcher import Processes, check_alone, joined
+from registry.training.loop import Losses, curve, train
 from registry.training.mixture_weights import (
     BalanceLoss,
     changed_tensors,
@@ -28,12 +29,10 @@ from registry.training.mixture_weights import (
     trained_weights,
 )
 from registry.training.parent import Parent, check_copies_differ, check_loaded, keep_trained, open_parent
-from registry.training.processes import Processes, leading
 from registry.training.router_trainer import RouterTrainer
-from registry.training.settings import ExpertTraining, MixtureTraining, TrainSettings, announce
-from registry.training.sharding import gather, shard
-from registry.training.training_windows import read_windows, shortened
-from registry.training.weight_trainer import Losses, WeightTrainer, curve, device_and_dtype
+from registry.training.settings import MixtureTraining, TrainSettings, announce
+from registry.training.training_windows import Windows, read_windows, shortened
+from registry.training.weight_trainer import WeightTrainer, device_and_dtype
 from registry.workspace import PathLike, Workspace
 from store.arrays import ArraySource
 from store.digest import json_digest
@@ -71,69 +70,73 @@ def train_mixture(
     """Train a composed folder, with `TrainSettings` its routers alone, and write the trained composition to `out`.
 
     Arguments and errors are those of `Registry.train`. An interrupted training continues when it is started again; on
-    one machine with one number of threads and of processes, it gives the same bytes. Under a launcher this is for the
-    main process (`training.processes`).
+    one machine with one number of threads and of processes, it gives the same bytes. Under a launcher all processes
+    call this, the main one writes, and all return the same (`training.launcher`).
     """
     if isinstance(settings, MixtureTraining) and settings.train == ROUTERS:
         settings = settings.routers
     part = ROUTERS if isinstance(settings, TrainSettings) else settings.train
     folder, out = Path(folder).absolute(), Path(out).absolute()
-    home, progress = workspace.home, workspace.progress
+    if part in (ROUTERS, PROJECTORS):
+        check_alone(f"{'routers alone' if part == ROUTERS else part} train")
     with ExitStack() as stack:
-        processes = stack.enter_context(leading())
-        if isinstance(settings, TrainSettings):
-            processes.check_alone("routers alone train")
-        else:
-            settings.weights.check_processes(processes.count)
+        processes = stack.enter_context(joined())
+        workspace = processes.quiet(workspace)
+        home, progress = workspace.home, workspace.progress
+        if not isinstance(settings, TrainSettings):
+            settings.check_processes(processes.count)
             check_libraries()
         parent, members, used = open_parent(workspace, folder, part)
         if part == ROUTERS:
             check_copies_differ(workspace, parent)
         elif part == PROJECTORS:
             check_projectors(parent)
-            processes.check_alone("projectors train")
         else:
             _check_has_gradient(parent, len(members))
         settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
         if isinstance(settings, TrainSettings):
-            amount: TrainSettings | ExpertTraining = settings
             device, dtype = device_name(settings.device), settings.dtype
             candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
             inputs = settings.document(candidates, torch.device(device).type)
         else:
-            amount = settings.weights
-            device, dtype = device_and_dtype(amount)
+            device, dtype = device_and_dtype(settings)
             inputs = settings.document(torch.device(device).type, dtype, processes.count)
         with workspace.reading(*used):
-            windows = read_windows(data, members, load_tokenizer(folder), amount)
+            windows = read_windows(data, members, load_tokenizer(folder), settings)
         inputs["data"] = windows.all.digest
-        announce(progress, NAMED[part][0], trained_weights(parent, part), amount, device, processes.count)
+        processes.check_same(json_digest([parent.composed.digest, inputs]))
+        announce(progress, NAMED[part][0], trained_weights(parent, part), settings, device, processes.count)
         holds = [version.digest for version in used]
         kind = "train-router" if part == ROUTERS else "train"
         key = json_digest([kind, parent.composed.digest, parent.composed.files, inputs])
-        stack.enter_context(exclusive(home.output_lock(out), f"training into {out}"))
-        state_path = stack.enter_context(resumable(home.partial, key, holds))
+        if processes.is_main:
+            stack.enter_context(exclusive(home.output_lock(out), f"training into {out}"))
+        state_path = stack.enter_context(resumable(home.partial if processes.is_main else None, key, holds))
         if isinstance(settings, TrainSettings):
             model = load_model(folder, dtype, settings.device)
             check_loaded(parent, model, windows.all, len(members))
             trainer = RouterTrainer(model, windows, settings, candidates)
-            before = trainer.train(state_path, progress)
+            _, before = train(trainer, state_path, progress)
             tensors = _rounded_routers(trainer, parent)
             after = trainer.loss()
             digest = hashlib.sha256(b"".join(block.tobytes() for one in tensors.values() for block in one.blocks()))
             training: dict[str, Any] = {"routers": digest.hexdigest()}
         else:
-            scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
-            job = Job(folder, settings, device, dtype, windows)
-            job.send(processes)
-            model = job.load(processes)
+            model = sharded.load(folder, device, processes, fsdp=settings.fsdp)
             check_loaded(parent, model, windows.all, len(members))
-            whole, losses = run_mixture_training(job, model, processes, state_path, scratch, progress)
+            losses = _train_weights(model, windows, settings, device, dtype, processes, state_path, progress)
+            before, after, training, whole = losses.before, losses.after, curve(losses), {}
+            scratch = stack.enter_context(temporary(home.merged, holds, prefix="training-"))
+            if settings.fsdp:
+                whole = sharded.gather(model, scratch / "gathered.safetensors" if processes.is_main else None)
+            if not processes.is_main:
+                digest, content = processes.of_main(None)
+                return Trained(digest, content, before, after, windows.predicted)
             tensors = changed_tensors(model, parent, part, scratch, whole)
-            before, after = losses.before, losses.after
-            training = curve(losses)
         trained = keep_trained(workspace, parent, used, tensors, inputs | training, out, replace=force, record=record)
-    return Trained(trained.digest, dict(trained.content), before, after, windows.predicted)
+        content = dict(trained.content)
+        processes.of_main([trained.digest, content])
+    return Trained(trained.digest, content, before, after, windows.predicted)
 
 
 def _rounded_routers(trainer: RouterTrainer, parent: Parent) -> dict[str, ArraySource]:
@@ -148,30 +151,26 @@ def _rounded_routers(trainer: RouterTrainer, parent: Parent) -> dict[str, ArrayS
     return tensors
 
 
-def run_mixture_training(
-    job: Job, model: Any, processes: Processes, state_path: Path | None, scratch: Path, progress: Progress
-) -> tuple[dict[str, Tensor], Losses]:
-    """Train a loaded mixture in place; return its weights by name if they are sharded, else none, and the losses.
-
-    All processes run this alike; the main one has the path of states, and gets the sharded weights.
-    """
-    settings = job.settings
+def _train_weights(
+    model: Any,
+    windows: Windows,
+    settings: MixtureTraining,
+    device: str,
+    dtype: str,
+    processes: Processes,
+    state_path: Path | None,
+    progress: Progress,
+) -> Losses:
+    """Train a loaded mixture in place, and return the losses; with `fsdp` it is sharded afterwards."""
     let_train(model, settings.train)
     if settings.fsdp:
-        shard(model, processes, job.device)
-    balance = None if settings.train == PROJECTORS else BalanceLoss(model, settings.load_balance)
-    trainer = WeightTrainer(
-        model,
-        [part for part in model.parameters() if part.requires_grad],
-        job.windows,
-        settings.weights,
-        job.dtype == "bfloat16",
-        balance.take if balance else None,
-        processes,
-    )
+        sharded.shard(model, processes, device)
+    balance = None if settings.train == PROJECTORS else BalanceLoss(model, settings.balance or 0.0)
+    parts = [part for part in model.parameters() if part.requires_grad]
+    penalty = balance.take if balance else None
+    trainer = WeightTrainer(model, parts, windows, settings, dtype == "bfloat16", penalty, processes)
     with balance.recorded() if balance else nullcontext():
-        losses = trainer.train(state_path, scratch, progress)
-    return gather(model, scratch / "gathered.safetensors", processes) if settings.fsdp else {}, losses
+        return trainer.train(state_path, progress)
 
 
 def _check_has_gradient(parent: Parent, members: int) -> None:

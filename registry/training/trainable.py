@@ -14,9 +14,8 @@ from registry.checkpoint.trained_files import RouterRows
 from registry.errors import CheckpointError, StorageError
 from registry.io.safetensors_file import Stream
 from registry.training.coordinated import EXPERT, PUBLIC, CoordinatedMLP, coordinate, within
-from registry.training.processes import Processes
 from registry.training.settings import FREE, ExpertTraining
-from registry.training.sharding import array_of, gather, stream_of
+from registry.training.sharded import array_of, gather, stream_of
 from store.arrays import digest_of
 
 
@@ -67,9 +66,9 @@ class Trainable:
         """The weights that train, or this process's parts of them."""
         return [part for part in self.model.parameters() if part.requires_grad]
 
-    def gather(self, path: Path, processes: Processes) -> None:
-        """Gather sharded weights in a file of the main process; all processes must call this."""
-        self._gathered = gather(self.model, path, processes)
+    def gather(self, path: Path | None) -> None:
+        """Gather sharded weights in a file of the main process, None in workers; all processes must call this."""
+        self._gathered = gather(self.model, path)
 
     def streams(self, hashed: HashedCheckpoint) -> Iterator[Stream]:
         """Yield the trained tensors in the base model's dtypes (CheckpointError: a frozen one has moved)."""

@@ -19,7 +19,7 @@ from registry.errors import CalibrationError
 from registry.io.torch_blocks import to_tensor
 from registry.member import Member
 from registry.progress import Progress, remark
-from registry.training.settings import TrainSettings, WeightTraining
+from registry.training.settings import AdamSettings, WeightTraining
 from registry.workspace import PathLike
 
 HELD_OUT = 32
@@ -55,8 +55,8 @@ class Windows:
         """Return (ids, keep) of some windows; keep is False at padding."""
         return self.all.ids[numbers].long(), self.all.keep[numbers]
 
-    def inputs(self, place: int) -> dict[str, Tensor]:
-        """Return what the model gets besides the tokens of window `place` of all steps."""
+    def inputs(self, step: int) -> dict[str, Tensor]:
+        """Return what the model gets besides the tokens of each window of a step, counted from 0."""
         return {}
 
     def held_out_batches(self, size: int) -> Iterator[tuple[Int64[Tensor, "B"], dict[str, Tensor]]]:
@@ -148,9 +148,7 @@ def shortened(seq_len: int, folder: Path, progress: Progress) -> int:
     return limit
 
 
-def read_windows(
-    sources: Sequence[str], members: Sequence[Member], tokenizer: Any, settings: WeightTraining | TrainSettings
-) -> Windows:
+def read_windows(sources: Sequence[str], members: Sequence[Member], tokenizer: Any, settings: AdamSettings) -> Windows:
     """Read the windows of every `--data`, and hold some out.
 
     A source is a file's path, or a member's name or version. Files provide equal numbers of windows (CalibrationError:

@@ -60,9 +60,7 @@ def make_app(
 ) -> Starlette:
     """Return the application for `registry`, which the pages only read.
 
-    Args:
-        command: the beginning of the commands that pages show, such as `reg --home DIR`.
-        access: with `jobs`, which runs the work, the browsers that may start it; without, the pages are read-only.
+    `command` begins the commands that pages show. `access` says which browsers may start work, which `jobs` runs.
     """
     site = Site(registry, command, access, jobs)
     routes = [Route(path, site.page(make)) for path, make in PAGES.items()]
@@ -85,11 +83,7 @@ def make_app(
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens on this machine's loopback address; port 0 is any free one.
-
-    Raises:
-        StorageError: the port is taken, or may not be used.
-    """
+    """Return a socket on this machine's loopback address; port 0 is any free one (StorageError: it cannot be used)."""
     try:
         return socket.create_server((ADDRESS, port), backlog=64)
     except OSError as error:

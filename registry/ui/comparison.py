@@ -29,13 +29,7 @@ _MOST_READ = 32  # digests of an address that are looked up
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a composition; None where neither an evaluation nor a plan tells it.
-
-    Attributes:
-        parameters, active: all of them, and those that take part in one token.
-        nbytes: what is written.
-        routing: parameters that context routing adds, for reading the text so far and for maps of the head.
-    """
+    """Numbers of parameters, in all, of one token and those that context routing adds, and of bytes; None: unknown."""
 
     parameters: int | None = None
     active: int | None = None
@@ -71,23 +65,14 @@ def _planned(site: Site, record: CompositionRecord) -> Size:
 
 @dataclass(frozen=True)
 class Column:
-    """A composition among others.
-
-    Attributes:
-        described: with the score of its widest evaluation.
-        name: its title, with its digest where another has the same.
-        changes: differences from the first composition, each as a few words.
-        gone: its opted-out members.
-        folder: a folder of it that may be there; empty if there is none.
-        others: the address without it.
-    """
+    """A composition among others, with the score of its widest evaluation."""
 
     described: Described
     name: str
-    changes: Sequence[str]
-    gone: Sequence[str]
-    folder: str
-    others: str
+    changes: Sequence[str]  # differences from the first composition, each as a few words
+    gone: Sequence[str]  # its opted-out members
+    folder: str  # one that may be there; empty if there is none
+    others: str  # the address without it
     size: Size
 
     @property
@@ -220,31 +205,23 @@ def _newest(columns: Sequence[Column]) -> Column | None:
 
 
 def _lacking(columns: Sequence[Column], mean: Mean | None, read: Sequence[set[int]], *, small: bool) -> list[Column]:
-    """Return the columns to evaluate again, so that all are scored on the same text.
+    """Return the columns to evaluate again, so that all are scored on the same text; `small`: on few tokens so far.
 
-    These are all where few tokens were scored. Else they are those that lack a mean score, and those that did not read
-    the text of a domain that the mean leaves out (`read`: for each such domain, who did). Without a mean, they are all
-    but the one that was evaluated last.
+    With a mean they are those without a score of it, and those that did not read the text of a domain that it leaves
+    out (`read`: for each such domain, who did). Without one they are all but the one that was evaluated last.
     """
-    if small:
-        lacking = list(columns)
-    elif mean is not None:
-        lacking = [
-            column
-            for at, (column, score) in enumerate(zip(columns, mean.scores, strict=True))
-            if score is None or any(at not in readers for readers in read)
-        ]
-    else:
-        last = _newest(columns)
-        lacking = [column for column in columns if column is not last]
-    return [column for column in lacking if not column.gone]
+    last = None if small or mean is not None else _newest(columns)
+    return [
+        column
+        for at, column in enumerate(columns)
+        if column is not last
+        and not column.gone
+        and (small or mean is None or mean.scores[at] is None or any(at not in readers for readers in read))
+    ]
 
 
 def _command(site: Site, columns: Sequence[Column], known: Mapping[str, Sequence[str]], *, small: bool) -> str:
-    """Return the command that evaluates them on the same text; empty if fewer than two can be evaluated.
-
-    `known` are the files of each domain's text, the latest first; `FILE` stands for that of another domain.
-    """
+    """Return the command that evaluates them on the same text; `known`: files of a domain's text, the latest first."""
     able = [column for column in columns if not column.gone]
     if len(able) < 2:
         return ""

@@ -25,20 +25,13 @@ _CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Wanted:
-    """The search, filters and order of an address.
+    """The search, filters and order of an address."""
 
-    Attributes:
-        search: words that must all be in what pages say of a composition, or the beginning of its digest.
-        of: a member, as a name or a version, or the beginning of a digest.
-        domain: a domain that a score is wanted of.
-        gone: only those that contain an opted-out version.
-    """
-
-    search: str
-    of: str
-    domain: str
+    search: str  # words that must all be in what pages say of a composition, or the beginning of its digest
+    of: str  # a member, as a name or a version, or the beginning of a digest
+    domain: str  # of which a score is wanted
     sort: str
-    gone: bool = False
+    gone: bool  # only those that contain an opted-out version
 
     @classmethod
     def of_query(cls, query: Mapping[str, str]) -> "Wanted":
@@ -103,10 +96,9 @@ def _scores(registry: Registry, everything: Sequence[CompositionRecord]) -> dict
 
 
 def _shown(scores: Mapping[str, Sequence[Score]], domain: str) -> dict[str, Score]:
-    """Return digest → the scores that the list shows.
+    """Return digest → the scores that the list shows: those of the widest evaluation.
 
-    Without a domain they are those of the widest evaluation. With one, they are those on the text of the domain that
-    most compositions were scored on, as far as possible; of several, on most of its tokens, and the latest.
+    Of a domain it is, where there is one, that on the text that most compositions read; then on most of its tokens.
     """
     if not domain:
         return {digest: each[0] for digest, each in scores.items()}

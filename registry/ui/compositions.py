@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -24,15 +25,7 @@ from registry.report.verdict import opted_out, worse_than_average
 from registry.ui.comparison import address, compared, size_of
 from registry.ui.composer.choices import Choices
 from registry.ui.describing import EARLIER, difference, expert_names, output
-from registry.ui.evaluating import (
-    MORE_WINDOWS,
-    MOST_DOMAINS,
-    TOKENS,
-    WINDOWS,
-    domains_of,
-    folders_of,
-    form_rows,
-)
+from registry.ui.evaluating import MORE_WINDOWS, MOST_DOMAINS, TOKENS, WINDOWS, domains_of, folders_of, form_rows
 from registry.ui.site import Site, theme_of, url
 from registry.ui.wording import percent, sentence
 from store.catalog import CompositionRecord
@@ -58,13 +51,10 @@ def composition(site: Site, request: Request) -> Response:
 
 
 def composition_page(
-    site: Site,
-    request: Request,
-    record: CompositionRecord,
-    refused: QueryParams | None = None,
-    wrong: InvalidInputError | None = None,
+    site: Site, request: Request, record: CompositionRecord, wrong: tuple[QueryParams, InvalidInputError] | None = None
 ) -> Response:
-    """Return the page of a composition; a form that was `refused` is shown again, with what is `wrong` above it."""
+    """Return the page of a composition; a `wrong` form is shown again, with its error above it."""
+    form, error = wrong or (None, None)
     registry, catalog = site.registry, site.registry.catalog
     versions = [resolve(catalog, ref, states=ALL_STATES) for ref in record.members]
     experts, base = expert_names(record)
@@ -80,19 +70,19 @@ def composition_page(
     gone = [version.ref for version in versions if version.state != "active"]
     shown = scores[0] if scores else None
     better = worse_than_average(shown.average, shown.plain, made, names) if shown else None
-    others = compared(request.query_params if refused is None else refused)
+    others = compared(request.query_params if form is None else form)
     evaluation = None
     if site.may_write(request) and not gone:
         windows = [("windows", text) for text in request.query_params.getlist("windows")[:1]]
-        evaluation = _evaluation(site, record, scores, others, QueryParams(windows) if refused is None else refused)
-    if wrong is not None:
+        evaluation = _evaluation(site, record, scores, others, QueryParams(windows) if form is None else form)
+    if error is not None:
         if evaluation is None:
-            raise wrong
-        evaluation["error"] = sentence(wrong.message), wrong.hint
+            raise error
+        evaluation["error"] = sentence(error.message), error.hint
     return site.render(
         request,
         "composition.html",
-        200 if wrong is None else 400,
+        200 if error is None else 400,
         names={*(ref.partition("@")[0] for ref in experts), *names},
         grey=[ref.partition("@")[0] for ref in gone],
         composition=record,
@@ -134,20 +124,17 @@ def _chance(shown: Score) -> str:
 
 
 def _unused(shown: Score) -> list[tuple[str, str, str]]:
-    """Return experts that hardly any token reaches: each with its share of all tokens, and what it is held against.
+    """Return experts that hardly any token reaches, with their share of all tokens and what it is held against.
 
-    That is the share of its own domain's text in the text that was scored. Where no domain is an expert's, it is
-    an equal share of all experts.
+    That is their own domain's share of the text; where no domain is an expert's, an equal share.
     """
-    load = shown.load
-    own = {domain: row.tokens / shown.tokens for domain, row in shown.rows.items() if domain in load}
-    expected = {expert: (part, f"its own domain has {percent(part)} of the text") for expert, part in own.items()}
-    if not own:
-        even = 1 / max(1, len(load))
-        expected = dict.fromkeys(load, (even, f"an equal share is {percent(even)}"))
+    load, words = shown.load, "its own domain has {} of the text"
+    expected = {domain: row.tokens / shown.tokens for domain, row in shown.rows.items() if domain in load}
+    if not expected:
+        expected, words = dict.fromkeys(load, 1 / max(1, len(load))), "an equal share is {}"
     return [
-        (expert, percent(load[expert]), words)
-        for expert, (part, words) in expected.items()
+        (expert, percent(load[expert]), words.format(percent(part)))
+        for expert, part in expected.items()
         if load[expert] < COLLAPSED * part
     ]
 
@@ -157,15 +144,16 @@ def _evaluation(
 ) -> dict[str, Any] | None:
     """Return what the form that evaluates a composition shows; None if no folder of it is there.
 
-    The domains of the compositions with the digests `others` are offered too. `form` is what was typed; before that,
-    at most a number of windows.
+    It offers the domains of the compositions `others` too. `form` is what was typed; before that, at most `windows`.
     """
     folders = folders_of(record)
     if not folders:
         return None
     domains = dict.fromkeys(domains_of(record, scores[0] if scores else None))
     for digest in others:
-        domains |= dict.fromkeys(_domains_of(site, digest))
+        with suppress(RegError):
+            other = site.composition(digest)
+            domains |= dict.fromkeys(domains_of(other, shown_score(site.registry.evaluations(other), other)))
     jobs = [job.words for job in site.all_jobs()]
     return {
         "folders": folders,
@@ -178,15 +166,6 @@ def _evaluation(
         "ticked": [name for name in ("baselines", "oracle") if "folder" not in form or form.get(name) == "1"],
         "error": None,
     }
-
-
-def _domains_of(site: Site, digest: str) -> list[str]:
-    """Return the domains of a composition that another one is compared with; none if there is no such composition."""
-    try:
-        record = site.composition(digest)
-    except RegError:
-        return []
-    return domains_of(record, shown_score(site.registry.evaluations(record), record))
 
 
 def _labels(site: Site) -> dict[str, str]:

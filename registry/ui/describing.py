@@ -1,6 +1,7 @@
 """Compositions in words: a name, what each is, how it differs from an earlier one, and its score with its sample."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,32 +23,24 @@ UNSTATED = ("to", "weights", TRUNK_OPTIONS, "computed", "fit", "bias", "coeffici
 
 
 @dataclass(frozen=True)
-class Described:
-    """A composition for a list, described in words.
-
-    Attributes:
-        experts: the references of its experts; none of copies.
-        base: the reference of its base model, if that is no expert of it.
-        copies: number of its experts, where they are copies of its base model.
-        difference: from an earlier one, if it resembles one.
-        score: its scores, as a rule those of its widest evaluation.
-    """
-
-    record: CompositionRecord
-    experts: Sequence[str]
-    base: Sequence[str]
-    copies: int | None
-    kind: str
-    difference: "Difference | None"
-    score: Score | None
-
-
-@dataclass(frozen=True)
 class Difference:
     """The differences from an earlier composition, each as a few words: `router random instead of context`."""
 
     other: CompositionRecord
     words: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A composition for a list, described in words."""
+
+    record: CompositionRecord
+    experts: Sequence[str]  # references; none of copies
+    base: Sequence[str]  # the reference of its base model, if that is no expert of it
+    copies: int | None  # number of its experts, where they are copies of its base model
+    kind: str
+    difference: Difference | None
+    score: Score | None  # as a rule that of its widest evaluation
 
 
 def title(record: CompositionRecord) -> str:
@@ -73,16 +66,16 @@ def kind(document: Mapping[str, Any]) -> str:
     """Return what a composition is, in a few words: `mixture · regmean · context, 1 per token`."""
     recipe, made = document["recipe"], target_of(document["recipe"])
     routing = str(recipe.get("routing", ""))
-    words = ROUTINGS[routing].words if routing in ROUTINGS else routing
-    parts = [made.kind, recipe.get("trunk"), words]
-    if recipe.get("router"):
-        parts.append(f"{recipe['router']}, {recipe['top_k']} per token" if "top_k" in recipe else None)
-    refits = [
-        f"refine {recipe.get('refine')}" if recipe.get("refine") else None,
-        "MLPs refitted" if recipe.get("refine_mlp") else None,
-        "trained" if "training" in document else None,
+    parts = [
+        made.kind,
+        recipe.get("trunk"),
+        ROUTINGS[routing].words if routing in ROUTINGS else routing,
+        recipe.get("router") and "top_k" in recipe and f"{recipe['router']}, {recipe['top_k']} per token",
+        recipe.get("refine") and f"refine {recipe['refine']}",
+        recipe.get("refine_mlp") and "MLPs refitted",
+        "training" in document and "trained",
     ]
-    return " · ".join(str(part) for part in (*parts, *refits) if part)
+    return " · ".join(str(part) for part in parts if part)
 
 
 def sentences(document: Mapping[str, Any]) -> list[str]:
@@ -111,44 +104,33 @@ def stated(document: Mapping[str, Any]) -> dict[str, str]:
 def usual_top_k(recipe: Mapping[str, Any], count: int) -> Any:
     """Return the experts per token of a recipe's document where it does not say so."""
     own = {name: recipe[name] for name in ("to", "router") if name in recipe}
-    try:
-        made = Recipe(**own)
-    except InvalidInputError:
-        return None
-    return made.document([str(number) for number in range(count)]).get("top_k")
+    with suppress(InvalidInputError):
+        return Recipe(**own).document([str(number) for number in range(count)]).get("top_k")
+    return None
 
 
 def set_in_recipe(document: Mapping[str, Any]) -> str:
     """Return the fields of a composition's recipe that are not at their defaults: `router random`, `default recipe`."""
-    return (
-        "; ".join(words for _, words in _fields_changed(stated(document), {"to": OUTPUTS.default.name}))
-        or "default recipe"
-    )
+    changed = _fields_changed(stated(document), {"to": OUTPUTS.default.name})
+    return "; ".join(words for _, words in changed) or "default recipe"
 
 
 def difference(
-    record: CompositionRecord,
-    earlier: Sequence[CompositionRecord],
-    known: dict[str, dict[str, str]] | None = None,
+    record: CompositionRecord, earlier: Sequence[CompositionRecord], known: dict[str, dict[str, str]] | None = None
 ) -> Difference | None:
-    """Return how a composition differs from the most similar earlier one; None if it resembles none of them.
+    """Return how a composition differs from the most similar earlier one, the latest of such; None without one.
 
-    Of equally similar ones it is the latest.
-
-    Args:
-        earlier: the compositions made before it, oldest first.
-        known: digest → what `stated` returned, kept from call to call where many are described.
+    `earlier` are the compositions made before it, oldest first. `known` keeps what `stated` returned, by digest.
     """
     known = {} if known is None else known
-    best: tuple[int, int, CompositionRecord, list[str]] | None = None
-    for at, other in enumerate(earlier):
-        if other.digest == record.digest or not _share_members(record, other):
-            continue
-        count, words = _changed(record, other, known)
-        key = (count, -at)
-        if 0 < count <= MOST_CHANGES and (best is None or key < best[:2]):
-            best = (*key, other, words)
-    return None if best is None else Difference(best[2], tuple(best[3]))
+    best: Difference | None = None
+    least = MOST_CHANGES + 1
+    for other in reversed(earlier):
+        if other.digest != record.digest and _share_members(record, other):
+            count, words = _changed(record, other, known)
+            if 0 < count < least:
+                least, best = count, Difference(other, tuple(words))
+    return best
 
 
 def changes(record: CompositionRecord, other: CompositionRecord) -> list[str]:

@@ -1,7 +1,5 @@
 """The form that evaluates a composition: its rows of domain and file, and the command that they make."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -40,12 +38,7 @@ def form_rows(
     """Return the rows of the form, the last one for another domain, which is empty where it is to be typed.
 
     A row has its `domain`, the `file` that was typed, at first the latest one that is known, all files that are
-    `known`, and the name (`label`) of that of its latest evaluation, if there is one.
-
-    Args:
-        form: what was typed; empty at first, where files that are known are filled in.
-        jobs: the words of jobs after `reg`, the latest first.
-        labels: domain → name of the file of its latest evaluation.
+    `known`, and the name (`label`) of that of its latest evaluation. `jobs` are their words after `reg`, latest first.
     """
     known = known_files(jobs)
     typed = list(zip(form.getlist("domain"), form.getlist("file"), strict=False))
@@ -121,14 +114,10 @@ def folders_of(record: CompositionRecord) -> list[str]:
 
 
 def evaluating(record: CompositionRecord, form: QueryParams) -> list[str]:
-    """Return the words of the command after `reg` that evaluates a composition as a form asks for.
+    """Return the words of the command after `reg` that evaluates a composition (InvalidInputError: the form is wrong).
 
     The form has `folder`, pairs of `domain` and `file`, of which those without a file are left out, `windows`, and
     `baselines` and `oracle`, each 1 or absent.
-
-    Raises:
-        InvalidInputError: the folder is not one of the composition's, a file is not there, no file or two files of one
-            domain are given, or the number of windows is not from 1 to `MOST_WINDOWS`.
     """
     folder = form.get("folder", "")
     if folder not in folders_of(record):

@@ -70,11 +70,7 @@ class WriteAccess:
         return any(self.is_token(cookie_parser(cookies).get(self.cookie, "")) for cookies in headers.getlist("cookie"))
 
     def check_form(self, may_write: bool, form_token: str) -> None:
-        """Check that a form was sent by a page of this server, to a browser with the secret.
-
-        Raises:
-            RefusedError: it was not.
-        """
+        """Check that a form was sent by a page of this server, to a browser with the secret (else RefusedError)."""
         if not may_write:
             raise RefusedError("this browser may not start work here", "open the address that reg ui --write printed")
         if not hmac.compare_digest(form_token.encode(), self.form_token.encode()):

@@ -1,7 +1,5 @@
 """The pages of jobs, and the forms that start and cancel them."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
@@ -24,8 +22,7 @@ from registry.ui.site import Page, Site, url
 
 MOST_FORM_BYTES, MOST_FORM_FIELDS = 1 << 16, 600
 
-TakeForm = Callable[[Site, Request, QueryParams], Response]
-"""Does what a checked form asks for."""
+TakeForm = Callable[[Site, Request, QueryParams], Response]  # does what a checked form asks for
 
 
 def jobs(site: Site, request: Request) -> Response:
@@ -71,7 +68,7 @@ def evaluation(site: Site, request: Request, form: QueryParams) -> Response:
     try:
         words = evaluating(record, form)
     except InvalidInputError as error:
-        return composition_page(site, request, record, form, error)
+        return composition_page(site, request, record, (form, error))
     asked, digests = f"Evaluate {title(record)} {evaluated_on(words)}", compared(form)
     back = url("compositions", record.digest, c=digests)
     comparison = url("compositions", "compare", c=digests) if digests else ""

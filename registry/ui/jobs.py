@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -57,51 +57,33 @@ class Step:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a command, known before it runs: a regular expression that matches the labels of its steps, and its
-    words.
+    """A part of a command, known before it runs."""
 
-    One that is `sure` is one step, and takes place; of others the command decides.
-    """
-
-    pattern: str
+    pattern: str  # a regular expression for the labels of its steps
     words: str
-    sure: bool = False
+    sure: bool = False  # it is one step and takes place; of others the command decides
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job as it is at one moment.
-
-    Attributes:
-        words: the command's words after `reg`.
-        back: the address of the form that started it.
-        out: the folder that it writes; empty if it writes none.
-        comparison: the address of the comparison that it was asked for on; empty if it was another page.
-        phases: what its command does, in its order.
-        state: waiting, running, cancelling, done, failed or cancelled.
-        steps: its steps, the current one last.
-        lines, left_out: its remarks, and the number of earlier ones that were dropped.
-        result: the command's JSON document.
-        error: message and hint, if it failed.
-        id: random digits, in its address.
-    """
+    """A job as it is at one moment."""
 
     title: str
-    words: tuple[str, ...]
-    back: str
-    out: str
-    comparison: str = ""
-    phases: tuple[Phase, ...] = ()
+    words: tuple[str, ...]  # the command's after `reg`
+    back: str  # the address of the form that started it
+    out: str  # the folder that it writes; empty if it writes none
+    comparison: str = ""  # the address of the comparison that it was asked for on, if that was the page
+    phases: tuple[Phase, ...] = ()  # what its command does, in its order
     state: str = WAITING
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
     started: datetime | None = None
     ended: datetime | None = None
-    steps: tuple[Step, ...] = ()
-    lines: tuple[str, ...] = ()
-    left_out: int = 0
-    result: Mapping[str, Any] = field(default_factory=dict)
-    error: tuple[str, str | None] | None = None
-    id: str = field(default_factory=lambda: secrets.token_hex(6))
+    steps: tuple[Step, ...] = ()  # the current one last
+    lines: tuple[str, ...] = ()  # remarks
+    left_out: int = 0  # number of earlier remarks that were dropped
+    result: Mapping[str, Any] = field(default_factory=dict)  # the command's JSON document
+    error: tuple[str, str | None] | None = None  # message and hint
+    id: str = field(default_factory=lambda: secrets.token_hex(6))  # random digits, in its address
 
     @property
     def goes_on(self) -> bool:
@@ -143,15 +125,11 @@ class Job:
         return max((number for number, has in enumerate(begun, 1) if has), default=0)
 
 
-class Jobs:
+class Jobs(AbstractContextManager["Jobs"]):
     """The queue of jobs, and the thread that runs them. Close it when the server ends."""
 
     def __init__(self, program: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Create an empty queue.
-
-        `program` are the words before a command's own, `environment` variables of the commands besides those of this
-        process.
-        """
+        """Create an empty queue; `program` are the words before a command's own, `environment` further variables."""
         self._program = tuple(program)
         self._environment = {**os.environ, **(environment or {}), "REG_PROGRESS": "lines"}
         self._jobs: dict[str, Job] = {}
@@ -161,11 +139,9 @@ class Jobs:
         self._worker: threading.Thread | None = None
 
     def add(self, job: Job) -> Job:
-        """Queue a job.
+        """Queue a job (InvalidInputError: a word has a character that no argument may have).
 
-        Raises:
-            ConflictError: too many jobs are waiting, or one of them writes the same folder.
-            InvalidInputError: a word has a character that no argument may have.
+        ConflictError: too many jobs are waiting, or one of them writes the same folder.
         """
         if any("\0" in word or "\n" in word or "\r" in word for word in job.words):
             raise InvalidInputError("a value has a line break or a NUL character", "correct it in the form")
@@ -187,11 +163,7 @@ class Jobs:
         return job
 
     def get(self, job_id: str) -> Job:
-        """Return a job as it is now.
-
-        Raises:
-            NotFoundError: there is no such job.
-        """
+        """Return a job as it is now (NotFoundError: there is none)."""
         with self._changed:
             if job_id not in self._jobs:
                 raise NotFoundError("there is no such job: jobs are forgotten when reg ui ends", "see all jobs")
@@ -226,9 +198,6 @@ class Jobs:
             self._worker.join(CLOSE_SECONDS)
             self._signal(signal.SIGKILL)
             self._worker.join()
-
-    def __enter__(self) -> "Jobs":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

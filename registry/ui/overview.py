@@ -33,17 +33,12 @@ FOLDERS = 3  # folders with opted-out experts that the page names
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the registry's health; a `good` one asks for nothing.
+    """One line of the registry's health."""
 
-    Attributes:
-        command: the words of the command that mends it or checks more.
-        folders: folders that may still contain opted-out experts, each with its composition and their references.
-    """
-
-    good: bool
+    good: bool  # it asks for nothing
     text: str
-    command: tuple[str, ...] = ()
-    folders: Sequence[tuple[str, CompositionRecord, Sequence[str]]] = ()
+    command: tuple[str, ...] = ()  # the words of the command that mends it
+    folders: Sequence[tuple[str, CompositionRecord, Sequence[str]]] = ()  # with opted-out experts, and their references
 
 
 def overview(site: Site, request: Request) -> Response:
@@ -103,11 +98,10 @@ def _groups(versions: Sequence[VersionRecord]) -> list[list[VersionRecord]]:
 
 
 def _made(registry: Registry) -> dict[str, Any]:
-    """Return a summary of the registry's compositions: their number, the latest ones, and rankings of the latest
-    `RECENT`.
+    """Return a summary of the registry's compositions: their number, the latest ones, and rankings of `RECENT`.
 
-    Also version → what it gets in the best evaluation with it (`handled`), and in how many compositions it is
-    (`uses`). The best evaluation is that of most domains, then of the highest average score.
+    Also version → what it gets in the best evaluation with it (`handled`: that of most domains, then of the highest
+    average score), and in how many compositions it is (`uses`).
     """
     records = registry.compositions()
     handled: dict[str, dict[str, Any]] = {}
@@ -146,8 +140,7 @@ def _shares(record: CompositionRecord, score: Score) -> dict[str, list[tuple[str
 
 
 def _rankings(scored: Sequence[tuple[Score, Described]]) -> list[dict[str, Any]]:
-    """Return the best scores by text, as averages on other text do not compare: the `best` compositions on a text of
-    `domains`, best first, and how many were only scored `elsewhere`, on other text of the same domains.
+    """Return the `best` compositions on one text of `domains`, and how many were scored `elsewhere`, on other text.
 
     Of several texts of the same domains it is that of most compositions, then of most tokens. Of one composition the
     latest of the `scored` evaluations comes first.

@@ -40,7 +40,6 @@ _STATUSES = ((NotFoundError, 404), (ConflictError, 409), (InvalidInputError, 400
 _RUN = "run: "
 _FAULT = "this is a bug in the program; started with REG_DEBUG=1, reg ui prints the traceback for a bug report"
 
-
 T = TypeVar("T")
 
 
@@ -52,9 +51,7 @@ class PageCache:
     """
 
     def __init__(self, state: Callable[[], str], size: int = 64) -> None:
-        """Create an empty cache of `size` values; `state` returns a text that differs after every change of the
-        registry.
-        """
+        """Create a cache of `size` values; `state` returns a text that differs after every change of the registry."""
         self._state, self._size = state, size
         self._values: OrderedDict[Hashable, object] = OrderedDict()
         self._seen = ""
@@ -91,11 +88,7 @@ class Site:
     """The pages of one registry (arguments as of `make_app`)."""
 
     def __init__(
-        self,
-        registry: Registry,
-        command: Sequence[str],
-        access: WriteAccess | None = None,
-        jobs: Jobs | None = None,
+        self, registry: Registry, command: Sequence[str], access: WriteAccess | None = None, jobs: Jobs | None = None
     ) -> None:
         self.registry = registry
         self.command = tuple(command)
@@ -124,11 +117,7 @@ class Site:
         )
 
     def composition(self, digest: str) -> CompositionRecord:
-        """Return the composition whose digest begins with `digest`.
-
-        Raises:
-            NotFoundError: there is none.
-        """
+        """Return the composition whose digest begins with `digest` (NotFoundError: there is none)."""
         record = self.registry.composition(digest)
         if record is None:
             raise NotFoundError(f"there is no composition {digest!r}", "reg compositions")
@@ -166,8 +155,7 @@ class Site:
     ) -> HTMLResponse:
         """Return a page, or only the part that the script requests, from a template and its values.
 
-        `names` are the experts whose colours the page shows; `grey` those of them that were opted out, where the page
-        names them without their versions.
+        `names` are the experts whose colours it shows; `grey` those that were opted out, if it names them alone.
         """
         part = request.query_params.get(PART) is not None
         known, without = self._names.get("", self._known)
@@ -273,10 +261,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Paging:
-    """One page of a list of `total` items, `size` a page.
-
-    Pages are numbered from 1; `at` gives the address of one.
-    """
+    """One page, numbered from 1, of a list of `total` items, `size` a page; `at` gives the address of one."""
 
     asked: int
     total: int

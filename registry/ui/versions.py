@@ -193,9 +193,8 @@ def _own(
 ) -> list[dict[str, Any]]:
     """Return an expert's own perplexity on each text of its domain that a composition with it was scored on.
 
-    A score is 100 times the perplexity of the domain's own expert by that of the composition, so both give the first.
-    Each text has the composition (`record`) that was best on it with its perplexity (`composed`), and `bases`: base
-    model → its perplexity, where that was scored.
+    It follows from the composition's score and perplexity. Each text has the composition (`record`) that was best on
+    it with its perplexity (`composed`), and `bases`: base model → its perplexity, where that was scored.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for record, evaluations in evaluated:

@@ -21,12 +21,12 @@ _BATCH = 500
 class Copied:
     """A catalog that was copied: the URLs have no password, and `id` is the registry's, the same in both."""
 
-    source: str
-    target: str
-    id: str
-    rows: dict[str, int]
-    events: int
-    head: str
+    source: str  # the URL it was copied from, with any password hidden
+    target: str  # the URL it was copied to, with any password hidden
+    id: str  # the registry's id, the same in both
+    rows: dict[str, int]  # table → number of rows
+    events: int  # number of events of the log
+    head: str  # the digest of the last event
 
 
 def copy(source: str, target: str, lock: Path) -> Copied:

@@ -32,10 +32,10 @@ class StatisticsRecord:
     """The data that one site's statistics were collected on."""
 
     site: str
-    tokens: int
-    saturated: int
-    calibration_digest: str
-    calibration_label: str
+    tokens: int  # calibration tokens
+    saturated: int  # activations that were clipped at their bound
+    calibration_digest: str  # the digest of the calibration tokens
+    calibration_label: str  # the label of the calibration
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,21 @@ class NewVersion:
 
 @dataclass(frozen=True)
 class VersionRecord:
-    """One immutable registration. A purge sets `content` to None; times are ISO 8601, UTC."""
+    """One immutable registration."""
 
     id: int
     name: str
-    kind: Kind
-    number: int
+    kind: Kind  # the kind of version
+    number: int  # its number under that name
     digest: str
-    content: dict[str, Any] | None
+    content: dict[str, Any] | None  # the content of its digest, besides its arrays (docs/formats.md); None once purged
     parameters: int
-    state: State
-    created_at: str
-    withdrawn_at: str | None
-    purged_at: str | None
-    aliases: tuple[str, ...]
-    tags: dict[str, str]
+    state: State  # the state; only active versions can be composed
+    created_at: str  # the time when it was registered, ISO 8601, UTC
+    withdrawn_at: str | None  # the time when it was opted out
+    purged_at: str | None  # the time when its arrays were deleted
+    aliases: tuple[str, ...]  # its aliases, without the name
+    tags: dict[str, str]  # its tags
     statistics: tuple[StatisticsRecord, ...]
 
     @property
@@ -88,19 +88,14 @@ class TagCount:
 
 @dataclass(frozen=True)
 class CompositionRecord:
-    """A composition that was made.
+    """A composition that was made; two of the `members`, of different folders, may have the same content."""
 
-    `members` are the versions it was made from (`code@1`), including a base model: in any of its folders, as two
-    versions may have the same content. `folders` are the folders that it was written to, and `latest` the versions that
-    the last of them was made from, both according to the log.
-    """
-
-    digest: str
-    document: dict[str, Any]
-    created_at: str
-    members: tuple[str, ...]
-    folders: tuple[str, ...]
-    latest: tuple[str, ...] = ()
+    digest: str  # its digest
+    document: dict[str, Any]  # the content of the digest: recipe, host, members, base (docs/formats.md)
+    created_at: str  # the time when it was first composed, ISO 8601, UTC
+    members: tuple[str, ...]  # the versions it was made from, including a base model
+    folders: tuple[str, ...]  # the folders it was written to, according to the log
+    latest: tuple[str, ...] = ()  # those of `members` that its latest folder was made from, according to the log
 
     @property
     def current(self) -> tuple[str, ...]:
@@ -122,22 +117,22 @@ class EvaluationRecord:
 class PushRecord:
     """A push: repository, branch or pull request, the Hub, and the commit (None if its end was not recorded)."""
 
-    repo: str
-    revision: str
-    endpoint: str
-    commit: str | None
+    repo: str  # ORG/NAME
+    revision: str  # the branch, or the pull request
+    endpoint: str  # the Hub
+    commit: str | None  # the commit; None if the push is not known to have ended
 
 
 @dataclass(frozen=True)
 class EventRecord:
     """One line of the log; `digest` covers the line and the digest of the line before it."""
 
-    id: int
-    at: str
-    action: str
-    subject: str
-    details: dict[str, Any]
-    digest: str
+    id: int  # its number
+    at: str  # the time, ISO 8601, UTC
+    action: str  # the action
+    subject: str  # a version, a composition's digest, or empty
+    details: dict[str, Any]  # details, depending on the action; `actor` says who did it
+    digest: str  # the digest of the event and the event before it
 
     @property
     def actor(self) -> str | None:

@@ -28,9 +28,9 @@ HEAD = "8ea053439e10"
 class Upgrade:
     """The result of an upgrade: `before` is None without a catalog, `backup` where nothing was copied."""
 
-    before: str | None
-    after: str
-    backup: Path | None
+    before: str | None  # the catalog's revision before
+    after: str  # the catalog's revision now
+    backup: Path | None  # the copy made before the upgrade
 
 
 def current(engine: Engine) -> str | None:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import cli.main
 import registry.statistics.forward_pass
-import registry.training.state
+import registry.training.loop
 from registry import PassSettings, Recipe, Registry
 from registry.statistics.file import FILE_NAME
 from tests.models import WORDS, make_model, save_checkpoint, sentences, train_tokenizer, write_jsonl
@@ -120,7 +120,7 @@ COMMANDS = {name: Command(start, line) for start, lines in _LINES.items() for na
 def run(world: Path, words: Sequence[object]) -> Result:
     """Run one command of `reg` on the home of a world, in this process."""
     registry.statistics.forward_pass.SAVE_SECONDS = 0.0  # written down at every step
-    registry.training.state.SAVE_SECONDS = 0.0
+    registry.training.loop.SAVE_SECONDS = 0.0
     tempfile.tempdir = str(world / "tmp")
     return CliRunner().invoke(cli.main.main, ["--home", str(world / "home"), *map(str, words)])
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry.errors import InvalidInputError
-from registry.training.settings import WeightTraining, check_finite, check_least
+from registry.training.settings import WeightTraining, setting
 
 OVERLAP = 0.1
 """Weight of the masks' overlap in the loss where nothing is given; our choice."""
@@ -26,30 +26,25 @@ class SimoeTraining(WeightTraining):
         dual_lr: size of a step of the multiplier λ that enforces the sparsity.
     """
 
-    experts: int = 8
+    experts: int = setting(8, least=1)
     sparsity: float = 0.75
-    overlap: float | None = None
-    prompt_tokens: int = 32
-    gate_lr: float = 0.1
-    dual_lr: float = 0.1
+    overlap: float | None = setting(None, above=False)
+    prompt_tokens: int = setting(32, least=1)
+    gate_lr: float = setting(0.1, above=True)
+    dual_lr: float = setting(0.1, above=True)
 
     def __post_init__(self) -> None:
-        check_least(self, experts=1, prompt_tokens=1)
+        super().__post_init__()
         if not 0 <= self.sparsity < 1:
             raise InvalidInputError(
                 f"sparsity is {self.sparsity}, it must be from 0 to below 1: masks of zeros alone train nothing",
                 "give --sparsity 0.75",
             )
-        if self.overlap is not None:
-            check_finite("overlap", self.overlap, str(OVERLAP), zero=True)
         if self.experts == 1 and self.overlap:
             raise InvalidInputError(
                 f"overlap is {self.overlap}, and one mask has no other to overlap with",
                 "drop --overlap, or give --experts 2 or more",
             )
-        check_finite("gate_lr", self.gate_lr, str(SimoeTraining.gate_lr))
-        check_finite("dual_lr", self.dual_lr, str(SimoeTraining.dual_lr))
-        super().__post_init__()
         self.check_window(self.seq_len)
 
     def check_window(self, seq_len: int) -> None:

@@ -36,9 +36,10 @@ from registry.training.from_base import (
     register_trained,
     streams_like,
 )
-from registry.training.sharding import array_of, stream_of
+from registry.training.loop import training_document
+from registry.training.sharded import array_of, stream_of
 from registry.training.training_windows import shortened
-from registry.training.weight_trainer import WeightTrainer, device_and_dtype, training_document
+from registry.training.weight_trainer import WeightTrainer, device_and_dtype
 from registry.workspace import PathLike, Workspace
 from store.arrays import Block, digest_of
 
@@ -120,7 +121,7 @@ def trainer_of(simoe: Simoe, windows: SimoeWindows, *, bfloat16: bool) -> Weight
         simoe.penalty,
         decays=simoe.decays,
         rate_of=simoe.rate_of,
-        after_step=simoe.ascend,
+        ascend=simoe.ascend,
     )
 
 

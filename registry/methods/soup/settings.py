@@ -1,10 +1,10 @@
 """Settings of the training of a soup, and the check that a version is one; without torch."""
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 from registry.errors import InvalidInputError
-from registry.training.settings import WeightTraining, check_least
+from registry.training.settings import WeightTraining, setting
 from store.catalog import VersionRecord
 
 SUPPORT = 4
@@ -25,14 +25,13 @@ class SoupTraining(WeightTraining):
         clusters: number of clusters of all documents that are the domains; None where each domain has files of its own.
     """
 
-    experts: int
-    support: int | None = None
-    rank: int | None = None
-    hidden: int = 64
+    experts: int = setting(MISSING, least=1)
+    support: int | None = setting(None, least=1)
+    rank: int | None = setting(None, least=1)
+    hidden: int = setting(64, least=1)
     clusters: int | None = None
 
     def __post_init__(self) -> None:
-        check_least(self, experts=1, support=1, rank=1, hidden=1)
         if self.clusters is not None and self.clusters < 2:
             raise InvalidInputError(
                 f"clusters is {self.clusters}, the least is 2: a soup is trained on two domains or more",

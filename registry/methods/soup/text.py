@@ -44,9 +44,8 @@ class SoupWindows(Windows):
         """Return the numbers of the first windows of a training, which are drawn already."""
         return self.training[:count]
 
-    def inputs(self, place: int) -> dict[str, Tensor]:
-        """Return the domain weights of the step of window `place` of all steps."""
-        step = place // (len(self.training) // len(self.domain_weights))
+    def inputs(self, step: int) -> dict[str, Tensor]:
+        """Return the domain weights of a step."""
         return {"domain_weights": self.domain_weights[step].float()}
 
     def held_out_batches(self, size: int) -> Iterator[tuple[Int64[Tensor, "B"], dict[str, Tensor]]]:

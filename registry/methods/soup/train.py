@@ -35,8 +35,9 @@ from registry.training.from_base import (
     register_trained,
     streams_like,
 )
+from registry.training.loop import training_document
 from registry.training.training_windows import shortened
-from registry.training.weight_trainer import WeightTrainer, device_and_dtype, training_document
+from registry.training.weight_trainer import WeightTrainer, device_and_dtype
 from registry.workspace import PathLike, Workspace
 from store.arrays import Block
 

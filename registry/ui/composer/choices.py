@@ -28,8 +28,7 @@ BASE = Option(
 )
 """What the form asks for beside the fields of a recipe."""
 
-CHOICES = (*(one for one in FIELDS.values() if one.label), BASE)
-"""The fields of the form, in its order."""
+CHOICES = (*(one for one in FIELDS.values() if one.label), BASE)  # the fields of the form, in its order
 
 OPTIONS: dict[str, Mapping[str, str]] = {
     "to": {name: one.choice for name, one in OUTPUTS.items()},
@@ -47,9 +46,7 @@ _ADVANCED = {
     "Output": ("lead", "dtype", "remote_code"),
 }
 
-BASICS = tuple(one for one in CHOICES if one.name in _BASICS)
-"""The fields that the form always shows."""
-
+BASICS = tuple(one for one in CHOICES if one.name in _BASICS)  # the fields that the form always shows
 GROUPS = {
     group: tuple(one for name in names for one in CHOICES if one.name == name) for group, names in _ADVANCED.items()
 }
@@ -101,10 +98,9 @@ class Choices:
         names = [str(one["name"]) for one in document["members"]]
 
         def makes_it(choices: Choices) -> bool:
-            try:
+            with suppress(InvalidInputError):
                 return bool(choices.recipe().document(names) == document["recipe"])
-            except InvalidInputError:
-                return False
+            return False
 
         recipe = {"to": OUTPUTS.default.name} | document["recipe"]
         texts = {}
@@ -154,11 +150,7 @@ class Choices:
         return self.texts["base"] or None
 
     def recipe(self) -> Recipe:
-        """Return the recipe.
-
-        Raises:
-            InvalidInputError: a text is not a value of its field, or the fields contradict each other.
-        """
+        """Return the recipe (InvalidInputError: a text is no value of its field, or fields contradict each other)."""
         if problem := FIELDS["to"].problem(self.to):
             raise InvalidInputError(*problem)
         applying = [one for one in self.applying if one is not BASE and self.texts[one.name]]

@@ -1,7 +1,5 @@
 """The composer: a page that plans a composition as experts are ticked, shows its command, and may start it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +18,7 @@ from registry.ui.site import PART, Site, url
 from store.catalog import VersionRecord
 from store.catalog.records import Kind
 
-OFFERED = 40
-"""Experts that are offered beside those ticked; a search finds others."""
+OFFERED = 40  # experts that are offered beside those ticked; a search finds others
 
 
 def composer(site: Site, request: Request) -> Response:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from starlette.datastructures import QueryParams
@@ -86,10 +87,7 @@ def phases_of_composing(plan: Plan, out: str) -> list[Phase]:
 
 
 def beside_latest(records: Sequence[CompositionRecord]) -> Path | None:
-    """Return where the latest composed folder lies, to suggest a new one there; None for the current folder.
-
-    `records` are compositions, oldest first. The path is absolute, without `..`, of a folder that can be written.
-    """
+    """Return where the latest composed folder lies (`records`: oldest first), if it can be written to; else None."""
     folders = [folder for record in reversed(records[-MOST_LOOKED:]) for folder in reversed(record.folders)]
     for folder in folders:
         if not is_url(folder) and Path(folder).is_dir():
@@ -99,12 +97,9 @@ def beside_latest(records: Sequence[CompositionRecord]) -> Path | None:
 
 
 def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = (), beside: Path | None = None) -> str:
-    """Return a folder that does not exist yet, named after the members: `code-math/`, `code-math-2/`.
+    """Return a folder that does not exist yet, named after the members: `code-math/`, `code-math-2/`, `code-dense/`.
 
-    Args:
-        output: what is made; it is part of the name unless that is a mixture.
-        taken: folders that other jobs are going to write.
-        beside: the folder to put it in; None for the current one.
+    `taken` are folders that other jobs are going to write; `beside` is where to put it, if not in the current one.
     """
     shown = list(names)
     while len(shown) > 1 and (len(shown) > 4 or len("-".join(shown)) > _LONGEST_FOLDER):
@@ -114,22 +109,17 @@ def suggested_folder(names: Sequence[str], output: str, taken: Iterable[str] = (
         [*shown, *(["and", str(left)] if left else []), *([] if output == OUTPUTS.default.name else [output])]
     )
     reserved = {Path(one).absolute() for one in taken}
-    number = 1
-    while True:
+    for number in count(1):
         name = stem if number == 1 else f"{stem}-{number}"
         folder = name if beside is None else str(beside / name)
         path = Path(folder).absolute()
         if path not in reserved and not path.exists() and not path.is_symlink():
-            return f"{folder}/"
-        number += 1
+            break
+    return f"{folder}/"
 
 
 def check_new_folder(text: str) -> str:
-    """Return the path of an output folder that a page may write: one that is not there yet, or is empty.
-
-    Raises:
-        InvalidInputError: it is not a path, or there is something.
-    """
+    """Return the path of an output folder that a page may write: not there yet, or empty (else InvalidInputError)."""
     if not text or len(text) > MOST_PATH or not text.isprintable():
         raise InvalidInputError(
             f"an output folder's path has 1 to {MOST_PATH} printable characters", "correct it in the form"

@@ -3,8 +3,6 @@
 An expert that is unknown is only left out, whatever is wrong beside that.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -26,8 +24,7 @@ SOLVED = [name for name, one in ROUTERS.items() if one.statistics in (COUNTS, OW
 """Routers that are made from the experts' own statistics, the cheapest to predict first."""
 CHEAP = SOLVED[0]
 
-Predict = Callable[[Composing], tuple[Preview, float]]
-"""Returns a prediction and the seconds that it took."""
+Predict = Callable[[Composing], tuple[Preview, float]]  # returns a prediction and the seconds that it took
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,7 @@ function show(place, text) {
 
 function fail(place) {
   place.removeAttribute("aria-busy");
-  const problem = document.createElement("p");
-  problem.className = "problem";
-  problem.textContent = "The server does not answer. Is reg ui still running?";
-  place.replaceChildren(problem);
+  place.innerHTML = '<p class="problem">The server does not answer. Is reg ui still running?</p>';
 }
 
 async function load(place, address) {

@@ -8,7 +8,7 @@ import pytest
 from registry import ExpertTraining
 from registry.checkpoint.version_files import MOST_LOSSES, parse_training
 from registry.errors import CheckpointError
-from registry.training.weight_trainer import POINTS, Losses, training_document
+from registry.training.loop import POINTS, Losses, training_document
 
 
 def document(**changes: Any) -> dict[str, Any]:

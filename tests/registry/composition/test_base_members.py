@@ -33,7 +33,7 @@ from tests.registry.composition.composed import FEW, GATE, json_of, tensors_of
 IDS = torch.arange(1, 25).reshape(2, 12)
 COUNT = 3
 UPCYCLED = Recipe(trunk="base", router="random")
-TINY = MixtureTraining("all", 4 * 2 * 32, batch_size=2, seq_len=32, lr=0.01, device="cpu", dtype="float32")
+TINY = MixtureTraining("all", tokens=4 * 2 * 32, batch_size=2, seq_len=32, lr=0.01, device="cpu", dtype="float32")
 
 
 @pytest.mark.check(after=2)

@@ -6,7 +6,6 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +16,7 @@ from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.composition.manifest import ComposedFolder
 from registry.demo import DemoResult, run, run_demo
 from registry.errors import OutputError, StorageError
-from registry.training import weight_trainer
+from registry.training.weight_trainer import WeightTrainer
 from tests.conftest import files_of
 from tests.remarks import Remarks
 
@@ -100,17 +99,20 @@ def test_interrupted_demo_goes_on_with_the_models_that_were_trained(
 def test_a_resumed_training_says_at_which_step(
     demo: Path, demo_result: DemoResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_steps: Any, _args: Any, state: Any, *_: Any, **__: Any) -> None:
-        if state.global_step == 1:  # which is done
+    def interrupted(trainer: WeightTrainer, step: int) -> float:
+        if step == 1:  # after step 0
             raise KeyboardInterrupt
+        return gradient(trainer, step)
+
+    gradient = WeightTrainer.gradient
 
     remarks, places = Remarks(), (demo / "checkpoints", demo / "scratch")
     shutil.rmtree(demo / "checkpoints" / "math")
     files = {domain: demo / "text" / f"{domain}.train.jsonl.gz" for domain in demo_result.domains}
-    monkeypatch.setattr("registry.training.state.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.loop.SAVE_SECONDS", 0.0)
     monkeypatch.setattr("registry.demo.run.EXPERT_STEPS", 2)
     with monkeypatch.context() as patch:
-        patch.setattr(weight_trainer._Steps, "on_step_begin", interrupted)
+        patch.setattr(WeightTrainer, "gradient", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run._train(*places, files, remarks)
     assert "goes on" not in remarks.text

@@ -1,7 +1,7 @@
 """Proves: two processes train what one does, sharded or not; a killed run ends in the same bytes; failures end both.
 
-Every run is a real one: torchrun starts two processes, which talk over gloo. Sums over a batch come in another order
-than in one process, so what trains agrees up to rounding; what is frozen agrees to the byte.
+Every run is a real one: torchrun starts two processes of one program, which talk over gloo. Sums over a batch come in
+another order than in one process, so what trains agrees up to rounding; what is frozen agrees to the byte.
 """
 
 import json
@@ -19,15 +19,14 @@ from registry import ExpertTraining, MixtureTraining, Recipe, Registry
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.model_files import EXPERT_TRAINING, ROUTER_FILE
 from registry.errors import InvalidInputError
-from registry.training import run_worker
-from registry.training.processes import is_worker, leading
+from registry.training.launcher import joined
 from tests.conftest import Zoo, files_of
 from tests.running import ROOT
 
 SETTINGS: dict[str, Any] = {
     "tokens": 6 * 4 * 32, "batch_size": 4, "seq_len": 32, "lr": 0.01, "device": "cpu", "dtype": "float32"
 }  # fmt: skip
-LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def launch(home: Path, *words: object, fault: str | None = None, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -38,11 +37,15 @@ def launch(home: Path, *words: object, fault: str | None = None, **settings: Any
         for word in ([f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)]))
     ]
     program = ["cli"] if fault is None else ["tests.launched", fault]
-    command = [*LAUNCHER, *program, "--home", str(home), *map(str, words), *options]
+    return run_twice("-m", *program, "--home", home, *words, *options)
+
+
+def run_twice(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run a program in two processes."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "PYTEST", "REG_"))}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
-    )
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [*LAUNCHER, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def launch_expert(
@@ -97,17 +100,36 @@ def test_two_processes_train_what_one_does(
 
 
 @pytest.mark.trust
-@pytest.mark.parametrize("changes", [{"fsdp": True}, {}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fsdp": True},
+        {},
+        {"mlp": "lora:2"},
+        {"coordinate": True, "router_bias": True, "fsdp": True},
+        {"train": "all", "fsdp": True},
+        {"train": "mlps", "dtype": "bfloat16"},
+    ],
+    ids=str,
+)
 def test_a_killed_run_ends_in_the_same_bytes(
     filled: Registry, zoo: Zoo, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    assert launch_expert(filled, zoo, tmp_path / "whole", **changes).returncode == 0
-    died = launch_expert(filled, zoo, tmp_path / "out", "killed:4", **changes)
+    words: tuple[object, ...] = ("train-expert", "fresh", "--base", "base", "--data", zoo.train["code"])
+    if "train" in changes:
+        filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
+        words = ("train", tmp_path / "moe", "--data", zoo.train["code"])
+
+    def run(out: str, fault: str | None) -> subprocess.CompletedProcess[str]:
+        return launch(filled.home.path, *words, "--out", tmp_path / out, fault=fault, **(SETTINGS | changes))
+
+    assert run("whole", None).returncode == 0
+    died = run("out", "killed:4")
     assert died.returncode != 0
     assert not (tmp_path / "out").exists()
     (state,) = filled.home.partial.glob("*/state.safetensors")
     assert load_file(state)
-    done = launch_expert(filled, zoo, tmp_path / "out", "none", **changes)
+    done = run("out", "none")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("an interrupted training goes on: 4 of 6 steps were done before") == 1
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
@@ -120,6 +142,8 @@ def test_a_killed_run_ends_in_the_same_bytes(
     [
         ("saving", {"fsdp": True}, "error: the disk is full"),
         ("worker:3", {"fsdp": True}, "error: process 1 of 2 failed: MemoryError: no memory is left"),
+        ("worker:3", {}, "error: process 1 of 2 failed: MemoryError: no memory is left"),
+        ("text", {}, "error: the 2 processes have read different text"),
         ("none", {"batch_size": 3}, "error: batch_size is 3, 2 processes cannot share its windows evenly"),
         ("none", {"lr": 1e30, "warmup": 0}, "error: the loss "),
         ("writing", {}, "error: the disk is full"),
@@ -133,8 +157,10 @@ def test_a_failure_of_one_ends_both(
     assert not (tmp_path / "out").exists()
     assert done.stdout == ""
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 or "worker" in fault, done.stderr  # which the main process may repeat
-    assert all(line.startswith(message) for line in errors)
+    assert len(errors) == 1, done.stderr
+    assert errors[0].startswith(message)
+    assert "Traceback" not in done.stderr.partition("ChildFailedError")[0].partition("failed (exitcode")[0]
+    assert not list(filled.home.merged.glob("*"))
 
 
 @pytest.mark.trust
@@ -171,13 +197,58 @@ def test_what_one_process_cannot_do_is_refused(
     with pytest.raises(InvalidInputError, match="cannot be added to sharded weights"):
         ExpertTraining(fsdp=True, mlp="lora:2")
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
-        assert not is_worker()
         monkeypatch.setenv(name, value)
-    assert is_worker()
-    with pytest.raises(InvalidInputError, match="this process is number 1") as caught, leading():
-        pass
-    assert "run_worker" in str(caught.value.hint)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(InvalidInputError, match="ACCELERATE_USE_FSDP") as caught:
-        run_worker()
+    with pytest.raises(InvalidInputError, match="ACCELERATE_USE_FSDP") as caught, joined():
+        pass
     assert "--fsdp" in str(caught.value.hint)
+
+
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+from registry import ExpertTraining, MixtureTraining, Recipe, Registry, SoupTraining
+from registry.errors import RegError
+
+home, text, out = map(Path, sys.argv[1:])
+settings = json.loads((out / "settings.json").read_text())
+with Registry(home) as registry:
+    expert = registry.train_expert("fresh", "base", [text], ExpertTraining(**settings))
+    assert registry.resolve("fresh").ref == "fresh@1"
+    mixture = registry.train(out / "moe", out / "trained", [str(text)], MixtureTraining("mlps", **settings))
+    told = [expert.document, expert.losses.after, mixture.digest, mixture.document, mixture.before, mixture.after]
+    refused = []
+    for train in (
+        lambda: registry.train(out / "moe", out / "no", [str(text)], MixtureTraining("routers", **settings)),
+        lambda: registry.train_soup("soup", "base", {"a": [text], "b": [text]}, SoupTraining(experts=1, **settings)),
+    ):
+        try:
+            train()
+        except RegError as error:
+            refused.append(error.message)
+rank, registered = os.environ["RANK"], expert.registration is not None
+(out / f"{rank}.json").write_text(json.dumps({"told": told, "registered": registered, "refused": refused}))
+"""
+
+
+@pytest.mark.trust
+def test_a_program_trains_in_all_processes_and_registers_in_the_first(
+    filled: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
+    filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "settings.json").write_text(json.dumps(SETTINGS))
+    done = run_twice(tmp_path / "program.py", filled.home.path, zoo.train["code"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    main, worker = (json.loads((tmp_path / f"{rank}.json").read_bytes()) for rank in (0, 1))
+    assert main["told"] == worker["told"]
+    assert (main["registered"], worker["registered"]) == (True, False)
+    for rank, refused in enumerate((main["refused"], worker["refused"])):
+        begun = "process 1 of 2 failed: " if rank else ""
+        assert refused == [
+            f"{begun}{what} in one process, and a launcher started 2"
+            for what in ("routers alone train", "a soup trains")
+        ]
+    assert [version.ref for version in filled.versions() if version.name == "fresh"] == ["fresh@1"]
+    assert filled.reproduce(tmp_path / "trained").is_same
+    assert not list(filled.home.partial.iterdir())

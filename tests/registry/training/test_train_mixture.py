@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from registry import MixtureTraining, Recipe, Registry, TrainSettings, errors
 from registry.composition import read_recipe
 from registry.io.model_folder import MARKER
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
+from registry.training import weight_trainer
 from registry.training.mixture_weights import let_train
-from registry.training.weight_trainer import _InOrder
 from store.arrays import FolderArrays
 from tests.conftest import Zoo, array_folder, files_of
 from tests.models import make_model, save_checkpoint, train_tokenizer
@@ -232,8 +233,8 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_state_that_another_run_go
 ) -> None:
     whole = train(filled, moe, tmp_path / "whole", zoo)
     assert len(whole.document["training"]["loss"]) == 6
-    monkeypatch.setattr("registry.training.state.SAVE_SECONDS", 0.0)
-    compute, left = _InOrder.compute_loss, 3
+    monkeypatch.setattr("registry.training.loop.SAVE_SECONDS", 0.0)
+    compute, left = ForCausalLMLoss, 3
 
     def diverging(*words: Any, **options: Any) -> Any:
         nonlocal left
@@ -242,7 +243,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_state_that_another_run_go
 
     arrays, compositions = set(filled.arrays.digests()), len(filled.compositions())
     with monkeypatch.context() as patch:
-        patch.setattr(_InOrder, "compute_loss", diverging)
+        patch.setattr(weight_trainer, "ForCausalLMLoss", diverging)
         with pytest.raises(errors.InvalidInputError, match="the loss in step 4 is nan") as caught:
             train(filled, moe, tmp_path / "out", zoo)
     assert "--lr" in str(caught.value.hint)

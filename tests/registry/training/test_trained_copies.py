@@ -144,7 +144,7 @@ def test_the_report_of_trained_copies(filled: Registry, moe: Path, zoo: Zoo, tmp
 
 @pytest.mark.check
 def test_windows_that_the_model_shortens_make_more_steps(filled: Registry, moe: Path, zoo: Zoo, tmp_path: Path) -> None:
-    settings = MixtureTraining("all", 2 * 2 * 256, batch_size=2, seq_len=256, device="cpu")
+    settings = MixtureTraining("all", tokens=2 * 2 * 256, batch_size=2, seq_len=256, device="cpu")
     training = filled.train(moe, tmp_path / "out", [str(zoo.train["law"])], settings).document["training"]
     assert (training["seq_len"], training["steps"], len(training["loss"])) == (128, 4, 4)
 

@@ -143,7 +143,7 @@ def test_what_cannot_be_trained_is_refused(filled: Registry, moe: Path, zoo: Zoo
     for out in (moe, moe / "below", tmp_path):
         with pytest.raises(errors.OutputError):
             train(filled, moe, out, zoo, force=True)
-    for settings, message in ({"top_k_train": 4}, "top-k-train is 4"), ({"lr": 1e30}, "the loss is|NaN"):
+    for settings, message in ({"top_k_train": 4}, "top-k-train is 4"), ({"lr": 1e30}, "the loss in step|NaN"):
         with pytest.raises(errors.InvalidInputError, match=message):
             train(filled, moe, tmp_path / "out", zoo, settings=TrainSettings(**(vars(SETTINGS) | settings)))
     with pytest.raises(errors.CalibrationError, match="is not a file"):

@@ -97,13 +97,13 @@ def test_experts_are_the_base_model_with_the_rows_that_their_masks_open(simoe: R
     assert simoe.verify().problems == ()
 
 
-def test_base_model_is_frozen(zoo: Zoo, tmp_path: Path) -> None:
+def test_base_model_is_frozen(zoo: Zoo) -> None:
     simoe = begun(zoo.base)
     windows = windows_of(zoo, simoe)
     before = {name: part.clone() for name, part in simoe.model.state_dict().items()}
     moved = [part.detach().clone() for part in simoe.trained]
     trainer = trainer_of(simoe, windows, bfloat16=False)
-    trainer.train(None, tmp_path, silent)
+    trainer.train(None, silent)
     after = simoe.model.state_dict()
     assert all(torch.equal(after[name], part) for name, part in before.items())
     assert not any(torch.equal(new, old) for new, old in zip(simoe.trained, moved, strict=True))
@@ -209,12 +209,12 @@ def test_gates_are_closed_at_the_end_where_training_was_too_short(filled: Regist
 
 
 @pytest.mark.check
-def test_penalty_lowers_the_overlap_of_masks(zoo: Zoo, tmp_path: Path) -> None:
+def test_penalty_lowers_the_overlap_of_masks(zoo: Zoo) -> None:
     found = []
     for beta in (0.0, 4.0):
         simoe = begun(zoo.base, tokens=25 * 2 * 32, overlap=beta, sparsity=0.0, gate_lr=0.4)
         trainer = trainer_of(simoe, windows_of(zoo, simoe), bfloat16=False)
-        trainer.train(None, tmp_path, silent)
+        trainer.train(None, silent)
         found.append(float(overlap(simoe.final()[0].float())))
     assert found[1] < found[0] - 0.2
 
@@ -235,7 +235,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes(
 
     whole = train("whole", Remarks())
     assert len(whole[0].steps) == 6
-    monkeypatch.setattr("registry.training.state.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.loop.SAVE_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         train("home", Remarks(until=4))
     heard = Remarks()

@@ -24,7 +24,7 @@ from registry.methods.soup.text import read_soup_windows
 from registry.methods.soup.versions import SOUP_FILE, SOUP_ROUTER, unpack_router
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
-from registry.training.weight_trainer import BETAS
+from registry.training.loop import BETAS
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, write_jsonl
 from tests.registry.methods.soup.conftest import DOMAINS, SETTINGS, corpora_of, settings_with, text_of
@@ -159,7 +159,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes_in_any_order_of_domai
 
     whole = train("whole", text_of(zoo), Remarks())
     assert len(whole[0].steps) == 6
-    monkeypatch.setattr("registry.training.state.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("registry.training.loop.SAVE_SECONDS", 0.0)
     backwards = dict(reversed(text_of(zoo).items()))
     with pytest.raises(KeyboardInterrupt):
         train("home", backwards, Remarks(until=4))

@@ -1,7 +1,7 @@
 """Weights of a model that several processes share: sharded with FSDP2, and gathered tensor by tensor.
 
 Each process holds some rows of every weight, gradient and moment. In a pass the weights of one layer at a time are
-gathered (Zhao et al. 2023, "PyTorch FSDP", §3).
+gathered (Zhao et al. 2023, "PyTorch FSDP", §3). accelerate shards on accelerators alone, and ignores the wish on CPUs.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,23 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from registry.errors import CheckpointError
 from registry.io.safetensors_file import Stream, in_order, write_shard
 from registry.io.torch_blocks import dtype_name, to_block, torch_dtype
-from registry.training.processes import Processes
+from registry.runtime.loading import load_model, unloaded_model
+from registry.training.launcher import Processes, own_device
 from store.arrays import ArraySource, Block
 
 
-def shard(model: Any, processes: Processes, device: str) -> None:
-    """Shard a model over the processes, layer by layer; its parameters are other objects afterwards.
+def load(folder: Path, device: str, processes: Processes, *, fsdp: bool) -> Any:
+    """Load the float32 model of a folder; one to shard stays on the CPU, and has weights in the main process alone."""
+    device = own_device(device)
+    if fsdp and not processes.is_main:
+        return unloaded_model(folder)
+    return load_model(folder, "float32", "cpu" if fsdp else device)
 
-    The model is on the CPU, with its weights in the main process alone; its parts go to `device`, `cpu` or `cuda`.
+
+def shard(model: Any, processes: Processes, device: str) -> None:
+    """Shard a model that `load` returned over the processes, layer by layer; its parameters are other objects then.
+
+    Its parts go to `device`, `cpu` or `cuda`.
 
     Raises:
         CheckpointError: transformers creates other weights for the architecture than it loads.
@@ -51,12 +60,6 @@ def shard(model: Any, processes: Processes, device: str) -> None:
             buffer.copy_(spread(buffer, buffer, processes))
 
 
-def full(tensor: Tensor) -> Tensor:
-    """Return a whole tensor; every process must call it if the tensor is sharded."""
-    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach()
-
-
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds."""
     part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -76,17 +79,24 @@ def spread(value: Tensor | None, like: Tensor, processes: Processes) -> Tensor:
     return whole
 
 
-def gather(model: nn.Module, path: Path, processes: Processes) -> dict[str, Tensor]:
+def gather(model: nn.Module, path: Path | None) -> dict[str, Tensor]:
     """Gather the parameters of a sharded model, one after another, in a safetensors file of the main process.
 
-    All processes must call this. Return the parameters by name, read from the file when they are used; none in workers.
+    All processes must call this; `path` is None in workers. Return the parameters by name, read from the file when they
+    are used; none in workers.
     """
-    streams = [stream_of(name, array_of(part)) for name, part in model.named_parameters()]
-    if processes.is_main:
+    write([stream_of(name, array_of(part)) for name, part in model.named_parameters()], path)
+    return {} if path is None else load_file(path)
+
+
+def write(streams: list[Stream], path: Path | None) -> None:
+    """Write tensors to a file, or without a path take part in gathering those that are sharded, in the same order."""
+    if path is not None:
         write_shard(path, streams)
-        return load_file(path)
-    take_part(streams)
-    return {}
+        return
+    for stream in in_order(streams):
+        for _ in stream.blocks():
+            pass
 
 
 def array_of(tensor: Tensor, dtype: str | None = None) -> ArraySource:
@@ -94,7 +104,8 @@ def array_of(tensor: Tensor, dtype: str | None = None) -> ArraySource:
     name = dtype or dtype_name(tensor.dtype)
 
     def blocks() -> Iterator[Block]:
-        block = to_block(full(tensor).to(torch_dtype(name)))
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        block = to_block(whole.detach().to(torch_dtype(name)))
         yield from ArraySource.of(block, name).blocks() if block.ndim else [block]
 
     return ArraySource(name, tuple(tensor.shape), blocks)
@@ -103,10 +114,3 @@ def array_of(tensor: Tensor, dtype: str | None = None) -> ArraySource:
 def stream_of(name: str, array: ArraySource) -> Stream:
     """Return an array to write."""
     return Stream(name, array.dtype, array.shape, array.blocks)
-
-
-def take_part(streams: list[Stream]) -> None:
-    """Gather tensors in the order in which the main process writes them."""
-    for stream in in_order(streams):
-        for _ in stream.blocks():
-            pass
