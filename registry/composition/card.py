@@ -121,7 +121,7 @@ def card_page(plan: Plan, card: Card) -> bytes:
     }
     page = _PAGE.format(
         metadata=metadata.to_yaml(line_break="\n"),
-        title=card.title,
+        title=card.title or " + ".join(plan.names),
         intro=card.intro,
         members=_table([*columns], [*zip(*columns.values(), strict=True)]),
         settings=_table(("", ""), [*card.settings, ("dtype", plan.dtype), ("composition", f"`{plan.digest}`")]),

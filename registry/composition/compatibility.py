@@ -34,10 +34,7 @@ class Subset:
 
 
 def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Subset:
-    """Check members against each other and against a recipe.
-
-    Args:
-        base: the base model, where the recipe needs one; it takes no part otherwise.
+    """Check members against each other and against a recipe; `base` takes no part unless the recipe needs it.
 
     Raises:
         InvalidInputError: no member, a name twice, a recipe that does not fit them, or no base model where one is
@@ -52,8 +49,8 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe) 
     if recipe.fit is not None:
         _check_fit(ordered, base, recipe.fit)
     everyone = check_compatible((*ordered, *([base] if base and recipe.needs_base else [])))
-    ordered, base = everyone[: len(ordered)], everyone[-1] if base and recipe.needs_base else base
-    return Subset(ordered, base if recipe.needs_base else None, leading(everyone))
+    count = len(ordered)
+    return Subset(everyone[:count], everyone[-1] if len(everyone) > count else None, leading(everyone))
 
 
 def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, ...]:
@@ -98,8 +95,7 @@ def check_compatible(members: Sequence[Member]) -> tuple[Member, ...]:
     Families, architectures apart from the vocabulary's size and, where ropes do not depend on it, that of the longest
     text, and tokenizers on the tokens that both have must agree.
 
-    Raises:
-        IncompatibleError: two do not; the message says who, and in what.
+    (IncompatibleError: two do not; the message says who, and in what.)
     """
     lead = leading(members)
     for other in members:
@@ -150,8 +146,7 @@ def check_tokenizers(first: Member, second: Member, pair: str, *, known: bool = 
 
     `pair` begins the message: who cannot be what.
 
-    Raises:
-        IncompatibleError: they differ; the message has the first token that does, and its numbers. Or one has none.
+    (IncompatibleError: they differ; the message has the first token that does, and its numbers. Or one has none.)
     """
     if known and (bare := next((one for one in (first, second) if one.content["tokenizer"] is None), None)):
         raise IncompatibleError(

@@ -49,10 +49,7 @@ def shares_of_text(
 ) -> Float64[Tensor, "k"]:
     """Return the share of the documents of files that are nearest to each centroid.
 
-    Centroids are mean MLP inputs of the last L layers.
-
-    Raises:
-        CalibrationError: a file cannot be read, or there is no text.
+    Centroids are mean MLP inputs of the last L layers (CalibrationError: a file cannot be read, or there is no text).
     """
     with stored_folder(base, context) as folder:
         model, tokenizer = load_for_pass(folder, AUTO, device, prefer_whole=True), load_tokenizer(folder)

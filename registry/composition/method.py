@@ -173,9 +173,9 @@ class Card:
 
     Attributes:
         tags: for the Hub, besides those of all compositions.
-        title: the heading.
-        intro: the paragraph below it.
+        intro: the paragraph below the heading.
         settings: name and value of each setting.
+        title: the heading; empty for the members' names.
         columns: column of the table of members, besides index, expert, content digest and license → its cells.
         first_columns: the same of columns that stand before the digest.
         notes: the paragraph below the settings, about `composition.json`.
@@ -186,9 +186,9 @@ class Card:
     """
 
     tags: Sequence[str]
-    title: str
     intro: str
     settings: Sequence[tuple[str, str]]
+    title: str = ""
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     first_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notes: str = ""

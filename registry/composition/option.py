@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from registry.errors import InvalidInputError
-from registry.io.display import plain
+from registry.io.display import plain, quoted
 from registry.io.untrusted import NUMBER, NUMBERS, SWITCH, TEXT, WHOLE, Kind, maybe
 from registry.names.suggest import suggest
 
@@ -29,11 +29,7 @@ class OptionKind(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """The least and the largest value, infinite where there is no limit.
-
-    Attributes:
-        above: `least` itself is too small.
-    """
+    """The least and the largest value, infinite where there is no limit; with `above` `least` itself is too small."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -143,14 +139,14 @@ class Option:
             if isinstance(value, str) and value in self.choices:
                 return None
             near = suggest(value, self.choices) if isinstance(value, str) else ""
-            message = f"{self.called} {_short(value)} is not one of {', '.join(self.choices)}{near}"
+            message = f"{self.called} {quoted(value)} is not one of {', '.join(self.choices)}{near}"
             return message, f"choose one of them: {self.name}={self.choices[0]!r}"
         hint = f"the default is {self.default_text}"
         if self.kind is OptionKind.BY_MEMBER:
             return self._problem_by_member(value, hint)
         if self._holds(value):
             return None
-        return f"{self.called} is {_short(value)}, it must be {self.words}", hint
+        return f"{self.called} is {quoted(value)}, it must be {self.words}", hint
 
     def typed(self, value: Any) -> Any:
         """Return a value that has no problem with its numbers as floats, where they may have a fraction."""
@@ -160,12 +156,12 @@ class Option:
 
     def _problem_by_member(self, value: Any, hint: str) -> tuple[str, str] | None:
         if not isinstance(value, Mapping) or not all(isinstance(member, str) for member in value):
-            return f"{self.name} is {_short(value)}, it must be {self.kind.value}", "write it as NAME: NUMBER"
+            return f"{self.name} is {quoted(value)}, it must be {self.kind.value}", "write it as NAME: NUMBER"
         for member, number in value.items():
             if not _is_number(number, self.limits):
                 words = self.limits.words(OptionKind.NUMBER.value)
                 fitting = hint if self.unset != "none" else f"such as {self.option} {member}=0.5"
-                return f"the {self.called} of {member} is {_short(number)}, it must be {words}", fitting
+                return f"the {self.called} of {member} is {quoted(number)}, it must be {words}", fitting
         return None
 
     def _holds(self, value: Any) -> bool:
@@ -199,11 +195,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a recipe.
-
-    Attributes:
-        fields: the fields at fault, the first one to blame first.
-    """
+    """One thing that is wrong with a recipe; of the `fields` at fault the first one is to blame most."""
 
     fields: tuple[str, ...]
     message: str
@@ -222,8 +214,3 @@ def _is_number(value: Any, limits: Limits) -> bool:
     except OverflowError:
         return False
     return math.isfinite(number) and limits.hold(number)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"

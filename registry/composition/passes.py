@@ -17,20 +17,11 @@ from store.lock import exclusive
 
 @dataclass(frozen=True)
 class PassContext:
-    """The working folder and the cache of a composition's passes.
+    """The cache of a composition's passes, and `work`, a folder for the models that they need, each for one pass."""
 
-    Attributes:
-        work: a folder for the models that passes need; each is deleted after its pass.
-    """
-
-    workspace: Workspace
     work: Path
     cache: FileCache
-
-    @property
-    def progress(self) -> Progress:
-        """Progress reports."""
-        return self.workspace.progress
+    progress: Progress
 
 
 @contextmanager
@@ -49,7 +40,7 @@ def pass_context(workspace: Workspace, members: Sequence[Member]) -> Iterator[Pa
             yield
 
     with working_folder(home.work, [version.digest for version in versions]) as work:
-        yield PassContext(workspace, work, FileCache(home.cache, work, putting))
+        yield PassContext(work, FileCache(home.cache, work, putting), workspace.progress)
 
 
 @contextmanager

@@ -185,8 +185,6 @@ def _of_composition(document: Mapping[str, Any], path: Path) -> RecipeFile:
 
 
 class _Reader:
-    """Reads a parsed file, with the line of every key at hand for messages."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lines: dict[str, int] = {}

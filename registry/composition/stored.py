@@ -123,11 +123,7 @@ class Stacked:
 
 @dataclass(frozen=True)
 class Computed:
-    """A tensor that a function returns, whole.
-
-    Attributes:
-        compute: returns it as a torch tensor of any floating dtype.
-    """
+    """A tensor that a function returns, whole, as a torch tensor of any floating dtype."""
 
     shape: tuple[int, ...]
     compute: Callable[[], Any]

@@ -145,13 +145,11 @@ def _template_notes(members: Sequence[Member], lead: Member) -> tuple[str, ...]:
     others = [member.name for member in members if chat_template(member) not in (own, None)]
     if not others:
         return ()
-    shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
     of_lead = "has no chat template" if own is None else f"renders chats by the template of {lead.name}"
     have = "has another one" if own is not None else "has one"
     have = have if len(others) == 1 else have.replace("has", "have").replace("another one", "others")
-    return (
-        f"it {of_lead}; {shown} {have}: a chat in another form than an expert was trained on may be answered worse",
-    )
+    why = "a chat in another form than an expert was trained on may be answered worse"
+    return (f"it {of_lead}; {few(others)} {have}: {why}",)
 
 
 def chat_template(member: Member) -> str | None:

@@ -33,7 +33,7 @@ from registry.destination.destination import CONFIG, Destination, OpenDestinatio
 from registry.destination.reuse import UploadedShards
 from registry.errors import CheckpointError, DamagedError, OutputError, StorageError
 from registry.home import Home
-from registry.io.model_folder import INDEX, MARKER, index_file, layout
+from registry.io.model_folder import INDEX, MARKER, index_file, layout, not_composed
 from registry.io.process import map_large_blocks, return_freed_memory
 from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
@@ -68,10 +68,7 @@ class BucketDestination(Destination):
         if MARKER in names and not replace:
             raise OutputError(f"{url} holds a composition", f"{_OTHER}, or replace that composition: --force")
         if names and not names & {MARKER, PARTIAL}:
-            raise OutputError(
-                f"{url} is not empty and has no {MARKER}, so it was not composed by this program and is not deleted",
-                _OTHER,
-            )
+            raise OutputError(not_composed(url), _OTHER)
         return names
 
     @contextmanager

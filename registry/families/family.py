@@ -9,7 +9,7 @@ from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPU
 from registry.hosts import Constant, Host, Projections, RowSelection, Trunk
 from registry.hosts.architecture import Architecture
 from registry.hosts.native import dense_host
-from registry.hosts.remote_code import REMOTE_CODE, remote_code_host
+from registry.hosts.remote_code import REMOTE_CODE, routed_host
 
 TANH_GELU = "gelu_pytorch_tanh"
 """Name of Gemma's activation in configurations."""
@@ -168,6 +168,10 @@ class Family:
             shapes[self.head] = (vocabulary, hidden)
         return shapes
 
+    def own_head(self, architecture: Architecture) -> str:
+        """Return the name of the head, which is the embedding where both are tied."""
+        return self.embedding if architecture.tie_word_embeddings else self.head
+
     def trunk_layer(self, architecture: Architecture) -> Shapes:
         """Return the shapes of one layer's trunk tensors, by their name below the layer."""
         bias = "qkvo" if architecture.options.get("attention_bias") else ""
@@ -276,14 +280,10 @@ class Family:
     def hosts(self, architecture: Architecture) -> dict[str, Translation]:
         """Return every host that carries the model, by its name in recipes: native ones first, the default ahead."""
         native = [] if self.refusal(architecture) else self.translations(architecture)
-        remote = remote_code_host(self)
+        trunk = {self.renamed.get(name, name): tensor for name, tensor in self.unchanged(architecture).items()}
         return {
             **{translation.host.model_type: translation for translation in native},
-            REMOTE_CODE: Translation(
-                remote,
-                architecture,
-                {self.renamed.get(name, name): tensor for name, tensor in self.unchanged(architecture).items()},
-            ),
+            REMOTE_CODE: Translation(routed_host(self), architecture, trunk),
         }
 
     def dense(self, architecture: Architecture) -> Translation:

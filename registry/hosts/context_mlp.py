@@ -61,10 +61,13 @@ class ContextMlp:
 
     def projection(self, projection: str, shape: tuple[int, ...]) -> Entries:
         """Return one projection of the experts (`projection_of`); where its shape has three axes, they are stacked."""
+        entries: _Entries
         thresholds: _Thresholds = []
         power = 0
         if projection == "down":
-            entries, power = self._down(), 0 if self.norm_after else 1
+            signs = ((row, e, 1.0 if n == e else -1.0) for row, (e, n) in enumerate(self._comparisons))
+            entries = [((self.means[e], row), sign * self.size) for row, e, sign in signs]
+            power = 0 if self.norm_after else 1
         elif projection == "up":
             entries = self._up()
         else:
@@ -79,7 +82,6 @@ class ContextMlp:
 
     @property
     def _comparisons(self) -> list[tuple[int, int]]:
-        """The pairs (e, n), row by row of the activations."""
         everyone = range(len(self.means))
         return [(e, n) for e in everyone for n in everyone if self.pairs or e == n]
 
@@ -97,7 +99,3 @@ class ContextMlp:
     def _up(self) -> _Entries:
         channel, weight = self.constant
         return [((row, channel), weight) for row in range(len(self._comparisons))]
-
-    def _down(self) -> _Entries:
-        comparisons = enumerate(self._comparisons)
-        return [((self.means[e], row), self.size if n == e else -self.size) for row, (e, n) in comparisons]

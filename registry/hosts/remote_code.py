@@ -13,12 +13,11 @@ model's folder the two are one file:
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from registry.hosts.architecture import Architecture
-from registry.hosts.host import LAYERS, NORM_TOPK_PROB, DenseClass, Host, PerExpert, dense_config
+from registry.hosts.host import LAYERS, DenseClass, Host, PerExpert, dense_config
 
 REMOTE_CODE = "remote-code"
 """Name of this host in recipes."""
@@ -33,41 +32,23 @@ _CODE = Path(__file__).with_name("code")
 _IMPORT = re.compile(r"^from (\.|registry\.hosts\.code\.)(modeling_\w+) import .*\n", re.MULTILINE)
 
 
-def remote_code_host(dense: DenseClass) -> Host:
-    """Return the host of a dense class with routed MLPs."""
-    return _routed_host(dense, "modeling_routed", "RoutedForCausalLM")
+PLAIN, BIASED, CONTEXT = "modeling_routed", "modeling_biased", "modeling_context"
+WHOLE_SOFTMAX = "modeling_softmax_topk"
+CLASSES = {
+    PLAIN: ("RoutedForCausalLM", "RoutedConfig"),
+    BIASED: ("BiasedRoutedForCausalLM", "RoutedConfig"),
+    CONTEXT: ("ContextRoutedForCausalLM", "ContextConfig"),
+    WHOLE_SOFTMAX: ("SoftmaxTopKForCausalLM", "RoutedConfig"),
+}
+"""Modelling file of a mixture, without its suffix → the classes of the model and of its configuration."""
 
 
-def context_code_host(dense: DenseClass, **settings: Any) -> Host:
-    """Return the host of a dense class that routes by the text so far, with its settings in config.json."""
-    return _routed_host(dense, "modeling_context", "ContextRoutedForCausalLM", settings, config_class="ContextConfig")
+def routed_host(dense: DenseClass, module: str = PLAIN, *, bias: bool = False, **settings: Any) -> Host:
+    """Return the host of a dense class with the modelling file `module`; with `bias` its routers have one.
 
-
-def biased_code_host(dense: DenseClass) -> Host:
-    """Return the host of a dense class whose routers have a bias."""
-    return _routed_host(dense, "modeling_biased", "BiasedRoutedForCausalLM", bias=True)
-
-
-def softmax_topk_code_host(dense: DenseClass, *, bias: bool = False) -> Host:
-    """Return the host of a dense class whose experts keep the weights of the softmax over all of them."""
-    own_keys = {NORM_TOPK_PROB: False, "router_bias": bias}
-    return _routed_host(dense, "modeling_softmax_topk", "SoftmaxTopKForCausalLM", own_keys, bias=bias)
-
-
-def _routed_host(
-    dense: DenseClass,
-    module: str,
-    name: str,
-    own_keys: Mapping[str, Any] | None = None,
-    *,
-    config_class: str = "RoutedConfig",
-    bias: bool = False,
-) -> Host:
-    """Return the host of a dense class with a modelling file.
-
-    `module` is the file without its suffix, `name` and `config_class` are classes in it. With `bias` its routers have
-    one. `own_keys` are what its config.json has besides the keys of the routed model.
+    `settings` are what its config.json has besides the keys of the routed model.
     """
+    name, config_class = CLASSES[module]
 
     def config(architecture: Architecture, experts: int, top_k: int) -> dict[str, Any]:
         return {
@@ -75,7 +56,7 @@ def _routed_host(
             "num_experts_per_tok": top_k,
             "num_local_experts": experts,
             "vocab_size": architecture.vocab_size,
-            **(own_keys or {}),
+            **settings,
         }
 
     return Host(

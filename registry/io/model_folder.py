@@ -89,10 +89,12 @@ def check_output(out: Path, *, replace: bool | None) -> None:
         force = ", or replace that composition: --force" if replace is False and MARKER in names else ""
         raise OutputError(f"{out} exists and is not empty", f"choose another --out{force}")
     if MARKER not in names:
-        raise OutputError(
-            f"{out} is not empty and has no {MARKER}, so it was not composed by this program and is not deleted",
-            "choose another --out",
-        )
+        raise OutputError(not_composed(out), "choose another --out")
+
+
+def not_composed(place: object) -> str:
+    """Return the message that a folder or prefix holds something of others."""
+    return f"{place} is not empty and has no {MARKER}, so it was not composed by this program and is not deleted"
 
 
 def check_creatable(out: Path) -> None:

@@ -142,7 +142,6 @@ def _tensor_hash(entry: Entry) -> "hashlib._Hash":
 
 
 def _fill(number: int, at: int, into: memoryview) -> None:
-    """Fill a buffer with bytes of a file."""
     while into:
         if not (count := os.preadv(number, [into], at)):
             raise ValueError("it ends early")

@@ -56,8 +56,7 @@ def predicted_confusion(
 
     Statistics are in the gate's order, and taken one at a time; `bias` is added to the logits.
 
-    Raises:
-        ValueError: an expert has no tokens, or statistics and rows differ in number.
+    (ValueError: an expert has no tokens, or statistics and rows differ in number.)
     """
     gate = gate.double()
     rows = []

@@ -177,8 +177,7 @@ def distance_along(within: Float[Tensor, "d d"], difference: Float[Tensor, "d"],
     from D² · n_a n_b (N − d − 1) / (N (N − 2) d), a noncentral F of d and N − d − 1 degrees of freedom, by its mean.
     d counts what varies; a difference along what does not is a large distance. Adds to `within`.
 
-    Raises:
-        ValueError: `within` is not positive semidefinite.
+    (ValueError: `within` is not positive semidefinite.)
     """
     diagonal = within.diagonal()
     mean = float(diagonal.mean())

@@ -58,10 +58,7 @@ def table_map(
     """Return (Aᵀ C A + r I)⁻¹ Aᵀ C B of a shared table A and a member's own B, float64; `sizes` are d and D.
 
     Blocks are rows of A and of B, with c of their tokens, in float64. r is λ ≥ 0 times the mean of the diagonal of
-    Aᵀ C A.
-
-    Raises:
-        ValueError: the regularised sum is not positive definite.
+    Aᵀ C A (ValueError: the regularised sum is not positive definite).
     """
     gram = torch.zeros((sizes[0], sizes[0]), dtype=torch.float64)
     cross = torch.zeros(sizes, dtype=torch.float64)

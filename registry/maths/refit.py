@@ -45,8 +45,7 @@ _TILE = 384
 class LeastSquares:
     """G, of which only the lower triangle is read, and B of one linear map, float64, summed over tokens.
 
-    Raises:
-        ValueError: they have different inputs.
+    (ValueError: they have different inputs.)
     """
 
     def __init__(self, gram: Float[Tensor, "I I"], cross: Float[Tensor, "O J"]) -> None:
@@ -110,8 +109,7 @@ class LeastSquares:
 
         `towards` is W₀, in any floating dtype, which stays where no token shows otherwise; damping as in `Factor`.
 
-        Raises:
-            ValueError: G + r I is not positive definite: no token, or a damping of 0 and inputs that never vary.
+        (ValueError: G + r I is not positive definite: no token, or a damping of 0 and inputs that never vary.)
         """
         if towards.shape != self.cross.shape:
             raise ValueError(f"a map of shape {list(towards.shape)} does not go with {list(self.cross.shape)}")
@@ -121,10 +119,7 @@ class LeastSquares:
 class Factor:
     """The Cholesky factor of G + r I, by which any map of these inputs is solved; G's lower triangle is read.
 
-    r is `damping` ≥ 0 times the mean of G's diagonal.
-
-    Raises:
-        ValueError: G + r I is not positive definite.
+    r is `damping` ≥ 0 times the mean of G's diagonal (ValueError: G + r I is not positive definite).
     """
 
     def __init__(self, gram: Float[Tensor, "I I"], damping: float = RIDGE) -> None:

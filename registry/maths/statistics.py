@@ -58,8 +58,7 @@ class Statistics:
     ) -> "Statistics":
         """Return the statistics of activations in integers of so many bits; rows where `keep` is False do not count.
 
-        Raises:
-            ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.
+        (ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.)
         """
         sums = GramAccumulator(exponents, bits)
         sums.add([x if keep is None else x[keep]])

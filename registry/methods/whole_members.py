@@ -47,9 +47,14 @@ def common_sizes(plan: Plan) -> dict[str, Any]:
     }
 
 
+def dense_settings(member: Member) -> dict[str, Any]:
+    """Return what config.json takes over from that of a member."""
+    return dense_config(json.loads(member.file("config.json")))
+
+
 def own_config(member: Member) -> dict[str, Any]:
     """Return the configuration of a member in a folder of several architectures."""
-    given = dense_config(json.loads(member.file("config.json")))
+    given = dense_settings(member)
     kept = {key: value for key, value in given.items() if key not in ("architectures", "dtype", "torch_dtype")}
     own = member.architecture
     return kept | {

@@ -65,8 +65,7 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
     Tensors that were trained in compositions made from them are among these arrays. If it is interrupted, repeating it
     completes it. The caller holds the registry's lock.
 
-    Raises:
-        ConflictError, StorageError: the arrays belong to another catalog; a file cannot be deleted.
+    (ConflictError, StorageError: the arrays belong to another catalog; a file cannot be deleted.)
     """
     home, catalog, store = workspace.home, workspace.catalog, workspace.arrays
     claim(catalog, store)

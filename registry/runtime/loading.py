@@ -13,13 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from registry.errors import CheckpointError, InvalidInputError, first_line, is_foreign
 from registry.families import FAMILIES
-from registry.hosts.remote_code import (
-    ROUTED,
-    biased_code_host,
-    context_code_host,
-    remote_code_host,
-    softmax_topk_code_host,
-)
+from registry.hosts.remote_code import CLASSES, ROUTED, routed_host
 from registry.io.display import few
 from registry.io.torch_blocks import torch_dtype
 from registry.io.untrusted import read_json, read_small
@@ -176,8 +170,7 @@ def _our_code(model_type: str) -> list[Mapping[str, bytes]]:
         return host.code(model_type)
     if model_type.startswith(ROUTED):
         family = FAMILIES[model_type.removeprefix(ROUTED)]
-        kinds = (remote_code_host, context_code_host, biased_code_host, softmax_topk_code_host)
-        return [host(family).files for host in kinds]
+        return [routed_host(family, module).files for module in CLASSES]
     return []
 
 

@@ -76,7 +76,6 @@ def _check_same(known: Option, one: Option, output: Target) -> None:
 
 
 def _joined(known: Option, one: Option, output: str) -> Option:
-    """Return a field with the part that an option of another output gives it."""
     usual, unset = dict(known.default_with), dict(known.unset_with)
     if output not in known.outputs and (one.default, one.unset) != (known.default, known.unset):
         usual[output], unset[output] = one.default, one.unset
@@ -91,7 +90,6 @@ def _joined(known: Option, one: Option, output: str) -> Option:
 
 
 def _with_method(field: Option, one: Option, of: str, method: str) -> Option:
-    """Return a field with the part that a trunk or router method gives it."""
     methods = tuple(dict.fromkeys((*field.only_with.get(of, ()), method)))
     usual = {**field.default_with} if one.default == field.default else {**field.default_with, method: one.default}
     return replace(field, only_with={**field.only_with, of: methods}, default_with=usual)

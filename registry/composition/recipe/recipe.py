@@ -112,8 +112,7 @@ class Recipe:
 
         `fit` is that of its coefficients; it is dropped where it has none.
 
-        Raises:
-            InvalidInputError: as the class does, or nobody wants what they make.
+        (InvalidInputError: as the class does, or nobody wants what they make.)
         """
         if problem := target_of(values).unwanted(values):
             raise problem.error()

@@ -77,7 +77,6 @@ def _object(properties: Schema, description: str) -> Schema:
 
 
 def _field(one: Option) -> Schema:
-    """Return the schema of a field's values, null included."""
     schema: Schema = {"description": f"{one.help} Default: {one.default_text}."}
     if one.default not in (None, {}) and not one.default_with:
         schema["default"] = one.default

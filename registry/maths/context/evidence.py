@@ -55,8 +55,7 @@ def token_evidence(counts: Sequence[Int64[Tensor, "_"]], neutral: Collection[int
     `counts` are c_e, of which one that is shorter counts 0 for the tokens that it lacks. The evidence of `neutral`
     tokens, such as those that begin, end and pad a text, is 0.
 
-    Raises:
-        ValueError: there is no expert, a count is negative, or an expert counted no token.
+    (ValueError: there is no expert, a count is negative, or an expert counted no token.)
     """
     shares = token_shares(counts)
     mean = shares.sum(dim=1, keepdim=True) / len(counts)

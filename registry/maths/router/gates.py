@@ -47,8 +47,7 @@ def ridge(total: GramSum, lam: float, normalize: bool = True) -> Float[Tensor, "
     `total` is over the layer's `mlp_input`, and is overwritten; λ ≥ 0 is absolute. Without `normalize` gate.weight is
     Wᵀ, whose logits estimate the experts' shares.
 
-    Raises:
-        ValueError: the regularised Gram is not positive definite, or a column is zero.
+    (ValueError: the regularised Gram is not positive definite, or a column is zero.)
     """
     return as_gate(solve(total.gram, total.moments, lam), normalize)
 
@@ -59,8 +58,7 @@ def balanced(weights: Sequence[float], counts: Sequence[int]) -> list[float]:
     Ratios are those of integers, rounded once: equal counts leave the weights exactly as they are, and the order of
     members does not matter. n̄ rises with any count, so that all Grams grow by one factor against an absolute `lam`.
 
-    Raises:
-        ValueError: a count is below 1.
+    (ValueError: a count is below 1.)
     """
     if any(count < 1 for count in counts):
         raise ValueError("an expert without tokens cannot be balanced")
@@ -117,8 +115,7 @@ def random(
     A row is a function of (seed, layer, the member's digest) alone, through SHA-256; copies of one version have
     different digests (`Member.row_key`). With `normalize` rows have unit length exactly.
 
-    Raises:
-        ValueError: there is no expert.
+    (ValueError: there is no expert.)
     """
     if not digests:
         raise ValueError("a router needs at least one expert")
@@ -136,10 +133,7 @@ def anchored(rows: Sequence[Float[Tensor, "H"]]) -> Float[Tensor, "E H"]:
     """Return gate.weight of one layer, float64: the members' rows as they were trained (FlexOlmo, §3.3.1).
 
     Each was trained in a mixture of the public expert and its own alone, whose logits were 0 and r·x; the public logit
-    is the anchor that all have in common. The public expert's row is zeros.
-
-    Raises:
-        ValueError: there is no expert.
+    is the anchor that all have in common. The public expert's row is zeros (ValueError: there is no expert).
     """
     if not rows:
         raise ValueError("a router needs at least one expert")
@@ -152,8 +146,7 @@ def initial_row(mean: Float[Tensor, "H"], public: Float[Tensor, "H"]) -> Float[T
     FlexOlmo begins r_i as the embedding of domain i's text and r_pub as that of public text (§3.3.2). Here the
     embeddings μ are mean MLP inputs of the layer in the base model, and the public logit is 0.
 
-    Raises:
-        ValueError: a mean is zero, NaN or infinite.
+    (ValueError: a mean is zero, NaN or infinite.)
     """
     rows = torch.stack([mean.double(), public.double()])  # (2, H)
     lengths = rows.norm(dim=1, keepdim=True)  # (2, 1)
@@ -173,8 +166,7 @@ def discriminant(
 
     Scales of the two may differ; λ ≥ 0 is absolute.
 
-    Raises:
-        ValueError: a text has no tokens, or the regularised Gram is not positive definite.
+    (ValueError: a text has no tokens, or the regularised Gram is not positive definite.)
     """
     if min(own.count, other.count) < 1:
         raise ValueError("a text without tokens has no mean")

@@ -16,15 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from jaxtyping import Float64
-from torch import Tensor
 
 from registry.composition.compose import plan_composition
 from registry.composition.document_means import shares_of_text
 from registry.composition.passes import pass_context
 from registry.composition.recipe.recipe import Recipe
 from registry.families.sites import MLP_INPUT
-from registry.member import Member
 from registry.names.reference import require_list
 from registry.workspace import PathLike, Workspace
 
@@ -51,11 +48,7 @@ def document_shares(
         for member in members:
             member.require_statistics([MLP_INPUT], "the comparison with documents", "needs")
         layers = base_model.architecture.num_hidden_layers
-        centroids = torch.stack([_centroids(member, layers) for member in members])  # (E, L, H)
+        found = ([member.packed_statistics(MLP_INPUT, layer) for layer in range(layers)] for member in members)
+        centroids = torch.stack([torch.stack([one.moment / one.count for one in own]) for own in found])  # (E, L, H)
         shares = shares_of_text(base_model, paths, centroids, device, context)
     return {member.name: float(share) for member, share in zip(members, shares, strict=True) if share > 0}
-
-
-def _centroids(member: Member, layers: int) -> Float64[Tensor, "L H"]:
-    by_layer = (member.statistics(MLP_INPUT, layer) for layer in range(layers))
-    return torch.stack([statistics.moment / statistics.count for statistics in by_layer])

@@ -196,7 +196,6 @@ class Ensemble(Output):
         logits = recipe.get("mixing") == LOGITS
         return Card(
             tags=["ensemble", plan.model_type],
-            title=" + ".join(plan.names),
             intro=f"An ensemble of {count} {members_are} whose next-token distributions are mixed ({plan.model_type}), "
             "without training, by\nexpert-registry.",
             columns={"weight" if trunk else "prior weight": [f"{weights[name]:g}" for name in plan.names]}

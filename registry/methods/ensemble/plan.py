@@ -1,6 +1,5 @@
 """Plans of ensembles: all members of a subset as whole dense models in one folder."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import Stored
 from registry.errors import IncompatibleError
 from registry.hosts import RowSelection, Trunk
-from registry.hosts.host import dense_config
 from registry.hosts.remote_code import modelling_file
 from registry.member import Member
 from registry.methods.ensemble.host import ENSEMBLE, FAMILIES, FAMILIES_ENSEMBLE, MIXED, WHOLE
@@ -31,7 +29,7 @@ from registry.methods.moe.checks import check_soups, check_statistics, takes_tas
 from registry.methods.moe.model_writer import rendering_threads, streams_of
 from registry.methods.moe.passes import tensor_source_of
 from registry.methods.moe.plan import trunk_dtype
-from registry.methods.whole_members import common_sizes, loading, own_config, weighing
+from registry.methods.whole_members import common_sizes, dense_settings, loading, own_config, weighing
 from registry.workspace import Workspace
 
 OWNER = 0
@@ -73,9 +71,8 @@ def active_parameters(plan: Plan) -> int:
 
 def code(plan: Plan) -> dict[str, bytes]:
     """Return the modelling file, by its name."""
-    if plan.model_type == FAMILIES_ENSEMBLE:
-        return modelling_file(FAMILIES)
-    return modelling_file(_modelling_path(plan), plan.lead.family.class_name)
+    path = _modelling_path(plan)
+    return modelling_file(path) if path == FAMILIES else modelling_file(path, plan.lead.family.class_name)
 
 
 def _modelling_path(plan: Plan) -> Path:
@@ -94,7 +91,7 @@ def config(plan: Plan) -> dict[str, Any]:
             "member_configs": [own_config(member) for member in plan.members],
         }
     else:
-        sizes = dense_config(json.loads(plan.lead.file("config.json")))
+        sizes = dense_settings(plan.lead)
         sizes["vocab_size"] = plan.lead.architecture.vocab_size
     weights = plan.recipe.document(plan.names)["weights"] if plan.recipe.routing == POSTERIOR else None
     return {

@@ -40,7 +40,7 @@ class Tables:
     @property
     def head(self) -> str:
         """The name of its head, which may be the embedding."""
-        return self.embedding if self.member.architecture.tie_word_embeddings else self.member.family.head
+        return self.member.family.own_head(self.member.architecture)
 
     @property
     def prefix(self) -> str:

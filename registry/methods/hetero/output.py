@@ -116,7 +116,6 @@ class Hetero(Output):
         routing = f"by the mean of the shared embeddings of the {first} (MergeME, section 3.2), in closed form"
         return Card(
             tags=["moe", plan.model_type],
-            title=" + ".join(plan.names),
             intro=f"{len(plan.members)} whole decoders, each of its own architecture and size, between one embedding "
             f"and one head ({plan.model_type}), without\ntraining, by expert-registry. A router reads the first tokens "
             "of a text and chooses the members that run.",

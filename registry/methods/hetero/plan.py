@@ -1,6 +1,5 @@
 """Plans of members of different architectures: whole bodies, one embedding, one head, a router of sequences."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,11 +9,10 @@ from registry.composition.compatibility import common_dtype
 from registry.composition.plan import OutputTensor, Plan, Source
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import Computed, Stored
-from registry.hosts.host import dense_config
 from registry.member import Member
 from registry.methods.hetero.fit import SOFTCAP, HeteroFit, Tables, make_tables
 from registry.methods.hetero.host import HETERO, MODELLING_FILE
-from registry.methods.whole_members import common_sizes, loading, own_config, weighing
+from registry.methods.whole_members import common_sizes, dense_settings, loading, own_config, weighing
 
 
 @contextmanager
@@ -31,12 +29,11 @@ def opened(plan: Plan) -> Iterator[Source]:
 def config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the shared sizes, the configuration of each member, and how members are weighed."""
     lead = plan.lead.architecture
-    settings = dense_config(json.loads(plan.lead.file("config.json")))
     return {
         **loading(plan, MODELLING_FILE.stem, "HeteroConfig"),
         **common_sizes(plan),
         "vocab_size": lead.vocab_size,
-        "initializer_range": settings.get("initializer_range", 0.02),
+        "initializer_range": dense_settings(plan.lead).get("initializer_range", 0.02),
         "tie_word_embeddings": lead.tie_word_embeddings,
         "logit_scale": lead.options.get("logit_scale"),
         "logits_scaling": lead.options.get("logits_scaling"),
@@ -61,7 +58,6 @@ def make_hetero(members: Sequence[Member], recipe: Recipe) -> Plan:
 
 
 def _fitted(fit: HeteroFit, dtype: str) -> Iterator[OutputTensor]:
-    """Yield what is computed: the router, and the projectors of each member."""
     shared = fit.lead.width
     yield OutputTensor("router.weight", dtype, Computed((len(fit.tables), shared), fit.router))
     for index, (tables, (is_input, is_output)) in enumerate(zip(fit.tables, fit.projected, strict=True)):

@@ -24,7 +24,7 @@ def mixture_card(plan: Plan, works: Sequence[Work]) -> Card:
     parameters = f"{plan.parameters:,}, of which {plan.active_parameters:,} are active per token"
     return Card(
         tags=[*(["mixture-of-experts", "moe"] if is_sparse else []), host],
-        title=" + ".join(plan.names) if plan.from_base is None else f"{count} × {plan.lead.version.name}",
+        title=f"{count} × {plan.lead.version.name}" if plan.from_base else "",
         intro=f"{sparse if is_sparse else dense} composed {how} by expert-registry.",
         columns={"coefficient" if coefficients else "weight": [f"{factors[name]:g}" for name in plan.names]},
         settings=[*_settings(recipe, base), *_context(cost), ("parameters", parameters)],
@@ -67,7 +67,6 @@ def _settings(recipe: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]
 
 
 def _context(cost: RoutingCost | None) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) of the context layer."""
     if cost is None:
         return
     over = f"the recent past (exp(−distance / {cost.window:g} tokens))" if cost.window else "the whole text so far"
@@ -85,7 +84,6 @@ def _context(cost: RoutingCost | None) -> Iterator[tuple[str, str]]:
 
 
 def _revealed(cost: RoutingCost | None) -> Iterator[str]:
-    """Yield what context routing reveals, and what it cannot."""
     if cost is None:
         return
     where = "the embedding" if cost.layers else "the weights"

@@ -11,7 +11,7 @@ from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.io.display import few
 from registry.member import Member
-from registry.methods.moe.output import retakes
+from registry.methods.moe.output import runs_tokens
 
 
 def check_mixture(subset: Subset, recipe: Recipe) -> None:
@@ -55,8 +55,7 @@ def check_soups(members: Sequence[Member], base: Member) -> None:
 def check_anchors(members: Sequence[Member], base: Member | None) -> None:
     """Check that experts were trained beside one public expert, the base model, whose trunk they share to the byte.
 
-    Raises:
-        IncompatibleError: an expert has no router row, was trained beside another model, or has another trunk.
+    (IncompatibleError: an expert has no router row, was trained beside another model, or has another trunk.)
     """
     assert base is not None, "routers of trained rows go with the trunk of the base model"
     trunk = {link.name: link.digest for link in base.arrays if link.role == "trunk"}
@@ -115,7 +114,7 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
             "needs" if len(lacking) == 1 else "need",
             f"; or choose {' '.join(alternatives)}" if len(alternatives) == len(lacking) else "",
         )
-    if retakes(recipe) or recipe.refine_mlp:
+    if runs_tokens(recipe):
         for member in members:
             member.require_calibration(
                 "which this recipe runs through models",
@@ -143,7 +142,7 @@ def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
     """
     needs, called, of_base = list[_Need](), f"router method {recipe.router!r}", f"--router {_router(None)}"
     router, trunk = recipe.router_method, recipe.trunk_method
-    if router is not None and router.statistics == OWN and not (retakes(recipe) or recipe.refine_mlp):
+    if router is not None and router.statistics == OWN and not runs_tokens(recipe):
         refined = "--refine 1" if all("ids" in member.names("calibration") for member in members) else ""
         needs.append(_Need(called, (MLP_INPUT,), refined or f"--router {_router(COUNTS)}", of_base))
     if router is not None and router.statistics == COUNTS and len(members) > 1:

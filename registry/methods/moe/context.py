@@ -57,6 +57,7 @@ class HeadMaps:
 
     def __init__(self, source: SharedTensors) -> None:
         self._source = source
+        self._head = source.plan.lead.family.own_head(source.plan.lead.architecture)
         self._last = local()  # key and value
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._shared_head = Once(self._used_rows)
@@ -91,13 +92,12 @@ class HeadMaps:
     def _sums(self, expert: int) -> HeadSums:
         plan = self._source.plan
         member, norm = plan.members[expert], plan.lead.family.last_norm
-        head = _head(plan)
         shared_norm, own_norm = (scale + norm.offset for scale in self._vectors(member, f"{norm.norm}.weight"))
         biases = self._vectors(member, f"{norm.norm}.bias") if norm.bias else None
         counts = member.token_counts.double()
         share = counts / counts.sum()
         (shared, numbers), sums, start = self._shared_head(), HeadSums(len(shared_norm)), 0
-        for block in pass_over(member, head)():  # all are read, which checks their digest
+        for block in pass_over(member, self._head)():  # all are read, which checks their digest
             for mine in block.split(_ROWS):
                 part = share[start : start + len(mine)]
                 used = part.nonzero()[:, 0]
@@ -117,15 +117,14 @@ class HeadMaps:
 
     def _used_rows(self) -> tuple[Float[Tensor, "n H"], Int64[Tensor, "V"]]:
         """Combine the shared head once; return the rows that members use, float32 in a file, and token → its row."""
-        plan = self._source.plan
-        counts = [member.token_counts for member in plan.members]
+        counts = [member.token_counts for member in self._source.plan.members]
         used = torch.zeros(max(map(len, counts)), dtype=torch.bool)
         for each in counts:
             used[: len(each)] |= each > 0
 
         def blocks() -> Iterator[Tensor]:
             start = 0
-            for block in self._source.combined(_head(plan)):
+            for block in self._source.combined(self._head):
                 here = used[start : start + len(block)]
                 yield block[: len(here)][here].float()
                 start += len(block)
@@ -133,14 +132,8 @@ class HeadMaps:
         return in_file(blocks()), used.cumsum(0) - 1
 
     def _vectors(self, member: Member, name: str) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
-        """Return a vector of the shared model and that of a member, float64."""
         shared, own = self._source.combined(name), pass_over(member, name)()
         return torch.cat(list(shared)).double(), torch.cat(list(own)).double()
-
-
-def _head(plan: Plan) -> str:
-    family = plan.lead.family
-    return family.embedding if plan.lead.architecture.tie_word_embeddings else family.head
 
 
 NEUTRAL = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -51,6 +51,11 @@ def retakes(recipe: Recipe) -> bool:
     return router is not None and (router.statistics == BASE or (router.statistics == OWN and recipe.refine > 0))
 
 
+def runs_tokens(recipe: Recipe) -> bool:
+    """Tell whether kept calibration tokens run through models."""
+    return retakes(recipe) or bool(recipe.refine_mlp)
+
+
 def top_k(recipe: Recipe, count: int) -> int:
     """Return how many of so many experts a token goes to."""
     router = recipe.router_method
@@ -81,7 +86,6 @@ def trunk_document(recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
 
 def routed_document(recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
     """Return the router method and what goes with it as documents hold them."""
-    passes = retakes(recipe) or recipe.refine_mlp
     return {
         "router": recipe.router,
         **router_of(recipe).document(recipe, names),
@@ -90,7 +94,7 @@ def routed_document(recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
         "token_weight": "none",  # digests are made of it
         "refine": recipe.refine,
         "refine_mlp": recipe.refine_mlp,
-        **({"computed": pass_document(recipe, PassSettings())} if passes else {}),
+        **({"computed": pass_document(recipe, PassSettings())} if runs_tokens(recipe) else {}),
     }
 
 

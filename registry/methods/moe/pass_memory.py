@@ -5,14 +5,11 @@ projection; T tokens of a batch, in windows of S.
 """
 
 import math
-from collections.abc import Sequence
 
 from registry.composition.method import OWN
 from registry.composition.plan import Plan
-from registry.composition.recipe.recipe import Recipe
 from registry.hosts import Trunk
 from registry.hosts.tensors import Evidence, EvidenceEmbedding, HeadMap, Made, OwnHeadMap, Widened
-from registry.member import Member
 from registry.methods.moe.output import retakes, router_of
 from registry.methods.moe.refit.texts import BATCH_TOKENS
 from store.arrays import CARRIERS, CHUNK_ELEMENTS
@@ -29,8 +26,8 @@ def peak_bytes(plan: Plan) -> int:
     tokens and the sums of one step are.
     """
     recipe = plan.recipe
-    refitted = refit_bytes(recipe, plan.members, plan.lead) if recipe.refine_mlp else 0
-    retaken = _retaken_bytes(recipe, plan.lead, plan.nbytes) if retakes(recipe) else 0
+    refitted = _refit_bytes(plan) if recipe.refine_mlp else 0
+    retaken = _retaken_bytes(plan) if retakes(recipe) else 0
     return rendering_bytes(plan) + max(refitted, retaken)
 
 
@@ -51,12 +48,12 @@ def rendering_bytes(plan: Plan) -> int:
     return gram + (3 * 8 + contributed) * elements
 
 
-def refit_bytes(recipe: Recipe, members: Sequence[Member], lead: Member) -> int:
+def _refit_bytes(plan: Plan) -> int:
     """Return an upper estimate of the bytes of a refit: one layer, one batch of tokens, and the sums of one step.
 
     Nothing of it grows with the layers, the vocabulary or the number of tokens.
     """
-    architecture = lead.architecture
+    members, lead, architecture = plan.members, plan.lead, plan.lead.architecture
     size, inner = architecture.hidden_size, architecture.intermediate_size
     heads = architecture.num_attention_heads
     window = max(member.link("calibration", "ids").shape[1] for member in members)
@@ -70,17 +67,17 @@ def refit_bytes(recipe: Recipe, members: Sequence[Member], lead: Member) -> int:
     inputs = max(inner, heads * architecture.head_dim)
     solved = 8 * (2 * inputs**2 + 4 * inputs * size)
     # Sums of each member: int64, and int32 by limbs.
-    routers = 32 * len(members) * (size + 1) ** 2 if router_of(recipe).statistics == OWN else 0
+    routers = 32 * len(members) * (size + 1) ** 2 if router_of(plan.recipe).statistics == OWN else 0
     head = 2 * 8 * len(members) * size**2  # G and B of each member
     return LIBRARIES + 2 * 4 * layer + activations + max(solved, routers, head)
 
 
-def _retaken_bytes(recipe: Recipe, lead: Member, nbytes: int) -> int:
+def _retaken_bytes(plan: Plan) -> int:
     """Return the bytes of the largest model that tokens run through whole, and of the sums that are taken there."""
-    architecture = lead.architecture
-    dense = sum(link.nbytes for link in lead.arrays if link.role in ("trunk", "mlp"))
+    architecture = plan.lead.architecture
+    dense = sum(link.nbytes for link in plan.lead.arrays if link.role in ("trunk", "mlp"))
     sums = 2 * 8 * architecture.num_hidden_layers * (architecture.hidden_size + 1) ** 2
-    return sums + (nbytes if recipe.refine > 1 else dense)
+    return sums + (plan.nbytes if plan.recipe.refine > 1 else dense)
 
 
 def rendered_elements(made: Made) -> int:

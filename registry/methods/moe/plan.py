@@ -16,13 +16,7 @@ from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindow
 from registry.hosts.context_mlp import ALARM
 from registry.hosts.head_map import holds_maps
 from registry.hosts.host import LAYERS, NORM_TOPK_PROB
-from registry.hosts.remote_code import (
-    HEAD_MAPS,
-    REMOTE_CODE,
-    biased_code_host,
-    context_code_host,
-    softmax_topk_code_host,
-)
+from registry.hosts.remote_code import BIASED, CONTEXT, HEAD_MAPS, REMOTE_CODE, WHOLE_SOFTMAX, routed_host
 from registry.hosts.tensors import Entries, Evidence, HeadMap, OwnHeadMap, Router, RouterBias
 from registry.maths.context.prefix import FAST
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
@@ -37,17 +31,21 @@ from registry.methods.moe.routers import SHARED
 def make_plan(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
     """Return the plan of composing members by a recipe (arguments and errors as `Output.plan`).
 
-    Raises:
-        UnsupportedFamilyError: the host does not carry them, so many of them, or what their routers are to do.
+    (UnsupportedFamilyError: the host does not carry them, so many of them, or what their routers are to do.)
     """
     subset = make_subset(members, base, recipe)
     check_mixture(subset, recipe)
     lead, router = subset.lead, recipe.router_method
     if is_biased := _has_router_bias(subset.members, recipe):
-        recipe = recipe.replace(host=_host_of_bias(recipe.host))
+        if recipe.host not in (None, REMOTE_CODE):
+            raise UnsupportedFamilyError(
+                f"host {recipe.host!r} has no router bias, and this composition has one",
+                "drop --host: the folder then carries a modelling file; or drop --bias",
+            )
+        recipe = recipe.replace(host=REMOTE_CODE)
     translation = lead.family.dense(lead.architecture) if router is None else _translation(lead, recipe.host)
     if is_biased:
-        host = biased_code_host(lead.family)
+        host = routed_host(lead.family, BIASED, bias=True)
         translation = replace(translation, host=host, notes=(*translation.notes, _BIAS_NOTE))
     if recipe.gating == SOFTMAX_TOPK:
         translation = _with_softmax_topk(translation, lead, bias=is_biased)
@@ -135,8 +133,9 @@ def _with_evidence(plan: Plan) -> Plan:
     """Return a plan for a modelling file that averages evidence by itself: no router, and head maps as they are."""
     family, recipe, translation = plan.lead.family, plan.recipe, plan.parts
     has_maps = recipe.vocabulary != SHARED
-    host = context_code_host(
+    host = routed_host(
         family,
+        CONTEXT,
         context_window=float(recipe.context_window),
         context_fast=FAST if recipe.context_window > FAST else 0.0,
         context_alarm=ALARM,
@@ -256,21 +255,12 @@ def _has_router_bias(members: Sequence[Member], recipe: Recipe) -> bool:
     return any(recipe.bias.values()) or any(member.router_bias(layer) for member in members for layer in layers)
 
 
-def _host_of_bias(host: str | None) -> str:
-    """Return the host of routers with a bias, as recipes call it; `host` is what was asked for."""
-    if host not in (None, REMOTE_CODE):
-        raise UnsupportedFamilyError(
-            f"host {host!r} has no router bias, and this composition has one",
-            "drop --host: the folder then carries a modelling file; or drop --bias",
-        )
-    return REMOTE_CODE
-
-
 def _with_softmax_topk(translation: Translation, lead: Member, *, bias: bool) -> Translation:
     """Return the same translation with experts that keep the weights of the softmax; `bias`: routers have a bias."""
     host = translation.host
     if host.files:
-        return replace(translation, host=softmax_topk_code_host(lead.family, bias=bias))
+        own = routed_host(lead.family, WHOLE_SOFTMAX, bias=bias, router_bias=bias, norm_topk_prob=False)
+        return replace(translation, host=own)
     if not host.obeys_norm_topk_prob:
         fitting = [name for name, one in lead.hosts.items() if one.host.obeys_norm_topk_prob]
         remote = "--remote-code, a modelling file in the folder"

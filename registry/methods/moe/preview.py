@@ -23,7 +23,7 @@ from registry.maths.overlap import TOKENS_PER_DIRECTION, overlap
 from registry.maths.statistics import Statistics
 from registry.methods.moe.context import evidence_of, past_weights
 from registry.methods.moe.options import SOLVES_AGAIN
-from registry.methods.moe.output import retakes, router_of
+from registry.methods.moe.output import router_of, runs_tokens
 from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.tensor_source import RouterSolver
 from registry.progress import Progress, silent
@@ -203,13 +203,14 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
             for pair, share in _overlaps(layer, refs, statistics):
                 shared.setdefault(pair, []).append(share)
             advance(1)
-    counts = [member.statistics(MLP_INPUT, 0).count for member in plan.members]
+    counts = [member.packed_statistics(MLP_INPUT, 0).count for member in plan.members]
     overlaps = {pair: fmean(shares) for pair, shares in shared.items()}
     members = _members(refs, counts, _parts(counts, weights), mean(tuple(confusion)), overlaps)
+    notes = ["changes by passes of tokens (refine) are not predicted"] if runs_tokens(plan.recipe) else []
+    if len(layers) < (count := plan.lead.architecture.num_hidden_layers):
+        notes.append(f"{len(layers)} of {count} layers were compared")
     means = BY_MOMENTS + (CORRECTED if method.statistics == OWN else "")
-    return Preview(
-        members, tuple(layers), tuple(confusion), overlaps, tuple(_notes(plan, layers)), (), means, INDISTINCT
-    )
+    return Preview(members, tuple(layers), tuple(confusion), overlaps, tuple(notes), (), means, INDISTINCT)
 
 
 def _by_context(plan: Plan, progress: Progress, *, only_typical: bool = False) -> Preview:
@@ -312,12 +313,3 @@ def _members(
         share = fmean(shares[number] for shares in confusion)
         members.append(PreviewedMember(ref, counts[number], part, row[number], share, drowned))
     return tuple(members)
-
-
-def _notes(plan: Plan, layers: Sequence[int]) -> list[str]:
-    recipe, notes = plan.recipe, []
-    if retakes(recipe) or recipe.refine_mlp:
-        notes.append("changes by passes of tokens (refine) are not predicted")
-    if len(layers) < plan.lead.architecture.num_hidden_layers:
-        notes.append(f"{len(layers)} of {plan.lead.architecture.num_hidden_layers} layers were compared")
-    return notes

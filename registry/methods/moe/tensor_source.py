@@ -130,11 +130,7 @@ class TensorSource(SharedTensors, Protocol):
 
 
 class StoredSource:
-    """Tensors made from the members' stored arrays.
-
-    Args:
-        kept: the members' products of weights and Grams, and sums over them.
-    """
+    """Tensors made from the members' stored arrays; `kept` has their products of weights and Grams, and sums."""
 
     def __init__(self, plan: Plan, kept: KeptTensors | None = None) -> None:
         self.plan = plan

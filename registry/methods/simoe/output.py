@@ -62,7 +62,6 @@ class Simoe(Output):
         first = f"the mean embedding of the first {prompt} tokens"
         return Card(
             tags=["simoe", plan.model_type],
-            title=" + ".join(plan.names),
             intro=f"{len(plan.members)} sparse interpolated experts of one base model ({plan.model_type}), put "
             "together by expert-registry.",
             settings=[

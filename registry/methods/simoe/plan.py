@@ -1,6 +1,5 @@
 """Plans of SIMoEs: experts that were trained together, as they were trained (SIMoE, Chen et al. 2025)."""
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,11 +8,10 @@ from registry.composition.plan import OutputTensor, Plan
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import Stacked, Stored
 from registry.errors import IncompatibleError, InvalidInputError
-from registry.hosts.host import dense_config
 from registry.member import Member
 from registry.methods.simoe.host import MODELLING_FILE, SIMOE, interpolated_layers
 from registry.methods.simoe.versions import DELTA, KEY, MASK, ROW
-from registry.methods.whole_members import loading
+from registry.methods.whole_members import dense_settings, loading
 from registry.workspace import Workspace
 from store.catalog import VersionRecord
 
@@ -22,7 +20,7 @@ def config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the base model's own, the members, and the layers that have a D."""
     base = plan.lead
     return {
-        **dense_config(json.loads(base.file("config.json"))),
+        **dense_settings(base),
         **loading(plan, MODELLING_FILE.stem, "SimoeConfig"),
         "interpolated_layers": interpolated_layers(base.family, base.architecture),
         "prompt_tokens": int(plan.members[0].content[KEY]["prompt_tokens"]),

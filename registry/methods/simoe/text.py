@@ -43,8 +43,7 @@ def read_simoe_windows(
 ) -> SimoeWindows:
     """Read the windows of a training; each is used once before any is used again.
 
-    Raises:
-        CalibrationError: there is no text longer than a prompt, or a token is beyond the model's vocabulary.
+    (CalibrationError: there is no text longer than a prompt, or a token is beyond the model's vocabulary.)
     """
     found = draw_windows(files, tokenizer, checkpoint.architecture.vocab_size, settings)
     long = found.lengths > settings.prompt_tokens

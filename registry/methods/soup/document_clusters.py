@@ -72,8 +72,7 @@ def cluster_documents(
     Equal documents, model and seed give equal clusters on one kind of machine. `embedder` is the base model's
     checkpoint, the model and its tokenizer; the empty folder `scratch` must outlive the result.
 
-    Raises:
-        CalibrationError: there are fewer documents than clusters, or too few that differ.
+    (CalibrationError: there are fewer documents than clusters, or too few that differ.)
     """
     checkpoint, model, tokenizer = embedder
     documents = sum(1 for _ in corpus)

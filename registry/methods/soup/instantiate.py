@@ -155,7 +155,6 @@ def _given(shared: Member, weights: Mapping[str, float]) -> dict[str, float]:
 def _shares_of(
     workspace: Workspace, shared: Member, router: SoupRouter, files: Sequence[PathLike], settings: FitSettings | None
 ) -> dict[str, float]:
-    """Return the share of every domain among the documents of files (algorithm 3)."""
     device = None if settings is None else settings.device
     paths = [Path(file) for file in files]
     Corpus(paths, None)  # refuses what is no file before a weight is read

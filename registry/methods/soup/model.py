@@ -51,8 +51,7 @@ class Soup(nn.Module):
 
     `rank` is that of the experts' matrices, None for full ones; `seed` is of the router, and of low-rank factors.
 
-    Raises:
-        InvalidInputError: the rank is more than a matrix has.
+    (InvalidInputError: the rank is more than a matrix has.)
     """
 
     def __init__(

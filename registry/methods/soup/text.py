@@ -66,8 +66,7 @@ def read_soup_windows(
 
     Each window of a domain is used once before any is used again.
 
-    Raises:
-        CalibrationError: a domain has no text, or a token is beyond the model's vocabulary.
+    (CalibrationError: a domain has no text, or a token is beyond the model's vocabulary.)
     """
     draw = torch.Generator().manual_seed(settings.seed)
     mixtures = draw_domain_weights(len(domains), settings.support_of(len(domains)), settings.steps, draw)

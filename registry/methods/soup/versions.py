@@ -89,8 +89,7 @@ def pack_router(router: SoupRouter) -> bytes:
 def unpack_router(data: bytes, document: dict[str, Any], size: int, label: str) -> SoupRouter:
     """Return the router in untrusted data, of a checkpoint named `label`; `document` is its `soup.json`, `size` is H.
 
-    Raises:
-        CheckpointError: the data is of another form, or an array is of another shape, NaN or infinite.
+    (CheckpointError: the data is of another form, or an array is of another shape, NaN or infinite.)
     """
     from safetensors.numpy import load
 

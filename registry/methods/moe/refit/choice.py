@@ -44,8 +44,7 @@ class Choice:
 class KnownChoice(Choice):
     """Experts that are a function of the text alone, and the same in all layers: no router is solved.
 
-    Args:
-        experts: of each member's text, the number of each token's expert, (N, S); members may differ in both.
+    `experts` has the number of each token's expert, (N, S), of each member's text; members may differ in both.
     """
 
     def __init__(self, experts: Sequence[Int64[Tensor, "_ _"]]) -> None:

@@ -55,7 +55,8 @@ class RefitSource:
         self.context = ContextInputs(self)
         self._files: dict[tuple[int | None, str], Path] = {}
         """(number of the member, or None for the trunk; name of the tensor) → file."""
-        self._head: list[LeastSquares] = []
+        self.head: list[LeastSquares] = []
+        """Sums that the head is solved from, one a member, (H, H), of inputs x and of the member's head's, x°."""
 
     def put(self, member: int | None, name: str, tensor: Float[Tensor, "O I"]) -> None:
         """Replace a tensor of the trunk, or of one member's MLP."""
@@ -64,18 +65,11 @@ class RefitSource:
         write_shard(path, [Stream(_KEY, dtype, tuple(tensor.shape), lambda: [to_block(tensor)])])
         self._files[member, name] = path
 
-    def put_head(self, sums: list[LeastSquares]) -> None:
-        """Replace the head by the solution of sums, one a member, (H, H), of inputs x and of the member's head's, x°.
-
-        `mapped` by the member's head (V, H), they become the sums of a map to V outputs.
-        """
-        self._head = sums
-
     def combined(self, name: str) -> Iterator[Float[Tensor, "r ..."]]:
         """Yield the rows of one tensor: the refitted one in one block, or those of the inner source."""
         if (None, name) in self._files:
             yield self._tensor(None, name)
-        elif self._head and name == self.plan.lead.family.head:
+        elif self.head and name == self.plan.lead.family.head:
             yield from self._refitted_head(name)
         else:
             yield from self._inner.combined(name)
@@ -110,7 +104,7 @@ class RefitSource:
                 for member in present:
                     part = rows.parts[member]
                     assert part is not None
-                    own = part[start : start + _HEAD_ROWS].double() @ self._head[member].cross
+                    own = part[start : start + _HEAD_ROWS].double() @ self.head[member].cross
                     cross = own if cross is None else cross.add_(own)
                 assert cross is not None
                 yield factors[present].solve(cross, towards.take(len(cross)))
@@ -118,9 +112,9 @@ class RefitSource:
 
     def _factor(self, members: tuple[int, ...]) -> Factor:
         first, *others = members
-        gram = self._head[first].gram
+        gram = self.head[first].gram
         for member in others:
-            gram.add_(self._head[member].gram)
+            gram.add_(self.head[member].gram)
         return Factor(gram)
 
 
@@ -204,8 +198,7 @@ class ComposedModel:
     def set(self, module: Any, name: str, weight: Float[Tensor, "O I"], member: int | None = None) -> None:
         """Replace a weight of the trunk, or a member's MLP, rounded as it is written: later solutions build on that.
 
-        Raises:
-            ValueError: the solution is not finite in the dtype that is written.
+        (ValueError: the solution is not finite in the dtype that is written.)
         """
         stored = self.plan.members[member or 0].weight(f"{name}.weight")
         rounded = weight.cpu().to(torch_dtype(self.plan.recipe.dtype or stored.dtype))

@@ -174,8 +174,7 @@ def refit(
 ) -> RefitSource:
     """Return a source with its refitted tensors (arguments as `ComposedModel`; without `choice` routers are solved).
 
-    Raises:
-        CalibrationError: an activation is NaN or infinite.
+    (CalibrationError: an activation is NaN or infinite.)
     """
     plan = source.plan
     model = ComposedModel(source, composed, work, choice or GateChoice(plan, composed))
@@ -191,7 +190,7 @@ def refit(
                 ) from error
             advance(1)
     if not model.architecture.tie_word_embeddings:
-        model.result.put_head(head(model, texts))
+        model.result.head = head(model, texts)
     return model.result
 
 

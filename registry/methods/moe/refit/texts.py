@@ -56,11 +56,7 @@ Block = tuple[int, Float[Tensor, "T H"], Float[Tensor, "T H"], Bool[Tensor, "T"]
 
 
 class Queue:
-    """The inputs and targets of an expert's MLP, text by text.
-
-    Args:
-        path: the file; created or emptied.
-    """
+    """The inputs and targets of an expert's MLP, text by text, in a file that is created or emptied."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.size, self._rows = size, RowFile(path, (2 * size,))
