@@ -23,7 +23,7 @@ from registry.maths.gram import GramAccumulator
 from registry.progress import silent
 from registry.runtime.loading import load_model
 from registry.statistics.forward_pass import take_statistics
-from registry.statistics.site_sums import batch
+from registry.statistics.site_sums import Batches
 
 WIDTHS = (2048, 4096)
 TOKENS = 16_384
@@ -88,8 +88,8 @@ def registration(scratch: Path) -> Comparison:
 
     def bare() -> None:
         with torch.no_grad():
-            for first in range(0, windows, settings.batch_size):
-                model(input_ids=batch(calibration, first, settings.batch_size)[0].to("cuda"), use_cache=False)
+            for _, tokens, _ in Batches(calibration, settings.batch_size).after(0):
+                model(input_ids=tokens.to("cuda"), use_cache=False)
 
     claim = f"registration pass on the GPU against a bare forward pass, {shape.name}"
     return alternate(claim, waited(ours), waited(bare), 3, target=1.15, note=f"bfloat16, {TOKENS:,} tokens")

@@ -22,7 +22,7 @@ from registry.progress import silent
 from registry.runtime.upcast import compute_dtype, load_for_pass
 from registry.statistics.forward_pass import take_statistics
 from registry.statistics.settings import PassSettings
-from registry.statistics.site_sums import batch
+from registry.statistics.site_sums import Batches
 
 TARGET = 1.15
 
@@ -122,8 +122,8 @@ def measure(scratch: Path) -> list[Comparison]:
 
         def bare(model: Any = plain, calibration: Calibration = calibration) -> None:
             with torch.no_grad():
-                for first in range(0, len(calibration.ids), settings.batch_size):
-                    model(input_ids=batch(calibration, first, settings.batch_size)[0], use_cache=False)
+                for _, tokens, _ in Batches(calibration, settings.batch_size).after(0):
+                    model(input_ids=tokens, use_cache=False)
 
         claim = f"registration pass against a bare forward pass, {shape.name}"
         found.append(

@@ -12,6 +12,7 @@ from registry.checkpoint.joint_training import joint_trainings
 from registry.checkpoint.model_files import own_files
 from registry.checkpoint.plain_folder import plain_folder, scratch_folder
 from registry.checkpoint.renumbered import renumbered
+from registry.checkpoint.version_files import VersionArrays
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError
 from registry.io.display import some
 from registry.progress import Progress, remark
@@ -64,7 +65,7 @@ def open_checkpoint(
             if base is not None and adapter.settings.base_name not in (None, os.fspath(base)):
                 other = f"its configuration names {adapter.settings.base_name}, which is not looked at"
                 remark(progress, f"merging {label} into {base}, as asked; {other}")
-            holds = [] if isinstance(weights, Checkpoint) else [weights.version.digest]
+            holds = [weights.version.digest] if isinstance(weights, VersionArrays) else []
             merged = scratch_folder(stack, scratch, holds, prefix="merged-") / "model"
             merge_adapter(adapter, weights, merged, progress)
             found = Checkpoint(merged, label=label, remote_code=remote_code)
