@@ -95,6 +95,8 @@ def translated(engine: Engine) -> Iterator[None]:
             full = True  # SQLite cannot create its log beside the file: the disk is full
         hint = SPACE if full else "correct the cause, then repeat the command"
         raise StorageError(f"the catalog {url} cannot be used: {cause}", hint) from error
+    except UnicodeDecodeError as error:  # of a message of SQLite that quotes a damaged schema
+        raise DamagedError(f"the catalog {url} is damaged: {error}", "restore it from a backup") from error
     except SQLAlchemyError as error:
         raise StorageError(
             f"the catalog {url} cannot be used: {error}", "check that the database answers; reg config shows its URL"

@@ -239,6 +239,15 @@ def test_what_is_no_database_is_told(tmp_path: Path) -> None:
             Catalog(url, tmp_path / "lock")
 
 
+def test_schema_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.sqlite"
+    with closing(Catalog(f"sqlite:///{file}", tmp_path / "lock")) as writer:
+        writer.add_version(new())
+    file.write_bytes(file.read_bytes().replace(b"NOT NULL", b"\xceOT NULL"))
+    with pytest.raises(DamagedError, match="is damaged: "):
+        Catalog(f"sqlite:///{file}", tmp_path / "lock").versions()
+
+
 def test_catalog_that_cannot_be_written_is_read_and_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
