@@ -29,6 +29,7 @@ RETRIES = 8  # repetitions of a request that failed for the moment
 RETRY_SECONDS = 60.0  # seconds after which a request is not repeated
 REQUEST_SECONDS = 120.0  # seconds that one request may take, with its body; `REG_STORAGE_TIMEOUT` sets another number
 CONNECT_SECONDS = 5.0
+INSTALL = "pip install 'expert-registry[s3]'"
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#\s]+)((?:/[^?#\s]*)?)")
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL",
@@ -93,13 +94,17 @@ def normal_url(url: str) -> str:
 def open_store(url: str) -> "ObjectStore":
     """Return the object store of a URL, whose keys begin at the URL's prefix. No request is made.
 
-    Raises InvalidInputError if it is no URL of a bucket, StorageError if the settings in the environment are not valid.
+    Raises:
+        InvalidInputError: it is not the URL of a bucket, or the library is not installed.
+        StorageError: the settings in the environment are not valid.
     """
-    from obstore.exceptions import BaseError
-    from obstore.store import from_url
-
     scheme = parse_url(url)[0]
     url = normal_url(url)
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError as error:
+        raise InvalidInputError(f"{url} needs the library obstore, which is not installed", INSTALL) from error
     if scheme == "memory":
         return _memory_store(url)
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""

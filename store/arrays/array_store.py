@@ -1,9 +1,9 @@
 """The contract of an array store: arrays under the digest of their content, written once, never changed.
 
 Each array is a zarr v3 array, in the files `<first two digits>/<digest>/{zarr.json, c.0.0, …}` below the place of the
-store. zarr reads and writes them over an object store, that of a bucket or of a folder (`zarr_files.py`). The digest is
-SHA-256 over the dtype, the shape and the row-major little-endian bytes, so equal content is stored only once. The file
-`registry` holds the id of the catalog that these arrays belong to.
+store. zarr writes them, and reads those that are compressed (`zarr_files.py`). The digest is SHA-256 over the dtype,
+the shape and the row-major little-endian bytes, so equal content is stored only once. The file `registry` holds the id
+of the catalog that these arrays belong to.
 
 Every array that is written is read back and compared with its digest. A crash leaves an incomplete array that no
 catalog row refers to; the next `put` of the same content completes it, and `reg gc` deletes it.
@@ -28,7 +28,7 @@ from store.permissions import SPACE
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from obstore.store import ObjectStore
+    from zarr.abc.store import Store
 
 OWNER_FILE = "registry"  # the file beside the arrays that holds the id of their catalog
 OWNER_BYTES = 100  # the largest such file that is read
@@ -250,12 +250,11 @@ class ArrayStore(ABC):
         from store.arrays.zarr_files import zarr_array  # which loads zarr
 
         put = partial(self._put, overwrite=overwrite)
-        return zarr_array(self._objects, key_of(files.digest), files.layout, files.content, put)
+        return zarr_array(self._place(), key_of(files.digest), files.layout, files.content, put)
 
-    @property
     @abstractmethod
-    def _objects(self) -> "ObjectStore":
-        """The object store of this place, which is made if it is absent."""
+    def _place(self) -> "Store":
+        """Return this place as zarr knows it."""
 
     @abstractmethod
     def _read(self, key: str, most: int) -> bytes | None:

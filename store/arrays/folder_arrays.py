@@ -1,14 +1,11 @@
-"""Arrays in a folder: files appear whole, are flushed to disk, read back and compared with the digest.
+"""Arrays in a folder: files are written in place, flushed to disk, read back and compared with the digest.
 
 A crash leaves an incomplete folder; the next `put` of the same content writes it again.
 """
 
-import errno
 import os
-import re
 import shutil
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +18,7 @@ from store.errors import StorageError
 from store.permissions import SPACE
 
 if TYPE_CHECKING:
-    from obstore.store import LocalStore
-
-_NUMBER = re.compile(r"\(os error (\d+)\)")
+    from zarr.storage import LocalStore
 
 
 class FolderArrays(ArrayStore):
@@ -37,10 +32,13 @@ class FolderArrays(ArrayStore):
         return self.root / key_of(digest)
 
     def set_owner(self, owner: str) -> None:
-        file = self.root / OWNER_FILE
+        file, fresh = self.root / OWNER_FILE, self.root / f"{OWNER_FILE}.new"
         try:
-            self._put(OWNER_FILE, f"{owner}\n".encode(), overwrite=True)
-            for path in (file, self.root, self.root.parent):
+            self.root.mkdir(parents=True, exist_ok=True)
+            fresh.write_bytes(f"{owner}\n".encode())
+            flush(fresh)
+            fresh.replace(file)
+            for path in (self.root, self.root.parent):
                 flush(path)
         except OSError as error:
             raise StorageError(f"{file} cannot be written: {error.strerror}", SPACE) from error
@@ -64,11 +62,10 @@ class FolderArrays(ArrayStore):
             if is_digest(path.name) and path.name.startswith(path.parent.name):
                 yield path.name
 
-    @cached_property
-    def _objects(self) -> "LocalStore":
-        from obstore.store import LocalStore
+    def _place(self) -> "LocalStore":
+        from zarr.storage import LocalStore  # an object store's threads would not outlive a fork
 
-        return LocalStore(self.root, mkdir=True)
+        return LocalStore(self.root)
 
     def _read(self, key: str, most: int) -> bytes | None:
         file = self.root / key
@@ -80,14 +77,9 @@ class FolderArrays(ArrayStore):
             return None
 
     def _put(self, key: str, data: bytes | memoryview, *, overwrite: bool) -> None:
-        from obstore.exceptions import BaseError
-
-        try:
-            self._objects.put(key, data, use_multipart=False)
-        except BaseError as error:
-            found = _NUMBER.search(str(error))
-            number = int(found[1]) if found else errno.EIO
-            raise OSError(number, os.strerror(number)) from error
+        file = self.root / key
+        file.write_bytes(data)
+        flush(file)
 
     def _description(self, digest: str, *, cached: bool) -> bytes | None:
         if self.path(digest).is_symlink():
@@ -104,8 +96,9 @@ class FolderArrays(ArrayStore):
         path = self.path(digest)
         shutil.rmtree(path, ignore_errors=True)
         try:
+            path.mkdir(parents=True)
             super()._write(digest, layout, blocks, overwrite)
-            for written in (*path.iterdir(), path, path.parent, self.root):
+            for written in (path, path.parent, self.root):
                 flush(written)
         except OSError:
             shutil.rmtree(path, ignore_errors=True)

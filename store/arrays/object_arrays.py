@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from store.arrays.array_store import OWNER_FILE, ArrayStore, key_of
 from store.arrays.chunk_cache import ChunkCache, cache_bytes
@@ -26,7 +26,7 @@ from store.errors import ConflictError
 from store.object_store import is_url
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from zarr.storage import ObjectStore
 
 CHUNKS_AT_ONCE = 4  # chunks of one array that are fetched or written at once, at most
 
@@ -97,9 +97,10 @@ class ObjectArrays(ArrayStore):
             f"aws s3api list-object-versions --bucket {bucket} --prefix '{prefix}' lists them"
         )
 
-    @property
-    def _objects(self) -> "ObjectStore":
-        return self.bucket.objects
+    def _place(self) -> "ObjectStore[Any]":
+        from zarr.storage import ObjectStore
+
+        return ObjectStore(self.bucket.objects)
 
     def _read(self, key: str, most: int) -> bytes | None:
         return self.bucket.read(key, most=most)

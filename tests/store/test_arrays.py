@@ -3,6 +3,7 @@
 What any store promises is in the contract.
 """
 
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -140,3 +141,19 @@ def test_few_rows_at_a_time_are_the_array_and_are_checked(
     chunk.write_bytes(b"\x01" + chunk.read_bytes()[1:])
     with pytest.raises(DamagedError, match="is damaged: its content has digest"):
         list(blocks_of_rows(raw, rows))
+
+
+def test_arrays_are_written_and_read_in_a_process_that_was_forked(store: FolderArrays) -> None:
+    first, second = array(), array("int64", (4, 2))
+    digest = store.put(first, compress=True)
+
+    def write_and_read() -> None:
+        assert store.read(digest).tobytes() == content(first)
+        store.put(second, compress=True)
+
+    child = multiprocessing.get_context("fork").Process(target=write_and_read)
+    child.start()
+    child.join(60)
+    child.kill()
+    assert child.exitcode == 0
+    assert store.read(digest_of(second)).tobytes() == content(second)
