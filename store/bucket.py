@@ -47,7 +47,7 @@ def url_of(place: object) -> str | None:
 
 
 class Bucket:
-    """The objects below a URL (errors as `open_store`); keys are relative to it."""
+    """The objects below a URL (errors as `open_store`); keys are relative to it, also those of `objects`, the store."""
 
     def __init__(self, url: str) -> None:
         self.url = normal_url(url)

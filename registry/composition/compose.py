@@ -146,8 +146,8 @@ def write(
 ) -> None:
     """Write the composition that `plan` describes to a checked destination, where it appears whole or not at all.
 
-    `record` is called when everything is written, just before that; an exception prevents it. It is None for a
-    temporary folder, whose shards are not remembered for reuse.
+    `record` is called when everything is written, before the destination appears; if it fails, nothing appears. It is
+    None for a temporary folder, whose shards are not remembered for reuse.
     """
     with (
         workspace.reading(*plan.versions),

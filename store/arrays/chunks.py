@@ -3,7 +3,7 @@
 No other module knows what a chunk is made of. This one does for two reasons. The codec of zstd allocates what a frame
 declares, so its header is read before. And the chunks of weights are the bytes of whole rows: they are read into the
 block that is returned, and composing copies them by pieces that stay in the processor's cache, or lets two files share
-blocks of the disk. zarr takes 1.3 times as long to read weights (`benchmarks/storage.py`).
+blocks of the disk. zarr takes three times as long to read the weights of `benchmarks/storage.py`.
 """
 
 import os
