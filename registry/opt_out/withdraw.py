@@ -74,12 +74,12 @@ def withdraw(workspace: Workspace, versions: Sequence[VersionRecord], *, purge: 
     # After the withdrawal no command adds files or compositions of these versions.
     delete_cache(home)
     delete_summaries(home, catalog)
-    did = concerned(workspace, before, purge=purge)  # a purge deletes what tells which were trained together
+    did = concerned(workspace, before, purge=purge)  # a purge deletes what tells it
     if not purge:
         return replace(did, versions=tuple(catalog.reread(versions)))
     own = own_arrays(catalog, versions)
     cleared, remains = delete_work_of(home, before)  # before the purge, which deletes the digests of the weights
-    catalog.purge(versions, {digest: store.disk_bytes(digest) for digest in own})
+    catalog.purge(versions, {digest: store.disk_bytes(digest) for digest in own}, did.trained_together)
     shared = tuple(sorted(own & catalog.referenced()))
     garbage = delete_unreferenced(workspace, dry_run=False)
     for path in catalog.backups():
@@ -111,7 +111,7 @@ def concerned(workspace: Workspace, versions: Sequence[VersionRecord], *, purge:
         compositions=compositions,
         purged=purge,
         pushes=tuple(workspace.catalog.pushes(pushable(versions, compositions))),
-        trained_together=trained_together(versions, workspace.versions),
+        trained_together=_together(workspace, versions),
     )
 
 
@@ -134,6 +134,16 @@ def trained_together(
         return ()
     own = {version.id for version in versions}
     return tuple(one.ref for one in active() if _shared_of(one) in shared and one.id not in own)
+
+
+def _together(workspace: Workspace, versions: Sequence[VersionRecord]) -> tuple[str, ...]:
+    """Return the active versions that were trained together with some of `versions`: of purged ones, by the log."""
+    events = [event for one in versions if one.state == "purged" for event in workspace.catalog.events(one.ref)]
+    named = {ref for event in events if event.action == "purge" for ref in event.details.get("trained_together", ())}
+    if not named:
+        return trained_together(versions, workspace.versions)
+    named.update(trained_together(versions, workspace.versions))
+    return tuple(one.ref for one in workspace.versions() if one.ref in named)
 
 
 def _shared_of(version: VersionRecord) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 from sqlalchemy import delete, func, select
 
@@ -252,13 +252,15 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
                     rows = seals.seals_of(session, versions={version.ref: row.id})
                     log(session, "opt-out", version.ref, digest=version.digest, rows=rows)
 
-    def purge(self, versions: Sequence[VersionRecord], nbytes: Mapping[str, int] | None = None) -> None:
+    def purge(
+        self, versions: Sequence[VersionRecord], nbytes: Mapping[str, int] | None = None, together: Sequence[str] = ()
+    ) -> None:
         """Delete the rows of `versions` except name, number, digest and times; their arrays become unreferenced.
 
         Compositions that contain them stay, with their recipes but without their trained arrays; evaluations of those
         compositions, and evaluations that compare with one of the versions, are deleted. The log records which arrays
-        are to be deleted, with their size on disk (`nbytes`), and which stay, so that an interrupted purge can still be
-        accounted for.
+        are to be deleted, with their size on disk (`nbytes`), which stay, and the versions trained `together` with
+        them, so that an interrupted purge can still be accounted for.
         """
         with self._writing() as session:
             if gone := self._delete_evaluations(session, versions):
@@ -282,7 +284,10 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
                 row = session.get_one(Version, version.id)
                 rows = seals.seals_of(session, names={version.name: row.expert_id}, versions={version.ref: row.id})
                 rows |= dict(seals.composition_seal(session, digest) for digest in tainted)
-                log(session, "purge", version.ref, digest=version.digest, deleted=deleted, shared=shared, rows=rows)
+                did: dict[str, Any] = {"deleted": deleted, "shared": shared}
+                if together:
+                    did["trained_together"] = list(together)
+                log(session, "purge", version.ref, digest=version.digest, rows=rows, **did)
 
 
 def _version(row: Version) -> VersionRecord:

@@ -163,6 +163,7 @@ def test_soup_of_which_a_version_was_opted_out_is_refused(
     assert sorted(did.trained_together) == others
     receipt = json.loads((tmp_path / "receipt.json").read_bytes())
     assert sorted(receipt["not_erased"]["trained_together"]) == others
+    assert soup.opt_out(name, purge=purge).trained_together == did.trained_together  # as after an interrupted one
     assert soup.verify_receipt(tmp_path / "receipt.json").problems == []
     with pytest.raises(ConflictError, match="opted out"):
         soup.instantiate("soup", tmp_path / "out", weights={"code": 1})
