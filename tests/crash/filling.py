@@ -60,14 +60,14 @@ def fill(ground: Ground, name: str, tries: int, draw: random.Random) -> dict[str
     points, _, expected = expected_of(ground, name, faults.COUNT if isinstance(ground, Mounted) else faults.FULL)
     if isinstance(ground, Mounted):
         points = max(0, ground.used() - before) // PAGE + 16
-    refused = 0
+    refused, ended = 0, set[str]()
     for _ in range(tries):
         at = draw.randrange(points)
         ground.fresh(start)
         code, said = _met(ground, name, at)
         refused += code != 0
         _check_told(ground, code, said)
-        check_after(ground, name, expected, f"full from {at} of {points}: {said}")
+        check_after(ground, name, expected, f"full from {at} of {points}: {said}", ended)
     return {"points": points, "tried": tries, "refused": refused}
 
 

@@ -94,18 +94,27 @@ def expected_of(ground: Ground, name: str, how: int) -> tuple[int, list[int], An
     return points, distinct, ground.told(lambda: outcome(ground.world))
 
 
-def check_after(ground: Ground, name: str, expected: Any, where: str) -> None:
-    """Check in a child what a disturbed command left, and that repeating it leads to what it must."""
+def check_after(ground: Ground, name: str, expected: Any, where: str, as_expected: set[str]) -> None:
+    """Check in a child what a disturbed command left, and that repeating it leads to what it must.
+
+    `as_expected` has the signatures of worlds that were found to be so after a repeat: no equal one is composed again.
+    """
+    told = ground.scratch / "ended.txt"
 
     def check() -> None:
         problems = sound(ground.start(COMMANDS[name].start), ground.world)
         assert not problems, problems
         code, said = act(ground, name)
         assert code == 0 or any(text in said for text in ENDED), said  # then the result is there: it is compared below
-        found = outcome(ground.world)
-        assert found == expected, f"the repeat led elsewhere: {differences(found, expected)}"
+        told.write_text(ended := signature(ground.world))
+        if ended in as_expected:  # times and what is taken over them are in no signature
+            assert not verified(ground.world / "home")
+        else:
+            found = outcome(ground.world)
+            assert found == expected, f"the repeat led elsewhere: {differences(found, expected)}"
 
     assert faults.forked(check) == 0, f"{name}, {where}"
+    as_expected.add(told.read_text())
 
 
 def differences(found: Any, expected: Any, where: str = "") -> list[str]:
@@ -123,7 +132,7 @@ def kill_at_points(ground: Ground, name: str, tries: int | None) -> dict[str, in
     but for times, one is checked.
     """
     total, distinct, expected = expected_of(ground, name, faults.COUNT)
-    kills, seen = 0, set[str]()
+    kills, seen, ended = 0, set[str](), set[str]()
     last = len(distinct) - 1
     chosen = sorted({distinct[round(last * n / (tries - 1))] for n in range(tries)} if tries else distinct)
     for point in chosen:
@@ -135,11 +144,12 @@ def kill_at_points(ground: Ground, name: str, tries: int | None) -> dict[str, in
             assert code == 0, said
             os._exit(0)
 
-        ended = faults.forked(disturbed)
-        assert ended in (0, -signal.SIGKILL), f"{name}, point {point}: the command ended with {ended}"
-        kills += ended != 0
+        code = faults.forked(disturbed)
+        assert code in (0, -signal.SIGKILL), f"{name}, point {point}: the command ended with {code}"
+        kills += code != 0
         state = signature(ground.world)
         if state not in seen:
             seen.add(state)
-            check_after(ground, name, expected, f"killed at point {point} of {total}")
-    return {"points": total, "distinct": len(distinct), "tried": len(chosen), "kills": kills, "states": len(seen)}
+            check_after(ground, name, expected, f"killed at point {point} of {total}", ended)
+    tried = {"points": total, "distinct": len(distinct), "tried": len(chosen), "kills": kills}
+    return tried | {"states": len(seen), "ends": len(ended)}
