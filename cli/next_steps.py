@@ -32,11 +32,12 @@ def composing_as_typed(*, without: Collection[str] = (), renamed: Mapping[str, s
 
 
 def after_registration(
-    name: str, relations: "Sequence[Relation]", overlaps: "Sequence[ExpertOverlap]" = ()
+    name: str, relations: "Sequence[Relation]", overlaps: "Sequence[ExpertOverlap]" = (), beside: Iterable[str] = ()
 ) -> list[str]:
     """Return the words that compose a new expert with those of its base that routing separates, or register one."""
     alike = {name, *(overlap.ref.partition("@")[0] for overlap in overlaps if overlap.is_indistinct)}
-    near = [one.ref.partition("@")[0] for one in relations if one.kind == "expert" and one.verdict == "same base"]
+    related = [one.ref for one in relations if one.kind == "expert" and one.verdict == "same base"]
+    near = [ref.partition("@")[0] for ref in (*beside, *related)]
     others = [other for other in dict.fromkeys(near) if other not in alike]
     return composing(sorted([*others[: _MOST - 1], name])) if others else ["add-expert", "NAME", "CKPT"]
 

@@ -577,11 +577,15 @@ class Registry:
         require_composed(Path(folder))
         return composition_.reproduce_folder(self._workspace, Path(folder), None if out is None else Path(out))
 
-    def export(self, ref: str, out: PathLike) -> VersionRecord:
-        """Write the version `ref` to `out` as the dense folder it was registered from, bit for bit, and return it."""
+    def export(self, ref: str, out: PathLike, *, as_lora: bool = False) -> VersionRecord:
+        """Write the version `ref` to `out` as the dense folder it was registered from, bit for bit, and return it.
+
+        With `as_lora`, an adapter is written as PEFT's folder: `adapter_config.json` and `adapter_model.safetensors` as
+        they came (IncompatibleError: it was registered as a whole model).
+        """
         self.resolve(ref)
         check_output(Path(out), replace=None)
-        return composition_.export(self._workspace, ref, out)
+        return composition_.export(self._workspace, ref, out, as_lora=as_lora)
 
     # -- measuring ---------------------------------------------------------------------------------------------------
 

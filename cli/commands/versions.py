@@ -14,6 +14,7 @@ from cli.session import Session, pass_session
 from cli.version_output import members_and_base, relation_documents, relation_lines, shown_parameters, version_document
 from registry.checkpoint.joint_training import parts_in
 from registry.checkpoint.model_files import ROUTER_FILE
+from registry.checkpoint.version_files import adapters_beside
 from registry.io.display import counted, short, size
 from registry.names.reference import Reference
 
@@ -106,6 +107,7 @@ def show(session: Session, ref: str) -> None:
         compositions = registry.compositions(version.ref)
         training = registry.training_of(version)
         relations = registry.relations(version.ref) if version.state == "active" else ()
+        beside = adapters_beside(version, registry.versions(kind="expert"))
     sizes: dict[str, int] = {}
     for link in arrays:
         sizes[link.role] = sizes.get(link.role, 0) + link.nbytes
@@ -155,7 +157,7 @@ def show(session: Session, ref: str) -> None:
     elif version.state == "active":
         is_base = version.kind == "base"
         following = ["train-expert", "NAME", "--base", version.ref, "--data", "FILE"]
-        next_step(following if is_base else after_registration(version.name, relations))
+        next_step(following if is_base else after_registration(version.name, relations, (), beside))
 
 
 @command("reg alias math@1 stable", "reg alias math stable --delete")
@@ -183,14 +185,20 @@ def alias(session: Session, ref: str, alias: str, delete: bool) -> None:
         next_step(["show", f"{name}@{alias}"])
 
 
-@command("reg export math --out math/", "reg export math@1 --out math-1/")
+@command("reg export math --out math/", "reg export math@1 --out math-1/", "reg export law --as lora --out law-lora/")
 @click.argument("ref", metavar="NAME[@V]")
 @file("--out DIR", "The folder to write; absent or empty.", required=True)
+@choice("--as", ["dense", "lora"], "A whole model, or the adapter that it was registered from.", "dense")
 @pass_session
-def export(session: Session, ref: str, out: Path) -> None:
-    """Write a registered version as a dense model folder, with bit-identical tensors."""
+def export(session: Session, /, ref: str, out: Path, **chosen: str) -> None:
+    """Write a registered version as a dense model folder, with bit-identical tensors.
+
+    With --as lora, an adapter is written as PEFT's folder, byte for byte as it came: adapter_config.json and
+    adapter_model.safetensors.
+    """
     with session.registry() as registry:
-        version = registry.export(ref, out)
+        version = registry.export(ref, out, as_lora=chosen["as"] == "lora")
     if not printed_json({"ref": version.ref, "digest": version.digest, "out": out}):
         done(str(out), f"wrote {version.ref} to {out}")
-        next_step(evaluating([out], [version.name] if version.kind == "expert" else []))
+        if chosen["as"] == "dense":
+            next_step(evaluating([out], [version.name] if version.kind == "expert" else []))

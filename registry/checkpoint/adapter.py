@@ -7,18 +7,16 @@ adapter that PEFT would merge into a model other than the trained one is refused
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
-from registry.checkpoint.checkpoint import Checkpoint
 from registry.checkpoint.model_files import (
     SINGLE,
     TOKENIZER_FILES,
-    Stored,
     empty_tensors,
     own_files,
     read_files,
@@ -27,21 +25,25 @@ from registry.checkpoint.model_files import (
 )
 from registry.checkpoint.plain_folder import renamed_note, unwrapped
 from registry.checkpoint.tokenizer import token_rows
-from registry.checkpoint.version_files import VersionArrays
 from registry.errors import CheckpointError
 from registry.io.display import few, some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.model_folder import INDEX, fresh_folder, json_file, write_files, write_weights
 from registry.io.safetensors_file import Stream
-from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
+from registry.io.torch_blocks import read_tensor, to_block, to_tensor, torch_dtype
 from registry.io.untrusted import json_object, own_file, read_json
-from registry.progress import Progress, remark
+from registry.progress import Progress
 from store.arrays import ArraySource, Block
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+HEADER = "header"
+"""Name of the array that has what precedes the tensors in an adapter's file."""
+
 _PREFIX = "base_model.model."
 _NAMED = re.compile(r"\.(?:lora_[AB]|lora_magnitude_vector|lora_embedding_[AB]|modules_to_save)\.([^.]+)(\.\w+)?$")
 """Where a tensor's name has the adapter's, which PEFT takes out when it saves one: `.lora_A.default.weight`."""
@@ -67,8 +69,18 @@ Parts = dict[str, str]
 """The change of one tensor: part → name of the adapter's tensor. `whole` replaces it; `head` must equal `whole`."""
 
 
-DenseWeights = Checkpoint | VersionArrays
-"""A base model: a folder, or a registered version. Its linear layers are stored as (outputs, inputs)."""
+class DenseWeights(Protocol):
+    """A base model: a folder, or a registered version. Its linear layers are stored as (outputs, inputs)."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every weight, by name."""
+
+    def source(self, name: str) -> ArraySource:
+        """Return one weight as blocks of rows."""
+
+    def files(self) -> dict[str, bytes]:
+        """Return config.json and the tokenizer's files, by name."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -82,19 +94,38 @@ class Adapter:
 
     Attributes:
         label: its name in messages.
+        tensors: its tensors, by the names that they have in its file.
+        names: name that PEFT's `save_pretrained` gives a tensor → its name in the file.
+        files: returns the tokenizer's files and generation_config.json beside it, by name.
         notes: remarks on what of it is read otherwise than it stands there, and on what is not used.
     """
 
-    def __init__(self, folder: Path, label: str | None = None) -> None:
-        """Open a folder, reading configuration and header (CheckpointError: no adapter that can be merged exactly)."""
-        self.folder = folder
-        self.label = label or str(folder)
-        if (config := own_file(folder, CONFIG)) is None:
-            raise CheckpointError(f"{self.label} is not an adapter: it has no {CONFIG}", SAVE)
-        self.settings = Settings(read_json(config), self.label)
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        tensors: dict[str, ArraySource],
+        files: Callable[[], dict[str, bytes]],
+        label: str,
+    ) -> None:
+        """Read what adapter_config.json says of tensors (CheckpointError: no adapter that can be merged exactly)."""
+        self.label, self.tensors, self.files = label, tensors, files
+        self.settings = Settings(dict(config), label)
         self.notes: list[str] = []
-        self._stored = self._read_header()
+        self.names = {plain: name for name, plain in self._plain_names().items()}
+        self._stored = {plain: tensors[name] for plain, name in self.names.items()}
+        if outside := [name for name in self._stored if not name.startswith(_PREFIX)]:
+            raise CheckpointError(f"{label}: tensor {outside[0]} does not begin with {_PREFIX}", SAVE)
         self._parts = self._group()
+
+    @classmethod
+    def of_folder(cls, folder: Path, label: str | None = None) -> Self:
+        """Open a folder, reading configuration and header (CheckpointError: no adapter that can be merged exactly)."""
+        label = label or str(folder)
+        if (config := own_file(folder, CONFIG)) is None:
+            raise CheckpointError(f"{label} is not an adapter: it has no {CONFIG}", SAVE)
+        document = read_json(config)
+        Settings(document, label)  # what it says is refused before its weights are looked for
+        return cls(document, _stored_tensors(folder, label), partial(read_files, folder), label)
 
     def check(self, base: DenseWeights) -> dict[str, Parts]:
         """Return the change of each tensor of `base` that changes, by its name.
@@ -134,7 +165,7 @@ class Adapter:
         """
         import torch
 
-        read = {part: read_tensor(weight_source(name, self._stored[name], self.label)) for part, name in parts.items()}
+        read = {part: read_tensor(self._stored[name]) for part, name in parts.items()}
         dtype = torch_dtype(source.dtype)
         weight = read["whole"].to(dtype) if "whole" in read else read_tensor(source)
         if len(weight) < source.shape[0]:  # the rows of a table of tokens after the adapter's own are the base's
@@ -152,6 +183,11 @@ class Adapter:
             )
         yield to_block(weight)
 
+    def merged_rows(self, parts: Parts, weight: "torch.Tensor", rows: "npt.NDArray[np.int64]") -> "torch.Tensor":
+        """Return some rows of a matrix after a low-rank change; `weight` has these rows before."""
+        read = {part: read_tensor(self._stored[name]) for part, name in parts.items()}
+        return self._change(weight, read | {"B": read["B"][rows]}, parts["A"], "").to(weight.dtype)
+
     def _change(self, weight: "torch.Tensor", read: dict[str, "torch.Tensor"], name: str, kind: str) -> "torch.Tensor":
         """Return W of shape (outputs, inputs) after its low-rank change, rounded in between where PEFT rounds."""
         module, settings = _module(name), self.settings
@@ -161,33 +197,12 @@ class Adapter:
             return maths.dora_weight(weight, delta, read["magnitude"])
         return weight + (delta.to(weight.dtype) if kind else delta)
 
-    def _read_header(self) -> dict[str, Stored]:
-        if (weights := own_file(self.folder, WEIGHTS)) is None:
-            if (self.folder / PICKLE).is_file():
-                raise CheckpointError(
-                    f"{self.label} has its weights in a pickle file, which runs code when opened and so is never read",
-                    "convert it where you trust it: PeftModel.from_pretrained(...).save_pretrained(...)",
-                )
-            raise CheckpointError(f"{self.label} has no weights: no {WEIGHTS}", SAVE)
-        stored = self._plain_names(read_headers([weights]))
-        if empty := [name for name, tensor in stored.items() if 0 in tensor.shape]:
-            raise empty_tensors(self.label, empty)
-        for name, tensor in stored.items():
-            if not name.startswith(_PREFIX):
-                raise CheckpointError(f"{self.label}: tensor {name} does not begin with {_PREFIX}", SAVE)
-            if NAMES.get(tensor.dtype) not in WEIGHT_DTYPES:
-                raise CheckpointError(
-                    f"{self.label}: tensor {name} has dtype {tensor.dtype}, supported are {', '.join(WEIGHT_DTYPES)}",
-                    SAVE,
-                )
-        return stored
-
-    def _plain_names(self, stored: dict[str, Stored]) -> dict[str, Stored]:
-        """Return the tensors by the names that PEFT's `save_pretrained` gives them.
+    def _plain_names(self) -> dict[str, str]:
+        """Return the names that PEFT's `save_pretrained` gives the tensors, by those in the file.
 
         Training programs leave the adapter's own name in (`.lora_A.default.weight`), and wrappers of the model.
         """
-        names = {key: unwrapped(key) for key in stored}
+        names = {key: unwrapped(key) for key in self.tensors}
         names = {key: name[max(name.find(_PREFIX), 0) :] for key, name in names.items()}
         found = {key: match for key, name in names.items() if (match := _NAMED.search(name))}
         found = {key: match for key, match in found.items() if match[2] or match[1] not in ("weight", "bias")}
@@ -200,7 +215,7 @@ class Adapter:
             name = names[key][: match.start(1) - 1] + names[key][match.end(1) :]
             names[key] = name.replace(_COPIES[0], ".")
         self.notes += renamed_note(names, self.label, SAVE)
-        return {names[key]: tensor for key, tensor in stored.items()}
+        return names
 
     def _group(self) -> dict[str, Parts]:
         """Return the change of each tensor, by its name in the model class."""
@@ -244,7 +259,7 @@ class Adapter:
         """Check a change against the shape of its tensor; `base` is given for a table of tokens."""
         own = self._stored[parts["whole"]].shape if "whole" in parts else shape
         if base is not None and len(own) == 2 and own[1:] == shape[1:] and own[0] != shape[0]:
-            tokens = token_rows(read_files(self.folder)) or token_rows(base.files())
+            tokens = token_rows(self.files()) or token_rows(base.files())
             if own[0] < (shape[0] if tokens is None else tokens):
                 used = "no tokenizer.json says how many are used" if tokens is None else f"{tokens:,} tokens need one"
                 raise CheckpointError(
@@ -282,33 +297,87 @@ class Adapter:
         )
 
 
-def merge_adapter(adapter: Adapter, base: DenseWeights, out: Path, progress: Progress) -> None:
-    """Merge an adapter into its base and write the dense model to `out`, one tensor in memory at a time.
+class Merged:
+    """The dense model that an adapter makes of its base; no weight is read before it is asked for.
 
-    The tokenizer and generation_config.json are the adapter's if it has them, else the base's. The calibration text and
-    the statistics in the adapter's folder are copied. `out` is an absent or empty folder, written atomically.
-    `progress` receives the adapter's notes (CheckpointError: the adapter does not fit; others as `fresh_folder`).
+    Attributes:
+        changes: the change of each tensor that changes, by its name.
+        shapes: shape of every tensor.
     """
-    changes, streams = adapter.check(base), []
-    for note in adapter.notes:
-        remark(progress, f"{adapter.label}: {note}")
-    for name, shape in base.shapes.items():
-        source, parts = base.source(name), changes.get(name, {})
-        blocks = partial(adapter.merged, name, parts, source) if parts else source.blocks
-        streams.append(Stream(name, source.dtype, adapter.shape(parts, shape), blocks))
-    nbytes = sum(stream.nbytes for stream in streams)
-    with fresh_folder(out, replace=False, nbytes=nbytes) as folder, progress("merging", nbytes, "B") as advance:
-        write_weights(folder, streams, advance)
-        write_files(folder, _files(adapter, base, {stream.name: stream.shape for stream in streams}))
-        for name in (path.name for pattern in _CARRIED for path in sorted(adapter.folder.glob(pattern))):
-            if (carried := own_file(adapter.folder, name)) is not None:
-                shutil.copyfile(carried, folder / name)
+
+    def __init__(self, adapter: Adapter, base: DenseWeights) -> None:
+        """Check an adapter against its base (CheckpointError: it does not fit; see `Adapter.check`)."""
+        self.adapter, self.base, self.changes = adapter, base, adapter.check(base)
+        self.shapes = {name: adapter.shape(self.changes.get(name, {}), shape) for name, shape in base.shapes.items()}
+
+    def source(self, name: str) -> ArraySource:
+        """Return one tensor as blocks of rows (errors as `Adapter.merged`, while it is read)."""
+        source = self.base.source(name)
+        if name not in self.changes:
+            return source
+        blocks = partial(self.adapter.merged, name, self.changes[name], source)
+        return ArraySource(source.dtype, self.shapes[name], blocks)
+
+    def sample(self, name: str, rows: "npt.NDArray[np.int64]", of_base: Callable[[str, Any], Block]) -> Block:
+        """Return some rows of one tensor, in its carrier dtype; `of_base` returns those of a tensor of the base.
+
+        Of a low-rank change of a matrix nothing else is read.
+        """
+        if name not in self.changes:
+            return of_base(name, rows)
+        source, parts = self.base.source(name), self.changes[name]
+        if parts.keys() != {"A", "B"}:
+            return to_block(read_tensor(self.source(name))[rows])
+        return to_block(self.adapter.merged_rows(parts, to_tensor(of_base(name, rows), source.dtype), rows))
+
+    def files(self) -> dict[str, bytes]:
+        """Return the small files by name: of the adapter's tokenizer and generation_config.json, else of the base's."""
+        return _files(self.adapter, self.base, self.shapes)
+
+    def write(self, out: Path, progress: Progress) -> None:
+        """Write it to `out`, an absent or empty folder, atomically, one tensor in memory at a time.
+
+        (CheckpointError: weights become NaN or infinite; others as `fresh_folder`.)
+        """
+        sources = {name: self.source(name) for name in self.shapes}
+        streams = [Stream(name, one.dtype, one.shape, one.blocks) for name, one in sources.items()]
+        nbytes = sum(stream.nbytes for stream in streams)
+        with fresh_folder(out, replace=False, nbytes=nbytes) as folder, progress("merging", nbytes, "B") as advance:
+            write_weights(folder, streams, advance)
+            write_files(folder, self.files())
+
+
+def copy_carried(adapter: Path, folder: Path) -> None:
+    """Copy the calibration text and the statistics in an adapter's folder."""
+    for name in (path.name for pattern in _CARRIED for path in sorted(adapter.glob(pattern))):
+        if (carried := own_file(adapter, name)) is not None:
+            shutil.copyfile(carried, folder / name)
+
+
+def _stored_tensors(folder: Path, label: str) -> dict[str, ArraySource]:
+    """Return the tensors in an adapter's folder, none read yet (CheckpointError: there are none of a known form)."""
+    if (weights := own_file(folder, WEIGHTS)) is None:
+        if (folder / PICKLE).is_file():
+            raise CheckpointError(
+                f"{label} has its weights in a pickle file, which runs code when opened and so is never read",
+                "convert it where you trust it: PeftModel.from_pretrained(...).save_pretrained(...)",
+            )
+        raise CheckpointError(f"{label} has no weights: no {WEIGHTS}", SAVE)
+    stored = read_headers([weights])
+    if empty := [name for name, tensor in stored.items() if 0 in tensor.shape]:
+        raise empty_tensors(label, empty)
+    for name, tensor in stored.items():
+        if NAMES.get(tensor.dtype) not in WEIGHT_DTYPES:
+            raise CheckpointError(
+                f"{label}: tensor {name} has dtype {tensor.dtype}, supported are {', '.join(WEIGHT_DTYPES)}", SAVE
+            )
+    return {name: weight_source(name, tensor, label) for name, tensor in stored.items()}
 
 
 def _files(adapter: Adapter, base: DenseWeights, shapes: dict[str, tuple[int, ...]]) -> dict[str, bytes]:
     """Return the small files of the merged model, whose tensors have `shapes`; tokenizer files are all from one."""
     files = {name: data for name, data in base.files().items() if name not in own_files()}
-    own = {name: data for name, data in read_files(adapter.folder).items() if name != "config.json"}
+    own = {name: data for name, data in adapter.files().items() if name != "config.json"}
     if own.keys() & _VOCABULARIES:
         files = {name: data for name, data in files.items() if name not in TOKENIZER_FILES}
     for name in _EMBEDDINGS:

@@ -1,6 +1,7 @@
 """A dense model's folder, checked from config.json and headers before any weight is read."""
 
 import math
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from registry.checkpoint import trained_files
 from registry.checkpoint.joint_training import Document, joint_trainings, parts_in
 from registry.checkpoint.model_files import (
     ROUTER_FILE,
+    Stored,
     empty_tensors,
     read_config,
     read_files,
@@ -24,8 +26,9 @@ from registry.families import Family, family_of
 from registry.io.display import some
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES
 from registry.io.torch_blocks import read_tensor
-from registry.progress import Progress
+from registry.progress import Progress, silent
 from store.arrays import ArraySource, Block, digest_of
+from store.catalog import ArrayLink
 from store.digest import json_digest
 
 if TYPE_CHECKING:
@@ -83,7 +86,7 @@ class Checkpoint:
         keys = ("bos_token_id", "eos_token_id", "pad_token_id")
         defaults = dict(zip(keys, self.family.special_tokens, strict=True))
         self.special_tokens: dict[str, Any] = {key: self.config.get(key, defaults[key]) for key in keys}
-        self._stored = read_headers(weight_files(folder))
+        self._stored: Mapping[str, Stored] = self._headers()
         self.unused: tuple[str, ...] = ()
         self._check_tensors()
         self.trunk = tuple(self.family.trunk_shapes(self.architecture))
@@ -91,6 +94,21 @@ class Checkpoint:
         self.dtype = max(
             WEIGHT_DTYPES, key=lambda name: sum(NAMES[stored.dtype] == name for stored in self._stored.values())
         )
+
+    @property
+    def whole_folder(self) -> Path:
+        """A folder that has all of it, weights included."""
+        return self.folder
+
+    @property
+    def stored(self) -> dict[tuple[str, str], ArrayLink]:
+        """Arrays of it that the registry holds already, by role and name."""
+        return {}
+
+    @property
+    def origin(self) -> Document:
+        """What a version's content says of where its weights come from."""
+        return {}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -126,6 +144,17 @@ class Checkpoint:
     def files(self) -> dict[str, bytes]:
         """Return config.json, the tokenizer's files and generation_config.json, as they are, by name."""
         return read_files(self.folder)
+
+    def own_digests(self) -> dict[str, str]:
+        """Return the digests of tensors that are known without reading them, by name."""
+        return {}
+
+    def own_arrays(self) -> dict[tuple[str, str], ArraySource]:
+        """Return the arrays that a version of it has in place of tensors, by role and name."""
+        return {}
+
+    def _headers(self) -> Mapping[str, Stored]:
+        return read_headers(weight_files(self.folder))
 
     def _check_tensors(self) -> None:
         architecture = self.architecture
@@ -183,6 +212,14 @@ class HashedCheckpoint:
     joint: dict[str, Document]  # key of a joint training that it was part of → its document there
     own: dict[tuple[str, str], tuple[ArraySource, str]]
 
+    @property
+    def saved_weights(self) -> str:
+        """The digest over all tensors as a folder has them: of an adapter, merged."""
+        folder = self.checkpoint.whole_folder
+        if folder == self.checkpoint.folder:
+            return self.weights
+        return hash_checkpoint(Checkpoint(folder, self.checkpoint.label, remote_code=True), silent).weights
+
 
 def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpoint:
     """Return the digests of a whole checkpoint (CheckpointError: NaN or infinity, or a file of another form)."""
@@ -194,7 +231,9 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
             files[ROUTER_FILE], (architecture.num_hidden_layers, architecture.hidden_size), checkpoint.label
         )
     joint: dict[str, Document] = {}
+    digests = {("", name): digest for name, digest in checkpoint.own_digests().items()}
     sources = {("", name): checkpoint.source(name) for name in (*checkpoint.trunk, *checkpoint.mlp)}
+    sources = {place: source for place, source in sources.items() if place not in digests} | checkpoint.own_arrays()
     matrices = {name: checkpoint.shapes[name] for name in checkpoint.family.layer_matrices(architecture)}
     for training in joint_trainings():
         if (part := training.read(files, architecture.hidden_size, checkpoint.label)) is not None:
@@ -202,7 +241,6 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
             arrays = training.open_arrays(checkpoint.folder, matrices, architecture.hidden_size, checkpoint.label)
             sources |= {(training.key, name): array for name, array in arrays.items()}
     tokenizer, tokens = identify(files)
-    digests: dict[tuple[str, str], str] = {}
     # In a forked process torch replaces its pool of threads at the first use, and threads that use it at once find none
     # (`caffe2::pthreadpool`): so it is set up here.
     torch.set_num_threads(torch.get_num_threads())
@@ -210,8 +248,8 @@ def hash_checkpoint(checkpoint: Checkpoint, progress: Progress) -> HashedCheckpo
         progress("hashing", sum(source.nbytes for source in sources.values()), "B") as advance,
         ThreadPoolExecutor(HASHERS, thread_name_prefix="hashing") as pool,
     ):
-        for (name, source), digest in zip(sources.items(), pool.map(digest_of, sources.values()), strict=True):
-            digests[name] = digest
+        for (place, source), digest in zip(sources.items(), pool.map(digest_of, sources.values()), strict=True):
+            digests[place] = digest
             advance(source.nbytes)
     found = {of: {name: digests[kind, name] for kind, name in digests if kind == of} for of in ("", *joint)}
     for training, document in parts_in(joint):

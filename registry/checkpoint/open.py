@@ -6,7 +6,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.adapter import Adapter, DenseWeights, is_adapter, merge_adapter
+from registry.checkpoint.adapted import AdaptedCheckpoint
+from registry.checkpoint.adapter import Adapter, DenseWeights, Merged, copy_carried, is_adapter
 from registry.checkpoint.hub_download import HubReference, fetch_repository, is_hub_reference
 from registry.checkpoint.joint_training import joint_trainings
 from registry.checkpoint.model_files import own_files
@@ -36,6 +37,7 @@ def open_checkpoint(
     registered: Registered = lambda ref: None,
     remote_code: bool = False,
     like: tuple[str, Mapping[str, bytes]] | None = None,
+    keep: Callable[[Checkpoint], VersionArrays | None] | None = None,
     progress: Progress,
 ) -> Iterator[Checkpoint]:
     """Open a checkpoint, and check all its headers.
@@ -47,6 +49,8 @@ def open_checkpoint(
             or `hf://…` (InvalidInputError: the checkpoint is a whole one).
         remote_code: accept models that no native host carries (UnsupportedFamilyError without it).
         like: a version, and its files: added tokens get the numbers that it has for them.
+        keep: where an adapter of a registered model is to stay one (`AdaptedCheckpoint`), so that nothing is merged:
+            returns the registered model that has the weights of a folder, or None.
 
     Raises:
         CheckpointError: the checkpoint cannot be registered.
@@ -60,15 +64,23 @@ def open_checkpoint(
     folder, label = _local(checkpoint)
     with ExitStack() as stack:
         if is_adapter(folder):
-            adapter = Adapter(folder, label)
+            adapter = Adapter.of_folder(folder, label)
             weights = _base_of(adapter, base, registered, opened)
+            if keep is not None and isinstance(weights, Checkpoint):
+                weights = keep(weights) or weights
             if base is not None and adapter.settings.base_name not in (None, os.fspath(base)):
                 other = f"its configuration names {adapter.settings.base_name}, which is not looked at"
                 remark(progress, f"merging {label} into {base}, as asked; {other}")
             holds = [weights.version.digest] if isinstance(weights, VersionArrays) else []
-            merged = scratch_folder(stack, scratch, holds, prefix="merged-") / "model"
-            merge_adapter(adapter, weights, merged, progress)
-            found = Checkpoint(merged, label=label, remote_code=remote_code)
+            merged, own = Merged(adapter, weights), scratch_folder(stack, scratch, holds, prefix="merged-")
+            for note in adapter.notes:
+                remark(progress, f"{label}: {note}")
+            if keep is not None and like is None and isinstance(weights, VersionArrays) and not weights.is_adapter:
+                found: Checkpoint = AdaptedCheckpoint(folder, merged, own, progress, remote_code=remote_code)
+            else:
+                merged.write(own / "model", progress)
+                copy_carried(folder, own / "model")
+                found = Checkpoint(own / "model", label=label, remote_code=remote_code)
         elif base is not None:
             raise InvalidInputError(f"{label} is a whole checkpoint: only an adapter has a base model", "drop --base")
         else:

@@ -5,19 +5,29 @@ composed folder, whose record has the same form.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from registry.checkpoint.adapter import HEADER, WEIGHTS, Adapter, Merged
+from registry.checkpoint.adapter_config import CONFIG
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.errors import CheckpointError, DamagedError, RegError
+from registry.families import FAMILIES
+from registry.hosts.architecture import Architecture
+from registry.io.safetensors_file import parse_head
 from registry.io.untrusted import COUNT, OBJECT, Kind, check_format, json_object, list_of, some_fields
 from registry.progress import remark
 from registry.workspace import Workspace, open_array
-from store.arrays import ArraySource, ArrayStore, Block
+from store.arrays import CARRIERS, ArraySource, ArrayStore, Block, little_endian
 from store.catalog import ArrayLink, VersionRecord
 from store.catalog.records import Role
+from store.digest import json_digest
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MOST_LOSSES = 10_000  # numbers of a loss curve; `reg train-expert` writes at most 2,000
 LARGEST_LOSS = 1e6  # in nats per token; that of a uniform guess is the logarithm of the vocabulary's size
@@ -31,9 +41,13 @@ _HINT = (
 )
 
 
+ADAPTER, BASE = "adapter", "base"
+"""Roles of an adapter's own arrays, and of the arrays of its base model that it changes."""
+
+
 @dataclass(frozen=True)
 class VersionArrays:
-    """A version and its arrays, which are in `store`."""
+    """A version and its arrays, which are in `store`; those that an adapter changes are merged where they are read."""
 
     version: VersionRecord
     arrays: tuple[ArrayLink, ...]
@@ -43,7 +57,38 @@ class VersionArrays:
     def load(cls, workspace: Workspace, version: VersionRecord) -> Self:
         """Return a version with its arrays (ConflictError: purged meanwhile; DamagedError: rows were changed)."""
         with workspace.reading(version):
-            return cls(version, workspace.verified_arrays(version), workspace.arrays)
+            loaded = cls(version, workspace.verified_arrays(version), workspace.arrays)
+            made = loaded._made_links()
+            return replace(loaded, arrays=tuple(sorted((*loaded.arrays, *made), key=_place))) if made else loaded
+
+    @property
+    def is_adapter(self) -> bool:
+        """Tell whether its weights are those of a base model and an adapter."""
+        return (ADAPTER, CONFIG) in self._links
+
+    @cached_property
+    def merged(self) -> Merged:
+        """The weights of an adapter and its base (DamagedError: its arrays are not those of an adapter)."""
+        config = json_object(self._read(self.link(ADAPTER, CONFIG)).tobytes(), f"{self.version.ref}/{CONFIG}")
+        tensors = {name: self._later(ADAPTER, name) for name in self.names(ADAPTER) if name not in (CONFIG, HEADER)}
+        try:
+            return Merged(Adapter(config, tensors, self.files, self.version.ref), _Base(self))
+        except CheckpointError as error:
+            raise DamagedError(error.message, "reg verify") from error
+
+    def adapter_files(self) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """Yield the name of each of an adapter's own files, and its bytes, in parts, as they were registered."""
+        yield CONFIG, iter([self._read(self.link(ADAPTER, CONFIG)).tobytes()])
+        head = self._read(self.link(ADAPTER, HEADER)).tobytes()
+        tensors = [name for name in self.names(ADAPTER) if name not in (CONFIG, HEADER)]
+        order = parse_head(head, len(head) + sum(self.link(ADAPTER, name).nbytes for name in tensors)).tensors
+
+        def parts() -> Iterator[bytes]:
+            yield head
+            for name in sorted(order, key=lambda name: order[name].begin):
+                yield from (little_endian(block).tobytes() for block in self.open(ADAPTER, name).blocks())
+
+        yield WEIGHTS, parts()
 
     @cached_property
     def _links(self) -> dict[tuple[str, str], ArrayLink]:
@@ -85,12 +130,88 @@ class VersionArrays:
         """Return its files, by name."""
         return {name: self.file(name) for name in self.names("file")}
 
+    def sample(self, name: str, rows: "npt.NDArray[np.int64]") -> Block:
+        """Return some rows of one weight, in its carrier dtype, unchecked (errors as `ArrayStore.sample`)."""
+        return self.merged.sample(name, rows, self._sample) if self.is_adapter else self._sample(name, rows)
+
+    def _sample(self, name: str, rows: "npt.NDArray[np.int64]") -> Block:
+        link = self._links.get((BASE, name)) or self.weight(name)
+        return self.store.sample(link.digest, rows)
+
+    def _later(self, role: Role, name: str) -> ArraySource:
+        link = self.link(role, name)
+        return ArraySource(link.dtype, link.shape, lambda: self._opened(link).blocks())
+
+    def _made_links(self) -> list[ArrayLink]:
+        """Return the weights that an adapter changes, each by what it is made from."""
+        if not self.is_adapter:
+            return []
+        content = self.version.content or {}
+        mlp = FAMILIES[content["family"]].mlp_shapes(Architecture(**content["architecture"]))
+        links, config = [], self.link(ADAPTER, CONFIG).digest
+        for name, parts in self.merged.changes.items():
+            base, shape = self.link(BASE, name), self.merged.shapes[name]
+            tensors = {part: self.link(ADAPTER, self.merged.adapter.names[own]).digest for part, own in parts.items()}
+            digest = made_digest(name, base.digest, config, tensors)
+            nbytes = math.prod(shape) * CARRIERS[base.dtype][1]
+            links.append(ArrayLink("mlp" if name in mlp else "trunk", name, digest, base.dtype, shape, nbytes))
+        return links
+
     def _read(self, link: ArrayLink) -> Block:
         self._opened(link)  # checks that it is there, of this dtype and shape
         return self.store.read(link.digest)
 
     def _opened(self, link: ArrayLink) -> ArraySource:
+        if link.role in ("trunk", "mlp") and (BASE, link.name) in self._links:
+            return self.merged.source(link.name)
         return open_array(self.store, link, f"{self.version.ref}: its {link.role} array")
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The base model of a version that is an adapter, as far as its arrays have it."""
+
+    of: VersionArrays
+
+    @cached_property
+    def _own(self) -> dict[str, ArrayLink]:
+        links = [link for link in self.of.arrays if link.role in ("trunk", "mlp", BASE)]
+        changed = {link.name for link in links if link.role == BASE}
+        return {link.name: link for link in links if link.role == BASE or link.name not in changed}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: link.shape for name, link in self._own.items()}
+
+    def source(self, name: str) -> ArraySource:
+        return open_array(self.of.store, self._own[name], f"{self.of.version.ref}: its base's array")
+
+    def files(self) -> dict[str, bytes]:
+        return self.of.files()
+
+
+def base_of_adapter(version: VersionRecord) -> str | None:
+    """Return the digest of the base model of a version that is an adapter, and None of another."""
+    return ((version.content or {}).get(ADAPTER) or {}).get("base")
+
+
+def adapters_beside(version: VersionRecord, versions: Iterable[VersionRecord]) -> tuple[str, ...]:
+    """Return the others of `versions` that are adapters of its base model, or of itself."""
+    base = base_of_adapter(version) or version.digest
+    return tuple(one.ref for one in versions if base_of_adapter(one) == base and one.name != version.name)
+
+
+def made_digest(name: str, base: str, config: str, tensors: Mapping[str, str]) -> str:
+    """Return what stands for the digest of a weight that an adapter changes, which is not computed.
+
+    It is a function of the digests of all that the weight is made from: the base's array, adapter_config.json, and the
+    adapter's `tensors` by their part in the change.
+    """
+    return json_digest(["merged", name, base, config, dict(tensors)])
+
+
+def _place(link: ArrayLink) -> tuple[bytes, bytes]:
+    return link.role.encode(), link.name.encode()
 
 
 @dataclass(frozen=True)

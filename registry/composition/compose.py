@@ -20,13 +20,13 @@ from registry.composition.plan import Plan, output_of
 from registry.composition.preview import Preview
 from registry.composition.recipe.fields import of_copies, problem_of_copies
 from registry.composition.recipe.recipe import Recipe
-from registry.composition.stored import write_dense
+from registry.composition.stored import write_adapter, write_dense
 from registry.composition.taken_files import taken_files
 from registry.destination.address import destination_of
 from registry.destination.destination import Destination as Destination
 from registry.distributed import Cluster, Step, Task
 from registry.distributed.step import node_kind
-from registry.errors import ClusterError, DamagedError, InvalidInputError
+from registry.errors import ClusterError, DamagedError, IncompatibleError, InvalidInputError
 from registry.home import Home
 from registry.io.model_folder import MARKER, json_file
 from registry.io.shard_writer import Shard, write_shards
@@ -190,11 +190,20 @@ def preview_composition(
         return plan.output.preview(plan, workspace.progress)
 
 
-def export(workspace: Workspace, ref: str, out: PathLike) -> VersionRecord:
-    """Write a version as the dense folder that it was registered from (arguments and errors as `Registry.export`)."""
+def export(workspace: Workspace, ref: str, out: PathLike, *, as_lora: bool = False) -> VersionRecord:
+    """Write a version as the folder that it was registered from (arguments and errors as `Registry.export`)."""
     version = workspace.resolve(ref)
     with workspace.reading(version):
-        write_dense([load_member(workspace, version)], Path(out), workspace.progress)
+        member = load_member(workspace, version)
+        if as_lora and not member.is_adapter:
+            raise IncompatibleError(
+                f"{version.ref} is no adapter: it was registered as a whole model",
+                f"export it whole: reg export {version.ref} --out DIR",
+            )
+        if as_lora:
+            write_adapter(member, Path(out), workspace.progress)
+        else:
+            write_dense([member], Path(out), workspace.progress)
     return version
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from registry.checkpoint.joint_training import joint_trainings
 from registry.checkpoint.model_files import own_files
+from registry.checkpoint.version_files import ADAPTER
 from registry.errors import InvalidInputError
 from registry.hosts import RowSelection
 from registry.io.model_folder import fresh_folder, write_files, write_weights
@@ -207,6 +208,20 @@ def write_dense(members: Sequence[Member], out: Path, progress: Progress) -> Non
                 write_shard(folder / name, arrays, advance)
         copied = [name for name in first.names("file") if len(members) == 1 or name not in own_files()]
         write_files(folder, {name: first.file(name) for name in copied})
+
+
+def write_adapter(member: Member, out: Path, progress: Progress) -> None:
+    """Write the folder of an adapter as PEFT's `save_pretrained` does, its own files byte for byte as they came.
+
+    The folder `out` is absent or empty (OutputError, StorageError, DamagedError: as `write_dense`).
+    """
+    nbytes = sum(link.nbytes for link in member.arrays if link.role == ADAPTER)
+    with fresh_folder(out, replace=None, nbytes=nbytes) as folder, progress("writing", nbytes, "B") as advance:
+        for name, parts in member.adapter_files():
+            with (folder / name).open("wb") as file:
+                for part in parts:
+                    file.write(part)
+                    advance(len(part))
 
 
 def _average(members: Sequence[Member], link: ArrayLink) -> Iterator[Block]:

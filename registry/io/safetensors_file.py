@@ -68,6 +68,14 @@ def read_header(path: Path) -> Header:
         raise not_safetensors(path, error) from error
 
 
+def header_bytes(path: Path) -> bytes:
+    """Return what precedes the tensors of a safetensors file (errors as `read_header`)."""
+    read_header(path)
+    with path.open("rb") as file:
+        data = file.read(8)
+        return data + file.read(int.from_bytes(data, "little"))
+
+
 def not_safetensors(path: Path, error: Exception) -> CheckpointError:
     """Return the error for a file that is not of this format."""
     return CheckpointError(f"{path} is not a safetensors file: {error}", "copy or save the file again")

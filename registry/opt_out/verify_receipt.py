@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from registry.checkpoint.adapter import HEADER
+from registry.checkpoint.adapter_config import CONFIG
+from registry.checkpoint.version_files import ADAPTER
 from registry.composition.manifest import ComposedFolder, CompositionManifest
 from registry.errors import ConflictError, NotFoundError, RegError
 from registry.io.model_folder import MARKER
@@ -15,8 +18,11 @@ from registry.opt_out.withdraw import pushable
 from registry.workspace import PathLike, Workspace
 from store.catalog import CompositionRecord, VersionRecord
 
-_OWN = ("mlp", "calibration", "trained")
+_OWN = ("mlp", ADAPTER, "calibration", "trained")
 """Roles of arrays that belong to one expert, or to compositions with it; a trunk or tokenizer may be of others."""
+
+_ALIKE = (CONFIG, HEADER)
+"""Names of arrays of adapters that others may have too."""
 
 _COPY = "use the receipt as reg opt-out wrote it, and the registry that it belongs to"
 _SINCE = (
@@ -114,7 +120,8 @@ def _arrays(workspace: Workspace, check: ReceiptCheck, known: dict[str, VersionR
     for version in known.values() if present else ():
         for link in workspace.catalog.arrays_of(version):
             if link.digest in present:
-                uses[link.digest].append((version.ref, link.role, link.name))
+                role = "file" if link.name in _ALIKE else link.role
+                uses[link.digest].append((version.ref, role, link.name))
     withdrawn = {version.digest for version in check.receipt.versions}
     for composition in workspace.catalog.compositions() if present else ():
         active = [ref for ref in composition.members if known[ref].state == "active"]

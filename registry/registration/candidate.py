@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from registry.calibration.corpus import check_files
-from registry.checkpoint import Checkpoint
+from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.adapter_config import CONFIG
 from registry.checkpoint.annotations import Annotations, ExpertManifest, annotations_with, read_manifest
 from registry.checkpoint.hub_download import is_hub_reference
@@ -20,6 +20,7 @@ from registry.checkpoint.version_files import VersionArrays
 from registry.errors import InvalidInputError, NotFoundError
 from registry.io.untrusted import is_folder
 from registry.names.resolve import check_name_is_free
+from registry.progress import remark
 from registry.registration.lineage import Relation, WeightSamples, confirm_related, relations_of, weights_of_checkpoint
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.workspace import Workspace
@@ -88,6 +89,7 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         registered=partial(_registered_weights, workspace),
         remote_code=request.remote_code,
         like=like,
+        keep=partial(_with_weights_of, workspace) if request.kind == "expert" and request.name is not None else None,
         progress=workspace.progress,
     ) as checkpoint:
         annotations, manifest = request.annotations, None
@@ -100,6 +102,19 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
             confirm_related(workspace, checkpoint.label, samples, versions, relations)
         settings = on_cluster(request.settings or PassSettings(), workspace.cluster)
         yield Candidate(request, checkpoint, annotations, manifest, settings, samples, relations)
+
+
+def _with_weights_of(workspace: Workspace, checkpoint: Checkpoint) -> VersionArrays | None:
+    """Return the registered base model that has the weights of a folder, of which all are read, or None."""
+    own = checkpoint.family.model_type, checkpoint.architecture.to_dict()
+    bases = [(version, version.content or {}) for version in workspace.versions("base")]
+    alike = [(version, held["weights"]) for version, held in bases if (held["family"], held["architecture"]) == own]
+    weights = hash_checkpoint(checkpoint, workspace.progress).weights if alike else None
+    found = next((version for version, held in reversed(alike) if held == weights), None)
+    if found is None:
+        return None
+    remark(workspace.progress, f"{checkpoint.label} has the weights of {found.ref}, which is taken as the base model")
+    return VersionArrays.load(workspace, found)
 
 
 def _registered_weights(workspace: Workspace, ref: str) -> VersionArrays | None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from safetensors.numpy import load, save
 
 from registry.checkpoint import Checkpoint
+from registry.checkpoint.version_files import VersionArrays, base_of_adapter
 from registry.errors import DamagedError, IncompatibleError
 from registry.io.display import few
 from registry.io.limits import HEADER_VALUES
@@ -102,13 +103,8 @@ def weights_of_checkpoint(checkpoint: Checkpoint) -> WeightSamples:
 
 def weights_of_version(workspace: Workspace, version: VersionRecord) -> WeightSamples:
     """Return a registered version's weights, read from its arrays."""
-    links = workspace.catalog.arrays_of(version)
-    weights = {link.name: link for link in links if link.role in ("trunk", "mlp")}
-    return WeightSamples(
-        {name: link.shape for name, link in weights.items()},
-        {name: link.dtype for name, link in weights.items()},
-        lambda name, rows: workspace.arrays.sample(weights[name].digest, rows),
-    )
+    loaded = VersionArrays.load(workspace, version)
+    return WeightSamples(loaded.shapes, {name: loaded.weight(name).dtype for name in loaded.shapes}, loaded.sample)
 
 
 def pack_weights(weights: WeightSamples) -> bytes:
@@ -220,8 +216,17 @@ def _squared(values: npt.NDArray[np.float64]) -> float:
 def relations_of(
     workspace: Workspace, samples: WeightSamples, versions: Sequence[VersionRecord]
 ) -> tuple[Relation, ...]:
-    """Return the distance to each version of its shape, the nearest first, with remarks on those not compared."""
+    """Return the distance to each version of its shape, the nearest first, with remarks on those not compared.
+
+    Adapters whose base model is among them are not compared: they are known to be of that.
+    """
+    versions = _without_adapters(versions)
     return _relations(workspace, samples, versions, partial(samples_of_version, workspace), workspace.progress)
+
+
+def _without_adapters(versions: Sequence[VersionRecord]) -> list[VersionRecord]:
+    digests = {version.digest for version in versions}
+    return [version for version in versions if base_of_adapter(version) not in digests]
 
 
 def confirm_related(
@@ -244,7 +249,7 @@ def confirm_related(
         confirmed = _relations(workspace, samples, [by_ref[estimate.ref]], stored, silent)
         if confirmed and confirmed[0].verdict != "unrelated":
             return
-    check_related(label, _relations(workspace, samples, versions, stored, silent))
+    check_related(label, _relations(workspace, samples, _without_adapters(versions), stored, silent))
 
 
 def samples_of_version(workspace: Workspace, version: VersionRecord) -> WeightSamples:
@@ -257,7 +262,8 @@ def samples_of_version(workspace: Workspace, version: VersionRecord) -> WeightSa
     if summary is not None and (samples := unpack_weights(summary, sample)) is not None:
         return samples
     samples = weights_of_version(workspace, version)
-    keep_summary(workspace, version, "weights", pack_weights(samples))
+    if base_of_adapter(version) is None:  # those of an adapter would be as large as it is
+        keep_summary(workspace, version, "weights", pack_weights(samples))
     return samples
 
 

@@ -4,7 +4,7 @@ The order of writing leaves at most unreferenced arrays after a crash: everythin
 arrays are written and read back, and one transaction of the catalog adds the version.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -14,7 +14,9 @@ import torch
 
 from registry.calibration.calibration import self_sampled_label
 from registry.checkpoint import HashedCheckpoint, hash_checkpoint
+from registry.checkpoint.adapted import AdaptedCheckpoint
 from registry.checkpoint.annotations import Annotations
+from registry.checkpoint.version_files import adapters_beside, base_of_adapter
 from registry.errors import ConflictError
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.io.torch_blocks import to_block
@@ -49,6 +51,7 @@ class Registration:
     relations: tuple[Relation, ...] = ()  # its distance to every registered version of its shape, the nearest first
     overlaps: tuple[ExpertOverlap, ...] = ()
     newest: str = ""  # the version that the bare name resolves to
+    beside: tuple[str, ...] = ()  # the other adapters of its base model, which are not compared
 
 
 def register_checkpoint(workspace: Workspace, request: RegistrationRequest) -> Registration:
@@ -85,20 +88,24 @@ def content_of(
     Its calibration tokens are `kept` among the arrays; `computed` is that of its statistics.
     """
     checkpoint = hashed.checkpoint
-    return {
-        "format": CONTENT_FORMAT,
-        "kind": kind,
-        "family": checkpoint.family.model_type,
-        "architecture": checkpoint.architecture.to_dict(),
-        "dtype": checkpoint.dtype,
-        "special_tokens": checkpoint.special_tokens,
-        "weights": hashed.weights,
-        "tokenizer": hashed.tokenizer,
-        "tokens": hashed.tokens,
-        "license": license_id,
-        "calibration_kept": kept,
-        "computed": computed,
-    } | hashed.joint
+    return (
+        {
+            "format": CONTENT_FORMAT,
+            "kind": kind,
+            "family": checkpoint.family.model_type,
+            "architecture": checkpoint.architecture.to_dict(),
+            "dtype": checkpoint.dtype,
+            "special_tokens": checkpoint.special_tokens,
+            "weights": hashed.weights,
+            "tokenizer": hashed.tokenizer,
+            "tokens": hashed.tokens,
+            "license": license_id,
+            "calibration_kept": kept,
+            "computed": computed,
+        }
+        | dict(checkpoint.origin)
+        | hashed.joint
+    )
 
 
 def write_arrays(
@@ -132,7 +139,8 @@ def write_arrays(
                 futures = [pool.submit(store_array, *item) for item in items]
                 for done in as_completed(futures):
                     advance(done.result().nbytes)
-                return tuple(future.result() for future in futures)
+                linked = [replace(link, role=role) for (role, _), link in hashed.checkpoint.stored.items()]
+                return (*(future.result() for future in futures), *linked)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             if not store.concurrent_writers:  # else another process may be about to use what this one has written
@@ -197,6 +205,8 @@ def _register(
     catalog.create()
     with catalog.lock(f"registering {name}", shared=workspace.arrays.concurrent_writers):
         claim(catalog, workspace.arrays)
+        if isinstance(hashed.checkpoint, AdaptedCheckpoint):
+            catalog.check_active([hashed.checkpoint.base.version])  # its arrays are this version's too
         arrays = write_arrays(workspace.arrays, hashed, collected, workspace.progress)
         new = NewVersion(
             name,
@@ -215,28 +225,29 @@ def _register(
 def _with_relations(workspace: Workspace, candidate: Candidate, registration: Registration) -> Registration:
     """Store the samples that the version is compared by, and add relations and newest version to the result."""
     version = registration.version
-    keep_summary(workspace, version, "weights", pack_weights(candidate.samples))
+    if base_of_adapter(version) is None:
+        keep_summary(workspace, version, "weights", pack_weights(candidate.samples))
     if registration.added:
-        _remark_difference(workspace, version, candidate.relations)
+        _remark_difference(workspace, version)
         for text in equal_mlps(candidate.relations, candidate.checkpoint.mlp) if version.kind == "expert" else ():
             remark(workspace.progress, text)
     try:
         newest = workspace.resolve(version.name).ref
     except ConflictError:  # it was opted out meanwhile
         newest = version.ref
-    return replace(registration, relations=candidate.relations, newest=newest)
+    beside = adapters_beside(version, workspace.versions("expert"))
+    return replace(registration, relations=candidate.relations, newest=newest, beside=beside)
 
 
-def _remark_difference(workspace: Workspace, version: VersionRecord, relations: Sequence[Relation]) -> None:
+def _remark_difference(workspace: Workspace, version: VersionRecord) -> None:
     """Report why a version with the weights of an earlier one of its name is another."""
-    same = [one.ref for one in relations if one.verdict == "same weights" and one.ref.startswith(f"{version.name}@")]
+    now = version.content or {}
+    active = workspace.catalog.versions(version.name, states=("active",))
+    same = [one for one in active if (one.content or {}).get("weights") == now["weights"] and one.id != version.id]
     if not same:
         return
-    try:
-        earlier = workspace.resolve(max(same, key=lambda ref: int(ref.partition("@")[2])))
-    except ConflictError:  # it was opted out meanwhile
-        return
-    before, now = earlier.content or {}, version.content or {}
+    earlier = max(same, key=lambda one: one.number)
+    before = earlier.content or {}
     differs = [word for key, word in _PARTS.items() if before.get(key) != now.get(key)]
     if before.get("license") != now.get("license"):
         licenses = [one.get("license") or "none" for one in (before, now)]
@@ -296,10 +307,9 @@ def _arrays(
 ) -> Iterator[tuple[Role, str, ArraySource, str | None]]:
     """Yield (role, name, array, its digest if known) for all arrays of a version."""
     checkpoint = hashed.checkpoint
-    for name in checkpoint.trunk:
-        yield "trunk", name, checkpoint.source(name), hashed.tensors[name]
-    for name in checkpoint.mlp:
-        yield "mlp", name, checkpoint.source(name), hashed.tensors[name]
+    for role, names in (("trunk", checkpoint.trunk), ("mlp", checkpoint.mlp)) if not checkpoint.stored else ():
+        for name in names:
+            yield role, name, checkpoint.source(name), hashed.tensors[name]
     for (role, name), (source, digest) in hashed.own.items():
         yield role, name, source, digest
     for name, data in hashed.files.items():

@@ -76,12 +76,12 @@ def text_calibration(
 
 def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
     """Return the statistics in a checkpoint's folder, or None (CheckpointError: contradictory, or of other weights)."""
-    checkpoint, weights = hashed.checkpoint, hashed.weights
+    checkpoint = hashed.checkpoint
     path = own_file(checkpoint.folder, statistics_file.FILE_NAME)
     if path is None:
         return None
     collected = statistics_file.load(path)
-    for problem in _contradictions(collected, checkpoint, weights):
+    for problem in _contradictions(collected, checkpoint, hashed.saved_weights):
         raise CheckpointError(f"{path}{problem}", "make them again: reg collect CKPT --data FILE --out DIR")
     return collected
 
@@ -186,7 +186,7 @@ def collect(
         collected = collect_slices(hashed, calibration, settings, cluster, partial, progress)
     elif whole:
         if model is None:
-            model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, progress=progress)
+            model = load_for_pass(checkpoint.whole_folder, settings.dtype, settings.device, progress=progress)
         collected = take_statistics(
             checkpoint, hashed.weights, model, calibration, settings, partial=partial, progress=progress
         )
@@ -299,7 +299,9 @@ def sample_in_task(shared: tuple[SharedCheckpoint, PassSettings], *, progress: P
 
 def _sampled_calibration(checkpoint: Checkpoint, settings: PassSettings, progress: Progress) -> tuple[Calibration, Any]:
     """Return text that an expert samples token by token, and its loaded model."""
-    model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, prefer_whole=True, progress=progress)
+    model = load_for_pass(
+        checkpoint.whole_folder, settings.dtype, settings.device, prefer_whole=True, progress=progress
+    )
     start = None
     if checkpoint.special_tokens["bos_token_id"] is None and (checkpoint.folder / "tokenizer_config.json").is_file():
         start = start_token(load_tokenizer(checkpoint.folder))

@@ -195,7 +195,7 @@ class SharedCheckpoint:
     @classmethod
     def of(cls, hashed: HashedCheckpoint) -> "SharedCheckpoint":
         """Describe a checkpoint."""
-        return cls(hashed.checkpoint.folder.absolute(), hashed.checkpoint.label, hashed.weights)
+        return cls(hashed.checkpoint.whole_folder.absolute(), hashed.checkpoint.label, hashed.saved_weights)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ EVENTS = 20  # events on the page of a version
 ROLES: Mapping[Role, str] = {
     "trunk": "trunk",
     "mlp": "MLPs",
+    "adapter": "adapter",
+    "base": "of the base model, which the adapter changes",
     "statistics": "statistics",
     "calibration": "kept calibration tokens",
     "file": "configuration and tokenizer",

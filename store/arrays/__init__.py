@@ -5,6 +5,7 @@ from store.arrays.chunks import ArrayFiles as ArrayFiles
 from store.arrays.chunks import blocks_of_rows as blocks_of_rows
 from store.arrays.chunks import fill as fill
 from store.arrays.content_digest import Block as Block
+from store.arrays.content_digest import little_endian as little_endian
 from store.arrays.content_digest import new_hash as new_hash
 from store.arrays.content_digest import unreadable as unreadable
 from store.arrays.folder_arrays import FolderArrays as FolderArrays

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from registry.checkpoint import Checkpoint
-from registry.checkpoint.adapter import Adapter, is_adapter, merge_adapter
+from registry.checkpoint.adapter import Adapter, Merged, copy_carried, is_adapter
 from registry.errors import CheckpointError
 from registry.progress import Advance, silent
 from registry.runtime.loading import quiet_transformers
@@ -75,7 +75,8 @@ def merged_by_peft(base: Path, adapter: Path, out: Path, dtype: torch.dtype, row
 
 
 def merged_here(base: Path, adapter: Path, out: Path) -> Path:
-    merge_adapter(Adapter(adapter), Checkpoint(base, remote_code=True), out, silent)
+    Merged(Adapter.of_folder(adapter), Checkpoint(base, remote_code=True)).write(out, silent)
+    copy_carried(adapter, out)
     return out
 
 
@@ -214,17 +215,17 @@ NAMES: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("case", NAMES)
 def test_names_are_those_that_peft_gives(case: str, made: tuple[Path, Path], adapter: Path, tmp_path: Path) -> None:
     renamed(NAMES[case], ADAPTER)(adapter)
-    named = Adapter(adapter)
-    merge_adapter(named, Checkpoint(made[0]), tmp_path / "found", silent)
+    named = Adapter.of_folder(adapter)
+    Merged(named, Checkpoint(made[0])).write(tmp_path / "found", silent)
     assert files_of(tmp_path / "found") == files_of(merged_here(*made, tmp_path / "expected"))
     (note,) = named.notes
     assert re.match(r"(28|42) of 42 tensors have names of another form: ", note)
-    assert Adapter(made[1]).notes == []
+    assert Adapter.of_folder(made[1]).notes == []
 
 
 def test_modules_that_no_tensor_changes_are_named(adapter: Path, base: Checkpoint) -> None:
     config(target_modules=["q_proj", "up_proj", "lm_head", "conv1"])(adapter)
-    opened = Adapter(adapter)
+    opened = Adapter.of_folder(adapter)
     opened.check(base)
     assert opened.notes == ["lm_head, conv1 are in target_modules, and no tensor changes one: they stay the base's"]
 
@@ -234,8 +235,8 @@ def test_modules_saved_by_name_are_the_ones_trained(adapter: Path, base: Checkpo
     copies = {f"{norm}.modules_to_save.default.weight": trained, f"{norm}.original_module.weight": torch.ones(32)}
     weights(lambda t: t.update(copies))(adapter)
     config(modules_to_save=["norm"])(adapter)
-    opened = Adapter(adapter)
-    merge_adapter(opened, base, tmp_path / "found", silent)
+    opened = Adapter.of_folder(adapter)
+    Merged(opened, base).write(tmp_path / "found", silent)
     assert torch.equal(load_file(tmp_path / "found" / "model.safetensors")["model.norm.weight"], trained)
     assert f"{norm}.original_module.weight is not used" in "\n".join(opened.notes)
 
@@ -248,8 +249,8 @@ def test_rows_that_no_token_has_stay_the_bases(tmp_path: Path, tokenizer: Any, h
     table = torch.arange(330 * 32.0).reshape(330, 32)
     tables = {"model.embed_tokens.weight": table} | ({"lm_head.weight": -table} if head else {})
     weights(lambda t: t.update({f"base_model.model.{name}": table for name, table in tables.items()}))(folder)
-    adapter = Adapter(folder)
-    merge_adapter(adapter, Checkpoint(base), tmp_path / "found", silent)
+    adapter = Adapter.of_folder(folder)
+    Merged(adapter, Checkpoint(base)).write(tmp_path / "found", silent)
     before, found = (load_file(place / "model.safetensors") for place in (base, tmp_path / "found"))
     for name, table in tables.items():
         assert torch.equal(found[name], torch.cat([table, before[name][330:]]))
@@ -275,19 +276,19 @@ def test_weights_that_are_not_finite_are_refused_by_name(
 ) -> None:
     weights(lambda t: [t[name].fill_(value) for name in names])(adapter)
     with pytest.raises(CheckpointError, match=message):
-        merge_adapter(Adapter(adapter, "me"), base, tmp_path / "out", silent)
+        Merged(Adapter.of_folder(adapter, "me"), base).write(tmp_path / "out", silent)
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
 def test_hint_names_the_base_that_the_adapter_names(adapter: Path, base: Checkpoint) -> None:
     config(r=8, base_model_name_or_path="org/base", revision="v1")(adapter)
-    opened = Adapter(adapter)
+    opened = Adapter.of_folder(adapter)
     assert (opened.settings.base_name, opened.settings.revision, opened.label) == ("org/base", "v1", str(adapter))
     with pytest.raises(CheckpointError) as caught:
         opened.check(base)
     assert caught.value.hint == "give the base model that the adapter was trained on, org/base"
     config(base_model_name_or_path="", revision=None)(adapter)
-    assert (Adapter(adapter).settings.base_name, Adapter(adapter).settings.revision) == (None, None)
+    assert (Adapter.of_folder(adapter).settings.base_name, Adapter.of_folder(adapter).settings.revision) == (None, None)
 
 
 def test_adapter_is_told_from_a_whole_model(made: tuple[Path, Path], adapter: Path, tmp_path: Path) -> None:
@@ -348,7 +349,7 @@ def test_tensors_are_read_one_at_a_time_and_reported(adapter: Path, base: Checkp
         yield events.append
         assert sum(event for event in events if isinstance(event, int)) == total
 
-    merge_adapter(Adapter(adapter), Traced(base.folder), tmp_path / "out", traced)
+    Merged(Adapter.of_folder(adapter), Traced(base.folder)).write(tmp_path / "out", traced)
     assert sorted(name for name in events[::2] if isinstance(name, str)) == sorted(base.shapes)
     assert all(isinstance(event, int) for event in events[1::2])
 
@@ -361,7 +362,7 @@ from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapter import Adapter, is_adapter
 base, adapter = map(Path, sys.argv[1:])
 assert is_adapter(adapter)
-Adapter(adapter).check(Checkpoint(base))
+Adapter.of_folder(adapter).check(Checkpoint(base))
 assert not {"torch", "transformers", "peft"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code, *made], check=True, timeout=600)

@@ -144,8 +144,8 @@ def test_bad_adapter_is_refused_with_the_reason_before_a_weight_is_read(
 ) -> None:
     change, message = (BAD | OF_ANOTHER_BASE)[case]
     change(adapter)
-    monkeypatch.setattr("registry.checkpoint.adapter.weight_source", None)
+    monkeypatch.setattr("registry.checkpoint.model_files.stored_rows", None)
     with pytest.raises(CheckpointError, match=message) as caught:
-        Adapter(adapter, "hf://me/adapter").check(base)
+        Adapter.of_folder(adapter, "hf://me/adapter").check(base)
     assert caught.value.hint
     assert ("base model that the adapter was trained on" in caught.value.hint) is (case in OF_ANOTHER_BASE)

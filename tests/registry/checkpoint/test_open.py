@@ -58,6 +58,7 @@ def elsewhere(trained: tuple[Path, Path], tmp_path: Path) -> Path:
 def test_adapter_composes_to_the_bytes_of_its_merged_checkpoint(
     trained: tuple[Path, Path], zoo: Zoo, tmp_path: Path
 ) -> None:
+    """All but the digest of the member, which is made of the adapter."""
     made = []
     for kind, checkpoint in zip(("adapter", "merged"), trained, strict=True):
         with Registry(tmp_path / kind) as registry:
@@ -66,9 +67,13 @@ def test_adapter_composes_to_the_bytes_of_its_merged_checkpoint(
             registry.add_expert("tuned", checkpoint, data=[zoo.train["law"]], settings=SETTINGS)
             registry.compose(["math", "tuned"], tmp_path / f"{kind}-moe")
             made.append(files_of(tmp_path / f"{kind}-moe"))
+            assert any(link.role == "adapter" for link in registry.arrays_of(registry.resolve("tuned"))) is (
+                kind == "adapter"
+            )
             assert not list(registry.home.merged.glob("*"))
             assert registry.verify().problems == ()
-    assert made[0] == made[1]
+    differ = {name for name in made[0] | made[1] if made[0].get(name) != made[1].get(name)}
+    assert differ <= {"composition.json", "README.md"}
 
 
 @pytest.mark.parametrize("base", ["base", "base@1", "folder"])

@@ -98,8 +98,8 @@ def _lived_in(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
         figures = {"experts": {"code": done.version.digest}, "figures": {"perplexity": 1234.5678}}
         registry.catalog.record_evaluation(plan.digest, "e" * 64, figures)
         actions: dict[str, Callable[[], object]] = {
-            "registry.checkpoint.open.Checkpoint": lambda: registry.add_expert(
-                "tuned", adapter(place / "lora"), base="code"
+            "registry.statistics.collect.load_for_pass": lambda: registry.add_expert(
+                "tuned", adapter(place / "lora"), base="code", data=[zoo.train["law"]], settings=SETTINGS
             ),
             "registry.methods.moe.passes.take_statistics": lambda: registry.compose(
                 ["code", "math"], place / "other", Recipe(router="ridge", refine=1, trunk="mean")
