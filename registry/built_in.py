@@ -10,6 +10,7 @@ METHODS = (
     "registry.methods.ensemble.output:Ensemble",
     "registry.methods.hetero.output:Hetero",
     "registry.methods.simoe.output:Simoe",
+    "registry.methods.adapters.output:Adapters",
     "registry.methods.moe.trunks:RegMean",
     "registry.methods.moe.trunks:Mean",
     "registry.methods.moe.trunks:Base",
@@ -32,6 +33,7 @@ SEQUENCE_HOSTS = (
     "registry.methods.ensemble.host:FamiliesHost",
     "registry.methods.ensemble.host:EnsembleHost",
     "registry.methods.simoe.host:SimoeHost",
+    "registry.methods.adapters.host:AdaptersHost",
 )
 """Hosts that weigh members by each sequence's text (`runtime/sequence_hosts.py`)."""
 

@@ -5,6 +5,7 @@ The meaning of adapter_config.json, the names of tensors and the rounding of a m
 adapter that PEFT would merge into a model other than the trained one is refused.
 """
 
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -127,6 +128,20 @@ class Adapter:
         Settings(document, label)  # what it says is refused before its weights are looked for
         return cls(document, _stored_tensors(folder, label), partial(read_files, folder), label)
 
+    @property
+    def parameters(self) -> int:
+        """Number of its weights."""
+        return sum(math.prod(source.shape) for source in self.tensors.values())
+
+    def kind(self, parts: Parts) -> tuple[int, float, bool]:
+        """Return rank and scaling of the low-rank change of a matrix, and whether it is DoRA."""
+        module = _module(parts["A"])
+        return self.settings.rank(module), self._scaling(module), "magnitude" in parts
+
+    def _scaling(self, module: str) -> float:
+        settings = self.settings
+        return maths.lora_scaling(settings.alpha(module), settings.rank(module), stabilised=settings.rslora)
+
     def check(self, base: DenseWeights) -> dict[str, Parts]:
         """Return the change of each tensor of `base` that changes, by its name.
 
@@ -190,9 +205,7 @@ class Adapter:
 
     def _change(self, weight: "torch.Tensor", read: dict[str, "torch.Tensor"], name: str, kind: str) -> "torch.Tensor":
         """Return W of shape (outputs, inputs) after its low-rank change, rounded in between where PEFT rounds."""
-        module, settings = _module(name), self.settings
-        scaling = maths.lora_scaling(settings.alpha(module), settings.rank(module), stabilised=settings.rslora)
-        delta = maths.lora_delta(read[f"{kind}A"], read[f"{kind}B"], scaling)
+        delta = maths.lora_delta(read[f"{kind}A"], read[f"{kind}B"], self._scaling(_module(name)))
         if "magnitude" in read:
             return maths.dora_weight(weight, delta, read["magnitude"])
         return weight + (delta.to(weight.dtype) if kind else delta)
@@ -355,7 +368,7 @@ def copy_carried(adapter: Path, folder: Path) -> None:
 
 
 def _stored_tensors(folder: Path, label: str) -> dict[str, ArraySource]:
-    """Return the tensors in an adapter's folder, none read yet (CheckpointError: there are none of a known form)."""
+    """Return the tensors of an adapter's folder, before any is read (CheckpointError: no file, or an unknown dtype)."""
     if (weights := own_file(folder, WEIGHTS)) is None:
         if (folder / PICKLE).is_file():
             raise CheckpointError(

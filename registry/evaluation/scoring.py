@@ -26,6 +26,7 @@ from registry.progress import Advance, Progress
 from registry.runtime.gates import (
     Gate,
     RoutingRecord,
+    adapter_sizes,
     expert_count,
     force_expert,
     gates,
@@ -92,6 +93,8 @@ class Model:
             largest: int = sum(sizes[len(sizes) - int(self.loaded.config.routing_top_k) :])
             shared: int = sum(members[0][key] for key in common)
             return min(self.parameters, largest + shared)
+        if factors := adapter_sizes(self.loaded):
+            return self.parameters - sum(factors) + max(factors)
         idle = 0
         for gate in gates(self.loaded, every=True) if self.routers else ():
             experts = sum(weight.numel() for weight in gate.block.get_submodule("experts").parameters())

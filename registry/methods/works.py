@@ -92,6 +92,18 @@ ROFORMER = Work(
     "RoFormer: Enhanced Transformer with Rotary Position Embedding",
     "2104.09864",
 )
+LORA = Work(
+    "hu2021lora",
+    "Hu, Edward J. and Shen, Yelong and Wallis, Phillip and others",
+    "LoRA: Low-Rank Adaptation of Large Language Models",
+    "2106.09685",
+)
+DORA = Work(
+    "liu2024dora",
+    "Liu, Shih-Yang and Wang, Chien-Yi and Yin, Hongxu and others",
+    "DoRA: Weight-Decomposed Low-Rank Adaptation",
+    "2402.09353",
+)
 MARON = Work(
     "maron1961indexing",
     "Maron, M. E.",

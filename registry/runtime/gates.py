@@ -20,10 +20,13 @@ from registry.errors import InvalidInputError
 from registry.hosts.context import CONTEXT_LAYERS
 from registry.hosts.host import NORM_TOPK_PROB
 from registry.hosts.remote_code import HEAD_MAPS
-from registry.runtime.sequence_hosts import sequence_host
 
 GATE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp\.gate|block_sparse_moe\.(?:gate|router))")
 """Name of a layer's router as a module, with the layer as group 1; its tensor in a composed folder adds `.weight`."""
+
+
+ADAPTER_GATE = "adapter_gate"
+"""Name of the only router of a model whose layers all send a token to the same adapter."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ def gates(model: Any, *, every: bool = False) -> list[Gate]:
     With `every` these layers count too, from 0, and the head maps of a modelling file as the last one
     (InvalidInputError: the model has no router).
     """
+    if (one := getattr(model, ADAPTER_GATE, None)) is not None:
+        return [Gate(0, ADAPTER_GATE, one, one)]
     routers = []
     head_gate = f"{HEAD_MAPS}.gate" if every else None
     context_layers = set() if every else set(getattr(model.config, CONTEXT_LAYERS, ()))
@@ -119,9 +124,18 @@ def gates(model: Any, *, every: bool = False) -> list[Gate]:
     return sorted(routers, key=lambda gate: gate.layer)
 
 
+def adapter_sizes(model: Any) -> list[int]:
+    """Return the weights of each adapter of a loaded model of adapters; an empty list for any other."""
+    if not hasattr(model, ADAPTER_GATE):
+        return []
+    layers = [layer for layer in model.modules() if hasattr(layer, "lora_A")]
+    kinds = [[(rank * (layer.in_features + layer.out_features)) for rank, _, _ in layer.kinds] for layer in layers]
+    return [sum(sizes) for sizes in zip(*kinds, strict=True)]
+
+
 def weighs_members(model: Any) -> bool:
     """Tell whether a loaded model weighs its members alike in all layers, by each sequence's text."""
-    return sequence_host(model.config.model_type) is not None
+    return hasattr(model, "_weigh")
 
 
 def expert_count(model: Any) -> int:

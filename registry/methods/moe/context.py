@@ -163,14 +163,16 @@ def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
     return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), len(counts)))])
 
 
-def thresholds_of(plan: Plan) -> Float[Tensor, "E E"]:
-    """Return the evidence of the last few tokens that is no chance, float64 (`registry.maths.context.evidence`).
-
-    Thresholds outside the diagonal are infinite where the host has no room to compare pairs of experts.
-    """
+def limits_of(plan: Plan) -> Float[Tensor, "E E"]:
+    """Return the evidence of the last few tokens that is no chance, float64 (`registry.maths.context.evidence`)."""
     rows = plan.lead.architecture.vocab_size
     shares = token_shares([member.evidence_counts for member in plan.members])[:rows]
-    limits = thresholds(shares, evidence_of(plan)[: len(shares)], FAST)
+    return thresholds(shares, evidence_of(plan)[: len(shares)], FAST)
+
+
+def thresholds_of(plan: Plan) -> Float[Tensor, "E E"]:
+    """Return `limits_of` a mixture: infinite outside the diagonal where its host has no room to compare experts."""
+    limits = limits_of(plan)
     if plan.recipe.host == REMOTE_CODE or compares(plan.lead.architecture, len(limits)):
         return limits
     return torch.full_like(limits, torch.inf).diagonal_scatter(limits.diagonal())

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import BASE, COUNTS, OWN, SEEDS, TRAIN_STEPS, TRAINED_SEEDS, Compared, Router, Settings
-from registry.composition.option import Limits, Option, OptionKind, Problem
+from registry.composition.option import Option, OptionKind, Problem
+from registry.composition.recipe.shared_options import CONTEXT_WINDOW
 from registry.maths import router
 from registry.methods.moe.options import (
     BIAS,
@@ -31,26 +32,13 @@ if TYPE_CHECKING:
 SHARED, MAPPED = "shared", "mapped"
 """Vocabularies of a mixture: one embedding and head for all experts, or a map in front of the head for each."""
 
-WINDOW = 64.0
-"""τ of the window by default, in tokens.
-
-*Measured*, whole text and the first 32 tokens after a change of subject: near experts 91.2 and 52.7 (over the whole
-text so far 91.3 and 32.7), far ones 86.6 and 45.8 (86.4 and 25.3), experts with look-alikes 81.2 and 42.7 (81.1 and
-20.6). 24 tokens gain 4 to 7 points after a change, and cost 0.3 to 0.9 on whole text.
-"""
-
 
 class Context(Router):
     """Naive Bayes over unigrams of the text so far (`registry/maths/context/`); a layer of attention averages it."""
 
     name = "context"
     options = (
-        Option(
-            "context_window", OptionKind.NUMBER,
-            "how far back evidence counts, in tokens; 0 for the whole text so far.", "TOKENS", default=WINDOW,
-            limits=Limits(0.0, 1e6), noun="context-window", label="Context window", advanced=True,
-            note="about how many tokens back the context router looks; 0: the whole text so far",
-        ),
+        CONTEXT_WINDOW,
         Option(
             "vocabulary", OptionKind.CHOICE,
             "shared, one head for all experts; mapped, a layer more that brings it near the expert's own.", "HOW",

@@ -14,7 +14,7 @@ from registry.errors import InvalidInputError
         ({"trunk": "median"}, "trunk method 'median' is not one of regmean, mean, base, ties, dare, task-arithmetic"),
         ({"lam": float("nan")}, "lam is nan, it must be a finite number, 0 or more"),
         ({"weights": {"code": 0.0}}, "the weight of code is 0.0, it must be a finite number, more than 0"),
-        ({"to": "ensembles"}, "output 'ensembles' is not one of moe, dense, ensemble, hetero, simoe"),
+        ({"to": "ensembles"}, "output 'ensembles' is not one of moe, dense, ensemble, hetero, simoe, adapters"),
         ({"trunk": "mean", "trunk_options": {"alpha": 0.5}}, "trunk method 'mean' has no option 'alpha'"),
         ({"trunk_options": {"lam": 0.5}}, "trunk method 'regmean' has no option 'lam'"),
         ({"trunk_options": {"alpha": float("nan")}}, "alpha is nan, it must be a finite number from 0 to 1"),

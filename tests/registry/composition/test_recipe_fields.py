@@ -20,7 +20,7 @@ from registry.errors import InvalidInputError
 from registry.io.dtypes import WEIGHT_DTYPES
 from registry.methods.ensemble.output import ROUTINGS
 
-MOE, DENSE, ENSEMBLE, HETERO, SIMOE = OUTPUTS
+MOE, DENSE, ENSEMBLE, HETERO, SIMOE, ADAPTERS = OUTPUTS
 
 NUMBERS = [one for one in FIELDS.values() if one.kind in (OptionKind.NUMBER, OptionKind.WHOLE)]
 
@@ -29,7 +29,7 @@ def test_choices_are_the_methods_that_exist_and_fields_are_described_for_people(
     assert FIELDS["trunk"].choices == tuple(TRUNKS)
     assert sorted(FIELDS["router"].choices) == sorted(ROUTERS)
     assert FIELDS["routing"].choices == tuple(ROUTINGS)
-    assert FIELDS["to"].choices == ("moe", "dense", "ensemble", "hetero", "simoe")
+    assert FIELDS["to"].choices == ("moe", "dense", "ensemble", "hetero", "simoe", "adapters")
     assert FIELDS["dtype"].choices == WEIGHT_DTYPES
     for one in FIELDS.values():
         assert bool(one.choices) == (one.kind is OptionKind.CHOICE)
@@ -68,7 +68,7 @@ def test_what_has_no_part_is_refused_and_replacing_drops_it() -> None:
         ({"nosuch": 1}, "a recipe has no option 'nosuch'"),
         ({"trunk_option": {}}, "a recipe has no option 'trunk_option'"),
         ({"alpha": 0.5}, "a recipe has no option 'alpha'"),
-        ({"to": "mo"}, "output 'mo' is not one of moe, dense, ensemble, hetero, simoe; did you mean 'moe'"),
+        ({"to": "mo"}, "output 'mo' is not one of moe, dense, ensemble, hetero, simoe, adapters; did you mean 'moe'"),
     ):
         with pytest.raises(InvalidInputError, match=message):
             Recipe(**values)
@@ -82,8 +82,8 @@ def test_what_has_no_part_is_refused_and_replacing_drops_it() -> None:
 
 
 def test_defaults_of_recipes_are_those_of_the_fields() -> None:
-    of_whole = ((Recipe(to="ensemble"), ENSEMBLE), (Recipe(to="hetero"), HETERO), (Recipe(to="simoe"), SIMOE))
-    for recipe, output in ((Recipe(), MOE), (Recipe(to=DENSE), DENSE), *of_whole):
+    others = ENSEMBLE, HETERO, SIMOE, ADAPTERS
+    for recipe, output in ((Recipe(), MOE), (Recipe(to=DENSE), DENSE), *((Recipe(to=one), one) for one in others)):
         for one in FIELDS.values():
             if output in one.outputs and not one.group and one.stands_for is None and one.name != "to":
                 assert getattr(recipe, one.name) == one.default_with.get(output, one.default), one.name
@@ -98,6 +98,7 @@ def every_choice() -> list[dict[str, Any]]:
         *({"to": ENSEMBLE, "routing": "perplexity", "trunk": trunk} for trunk in FIELDS["trunk"].choices),
         {"to": HETERO},
         {"to": SIMOE},
+        {"to": ADAPTERS},
     ]
 
 

@@ -1,0 +1,3 @@
+from .plan import base_of as base_of
+from .plan import config as config
+from .plan import make_adapters as make_adapters

@@ -1,0 +1,52 @@
+"""Folders of low-rank experts: the dense class with an `AdaptedLinear` for each layer that an expert changed."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from registry.errors import CheckpointError
+from registry.io.untrusted import LABEL, OBJECT, Kind, list_of, some_fields
+from registry.runtime.sequence_hosts import HINT, SequenceHost
+
+ADAPTERS = "adapters_"
+"""Prefix of the `model_type`, before that of the dense model."""
+MODELLING_FILE = Path(__file__).with_name("modeling_adapters.py")
+LARGEST = 2**20  # the largest rank, and the largest number of tokens of a window
+
+_SIZE = Kind(
+    f"a number from 0 to {LARGEST:,}",
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST,
+)
+_KIND = Kind(
+    f"[a rank from 0 to {LARGEST:,}, a finite number, whether it is DoRA]",
+    lambda value: (
+        isinstance(value, list)
+        and [type(part) for part in value] == [int, float, bool]
+        and 0 <= value[0] <= LARGEST
+        and math.isfinite(value[1])
+    ),
+)
+_KEYS = {"members": list_of(LABEL), "adapted_layers": OBJECT, "adapted_kinds": list_of(list_of(_KIND))} | {
+    f"context_{name}": _SIZE for name in ("window", "fast", "alarm")
+}
+
+
+class AdaptersHost(SequenceHost):
+    """Low-rank experts of a dense class."""
+
+    model_type = ADAPTERS
+    files = (MODELLING_FILE,)
+
+    def check(self, config: Mapping[str, Any], where: str) -> None:
+        keys = some_fields(config, _KEYS, where, hint=HINT)
+        members, kinds, layers = keys["members"], keys["adapted_kinds"], keys["adapted_layers"]
+        if not members:
+            raise CheckpointError(f"{where}: members is empty, expected one name or more", HINT)
+        if any(len(kind) != len(members) for kind in kinds):
+            raise CheckpointError(f"{where}: adapted_kinds must have one for each of {len(members)} members", HINT)
+        for name, kind in layers.items():
+            if type(kind) is not int or not 0 <= kind < len(kinds):
+                raise CheckpointError(
+                    f"{where}: adapted_layers gives {name[:80]!r} no number of the {len(kinds)} adapted_kinds", HINT
+                )

@@ -1,0 +1,265 @@
+"""A dense model with low-rank experts, of which each token has one. Written by expert-registry; Apache-2.0.
+
+Every linear layer that an expert changed gives, for a token of expert e,
+
+    y = W x + b + s_e B_e (A_e x)                         LoRA (Hu et al. 2021, eq. 3); W, b of the base model
+    y = W x + b + (g_e - 1) W x + g_e s_e B_e (A_e x)     DoRA (Liu et al. 2024, eq. 5); g_e = m / |W + s_e B A|
+
+so that a model whose tokens all have one expert is the base model with that adapter, whatever else is in the folder.
+The expert is the same in all layers and is known before they run: `evidence` says of each token how much likelier each
+expert's text is to have it, and a token's expert is that of the largest mean evidence of the tokens up to it, the one D
+tokens back with weight exp(-D / context_window), or all alike where `context_window` is 0. Where `context_fast` is not
+0, a second mean f with that window notices what has just begun. By how much f[e] exceeds thresholds[e, e] counts
+`context_alarm` times for expert e, and by how much f[n] - f[e] exceeds thresholds[e, n], for any other n, as often
+against it. Nothing of it is trained.
+
+Masked tokens are no evidence, and distances leave them out. Keys and values of earlier tokens stay those of the experts
+that they had. What a cache holds beside them is one layer more (`RunningEvidence`), which the cache reorders, crops and
+repeats as it does the others. Beams, batches, padding on the left, training and gradient checkpointing work.
+
+Shapes: B sequences of S tokens, T = B * S tokens row by row; E experts; a linear layer of I inputs and O outputs; r_e
+the rank of expert e in it, R their sum; V tokens of the vocabulary; W windows, 1 or 2.
+"""
+
+import inspect
+from itertools import accumulate
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+from transformers import LlamaForCausalLM as DenseForCausalLM
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+# The name of a cache in calls and outputs: transformers 5.24 calls `cache` what was `past_key_values`.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+CHUNK = 256  # tokens that are weighed against one another at once
+
+
+class AdaptersConfig(DenseForCausalLM.config_class):
+    """The dense configuration with `members`, `context_…` (`window`, `fast`, `alarm`), and what experts changed.
+
+    `adapted_layers` has for each linear layer by its name the number of its entry in `adapted_kinds`, a list of
+    [r_e, s_e, whether it is DoRA] for each expert.
+    """
+
+    model_type = "adapters_" + DenseForCausalLM.config_class.model_type
+
+
+class Tokens:
+    """The expert of each token of the call that runs.
+
+    Attributes:
+        groups: (e, numbers of its tokens among the T) for each expert that has some; with None for the numbers where
+            all tokens have one expert.
+    """
+
+    def __init__(self):
+        """Make it before any call: no token has an expert."""
+        self.groups = []
+
+    def choose(self, chosen):
+        """Set the expert of each token, (T,) int64."""
+        experts = chosen.unique().tolist()
+        if len(experts) == 1:
+            self.groups = [(experts[0], None)]
+        else:
+            self.groups = [(e, (chosen == e).nonzero()[:, 0]) for e in experts]
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer with a low-rank change for each expert.
+
+    `lora_A` is (R, I), the experts' A one below the other. `lora_B` is (R * O,), the experts' B one after the other,
+    each of (O, r_e) row by row. `lora_magnitude` has g of each expert that is DoRA, (number of these, O).
+
+    Args:
+        like: the linear layer in whose place it stands.
+        kinds: of each expert r_e, s_e and whether it is DoRA.
+        tokens: the experts of tokens, which all layers share.
+    """
+
+    def __init__(self, like, kinds, tokens):
+        """Make the weights, with no value yet."""
+        super().__init__(like.in_features, like.out_features, bias=like.bias is not None, dtype=like.weight.dtype)
+        self.kinds, self.tokens = kinds, tokens
+        self.starts = [0, *accumulate(rank for rank, _, _ in kinds)]
+        self.norms = [0, *accumulate(int(dora) for _, _, dora in kinds)]
+        ranks = self.starts[-1]
+        self.lora_A = nn.Parameter(torch.zeros(ranks, self.in_features, dtype=like.weight.dtype))
+        self.lora_B = nn.Parameter(torch.zeros(ranks * self.out_features, dtype=like.weight.dtype))
+        if self.norms[-1]:
+            self.lora_magnitude = nn.Parameter(torch.zeros(self.norms[-1], self.out_features, dtype=like.weight.dtype))
+
+    def forward(self, x):
+        """Return y of each token, (..., O), of x, (..., I), whose leading sizes multiply to T."""
+        y = super().forward(x)
+        for expert, tokens in self.tokens.groups:
+            if not self.kinds[expert][0]:
+                continue
+            if tokens is None:
+                return y + self._change(expert, x, y)
+            tokens, flat = tokens.to(x.device), y.view(-1, y.shape[-1])
+            rows = flat[tokens] if self.kinds[expert][2] else flat
+            flat.index_add_(0, tokens, self._change(expert, x.reshape(-1, x.shape[-1])[tokens], rows))
+        return y
+
+    def _change(self, expert, x, y):
+        """Return what an expert adds to y, (..., O), in its dtype, of x, (..., I); only DoRA needs the values of y."""
+        (rank, scaling, dora), start = self.kinds[expert], self.starts[expert]
+        down = self.lora_A[start : start + rank]
+        up = self.lora_B[start * self.out_features : (start + rank) * self.out_features].view(-1, rank)
+        change = nn.functional.linear(nn.functional.linear(x.to(down.dtype), down), up) * scaling
+        if dora:
+            size = self.lora_magnitude[self.norms[expert]]
+            plain = y if self.bias is None else y - self.bias
+            change = (size - 1) * plain + size * change
+        return change.to(y.dtype)
+
+
+class Gate(nn.Module):
+    """Where the experts' scores of tokens pass, (T, E), on their way to the choice; it changes nothing.
+
+    Args:
+        experts: E.
+    """
+
+    top_k = 1
+
+    def __init__(self, experts):
+        """Make it for so many experts."""
+        super().__init__()
+        self.out_features = experts
+
+    def forward(self, scores):
+        """Return the scores."""
+        return scores
+
+
+class RunningEvidence(DynamicLayer):
+    """Weighed sums of the text up to each token, in each window, as if they were keys and values of a layer.
+
+    Keys are sums of evidence, (B, W, S, E), values sums of ones, (B, W, S, 1); a mean is the one over the other.
+    """
+
+
+class AdaptersForCausalLM(DenseForCausalLM):
+    """The base model with low-rank experts.
+
+    `evidence` is (V, E), `thresholds` (E, E), both float32: those of `thresholds[e]` are for expert e.
+    """
+
+    config_class = AdaptersConfig
+
+    def __init__(self, config):
+        """Make the base model, put an `AdaptedLinear` in the place of each layer that an expert changed, and route."""
+        super().__init__(config)
+        experts, tokens = len(config.members), Tokens()
+        for name, kind in config.adapted_layers.items():
+            above, _, own = name.rpartition(".")
+            layer = AdaptedLinear(self.get_submodule(name), config.adapted_kinds[kind], tokens)
+            setattr(self.get_submodule(above), own, layer)
+        self.tokens = tokens
+        self.adapter_gate = Gate(experts)
+        self.register_buffer("evidence", torch.zeros(config.vocab_size, experts))
+        self.register_buffer("thresholds", torch.zeros(experts, experts))
+        self._keep_in_fp32_modules_strict = {"evidence", "thresholds"}
+        self.base_model.register_forward_pre_hook(self._route, with_kwargs=True)
+
+    @torch.no_grad()
+    def _route(self, decoder, args, kwargs):
+        """Choose the expert of each token, from the ids that the decoder is called with, and give the decoder a cache.
+
+        It is a hook of the decoder, since that gets the ids, the mask and the cache in every way of calling the model.
+
+        Args:
+            decoder: the decoder.
+            args, kwargs: of its call, with `input_ids`, (B, S), and an attention mask of (B, P + S), P tokens in the
+                cache.
+
+        Returns:
+            The arguments to call it with instead, all by their names.
+        """
+        kwargs = dict(zip(inspect.signature(decoder.forward).parameters, args, strict=False)) | kwargs
+        if CACHE not in kwargs and "past_key_values" in kwargs:
+            kwargs[CACHE] = kwargs.pop("past_key_values")
+        ids, mask, cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", CACHE))
+        if ids is None:
+            raise ValueError("this model takes input_ids, not inputs_embeds: experts are chosen by its tokens")
+        if cache is not None and (not isinstance(cache, Cache) or cache.is_compileable):
+            raise ValueError("this model takes a cache that grows, such as DynamicCache(), and no static one")
+        if mask is not None and getattr(mask, "ndim", None) != 2:
+            raise ValueError("this model takes an attention mask of (batch, tokens)")
+        use_cache = kwargs.get("use_cache")
+        if cache is None and (self.config.use_cache if use_cache is None else use_cache):
+            cache = kwargs[CACHE] = DynamicCache(config=self.config)
+        real = torch.ones_like(ids) if mask is None else mask[:, -ids.shape[1] :].to(ids.device) != 0
+        sums = self._sums(ids, real, None if cache is None else self._state(cache))
+        means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
+        scores = means[:, 0]  # of (B, W, S, E), the slow window
+        if self.config.context_fast:
+            scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
+        self.tokens.choose(self.adapter_gate(scores.flatten(0, 1)).argmax(dim=-1))
+        return (), kwargs
+
+    def _noticed(self, fast):
+        """Return what speaks for and against each expert beyond the thresholds, (B, S, E).
+
+        Args:
+            fast: the means of the fast window, (B, S, E).
+        """
+        every = []  # for each expert (B, S)
+        for e, thresholds in enumerate(self.thresholds.to(fast)):
+            behind = (fast - fast[..., e : e + 1] - thresholds).clamp(min=0)  # the others' lead, (B, S, E)
+            behind[..., e] = 0
+            every.append((fast[..., e] - thresholds[e]).clamp(min=0) - behind.sum(dim=-1))
+        return torch.stack(every, dim=-1)
+
+    def _state(self, cache):
+        """Return the last layer of a cache, which holds running evidence; a cache that is still empty gets it."""
+        state = next((layer for layer in cache.layers if isinstance(layer, RunningEvidence)), None)
+        if state is None:
+            if cache.get_seq_length():
+                raise ValueError("this cache is of another model: start with an empty one")
+            while len(cache.layers) < self.config.num_hidden_layers:  # a cache that adds layers when they are used
+                cache.layers.append(cache.layer_class_to_replicate())
+            state = RunningEvidence()
+            cache.layers.append(state)
+        return state
+
+    def _sums(self, ids, real, state):
+        """Return the weighed sums up to each token, of evidence and then of ones, (B, W, S, E + 1), and keep them.
+
+        With a(t) the tokens up to t over the window, token s counts exp(a(s) - a(t)) at token t, so that the sum is the
+        one at the token before times exp(-1 / window), plus what is new. In chunks of tokens that is one product of
+        matrices and the sum at the end of the chunk before, which makes its cost grow with the text alone.
+
+        Args:
+            ids: the new tokens, (B, S).
+            real: which of them are no padding, (B, S) bool.
+            state: of `_state`; None without a cache.
+        """
+        exact = torch.float32 if ids.device.type == "mps" else torch.float64
+        real = real.to(exact)
+        added = torch.cat(
+            [self.evidence[ids.to(self.evidence.device)].to(real) * real[..., None], real[..., None]], dim=-1
+        )  # (B, S, E + 1)
+        windows = [self.config.context_window, *([self.config.context_fast] if self.config.context_fast else [])]
+        pasts = torch.zeros_like(added[:, :1]).expand(-1, len(windows), -1)  # (B, W, E + 1)
+        if state is not None and state.get_seq_length():
+            pasts = torch.cat([state.keys[:, :, -1], state.values[:, :, -1]], dim=-1)
+        every = []
+        for number, window in enumerate(windows):
+            past, rate, sums = pasts[:, number], 1 / window if window else 0.0, []
+            for new, counted in zip(added.split(CHUNK, dim=1), real.split(CHUNK, dim=1), strict=True):
+                age = rate * counted.cumsum(dim=1)  # (B, n), n tokens of a chunk
+                weights = (
+                    (age[:, None, :] - age[:, :, None]).clamp(max=0).exp().tril()
+                )  # of token s at token t, (B, n, n)
+                sums.append(weights @ new + (-age).exp()[..., None] * past[:, None])
+                past = sums[-1][:, -1]
+            every.append(torch.cat(sums, dim=1))
+        sums = torch.stack(every, dim=1)
+        if state is not None:
+            state.update(sums[..., :-1], sums[..., -1:])
+        return sums

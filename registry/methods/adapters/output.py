@@ -1,0 +1,90 @@
+"""Low-rank experts beside one another on their base model: what `--to adapters` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from registry.composition.method import Card, Settings
+from registry.composition.plan import TRUNK, Output, Plan
+from registry.composition.recipe.shared_options import CONTEXT_WINDOW, DTYPE
+from registry.io.display import counted
+from registry.methods import adapters
+from registry.methods.works import DORA, LEWIS, LORA, MARON
+
+if TYPE_CHECKING:
+    from registry.composition.recipe.recipe import Recipe
+    from registry.member import Member
+    from registry.workspace import Workspace
+
+
+class Adapters(Output):
+    """Adapters as they were trained, each token with one of them, chosen by the text so far."""
+
+    name = "adapters"
+    options = (CONTEXT_WINDOW, DTYPE)
+    words = "adapters side by side"
+    called = "adapters"
+    kind = "adapters"
+    noun = "model of adapters"
+    choice = "adapters on their base model"
+    clause = "LoRA experts as they are, one for each token"
+    needs_code = True
+    note = "LoRA experts as they are, on one base model"
+    works = (LORA, DORA, MARON, LEWIS)
+    sentence = (
+        "A token's expert is the one whose calibration text used the tokens of the text so far most, compared with the "
+        "others': naive Bayes over unigrams (Maron 1961; Lewis 1998). It is the same in all layers; nothing of it is "
+        "trained."
+    )
+    has_oracle = True
+
+    def needs_base(self, values: Settings) -> bool:
+        return True
+
+    def base_of(self, workspace: Workspace, members: Sequence[Member], base: str | None) -> str | None:
+        return adapters.base_of(workspace, members).ref if base is None else base
+
+    def top_k(self, recipe: Recipe, count: int) -> int | None:
+        return 1
+
+    def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
+        return adapters.make_adapters(members, base, recipe)
+
+    def config(self, plan: Plan) -> dict[str, Any]:
+        return adapters.config(plan)
+
+    def code(self, plan: Plan) -> Mapping[str, bytes]:
+        from registry.hosts.remote_code import modelling_file
+        from registry.methods.adapters.host import MODELLING_FILE
+
+        return modelling_file(MODELLING_FILE, plan.lead.family.class_name)
+
+    def file_members(self, plan: Plan) -> Sequence[Member]:
+        return (plan.lead,)
+
+    def active_parameters(self, plan: Plan) -> int:
+        dense = sum(tensor.elements for tensor in plan.tensors if tensor.part == TRUNK)
+        return dense + max(member.merged.adapter.parameters for member in plan.members)
+
+    def card(self, plan: Plan) -> Card:
+        base, recipe = plan.lead, plan.recipe.document(plan.names)
+        window = recipe["context_window"]
+        return Card(
+            tags=["lora", plan.model_type],
+            intro=f"{counted(len(plan.members), 'adapter')} of one base model ({plan.model_type}), put together by "
+            "expert-registry.",
+            settings=[
+                ("base model", f"{base.name} `{base.version.digest}`, unchanged"),
+                ("expert of a token", f"by the last {window:g} tokens or so" if window else "by the whole text so far"),
+                ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} are active per token"),
+            ],
+            notes="A linear layer of weight W gives W x + s B A x for the expert of a token: the base model with that "
+            "adapter, as it was trained, whatever other\nadapters are here.",
+            limits=plan.notes,
+            sources=[self.sentence],
+            works=plan.output.works,
+        )
+
+    def sentences(self, document: Mapping[str, Any]) -> list[str]:
+        return [f"{counted(len(document['members']), 'adapter')} on their base model, one for each token"]

@@ -1,0 +1,308 @@
+"""Proves: a folder of adapters is its base model with one for each token, as PEFT has it, whatever else is there.
+
+Where all tokens go to one expert the logits are PEFT's to the bit: both add s B (A x) to the same product. Otherwise a
+product of fewer rows may be summed in another order, which is what the tolerance is for.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from registry import PassSettings, Recipe, Registry
+from registry.composition.route import route
+from registry.errors import CheckpointError, ConflictError, IncompatibleError
+from registry.evaluation import TestSettings as ScoreSettings
+from registry.io.model_folder import MARKER
+from registry.maths.context.prefix import context_scores, prefix_means
+from registry.runtime.gates import force_expert, record_routing
+from registry.runtime.loading import has_our_code, load_model
+from tests.conftest import Zoo, copy_home, files_of
+from tests.models import make_model, save_checkpoint
+from tests.registry.checkpoint.test_adapter import LINEAR, quiet, train
+
+CLOSE: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-4}
+COUNTS = PassSettings(tokens=512, seq_len=32, batch_size=1, sites="counts")
+NAMES = ["code", "law", "math"]
+IDS = torch.randint(0, 300, (2, 40), generator=torch.Generator().manual_seed(1))
+OPTIONS: dict[str, dict[str, Any]] = {  # of several ranks and kinds, one without MLPs
+    "code": {"target_modules": LINEAR},
+    "law": {"target_modules": LINEAR, "use_dora": True, "r": 2},
+    "math": {"target_modules": ["q_proj", "v_proj"], "r": 3, "use_rslora": True, "lora_alpha": 5},
+}
+TO = Recipe(to="adapters")
+
+
+@pytest.fixture(scope="module")
+def adapters(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: train(zoo.base, root / name, **options) for name, options in OPTIONS.items()}
+
+
+@pytest.fixture(scope="module")
+def _home(zoo: Zoo, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("registry") / "home"
+    with Registry(home) as registry:
+        registry.add_base("base", zoo.base, license="mit")
+        for name, folder in adapters.items():
+            registry.add_expert(name, folder, base="base", data=[zoo.train[name]], settings=COUNTS)
+        registry.compose(NAMES, home.parent / "all", TO)
+    return home
+
+
+@pytest.fixture
+def registry(_home: Path, tmp_path: Path) -> Iterator[Registry]:
+    with Registry(copy_home(_home, tmp_path / "home")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(_home: Path) -> Path:
+    return _home.parent / "all"
+
+
+@pytest.fixture
+def model(folder: Path) -> Any:
+    return load_model(folder, "float32", "cpu")
+
+
+def logits(model: Any, ids: Tensor = IDS, **options: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(input_ids=ids, use_cache=False, **options).logits
+    return found
+
+
+def peft_logits(base: Path, adapter: Path, ids: Tensor = IDS) -> Tensor:
+    with quiet():
+        plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        return logits(PeftModel.from_pretrained(plain, adapter).eval(), ids)
+
+
+def chosen_of(model: Any, ids: Tensor = IDS) -> Tensor:
+    with record_routing(model) as (routing,):
+        logits(model, ids)
+    return routing.chosen[0][:, 0].view(ids.shape)
+
+
+def test_folder_loads_with_plain_transformers(folder: Path, registry: Registry) -> None:
+    plan = registry.plan(NAMES[::-1], TO)  # in any order
+    assert plan.digest == json.loads((folder / MARKER).read_bytes())["digest"]
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert sum(part.numel() for part in loaded.parameters()) + loaded.evidence.numel() + loaded.thresholds.numel() == (
+        plan.parameters
+    )
+    assert loaded.config.members == NAMES
+    assert has_our_code(folder)
+    card = (folder / "README.md").read_text()
+    assert "2106.09685" in card
+    assert "unchanged" in card
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_one_expert_have_the_logits_of_peft(
+    name: str, model: Any, zoo: Zoo, adapters: dict[str, Path]
+) -> None:
+    expected = peft_logits(zoo.base, adapters[name])
+    with force_expert(model, NAMES.index(name)):
+        found = logits(model)
+    if name == "law":  # PEFT computes the norm in each call, in the order of its own sums
+        torch.testing.assert_close(found, expected, **CLOSE)
+    else:
+        assert torch.equal(found, expected)
+    assert float((expected - logits(load_model(zoo.base, "float32", "cpu"))).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("qwen2", LINEAR),
+        ("qwen3", LINEAR),
+        ("gemma", LINEAR),
+        ("gpt_neox", ["query_key_value", "dense", "dense_h_to_4h"]),
+        ("phi3", ["qkv_proj", "gate_up_proj", "o_proj"]),
+        ("stablelm", LINEAR),
+    ],
+)
+def test_families_have_the_logits_of_peft(
+    family: str, targets: list[str], zoo: Zoo, tokenizer: Any, tmp_path: Path
+) -> None:
+    base = save_checkpoint(make_model(family, 100), tmp_path / "base", tokenizer)
+    with Registry(tmp_path / "home") as registry:
+        registry.add_base("base", base, remote_code=True)
+        for name, rank in (("code", 4), ("law", 2)):
+            train(base, tmp_path / name, target_modules=targets, r=rank)
+            data = [zoo.train[name]]
+            registry.add_expert(name, tmp_path / name, base="base", data=data, settings=COUNTS, remote_code=True)
+        registry.compose(["code", "law"], tmp_path / "out", TO)
+    model = load_model(tmp_path / "out", "float32", "cpu")
+    for number, name in enumerate(("code", "law")):
+        with force_expert(model, number):
+            assert torch.equal(logits(model), peft_logits(base, tmp_path / name))
+
+
+def test_tokens_are_routed_by_the_text_so_far(model: Any, registry: Registry, zoo: Zoo) -> None:
+    evidence, limits = model.evidence.double(), model.thresholds.double()
+    real, past = torch.ones_like(IDS, dtype=torch.bool), torch.arange(IDS.shape[1], dtype=torch.float64)
+    slow, fast = (
+        prefix_means(IDS, real, evidence, torch.exp(-past / window))
+        for window in (model.config.context_window, model.config.context_fast)
+    )
+    expected = context_scores(slow, fast, limits, model.config.context_alarm).argmax(dim=-1)
+    assert torch.equal(chosen_of(model), expected)
+    assert len(expected.unique()) == 3
+
+
+def test_each_token_has_its_own_expert(model: Any) -> None:
+    """In the first layer, whose inputs are the same: of a projection of one token at a time."""
+    chosen = chosen_of(model).flatten()
+    seen: dict[str, Tensor] = {}
+    layer = model.get_submodule("model.layers.0.self_attn.q_proj")
+    hook = layer.register_forward_hook(lambda module, inputs, output: seen.update(x=inputs[0], y=output))
+    mixed = logits(model)
+    x, y = (seen[key].flatten(0, 1) for key in "xy")
+    hook.remove()
+    for number in range(3):
+        with force_expert(model, number):
+            logits(model)
+        rows = chosen == number
+        layer.tokens.groups = [(number, None)]
+        with torch.no_grad():
+            torch.testing.assert_close(y[rows], layer(x)[rows], **CLOSE)
+    assert mixed.isfinite().all()
+
+
+def test_other_members_change_no_logit_of_text_that_goes_to_one(
+    registry: Registry, folder: Path, model: Any, tmp_path: Path
+) -> None:
+    registry.compose(["law", "math"], tmp_path / "two", TO)
+    two = load_model(tmp_path / "two", "float32", "cpu")
+    for name in ("law", "math"):
+        with force_expert(two, ["law", "math"].index(name)):
+            fewer = logits(two)
+        with force_expert(model, NAMES.index(name)):
+            assert torch.equal(logits(model), fewer)
+
+
+@pytest.mark.parametrize("parts", [[40], [12, 28], [39, 1], [1] * 40])
+def test_cache_changes_nothing(model: Any, parts: list[int]) -> None:
+    cache: Any = None
+    found, start = [], 0
+    with torch.no_grad():
+        for size in parts:
+            output = model(input_ids=IDS[:, start : start + size], cache=cache, use_cache=True)
+            cache, start = output.cache, start + size
+            found.append(output.logits)
+    torch.testing.assert_close(torch.cat(found, dim=1), logits(model), **CLOSE)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_and_the_rest_of_the_batch_change_nothing(model: Any, side: str) -> None:
+    short, ids, mask = 13, torch.zeros((2, 40), dtype=torch.int64), torch.zeros((2, 40), dtype=torch.int64)
+    own = slice(40 - short, 40) if side == "left" else slice(0, short)
+    ids[0], mask[0] = IDS[0], 1
+    ids[1, own], mask[1, own] = IDS[1, :short], 1
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    found = logits(model, ids, attention_mask=mask, position_ids=positions)
+    torch.testing.assert_close(found[1, own], logits(model, IDS[1:, :short])[0], **CLOSE)
+    torch.testing.assert_close(found[0], logits(model, IDS[:1])[0], **CLOSE)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_generation_with_a_cache_is_that_without(model: Any, beams: int) -> None:
+    ids, mask = torch.zeros((2, 14), dtype=torch.int64), torch.ones((2, 14), dtype=torch.int64)
+    ids[0], ids[1, 2:], mask[1, :2] = IDS[0, :14], IDS[1, :12], 0
+    greedy: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    kinds = [
+        model.generate(ids, attention_mask=mask, num_beams=beams, use_cache=use, **greedy) for use in (True, False)
+    ]
+    assert torch.equal(*kinds)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_training_changes_the_experts_of_the_text(model: Any, checkpointing: bool) -> None:
+    """Gradients are those of a run whose layers run once."""
+    grads = []
+    for again in (False, checkpointing):
+        model.train()
+        model.zero_grad()
+        if again:
+            model.activation_checkpointing_enable()
+        model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
+        grads.append({name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None})
+    factors = [name for name in grads[0] if "lora_A" in name]
+    assert factors
+    assert any(bool(grads[0][name].abs().sum()) for name in factors)
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, **CLOSE)
+
+
+def test_calls_that_cannot_be_are_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="takes input_ids"):
+        model(inputs_embeds=torch.zeros(1, 3, 32))
+    with pytest.raises(ValueError, match="attention mask of"):
+        model(input_ids=IDS, attention_mask=torch.ones(2, 1, 40, 40))
+
+
+def test_it_is_routed_evaluated_and_reproduced(registry: Registry, folder: Path, zoo: Zoo, tmp_path: Path) -> None:
+    found = route(folder, "def return self import class for in if else none true", "cpu")
+    assert (found.experts, found.layers) == (tuple(NAMES), 1)
+    registry.compose(NAMES, tmp_path / "out", TO)
+    assert files_of(tmp_path / "out") == files_of(folder)
+    assert registry.reproduce(tmp_path / "out").is_same
+    settings = ScoreSettings(windows=2, seq_len=32, device="cpu")
+    data = {name: [zoo.test[name]] for name in NAMES}
+    rows = registry.evaluate([tmp_path / "out"], data, settings, oracle=True, baselines=True)
+    names = [row.name for row in rows]
+    assert any("oracle" in name for name in names), names
+    assert registry.report(tmp_path / "out") is not None
+
+
+def test_opted_out_member_is_refused_and_found_in_the_folder(registry: Registry, tmp_path: Path) -> None:
+    registry.compose(NAMES, tmp_path / "all", TO)
+    before = files_of(tmp_path / "all")
+    registry.compose(["code", "math"], tmp_path / "two", TO)
+    registry.opt_out("law", purge=True, receipt=tmp_path / "receipt.json")
+    with pytest.raises(ConflictError, match="was opted out"):
+        registry.compose(NAMES, tmp_path / "late", TO)
+    assert registry.verify_receipt(tmp_path / "receipt.json", [tmp_path / "all"]).problems
+    assert not registry.verify_receipt(tmp_path / "receipt.json", [tmp_path / "two"]).problems
+    registry.compose(["code", "math"], tmp_path / "again", TO)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "two") != before
+
+
+def test_what_it_does_not_carry_is_refused(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    registry.add_expert("whole", zoo.experts["german"])
+    with pytest.raises(IncompatibleError, match="whole@1 is no adapter of a registered base model"):
+        registry.plan(["code", "whole"], TO)
+    saved = train(zoo.base, tmp_path / "saved", target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    registry.add_expert("saved", saved, base="base", data=[zoo.train["law"]], settings=COUNTS)
+    with pytest.raises(IncompatibleError, match=r"saved@1 changes .* carries LoRA and DoRA of linear layers"):
+        registry.plan(["code", "saved"], TO)
+    registry.opt_out("base")
+    with pytest.raises((IncompatibleError, ConflictError)):
+        registry.plan(["code", "law"], TO)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("members", [], "members is empty"),
+        ("adapted_kinds", [[[4, 1.5, False]]], "must have one for each of 3 members"),
+        ("adapted_kinds", [[[4, 1.5]] * 3], "adapted_kinds"),
+        ("adapted_layers", {"model.layers.0.mlp.up_proj": 7}, "gives 'model.layers.0.mlp.up_proj' no number"),
+        ("context_window", -1, "context_window"),
+    ],
+)
+def test_config_from_elsewhere_is_checked(folder: Path, tmp_path: Path, key: str, value: Any, message: str) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_bytes())
+    (copy / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(CheckpointError, match=message):
+        load_model(copy, "float32", "cpu")
