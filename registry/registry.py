@@ -206,11 +206,17 @@ class Registry:
         license: str | None = None,  # noqa: A002 - the field's word
         alias: str | None = None,
         remote_code: bool = False,
+        own_text: int = 0,
     ) -> registration.Registration:
-        """Register a checkpoint as the next version of base model `name`, and return it (arguments as `add_expert`)."""
+        """Register a checkpoint as the next version of base model `name`, and return it (arguments as `add_expert`).
+
+        With `own_text` the model writes so many tokens, conversations where its tokenizer has a chat template, and they
+        are counted and kept: a composition of adapters then sends text that no expert knows to the base model
+        (CalibrationError: it cannot write them).
+        """
         annotations = Annotations(dict(tags or {}), license, alias)
         request = registration.RegistrationRequest(
-            name, checkpoint, "base", annotations=annotations, remote_code=remote_code
+            name, checkpoint, "base", annotations=annotations, remote_code=remote_code, own_text=own_text
         )
         with registration.open_candidate(self._workspace, request) as candidate:  # torch is loaded after it
             return registration.register_candidate(self._workspace, candidate)

@@ -8,7 +8,7 @@ import click
 from cli.errors import CliError
 from cli.next_steps import after_registration
 from cli.option_groups import STATISTICS, command, typed_words
-from cli.options import file, file_path, flag
+from cli.options import file, file_path, flag, integer
 from cli.output import done, next_step, print_line, print_table, printed_json, progress, reg_line
 from cli.session import Session, pass_session
 from cli.shared_options import (
@@ -119,11 +119,14 @@ def add_experts(session: Session, /, file: Path, **settings: Any) -> None:
 @checkpoint
 @annotations
 @remote_code
+@integer("--own-text N", "Let the model write N tokens, and count them (such as 24576).", 0, least=0)
 @pass_session
 def add_base(session: Session, /, name: str, checkpoint: str, **settings: Any) -> None:
     """Register CKPT, a Hugging Face folder or hf://ORG/NAME[@REVISION], as the next version of base model NAME.
 
-    An adapter is merged into the base model that its configuration names.
+    An adapter is merged into the base model that its configuration names. With --own-text, the model writes text, as
+    conversations where its tokenizer has a chat template: a composition --to adapters then sends what no expert knows
+    to the base model.
     """
     with session.registry(create=True) as registry:
         registration = registry.add_base(name, checkpoint, **settings)

@@ -4,7 +4,7 @@ Shapes: N windows, S tokens of a window, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,101 @@ def sample_from_expert(
         ids[index, : len(window)] = window
     lengths = torch.tensor([len(window) for window in windows], dtype=torch.int32)
     return Calibration(ids, lengths, self_sampled_label(tokens, seq_len))
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What a chat template puts around a conversation of two turns, as token ids.
+
+    Attributes:
+        before: what precedes the user's message, not empty.
+        between: what stands between it and the answer, not empty; its first token ends the message.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "Turns | None":
+        """Return the turns of a tokenizer's chat template; None if it has none, or one that is not of this form."""
+        if not getattr(tokenizer, "chat_template", None):
+            return None
+        messages = [{"role": "user", "content": _MARK}]
+        try:
+            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception:  # templates are code of others
+            return None
+        parts = [tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in text.split(_MARK)]
+        return cls(*parts) if len(parts) == 2 and all(parts) else None
+
+
+_MARK = "expert-registry-user-message"
+
+
+@torch.no_grad()
+def sample_conversations(
+    model: Any, turns: Turns, end: Sequence[int], *, tokens: int, seq_len: int, batch_size: int, progress: Progress
+) -> Calibration:
+    """Sample conversations of a user's message and an answer, both by `model`: what it was trained to talk about.
+
+    The user turn's beginning is the prompt (Magpie, Xu et al. 2024, section 2). Messages have up to half a
+    window; `end` are the tokens that end an answer. Windows have `tokens` tokens in all, of which only messages are
+    `written` (CalibrationError: the model writes nothing).
+    """
+    from transformers import GenerationConfig
+
+    stop = sorted({*end, turns.between[0]})
+    room = (seq_len - len(turns.before) - len(turns.between)) // 2
+    if room < 2:
+        raise CalibrationError(
+            f"a conversation needs {len(turns.before) + len(turns.between) + 4} tokens, a window has {seq_len}",
+            "give a longer --seq-len",
+        )
+
+    def written(prompts: Sequence[list[int]]) -> list[list[int]]:
+        """Return what the model goes on with after each prompt, up to what ends it."""
+        width = max(map(len, prompts))
+        ids = torch.tensor([[stop[0]] * (width - len(one)) + one for one in prompts], device=model.device)
+        mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts], device=model.device)
+        rows = model.generate(ids, attention_mask=mask).cpu()[:, width:].tolist()
+        return [row[: next((at for at, one in enumerate(row) if one in stop), len(row))] for row in rows]
+
+    windows: list[tuple[list[int], list[bool]]] = []
+    sampled = 0
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=room,
+        eos_token_id=stop,
+        pad_token_id=stop[0],
+    )
+    before, between = list(turns.before), list(turns.between)
+    with torch.random.fork_rng(enabled=True), progress("sampling", tokens, "token") as advance:
+        torch.manual_seed(SEED)
+        for _ in range(_ATTEMPTS * max(1, -(-tokens // (batch_size * seq_len)))):
+            messages = [one for one in written([before] * batch_size) if one]
+            answers = written([[*before, *message, *between] for message in messages]) if messages else []
+            for message, answer in zip(messages, answers, strict=True):
+                if sampled >= tokens or not answer:
+                    continue
+                ids = [*before, *message, *between, *answer]
+                own = [False] * len(before) + [True] * len(message) + [False] * len(between) + [True] * len(answer)
+                windows.append((ids[: tokens - sampled], own[: tokens - sampled]))
+                advance(len(windows[-1][0]))
+                sampled += len(windows[-1][0])
+            if sampled >= tokens:
+                break
+    if sampled < tokens:
+        raise CalibrationError(f"the model wrote {sampled:,} of {tokens:,} tokens", "give a smaller --own-text")
+    filled = torch.full((len(windows), seq_len), stop[0], dtype=torch.int32)
+    marks = torch.zeros((len(windows), seq_len), dtype=torch.bool)
+    for index, (ids, own) in enumerate(windows):
+        filled[index, : len(ids)], marks[index, : len(own)] = torch.tensor(ids), torch.tensor(own)
+    lengths = torch.tensor([len(ids) for ids, _ in windows], dtype=torch.int32)
+    label = f"{_OWN} ({tokens} tokens of conversations, windows of {seq_len}, temperature 1, seed {SEED})"
+    return Calibration(filled, lengths, label, marks)
 
 
 class _Counter:

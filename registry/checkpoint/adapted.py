@@ -71,8 +71,8 @@ class AdaptedCheckpoint(Checkpoint):
 
     @property
     def origin(self) -> Mapping[str, Any]:
-        """The base model's version."""
-        return {ADAPTER: {"base": self.base.version.digest}}
+        """The digest over the base model's weights."""
+        return {ADAPTER: {"base": (self.base.version.content or {})["weights"]}}
 
     @property
     def weight_files(self) -> set[str]:

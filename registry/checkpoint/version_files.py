@@ -191,13 +191,13 @@ class _Base:
 
 
 def base_of_adapter(version: VersionRecord) -> str | None:
-    """Return the digest of the base model of a version that is an adapter, and None of another."""
+    """Return the digest over the weights of the base model of a version that is an adapter; None of another."""
     return ((version.content or {}).get(ADAPTER) or {}).get("base")
 
 
 def adapters_beside(version: VersionRecord, versions: Iterable[VersionRecord]) -> tuple[str, ...]:
     """Return the others of `versions` that are adapters of its base model, or of itself."""
-    base = base_of_adapter(version) or version.digest
+    base = base_of_adapter(version) or (version.content or {}).get("weights")
     return tuple(one.ref for one in versions if base_of_adapter(one) == base and one.name != version.name)
 
 

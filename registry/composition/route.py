@@ -7,8 +7,7 @@ from typing import Any
 
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
-from registry.io.model_folder import composed_of
-from registry.runtime.gates import expert_count, record_routing
+from registry.runtime.gates import expert_names, record_routing
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.upcast import load_for_pass
 
@@ -107,12 +106,10 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
     if not ids:
         raise InvalidInputError("the text has no token", 'give some: reg route moe/ "def add(a, b):"')
     model = load_for_pass(folder, AUTO, device, prefer_whole=True)
-    count = expert_count(model)
     limit = getattr(model.config, "max_position_embeddings", None)
     if isinstance(limit, int) and len(ids) > limit:
         raise InvalidInputError(f"the text has {len(ids):,} tokens, the model takes {limit:,}", "give a part of it")
-    names = tuple(composed_of(folder))
-    names = names if len(names) == count else tuple(map(str, range(count)))
+    names = expert_names(model, folder)
     with torch.no_grad(), record_routing(model) as routings:
         model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
     layers = [(routing.chosen[-1].tolist(), routing.weights[-1].tolist()) for routing in routings]

@@ -21,13 +21,13 @@ from torch import Tensor
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, InvalidInputError
 from registry.evaluation.results import DomainLoss, TestSettings
-from registry.io.model_folder import composed_of
 from registry.progress import Advance, Progress
 from registry.runtime.gates import (
     Gate,
     RoutingRecord,
     adapter_sizes,
     expert_count,
+    expert_names,
     force_expert,
     gates,
     record_routing,
@@ -71,8 +71,7 @@ class Model:
     @property
     def expert_names(self) -> list[str]:
         """Names of the experts: the members in order, or numbers if the folder records no members."""
-        names = list(composed_of(self.folder))
-        return names if len(names) == self.experts else [str(number) for number in range(self.experts)]
+        return list(expert_names(self.loaded, self.folder))
 
     @property
     def active_parameters(self) -> int:

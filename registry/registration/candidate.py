@@ -41,6 +41,7 @@ class RegistrationRequest:
     allow_unrelated: bool = False
     remote_code: bool = False
     tokenizer_of: str | None = None
+    own_text: int = 0  # tokens of text that a base model is to write, which are counted; 0 for none
 
 
 @dataclass(frozen=True)

@@ -225,8 +225,8 @@ def relations_of(
 
 
 def _without_adapters(versions: Sequence[VersionRecord]) -> list[VersionRecord]:
-    digests = {version.digest for version in versions}
-    return [version for version in versions if base_of_adapter(version) not in digests]
+    weights = {(version.content or {}).get("weights") for version in versions}
+    return [version for version in versions if base_of_adapter(version) not in weights - {None}]
 
 
 def confirm_related(

@@ -18,14 +18,21 @@ from registry.checkpoint.adapted import AdaptedCheckpoint
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.version_files import adapters_beside, base_of_adapter
 from registry.errors import ConflictError
-from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
+from registry.families.sites import CONTENT_COUNTS, COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.io.torch_blocks import to_block
 from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate, RegistrationRequest, open_candidate
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, summarise
 from registry.registration.lineage import Relation, equal_mlps, pack_weights
 from registry.registration.summary_store import keep_summary
-from registry.statistics.collect import carried_statistics, collect, evidence_of, report_few_tokens, text_calibration
+from registry.statistics.collect import (
+    carried_statistics,
+    collect,
+    evidence_of,
+    own_text,
+    report_few_tokens,
+    text_calibration,
+)
 from registry.statistics.file import Collected, lazy_layers
 from registry.statistics.forward_pass import computed_by, window_size
 from registry.workspace import Workspace, content_digest
@@ -64,7 +71,7 @@ def register_candidate(workspace: Workspace, candidate: Candidate) -> Registrati
     """Register a candidate as the next version of an expert or base model (errors as `Registry.add_expert`)."""
     request, manifest = candidate.request, candidate.manifest
     hashed = hash_checkpoint(candidate.checkpoint, workspace.progress)
-    registration = (_register if request.kind == "base" else _expert)(workspace, candidate, hashed)
+    registration = (_base if request.kind == "base" else _expert)(workspace, candidate, hashed)
     version = registration.version
     if manifest is not None and manifest.digest != version.digest:
         remark(
@@ -147,6 +154,15 @@ def write_arrays(
                 for digest in fresh:  # unreferenced: the caller holds the registry's lock
                     store.delete(digest)
             raise
+
+
+def _base(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint) -> Registration:
+    """Register a base model, with counts of text that it writes if these are asked for."""
+    if not candidate.request.own_text:
+        return _register(workspace, candidate, hashed)
+    settings = replace(candidate.settings, tokens=candidate.request.own_text, sites=COUNTS)
+    collected = own_text(hashed, settings, workspace.progress)
+    return replace(_register(workspace, candidate, hashed, collected), self_sampled=True)
 
 
 def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint) -> Registration:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from registry.errors import InvalidInputError
 from registry.hosts.context import CONTEXT_LAYERS
 from registry.hosts.host import NORM_TOPK_PROB
 from registry.hosts.remote_code import HEAD_MAPS
+from registry.io.model_folder import composed_of
 
 GATE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:mlp\.gate|block_sparse_moe\.(?:gate|router))")
 """Name of a layer's router as a module, with the layer as group 1; its tensor in a composed folder adds `.weight`."""
@@ -141,6 +143,13 @@ def weighs_members(model: Any) -> bool:
 def expert_count(model: Any) -> int:
     """Return the number of experts of a loaded mixture, or of the members that it weighs (errors as `gates`)."""
     return len(model.config.members) if weighs_members(model) else gates(model)[0].experts
+
+
+def expert_names(model: Any, folder: Path) -> tuple[str, ...]:
+    """Return the names of the experts of a loaded mixture, in order; numbers if its folder does not name so many."""
+    count, named = expert_count(model), getattr(model.config, "members", ())
+    names = tuple(map(str, named)) or tuple(composed_of(folder))
+    return names if len(names) == count else tuple(map(str, range(count)))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration, Corpus, document_beginnings, random_places, sample_from_expert
+from registry.calibration.calibration import Turns, sample_conversations
 from registry.calibration.corpus import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
@@ -199,6 +200,24 @@ def collect(
     # Tokens that the expert sampled reveal no more than its weights.
     kept = calibration if keep_calibration or self_sampled else None
     return replace(_with_counts(collected, calibration, checkpoint), calibration=kept)
+
+
+def own_text(hashed: HashedCheckpoint, settings: PassSettings, progress: Progress) -> Collected:
+    """Return counts of text that a model writes: conversations, if its tokenizer has a chat template (`collect`)."""
+    checkpoint = hashed.checkpoint
+    has_tokenizer = any(name.startswith("tokenizer") for name in hashed.files)
+    turns = Turns.of(load_tokenizer(checkpoint.folder)) if has_tokenizer else None
+    if turns is None:
+        return collect(hashed, None, settings, progress=progress)
+    seq_len = window_size(checkpoint, settings)
+    check_sampling(checkpoint, settings, seq_len)
+    model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, prefer_whole=True, progress=progress)
+    named = checkpoint.special_tokens["eos_token_id"]
+    end = [number for number in (named if isinstance(named, list) else [named]) if isinstance(number, int)]
+    sizes = {"tokens": settings.tokens, "seq_len": seq_len, "batch_size": settings.batch_size}
+    calibration = sample_conversations(model, turns, end, **sizes, progress=progress)
+    computed = computed_by(checkpoint, settings, self_sampled=True)
+    return replace(counted(hashed.weights, calibration, checkpoint, computed), calibration=calibration)
 
 
 def counted(weights: str, calibration: Calibration, checkpoint: Checkpoint, computed: dict[str, Any]) -> Collected:

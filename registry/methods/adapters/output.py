@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import Card, Settings
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from registry.composition.recipe.recipe import Recipe
     from registry.member import Member
     from registry.workspace import Workspace
+
+
+_NOBODY = {
+    True: "goes to the base model alone, by counts of text that it wrote itself",
+    False: "goes to one of the experts all the same: the base model counted no text of its own",
+}
 
 
 class Adapters(Output):
@@ -76,6 +82,7 @@ class Adapters(Output):
             "expert-registry.",
             settings=[
                 ("base model", f"{base.name} `{base.version.digest}`, unchanged"),
+                ("text that no expert knows", _NOBODY[len(adapters.everyone(plan)) > len(plan.members)]),
                 ("expert of a token", f"by the last {window:g} tokens or so" if window else "by the whole text so far"),
                 ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} are active per token"),
             ],
@@ -85,6 +92,12 @@ class Adapters(Output):
             sources=[self.sentence],
             works=plan.output.works,
         )
+
+    def notes(self, plan: Plan) -> Iterable[str]:
+        if len(adapters.everyone(plan)) > len(plan.members):
+            return super().notes(plan)
+        one = "text that no expert knows goes to one of them all the same: let the base model write text, and count it"
+        return (*super().notes(plan), f"{one}: reg add-base {plan.lead.name} CKPT --own-text 24576")
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         return [f"{counted(len(document['members']), 'adapter')} on their base model, one for each token"]

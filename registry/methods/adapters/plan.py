@@ -1,7 +1,7 @@
 """Plans of low-rank experts: each as it was trained, on a base model that nobody changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from registry.composition.plan import EXPERTS, ROUTER, OutputTensor, Plan
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import Computed, Stored, held
 from registry.errors import IncompatibleError, InvalidInputError
+from registry.families.sites import TOKEN_COUNTS
 from registry.hosts.context_mlp import ALARM
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
@@ -35,8 +36,10 @@ _NONE: Kind = (0, 1.0, False)
 
 def config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the base model's own, the members, what they change, and how a token's expert is chosen."""
-    kinds, layers = list[Sequence[Kind]](), dict[str, int]()
-    for target, own in _changes(plan.members).items():
+    kinds, layers, members = list[Sequence[Kind]](), dict[str, int](), everyone(plan)
+    nobody = [_NONE] * (len(members) - len(plan.members))
+    for target, changed in _changes(plan.members).items():
+        own = [*changed, *nobody]
         if own not in kinds:
             kinds.append(own)
         layers[_layer(plan.lead, target)] = kinds.index(own)
@@ -44,6 +47,7 @@ def config(plan: Plan) -> dict[str, Any]:
     return {
         **dense_settings(plan.lead),
         **loading(plan, MODELLING_FILE.stem, "AdaptersConfig"),
+        "members": [member.name for member in members],
         "adapted_layers": layers,
         "adapted_kinds": [[list(kind) for kind in own] for own in kinds],
         "context_window": window,
@@ -66,19 +70,19 @@ def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe
     assert subset.base is not None
     members, base = subset.members, subset.base
     for member in members:
-        if base_of_adapter(member.version) != base.version.digest:
+        if (of := base_of_adapter(member.version)) != base.content["weights"]:
             raise IncompatibleError(
-                f"{member.version.ref} is an adapter of {str(base_of_adapter(member.version))[:12]}, and "
-                f"{base.version.ref} is {base.version.digest[:12]}",
+                f"{member.version.ref} is an adapter of a base model of weights {str(of)[:12]}, and {base.version.ref} "
+                f"has {base.content['weights'][:12]}",
                 "name the base model that all were registered with: --base NAME[@V]; or leave it out",
             )
     dtype = recipe.dtype or str(base.content["dtype"])
     plan = Plan(recipe, members, base, base, dtype, f"{ADAPTERS}{base.family.model_type}", "AdaptersForCausalLM", ())
-    return Plan(**(vars(plan) | {"tensors": tuple(_tensors(plan))}))
+    return replace(plan, tensors=tuple(_tensors(plan)))
 
 
 def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord:
-    """Return the registered base model that members are adapters of.
+    """Return the registered base model that members are adapters of: the newest, one that counted its own text first.
 
     Raises:
         IncompatibleError: they are of several, it is not registered any more, or a member is no adapter.
@@ -95,13 +99,19 @@ def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord:
             f"and {str(base_of_adapter(other.version))[:12]}",
             "compose adapters of one base model",
         )
-    found = [one for one in workspace.versions(kind="base") if one.digest == digest]
+    found = [one for one in workspace.versions(kind="base") if (one.content or {}).get("weights") == digest]
     if not found:
         raise IncompatibleError(
-            f"{first.version.ref} is an adapter of {str(digest)[:12]}, and no such base model is registered here",
+            f"{first.version.ref} is an adapter of a base model of weights {str(digest)[:12]}, and none is "
+            "registered here",
             "register it: reg add-base NAME CKPT",
         )
-    return found[-1]
+    return max(found, key=lambda one: (bool(one.statistics), one.created_at))
+
+
+def everyone(plan: Plan) -> tuple[Member, ...]:
+    """Return whom a token may go to: the members, and last the base model, if it counted text of its own."""
+    return (*plan.members, *([plan.lead] if plan.lead.has_statistics(TOKEN_COUNTS) else []))
 
 
 def _check_adapters(members: Sequence[Member]) -> None:
@@ -152,9 +162,10 @@ def _tensors(plan: Plan) -> Iterator[OutputTensor]:
             shape = len(dora), base.weight(target).shape[0]
             compute = partial(_norms, dora, target)
             yield OutputTensor(f"{layer}.lora_magnitude", own or "float32", Computed(shape, compute), EXPERTS)
-    experts, rows = len(members), base.architecture.vocab_size
-    yield OutputTensor("evidence", "float32", Computed((rows, experts), partial(evidence_of, plan)), ROUTER)
-    yield OutputTensor("thresholds", "float32", Computed((experts, experts), partial(limits_of, plan)), ROUTER)
+    routed = replace(plan, members=everyone(plan))
+    experts, rows = len(routed.members), base.architecture.vocab_size
+    yield OutputTensor("evidence", "float32", Computed((rows, experts), partial(evidence_of, routed)), ROUTER)
+    yield OutputTensor("thresholds", "float32", Computed((experts, experts), partial(limits_of, routed)), ROUTER)
 
 
 @dataclass(frozen=True)

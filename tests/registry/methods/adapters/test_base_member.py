@@ -1,0 +1,109 @@
+"""Proves: a base model that counted text of its own takes the text that no adapter knows, and changes nothing there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry import PassSettings, Recipe, Registry
+from registry.calibration.calibration import Turns, sample_conversations
+from registry.composition.route import route
+from registry.errors import CalibrationError
+from registry.progress import silent
+from registry.runtime.gates import force_expert
+from registry.runtime.loading import load_model, load_tokenizer
+from tests.conftest import Zoo, files_of
+from tests.registry.checkpoint.test_adapter import train
+from tests.registry.methods.adapters.test_compose_adapters import TO, logits
+
+COUNTS = PassSettings(tokens=512, seq_len=32, batch_size=1, sites="counts")
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chat_base(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The zoo's base model with a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "base"
+    folder.mkdir()
+    for name, data in files_of(zoo.base).items():
+        (folder / name).write_bytes(data)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    config = json.loads((folder / "tokenizer_config.json").read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def sampled(base: Path, **changed: int) -> Any:
+    tokenizer, model = load_tokenizer(base), load_model(base, "float32", "cpu")
+    turns = Turns.of(tokenizer)
+    assert turns is not None
+    sizes = {"tokens": 300, "seq_len": 48, "batch_size": 4} | changed
+    return turns, sample_conversations(model, turns, [2], **sizes, progress=silent)
+
+
+def test_conversations_are_framed_by_the_template_and_only_messages_are_written(chat_base: Path) -> None:
+    turns, text = sampled(chat_base)
+    assert text.tokens == 300
+    tokenizer = load_tokenizer(chat_base)
+    whole = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "the court"}], tokenize=False, add_generation_prompt=True
+    )
+    assert tokenizer.decode(turns.before) + "the court" + tokenizer.decode(turns.between) == whole
+    for row, length, written in zip(text.ids.tolist(), text.lengths.tolist(), text.written.tolist(), strict=True):
+        ids, own = row[:length], written[:length]
+        assert ids[: len(turns.before)] == list(turns.before)[:length]
+        assert not any(own[: len(turns.before)])
+        assert not any(written[length:])
+        if length == 300 % 48 or length < len(turns.before) + len(turns.between) + 2:
+            continue  # the last one, cut
+        start = own.index(True)
+        stop = own.index(False, start) if False in own[start:] else length
+        assert ids[stop : stop + len(turns.between)] == list(turns.between)[: length - stop]
+    again = sampled(chat_base)[1]
+    assert again.digest == text.digest
+
+
+def test_windows_without_room_are_refused(chat_base: Path) -> None:
+    with pytest.raises(CalibrationError, match="a conversation needs"):
+        sampled(chat_base, seq_len=8)
+
+
+def test_base_model_takes_what_no_expert_knows(chat_base: Path, zoo: Zoo, tmp_path: Path) -> None:
+    names = ["law", "math"]
+    with Registry(tmp_path / "home") as registry:
+        registry.add_base("base", chat_base)
+        for name in names:
+            adapter = train(zoo.base, tmp_path / name, target_modules=["q_proj", "up_proj"])
+            registry.add_expert(name, adapter, base="base", data=[zoo.train[name]], settings=COUNTS)
+        without = registry.compose(names, tmp_path / "without", TO)
+        assert any("--own-text" in note for note in without.notes)
+        registered = registry.add_base("base", chat_base, own_text=600)  # later, and the adapters are of it too
+        assert registered.added
+        assert registered.version.number == 2
+        assert [one.site for one in registered.version.statistics] == ["token_counts"]
+        plan = registry.compose(names, tmp_path / "with", TO)
+        assert not any("--own-text" in note for note in plan.notes)
+        assert plan.document["base"]["digest"] == registered.version.digest
+        assert [member["name"] for member in plan.document["members"]] == names
+        assert registry.reproduce(tmp_path / "with").is_same
+    model = load_model(tmp_path / "with", "float32", "cpu")
+    assert model.config.members == ["law", "math", "base"]
+    with force_expert(model, 2):
+        assert torch.equal(logits(model), logits(load_model(zoo.base, "float32", "cpu")))
+    own = torch.tensor([model.evidence[:, 2].topk(20).indices.tolist()])
+    text = load_tokenizer(chat_base).decode(own[0])
+    assert route(tmp_path / "with", text, "cpu").experts == ("law", "math", "base")
+
+
+def test_base_model_without_a_template_writes_plain_text(zoo: Zoo, tmp_path: Path) -> None:
+    with Registry(tmp_path / "home") as registry:
+        registered = registry.add_base("base", zoo.base, own_text=200)
+        assert registered.self_sampled
+        assert registered.version.statistics[0].tokens == 200
+        assert not registry.add_base("base", zoo.base, own_text=200).added
+        assert Recipe(to="adapters").output.name == "adapters"
