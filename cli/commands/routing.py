@@ -38,6 +38,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 @option("--layer L", "Show this layer (repeatable).", "layers", type=Integer(0), multiple=True)
 @flag("--every-layer", "Show each layer, one after the other.")
 @flag("--weights", "Print a table of every expert's weight at each token.")
+@flag("--pick", "Print only the name of the expert that goes on with TEXT.", "picked")
 @device
 @pass_session
 def route(
@@ -47,6 +48,7 @@ def route(
     layers: tuple[int, ...],
     every_layer: bool,
     weights: bool,
+    picked: bool,
     device: str | None,
 ) -> None:
     """Print a text with each token in the colour of the expert that handles it in a composed FOLDER.
@@ -56,17 +58,25 @@ def route(
     Without colours (no terminal, or NO_COLOR is set), each run of tokens is preceded by its expert's letter. --json has
     every layer's experts and weights. Where all layers agree on every token, as they do with --router context, this is
     noted, and --every-layer shows one of them.
+
+    With --pick, the name is that of the expert at the end of TEXT, for servers that take an adapter's name with each
+    request. Of a folder of adapters no model is loaded.
     """
-    if every_layer and layers:
-        raise click.UsageError("--layer and --every-layer exclude one another.")
+    if every_layer + bool(layers) + picked > 1:
+        raise click.UsageError("--layer, --every-layer and --pick exclude one another.")
     if is_folder(text) and not is_folder(str(folder)):
         raise InvalidInputError("the folder comes before the text", f"reg route {shlex.join((text, str(folder)))}")
     check_routed(folder, layers)
-    from registry.composition.route import MOST_CHARACTERS, route
+    from registry.composition.route import MOST_CHARACTERS, pick, route
 
     if text == "-":
         text = sys.stdin.read(MOST_CHARACTERS + 1)
     warn_of_folder(session, folder)
+    if picked:
+        expert = pick(folder, text, device)
+        if not printed_json({"expert": expert}):
+            print_line(printable(expert))
+        return
     routed = route(folder, text, device)
     if printed_json(routed.document()):
         return

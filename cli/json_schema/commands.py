@@ -171,10 +171,11 @@ reg report | registry.report.data.ReportData - colours
   audits | | Those that are stored, the latest first.
     * extraction
   verdict | registry.report.data.Verdict | What the report says first.
-reg route | object | A text and the routing of its tokens.
-  experts | list of text | The experts' names, in their order.
-  shares | by expert: number | Share of the tokens that it handles, over all layers.
-  tokens | list of registry.composition.route.RoutedToken | In the order of the text.
+reg route | object | A text and the routing of its tokens; with --pick its expert alone.
+  expert | text; may be absent | With --pick, the expert that goes on with the text.
+  experts | list of text; may be absent | The experts' names, in their order.
+  shares | by expert: number; may be absent | Share of the tokens that it handles, over all layers.
+  tokens | list of registry.composition.route.RoutedToken; may be absent | In the order of the text.
     expert | text | The expert with the most weight over all layers.
 reg audit-extraction | list of object | A model, and how much of the text it gave away.
   folder | text | The model's folder.

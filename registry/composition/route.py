@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from registry.checkpoint.model_files import read_config
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
+from registry.runtime.folder_checks import check_members
 from registry.runtime.gates import expert_names, record_routing
 from registry.runtime.loading import load_tokenizer
+from registry.runtime.sequence_hosts import sequence_host
 from registry.runtime.upcast import load_for_pass
 
 MOST_CHARACTERS = 100_000
@@ -122,6 +125,20 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
         first = tuple(next(iter(layer_weights)) for layer_weights in weights)
         tokens.append(RoutedToken(number, piece, special[position], first, weights))
     return Routed(names, len(layers), tuple(tokens))
+
+
+def pick(folder: Path, text: str, device: str | None = None) -> str:
+    """Return the one expert of a text: the one that goes on with it (arguments and errors as `route`).
+
+    It is for servers that take an adapter's name with each request. Of a folder of adapters no model is loaded.
+    """
+    config = read_config(folder)
+    if (host := sequence_host(config.get("model_type"))) is not None:
+        check_members(folder, config)
+        ids, _, _ = _tokens(load_tokenizer(folder), text)
+        if ids and (number := host.pick(folder, config, ids)) is not None:
+            return str(config["members"][number])
+    return route(folder, text, device).tokens[-1].overall
 
 
 def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[str], list[bool]]:

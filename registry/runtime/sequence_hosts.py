@@ -6,7 +6,7 @@ from anywhere, so it is checked before torch or transformers read it.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,6 +44,13 @@ class SequenceHost(ABC):
         dense = model_type.removeprefix(self.model_type)
         class_name = [FAMILIES[dense].class_name] if dense else []
         return [modelling_file(path, *class_name) for path in self.files]
+
+    def pick(self, folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int | None:
+        """Return the member that goes on with a text, by its tokens alone; None if the model must run to tell.
+
+        `config` is a checked config.json (CheckpointError: the tensors of the folder are of other shapes).
+        """
+        return None
 
     @abstractmethod
     def check(self, config: Mapping[str, Any], where: str) -> None:

@@ -1,3 +1,4 @@
+from .pick import pick as pick
 from .plan import base_of as base_of
 from .plan import config as config
 from .plan import everyone as everyone

@@ -1,12 +1,13 @@
 """Folders of low-rank experts: the dense class with an `AdaptedLinear` for each layer that an expert changed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
 from registry.io.untrusted import LABEL, OBJECT, Kind, list_of, some_fields
+from registry.methods import adapters
 from registry.runtime.sequence_hosts import HINT, SequenceHost
 
 ADAPTERS = "adapters_"
@@ -37,6 +38,9 @@ class AdaptersHost(SequenceHost):
 
     model_type = ADAPTERS
     files = (MODELLING_FILE,)
+
+    def pick(self, folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int | None:
+        return adapters.pick(folder, config, ids)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
         keys = some_fields(config, _KEYS, where, hint=HINT)

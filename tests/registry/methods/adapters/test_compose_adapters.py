@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from registry import PassSettings, Recipe, Registry
-from registry.composition.route import route
+from registry.composition.route import pick, route
 from registry.errors import CheckpointError, ConflictError, IncompatibleError
 from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
@@ -306,3 +307,21 @@ def test_config_from_elsewhere_is_checked(folder: Path, tmp_path: Path, key: str
     (copy / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(CheckpointError, match=message):
         load_model(copy, "float32", "cpu")
+
+
+@pytest.mark.parametrize("text", ["def return self import class", "the court finds the contract void", "x"])
+def test_expert_of_a_text_is_the_one_that_goes_on_with_it(folder: Path, text: str) -> None:
+    assert pick(folder, text) == route(folder, text, "cpu").tokens[-1].overall
+
+
+def test_picking_reads_no_weight_of_the_model(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    tensors = load_file(copy / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("q_proj.weight")]:
+        del tensors[name]
+    save_file(tensors, copy / "model.safetensors")
+    assert pick(copy, "the court finds") == pick(folder, "the court finds")
+    del tensors["thresholds"]
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"has no thresholds of shape \[3, 3\]"):
+        pick(copy, "the court finds")

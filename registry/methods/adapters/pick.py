@@ -1,0 +1,41 @@
+"""The expert of a text in a folder of adapters, by its tokens alone: no model is loaded."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from registry.checkpoint.model_files import read_headers, weight_files, weight_source
+from registry.errors import CheckpointError
+from registry.io.torch_blocks import read_tensor
+from registry.maths.context.prefix import context_scores, prefix_means
+from registry.runtime.sequence_hosts import HINT
+
+
+def pick(folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int:
+    """Return the number of the expert of the last of some tokens, as the folder's model chooses it.
+
+    `config` is its checked config.json (CheckpointError: evidence and thresholds are not those of its members, or a
+    token is not in its vocabulary).
+    """
+    stored, experts = read_headers(weight_files(folder)), len(config["members"])
+    expected = {"evidence": (config["vocab_size"], experts), "thresholds": (experts, experts)}
+    tensors: dict[str, Tensor] = {}
+    for name, shape in expected.items():
+        if name not in stored or stored[name].shape != shape:
+            raise CheckpointError(f"{folder} has no {name} of shape {list(shape)}", HINT)
+        tensors[name] = read_tensor(weight_source(name, stored[name], str(folder))).double()
+    if max(ids) >= len(tensors["evidence"]):
+        raise CheckpointError(f"{folder}: its tokenizer gives token {max(ids)}, which its model does not know", HINT)
+    text, past = torch.tensor([list(ids)]), torch.arange(len(ids), dtype=torch.float64)
+
+    def means(window: float) -> Tensor:
+        weights = torch.exp(-past / window) if window else torch.ones_like(past)
+        return prefix_means(text, torch.ones_like(text, dtype=torch.bool), tensors["evidence"], weights)[0, -1:]
+
+    scores = means(config["context_window"])
+    if config["context_fast"]:
+        scores = context_scores(scores, means(config["context_fast"]), tensors["thresholds"], config["context_alarm"])
+    return int(scores[0].argmax())
