@@ -93,6 +93,11 @@ _LINES = {
         "simoe": "compose --experts sparse-1,sparse-2 --to simoe MOE",
         "purge-simoe": "opt-out sparse-1 --purge --yes --receipt WORLD/receipt.json",
     },
+    "adapted": {
+        "adapters": "compose --experts tuned --to adapters MOE",
+        "export-lora": "export tuned --as lora OUT",
+        "purge-adapter": "opt-out tuned --purge --yes --receipt WORLD/receipt.json",
+    },
     "several": {
         "hetero": "compose --experts code,wide --to hetero --routing-tokens 2 MOE",
         "families": "compose --experts code,wide --to ensemble MOE",
@@ -163,6 +168,9 @@ def make_start(start: str, world: Path, given: Path) -> None:
     if start in ("soup", "simoe"):
         trained = run(world, COMMANDS[f"train-{start}"].words(world, given))
         assert trained.exit_code == 0, trained.output
+    if start == "adapted":
+        line = Command("", "add-expert tuned GIVEN/adapter --base base --data GIVEN/law.jsonl PASS --sites counts")
+        assert run(world, line.words(world, given)).exit_code == 0
     if start == "garbage":
         _litter(world / "home")
 
