@@ -91,6 +91,11 @@ def open_parent(workspace: Workspace, folder: Path, part: str) -> tuple[Parent, 
         )
     composed.check(workspace.progress)
     parent = Parent(composed, stored_tensors(composed))
+    if part == ROUTERS and not parent.gates:
+        raise InvalidInputError(
+            f"{folder} is not a mixture of experts with routers",
+            "compose one: reg compose --experts … --router ridge --out DIR",
+        )
     for name, stored in parent.gates.values():
         if NAMES.get(stored.dtype) not in WEIGHT_DTYPES or len(stored.shape) != 2:
             raise CheckpointError(f"{stored.file}: {name} is not a router's weight", COMPOSE_AGAIN)

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from registry import PassSettings, Recipe, Registry
+from registry import MixtureTraining, PassSettings, Recipe, Registry
 from registry.composition.route import pick, route
-from registry.errors import CheckpointError, ConflictError, IncompatibleError
+from registry.errors import CheckpointError, ConflictError, IncompatibleError, InvalidInputError
 from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
 from registry.maths.context.prefix import context_scores, prefix_means
@@ -325,3 +325,17 @@ def test_picking_reads_no_weight_of_the_model(folder: Path, tmp_path: Path) -> N
     save_file(tensors, copy / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"has no thresholds of shape \[3, 3\]"):
         pick(copy, "the court finds")
+
+
+def test_there_is_nothing_to_train_or_to_send_elsewhere(
+    registry: Registry, folder: Path, zoo: Zoo, tmp_path: Path
+) -> None:
+    data = [str(zoo.train["code"])]
+    for part in ("routers", "all"):
+        with pytest.raises(InvalidInputError, match="is not a mixture of experts"):
+            registry.train(folder, tmp_path / "out", data, MixtureTraining(part, tokens=64, batch_size=1, seq_len=32))
+    settings = ScoreSettings(windows=1, seq_len=32, device="cpu")
+    with pytest.raises(InvalidInputError, match="has no experts to choose from"):
+        registry.evaluate([folder], {"code": [zoo.test["code"]]}, settings, active_experts=[2])
+    with pytest.raises(InvalidInputError, match="top_k has no part in output 'adapters'"):
+        registry.plan(NAMES, Recipe(to="adapters", top_k=2))
