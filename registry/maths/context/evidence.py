@@ -97,11 +97,11 @@ def thresholds(shares: Float[Tensor, "V E"], evidence: Float[Tensor, "V E"], tau
     """
     decay = math.exp(-1 / tau)
     worth = (1 + decay) / (1 - decay)
-    moments = EvidenceMoments.of(shares, evidence)
-    means = moments.means  # of text of e: (E, E), for n
-    own = means.diagonal()[:, None]
-    spreads = moments.covariances.diagonal(dim1=1, dim2=2)  # of text of e: (E, E), of n
-    with_own = torch.stack([covariance[e] for e, covariance in enumerate(moments.covariances)])  # Cov_e(ℓ_e, ℓ_n)
+    with one_thread():
+        means = shares.T @ evidence  # of text of e: (E, E), for n
+        own = means.diagonal()[:, None]
+        spreads = shares.T @ evidence.square() - means.square()  # of text of e: (E, E), of n
+        with_own = (shares * evidence).T @ evidence - own * means  # Cov_e(ℓ_e, ℓ_n)
     ahead = means - own + _chance(spreads + spreads.diagonal()[:, None] - 2 * with_own, worth)
     alone = means + _chance(spreads, worth)
     if len(means) > 1:

@@ -34,6 +34,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 # The name of a cache in calls and outputs: transformers 5.24 calls `cache` what was `past_key_values`.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 CHUNK = 256  # tokens that are weighed against one another at once
+AT_ONCE = 2**22  # numbers that are compared at once
 
 
 class AdaptersConfig(DenseForCausalLM.config_class):
@@ -208,12 +209,15 @@ class AdaptersForCausalLM(DenseForCausalLM):
         Args:
             fast: the means of the fast window, (B, S, E).
         """
-        every = []  # for each expert (B, S)
-        for e, thresholds in enumerate(self.thresholds.to(fast)):
-            behind = (fast - fast[..., e : e + 1] - thresholds).clamp(min=0)  # the others' lead, (B, S, E)
-            behind[..., e] = 0
-            every.append((fast[..., e] - thresholds[e]).clamp(min=0) - behind.sum(dim=-1))
-        return torch.stack(every, dim=-1)
+        thresholds = self.thresholds.to(fast)
+        ahead = (fast - thresholds.diagonal()).clamp(min=0)
+        others = thresholds.clone().fill_diagonal_(torch.inf)  # nobody is ahead of itself
+        step = max(1, AT_ONCE // fast.numel())  # experts whose pairs with all others are compared at once
+        behind = [
+            (fast[..., None, :] - one[..., None] - limits).clamp(min=0).sum(dim=-1)  # of (B, S, step, E)
+            for one, limits in zip(fast.split(step, dim=-1), others.split(step), strict=True)
+        ]
+        return ahead - torch.cat(behind, dim=-1)
 
     def _state(self, cache):
         """Return the last layer of a cache, which holds running evidence; a cache that is still empty gets it."""
