@@ -50,7 +50,7 @@ VOICE: dict[str, tuple[list[str], str, str]] = {
     ),
     "output": (
         ["help", "compose", "dens"],
-        "there is no output 'dens' among moe, dense, ensemble, hetero, simoe; did you mean 'dense'?",
+        "there is no output 'dens' among moe, dense, ensemble, hetero, simoe, adapters; did you mean 'dense'?",
         "reg compose --help",
     ),
     "of a group's command": (["receipt", "verify"], "FILE is missing", "reg receipt verify --help"),

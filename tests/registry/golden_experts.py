@@ -113,6 +113,8 @@ ROWED = (*BESIDE, "beside.three")
 """Experts with router rows; the last has biases too."""
 SPARSE = "sparse-1", "sparse-2"
 """Experts of a SIMoE."""
+ADAPTED = "tuned-1", "tuned-2"
+"""Adapters of the base model."""
 WIDE = "wide"
 """An expert of another family and another size than the Llamas."""
 
@@ -169,6 +171,14 @@ class Home:
             _write_simoe(folder, base["weights"], number)
             self.registry.add_expert(name, folder, data=[self.text("german")], settings=_COUNTS, license="mit")
         return SPARSE
+
+    def adapted(self) -> Sequence[str]:
+        """Return `ADAPTED`, registered as adapters of the base model: of other ranks, one DoRA."""
+        for number, name in enumerate(ADAPTED, start=1):
+            if not self.has(name):
+                folder, text = _write_adapter(self.folder / name, number), self.text(("code", "german")[number - 1])
+                self.registry.add_expert(name, folder, base=BASE, data=[text], settings=_COUNTS, license="mit")
+        return ADAPTED
 
     def wide(self) -> str:
         """Return `WIDE`, registered; its tokens are counted and kept, so that nothing is computed."""
@@ -252,6 +262,28 @@ def write_checkpoint(folder: Path, kind: Kind, base: str, name: str, added: tupl
     for file, content in {"config.json": document, "generation_config.json": {"eos_token_id": 0}}.items():
         (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _write_tokenizer(folder, added)
+    return folder
+
+
+def _write_adapter(folder: Path, number: int) -> Path:
+    """Write a LoRA of rank 2, or a DoRA of rank 4, of some linear layers, whose numbers are exact in every dtype."""
+    folder.mkdir()
+    rank, sizes = 2 * number, {"self_attn.q_proj": (16, 16), "mlp.up_proj": (32, 16)}
+    described = {"peft_type": "LORA", "r": rank, "lora_alpha": 4, "target_modules": [*sizes], "use_dora": number > 1}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, (outputs, inputs) in sizes.items():
+        module = f"base_model.model.model.layers.0.{layer}"
+        shapes |= {f"{module}.lora_A.weight": (rank, inputs), f"{module}.lora_B.weight": (outputs, rank)}
+        shapes |= {f"{module}.lora_magnitude_vector": (outputs,)} if number > 1 else {}
+    header, data = dict[str, Any](), b""
+    for name, shape in shapes.items():
+        numbers = (np.arange(np.prod(shape)) * (7 + number) % 31 - 15).astype(np.float32) / 64
+        part = (np.abs(numbers) + 1 if name.endswith("vector") else numbers).astype("<f4").tobytes()
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [len(data), len(data) + len(part)]}
+        data += part
+    head = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + data)
     return folder
 
 
