@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.option_groups import typed_words
+from registry.families.sites import TOKEN_COUNTS
 from registry.names.suggest import fresh
 
 if TYPE_CHECKING:
     from registry.registration.expert_overlap import ExpertOverlap
     from registry.registration.lineage import Relation
+    from store.catalog import VersionRecord
 
 _MOST = 8  # maximum number of experts or domains in a line
 _OUTPUT_FORMS = ("as_json", "as_csv", "as_markdown")
@@ -32,14 +34,26 @@ def composing_as_typed(*, without: Collection[str] = (), renamed: Mapping[str, s
 
 
 def after_registration(
-    name: str, relations: "Sequence[Relation]", overlaps: "Sequence[ExpertOverlap]" = (), beside: Iterable[str] = ()
+    version: "VersionRecord",
+    relations: "Sequence[Relation]",
+    overlaps: "Sequence[ExpertOverlap]" = (),
+    beside: Iterable[str] = (),
 ) -> list[str]:
-    """Return the words that compose a new expert with those of its base that routing separates, or register one."""
+    """Return the words that compose a new expert with those of its base that routing separates, or register one.
+
+    Of counts alone no trunk is solved: with other adapters of its base model, `beside`, an adapter then stays one.
+    """
+    name, adapters = version.name, [ref.partition("@")[0] for ref in beside]
     alike = {name, *(overlap.ref.partition("@")[0] for overlap in overlaps if overlap.is_indistinct)}
     related = [one.ref for one in relations if one.kind == "expert" and one.verdict == "same base"]
-    near = [ref.partition("@")[0] for ref in (*beside, *related)]
-    others = [other for other in dict.fromkeys(near) if other not in alike]
-    return composing(sorted([*others[: _MOST - 1], name])) if others else ["add-expert", "NAME", "CKPT"]
+    others = list(dict.fromkeys((*adapters, *(ref.partition("@")[0] for ref in related))))
+    options: tuple[str, ...] = ()
+    if any(statistics.site == TOKEN_COUNTS for statistics in version.statistics):
+        kept = [other for other in others if other in adapters]
+        others, options = (kept, ("--to", "adapters")) if kept else (others, ("--trunk", "mean"))
+    others = [other for other in others if other not in alike]
+    words = composing(sorted([*others[: _MOST - 1], name]), *options)
+    return words if others else ["add-expert", "NAME", "CKPT"]
 
 
 def evaluating(folders: Iterable[Path | str], domains: Iterable[str]) -> list[str]:

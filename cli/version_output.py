@@ -82,7 +82,7 @@ def print_registration(registration: "Registration", *, carried: bool = False) -
             lines.append(f"  {statistics.saturated:,} activations of {statistics.site} were clipped at their bound")
     done(version.ref, *lines)
     is_base = version.kind == "base"
-    following = after_registration(version.name, registration.relations, registration.overlaps, registration.beside)
+    following = after_registration(version, registration.relations, registration.overlaps, registration.beside)
     next_step(["add-expert", "NAME", "CKPT"] if is_base else following)
 
 

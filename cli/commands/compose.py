@@ -246,7 +246,7 @@ def _print_end(plan: composition.Plan, out: str, diagnosis: Diagnosis | None, pu
         print_diagnosis(diagnosis)
     if pushed is not None:
         print_pushed(pushed)
-    if diagnosis is None or diagnosis.is_healthy:
+    if pushed is not None or diagnosis is None or (diagnosis.is_healthy and not diagnosis.next):
         names = plan.names if plan.from_base is None else []
         next_step(evaluating([out], names) if pushed is None else loading(pushed.repo_id, pushed.revision))
 

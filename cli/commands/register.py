@@ -111,7 +111,7 @@ def add_experts(session: Session, /, file: Path, **settings: Any) -> None:
             type(first).__name__,
         )
     last = [*result.registered.values()][-1]
-    next_step(after_registration(last.version.name, last.relations, last.overlaps, last.beside))
+    next_step(after_registration(last.version, last.relations, last.overlaps, last.beside))
 
 
 @command("reg add-base base checkpoints/base --license apache-2.0", "reg add-base base hf://ORG/NAME@REVISION")

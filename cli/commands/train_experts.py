@@ -103,9 +103,7 @@ def train_expert(session: Session, /, name: str, **settings: Any) -> None:
     elif spoiled:
         next_step(["opt-out", registered.version.ref])
     else:
-        next_step(
-            after_registration(registered.version.name, registered.relations, registered.overlaps, registered.beside)
-        )
+        next_step(after_registration(registered.version, registered.relations, registered.overlaps, registered.beside))
 
 
 def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> dict[str, list[Path]]:

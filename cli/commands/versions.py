@@ -157,7 +157,7 @@ def show(session: Session, ref: str) -> None:
     elif version.state == "active":
         is_base = version.kind == "base"
         following = ["train-expert", "NAME", "--base", version.ref, "--data", "FILE"]
-        next_step(following if is_base else after_registration(version.name, relations, (), beside))
+        next_step(following if is_base else after_registration(version, relations, (), beside))
 
 
 @command("reg alias math@1 stable", "reg alias math stable --delete")

@@ -56,6 +56,8 @@ def check_values(folder: Examination) -> Iterator[Finding]:
         for name, values in trained.items()
         if not values.largest and not values.zero_experts and len(folder.tensors[name].shape) > 1
     ]
+    # A router of one expert has nothing to choose.
+    zeros = [name for name in zeros if not (part_of(name) == "router" and folder.tensors[name].shape[0] == 1)]
     if needed := [name for name in zeros if part_of(name) in ("experts", "router", "embedding", "head")]:
         yield error(_are(needed, "zero all over"), folder.again or _ZERO)
     if others := [name for name in zeros if name not in needed]:

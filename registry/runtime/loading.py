@@ -95,9 +95,20 @@ def load_model(folder: Path, dtype: str, device: str | None) -> Any:
     try:
         return with_fast_products(model.to(device_name(device)).eval())
     except (RuntimeError, AssertionError) as error:
-        raise InvalidInputError(
-            f"device {device!r} cannot be used: {first_line(error)}", "name another --device"
-        ) from error
+        raise unusable(device, error) from error
+
+
+def unusable(device: str | None, error: Exception) -> InvalidInputError:
+    """Return the error of a device that this machine, or its torch, does not have."""
+    return InvalidInputError(f"device {device!r} cannot be used: {first_line(error)}", "name another --device")
+
+
+def check_device(device: str | None) -> None:
+    """Raise InvalidInputError if a named device cannot be used."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise unusable(device, error) from error
 
 
 def _not_loaded(folder: Path, error: Exception) -> CheckpointError:

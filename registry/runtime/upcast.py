@@ -26,6 +26,7 @@ from registry.io.dtypes import AUTO, NAMES, WEIGHT_DTYPES
 from registry.io.process import available_memory
 from registry.progress import Progress, remark, silent
 from registry.runtime.loading import (
+    check_device,
     device_kind,
     device_name,
     load_model,
@@ -110,9 +111,10 @@ def _multiplies_bfloat16() -> bool:
 
 def free_memory(device: str | None) -> int:
     """Return the bytes of memory that are free where a model runs; `device` None for the GPU if there is one."""
-    if device_kind(device) == "cuda":
-        return int(torch.cuda.mem_get_info(device_name(device))[0])
-    return available_memory()
+    if device_kind(device) != "cuda":
+        return available_memory()
+    check_device(device)
+    return int(torch.cuda.mem_get_info(device_name(device))[0])
 
 
 def stored_dtype(folder: Path) -> str:

@@ -13,6 +13,7 @@ from registry import Registry
 from registry.names.suggest import fresh
 from tests.cli.conftest import PAIR, TINY, Reg, some_text
 from tests.conftest import Zoo
+from tests.registry.checkpoint.test_adapter import train
 from tests.test_docs import parse
 
 NEXT = "  next: "
@@ -148,3 +149,17 @@ def test_a_version_with_weights_of_an_earlier_one_says_what_differs(reg: Reg, zo
     added = reg("add-expert", "math", zoo.experts["math"], *changed)
     differs = "settings of the statistics, license (mit there, none here), text of the statistics"
     assert f"it has the weights of math@2, but differs in: {differs}\n" in added.stderr
+
+
+def test_of_counts_alone_no_trunk_is_solved(reg: Reg, filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    """An adapter goes on as one beside other adapters of its base model, and a whole expert with averaged trunks."""
+    counts = ("--data", zoo.train["law"], "--sites", "counts", "--tokens", 64, "--seq-len", 32)
+    whole = following(reg("add-expert", "mine", zoo.experts["law"], *counts))
+    assert whole.endswith(" compose --experts biomed,code,german,math,mine --trunk mean --out moe/")
+    for name in ("first", "second"):
+        train(zoo.base, tmp_path / name, target_modules=["q_proj"])
+    assert following(reg("add-expert", "first", tmp_path / "first", "--base", "base", *counts)).endswith(
+        "--trunk mean --out moe/"
+    )
+    beside = following(reg("add-expert", "second", tmp_path / "second", "--base", "base", *counts))
+    assert beside == "reg compose --experts first,second --to adapters --out moe/"

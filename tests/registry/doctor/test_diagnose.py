@@ -89,6 +89,13 @@ def test_healthy_folders_have_neither_error_nor_warning(ward: Ward, name: str) -
 
 
 @pytest.mark.check
+def test_mixture_of_one_expert_is_healthy_though_it_has_nothing_to_choose(ward: Ward, tmp_path: Path) -> None:
+    with Registry(copy_home(ward.home, tmp_path / "home")) as registry:
+        registry.compose(["code"], tmp_path / "one")
+        assert errors(registry.doctor(tmp_path / "one", quick=True)) == []
+
+
+@pytest.mark.check
 def test_a_registry_knows_the_members_their_text_and_who_was_opted_out(ward: Ward, ward_registry: Path) -> None:
     folder = ward.folders["moe"]
     with Registry(ward_registry) as registry:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from registry.checkpoint import Checkpoint
+from registry.errors import InvalidInputError
 from registry.families import FAMILIES
 from registry.io.dtypes import AUTO
 from registry.progress import silent
@@ -99,3 +100,10 @@ def test_a_bound_on_the_instructions_counts(bound: str, monkeypatch: pytest.Monk
     assert not module.is_fast("bfloat16", "cpu")
     assert not module.is_fast("float16", "cpu")
     module.is_fast.cache_clear()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_memory_of_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="device 'cuda' cannot be used") as caught:
+        module.free_memory("cuda")
+    assert caught.value.hint == "name another --device"
