@@ -158,8 +158,8 @@ def test_of_counts_alone_no_trunk_is_solved(reg: Reg, filled: Registry, zoo: Zoo
     assert whole.endswith(" compose --experts biomed,code,german,math,mine --trunk mean --out moe/")
     for name in ("first", "second"):
         train(zoo.base, tmp_path / name, target_modules=["q_proj"])
-    assert following(reg("add-expert", "first", tmp_path / "first", "--base", "base", *counts)).endswith(
-        "--trunk mean --out moe/"
-    )
-    beside = following(reg("add-expert", "second", tmp_path / "second", "--base", "base", *counts))
-    assert beside == "reg compose --experts first,second --to adapters --out moe/"
+    of_base = ("--base", "base", *counts)
+    alone = following(reg("add-expert", "first", tmp_path / "first", *of_base))
+    assert alone.endswith(" --trunk mean --out moe/")
+    beside = following(reg("add-expert", "second", tmp_path / "second", *of_base))
+    assert beside.endswith(" compose --experts first,second --to adapters --out moe/")
