@@ -172,6 +172,11 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     calibration = text_calibration(checkpoint, candidate.request.data, settings, workspace.progress)
     collected = carried_statistics(hashed) if calibration is None else None
     self_sampled = calibration is None and collected is None
+    if collected is not None and collected.calibration is None and request.keep_calibration:
+        remark(
+            workspace.progress,
+            f"{checkpoint.label} carries statistics without their tokens, and none are kept: give --data FILE",
+        )
     kept = request.keep_calibration or self_sampled if collected is None else collected.calibration is not None
     planned = computed_by(checkpoint, settings, self_sampled=self_sampled) | evidence_of(calibration)
     computed = planned if collected is None else collected.computed

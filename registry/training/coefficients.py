@@ -292,8 +292,8 @@ def _windows(paths: Sequence[Path], tokenizer: Any, settings: FitSettings, vocab
     windows = make_windows(texts, size, seed)
     if int((windows.all.lengths > 1).sum()) < LEAST_WINDOWS:
         raise CalibrationError(
-            f"{windows.all.label} has {windows.all.tokens:,} tokens, and a fit needs {LEAST_WINDOWS} windows of "
-            f"{size}, of which one is held out",
+            f"{windows.all.tokens:,} tokens of {windows.all.label} are read, and a fit needs {LEAST_WINDOWS} windows "
+            f"of {size}, of which one is held out",
             "give more text with --fit, or more of it: --fit-tokens",
         )
     hint = "register the experts with the tokenizer that they were trained with"

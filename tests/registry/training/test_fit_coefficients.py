@@ -285,7 +285,12 @@ def test_recipes_text_and_members_that_will_not_do_are_refused(filled: Registry,
         (["code"], [], errors.InvalidInputError, "there is no text to fit the coefficients to"),
         (["code"], [tmp_path / "absent.jsonl"], errors.CalibrationError, "absent.jsonl is not a file"),
         (["code"], [*text, empty], errors.CalibrationError, "empty.jsonl holds no text to fit coefficients to"),
-        (["code"], [short], errors.CalibrationError, "short.jsonl has 10 tokens, and a fit needs 10 windows of 32"),
+        (
+            ["code"],
+            [short],
+            errors.CalibrationError,
+            "10 tokens of short.jsonl are read, and a fit needs 10 windows of 32",
+        ),
         (["nobody"], text, errors.NotFoundError, "nobody"),
         (["code", "code"], text, errors.InvalidInputError, "named more than once"),
     ]
