@@ -23,6 +23,7 @@ the rank of expert e in it, R their sum; V tokens of the vocabulary; W windows, 
 
 import inspect
 from itertools import accumulate
+from math import frexp
 
 import torch
 from torch import nn
@@ -99,7 +100,7 @@ class AdaptedLinear(nn.Linear):
             if not self.kinds[expert][0]:
                 continue
             if tokens is None:
-                return y + self._change(expert, x, y)
+                return y.add_(self._change(expert, x, y))
             tokens, flat = tokens.to(x.device), y.view(-1, y.shape[-1])
             rows = flat[tokens] if self.kinds[expert][2] else flat
             flat.index_add_(0, tokens, self._change(expert, x.reshape(-1, x.shape[-1])[tokens], rows))
@@ -110,7 +111,11 @@ class AdaptedLinear(nn.Linear):
         (rank, scaling, dora), start = self.kinds[expert], self.starts[expert]
         down = self.lora_A[start : start + rank]
         up = self.lora_B[start * self.out_features : (start + rank) * self.out_features].view(-1, rank)
-        change = nn.functional.linear(nn.functional.linear(x.to(down.dtype), down), up) * scaling
+        inner = nn.functional.linear(x.to(down.dtype), down)
+        if frexp(scaling)[0] == 0.5:  # a power of two changes no bit of the larger product, and few numbers here
+            change = nn.functional.linear(inner * scaling, up)
+        else:
+            change = nn.functional.linear(inner, up) * scaling
         if dora:
             size = self.lora_magnitude[self.norms[expert]]
             plain = y if self.bias is None else y - self.bias
