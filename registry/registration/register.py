@@ -192,7 +192,9 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
         text,
         in_parts=collected is None,
     )
-    if existing is not None and all(workspace.arrays.is_intact(link.digest) for link in catalog.arrays_of(existing)):
+    links, others = [] if existing is None else catalog.arrays_of(existing), checkpoint.stored
+    own = [link.digest for link in links if (link.role, link.name) not in others]  # an adapter mends none of its base's
+    if existing is not None and all(map(workspace.arrays.is_intact, own)):
         version = _annotate(catalog, existing, candidate.annotations)
         return Registration(version, added=False, self_sampled=self_sampled)
     if collected is None:
