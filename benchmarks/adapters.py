@@ -160,7 +160,7 @@ def main() -> None:
                 "compose_s": round(composed, 2),
                 "compose_over_copy": round(composed / copied, 2),
                 "bytes_over_base_and_factors": round(
-                    (out / "model.safetensors").stat().st_size / (whole + members * size), 4
+                    sum(path.stat().st_size for path in out.glob("*.safetensors")) / whole, 4
                 ),
                 "peak_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
             }

@@ -152,7 +152,7 @@ def sample_from_expert(
 
 @dataclass(frozen=True)
 class Turns:
-    """What a chat template puts around a conversation of two turns, as token ids.
+    """The tokens that a chat template puts around a conversation of two turns.
 
     Attributes:
         before: what precedes the user's message, not empty.

@@ -107,7 +107,7 @@ class Checkpoint:
 
     @property
     def origin(self) -> Document:
-        """What a version's content says of where its weights come from."""
+        """The part of a version's content that says where its weights come from."""
         return {}
 
     @property

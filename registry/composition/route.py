@@ -9,7 +9,7 @@ from registry.checkpoint.model_files import read_config
 from registry.errors import InvalidInputError
 from registry.io.dtypes import AUTO
 from registry.runtime.folder_checks import check_members
-from registry.runtime.gates import expert_names, record_routing
+from registry.runtime.gates import expert_count, expert_names, record_routing
 from registry.runtime.loading import load_tokenizer
 from registry.runtime.sequence_hosts import sequence_host
 from registry.runtime.upcast import load_for_pass
@@ -112,7 +112,7 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
     limit = getattr(model.config, "max_position_embeddings", None)
     if isinstance(limit, int) and len(ids) > limit:
         raise InvalidInputError(f"the text has {len(ids):,} tokens, the model takes {limit:,}", "give a part of it")
-    names = expert_names(model, folder)
+    names = expert_names(model, folder, expert_count(model))
     with torch.no_grad(), record_routing(model) as routings:
         model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
     layers = [(routing.chosen[-1].tolist(), routing.weights[-1].tolist()) for routing in routings]

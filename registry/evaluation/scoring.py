@@ -71,7 +71,7 @@ class Model:
     @property
     def expert_names(self) -> list[str]:
         """Names of the experts: the members in order, or numbers if the folder records no members."""
-        return list(expert_names(self.loaded, self.folder))
+        return list(expert_names(self.loaded, self.folder, self.experts))
 
     @property
     def active_parameters(self) -> int:

@@ -145,9 +145,9 @@ def expert_count(model: Any) -> int:
     return len(model.config.members) if weighs_members(model) else gates(model)[0].experts
 
 
-def expert_names(model: Any, folder: Path) -> tuple[str, ...]:
-    """Return the names of the experts of a loaded mixture, in order; numbers if its folder does not name so many."""
-    count, named = expert_count(model), getattr(model.config, "members", ())
+def expert_names(model: Any, folder: Path, count: int) -> tuple[str, ...]:
+    """Return the names of the `count` experts of a loaded mixture; numbers if its folder does not name so many."""
+    named = getattr(model.config, "members", ())
     names = tuple(map(str, named)) or tuple(composed_of(folder))
     return names if len(names) == count else tuple(map(str, range(count)))
 
