@@ -124,7 +124,7 @@ class AdaptedLinear(nn.Linear):
 
 
 class Gate(nn.Module):
-    """Where the experts' scores of tokens pass, (T, E), on their way to the choice; it changes nothing.
+    """A module that the experts' scores of tokens pass, (T, E), on their way to the choice; it changes nothing.
 
     Args:
         experts: E.
