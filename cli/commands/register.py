@@ -51,8 +51,8 @@ from registry.statistics.settings import PassSettings
 def add_expert(session: Session, /, name: str, checkpoint: str, data: tuple[Path, ...], **settings: Any) -> None:
     """Register CKPT as the next version of expert NAME.
 
-    CKPT is a Hugging Face folder or hf://ORG/NAME[@REVISION]: a whole model, or a PEFT adapter, which is merged into
-    its base model.
+    CKPT is a Hugging Face folder or hf://ORG/NAME[@REVISION]: a whole model, or a PEFT adapter, which stays one if its
+    base model is registered, and is merged into it if not.
 
     Statistics are collected on --data, else on a calibration.* file in CKPT. Without both, the statistics in CKPT (from
     reg collect) are used, and the options of the pass have no effect. Without these too, the expert generates its own

@@ -196,7 +196,7 @@ def sample_conversations(
     if room < 2:
         raise CalibrationError(
             f"a conversation needs {len(turns.before) + len(turns.between) + 4} tokens, a window has {seq_len}",
-            "give a longer --seq-len",
+            "register it without --own-text",
         )
 
     def written(prompts: Sequence[list[int]]) -> list[list[int]]:
