@@ -57,7 +57,7 @@ class Processes:
         shared = torch.zeros(self.most(len(data)), dtype=torch.uint8)
         if self.is_main:
             shared = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        torch.distributed.broadcast(shared, 0)
+        torch.distributed.broadcast(shared, 0, _group)
         return json.loads(bytes(shared.tolist()))
 
     def most(self, value: int) -> int:
@@ -67,7 +67,7 @@ class Processes:
         import torch
 
         shared = torch.tensor(value, dtype=torch.int64)
-        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX, _group)
         return int(shared)
 
     def check_same(self, digest: str) -> None:
@@ -81,6 +81,9 @@ class Processes:
 
 
 _joined: Processes | None = None
+_group: Any = None
+"""What carries the messages of `Processes`. Its threads end with it, as nothing else holds it; DDP and FSDP keep the
+group of theirs, and a thread that lets go of a tensor while the interpreter ends aborts the process."""
 _round = 0
 
 
@@ -102,7 +105,7 @@ def joined() -> Iterator[Processes]:
         InvalidInputError: the launcher was asked for what this program does itself.
         RegError: this process is a worker, and failed; its number stands in the message.
     """
-    global _joined, _round
+    global _joined, _group, _round
     if _joined is not None or _from_environment() == 1:
         yield _joined or Processes()
         return
@@ -120,7 +123,7 @@ def joined() -> Iterator[Processes]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     own = distributed.PrefixStore(f"training {_round}", store)
     distributed.init_process_group(backend, store=own, rank=rank, world_size=count, timeout=_WAIT)
-    _joined = Processes(count, rank)
+    _joined, _group = Processes(count, rank), distributed.new_group(backend="gloo", timeout=_WAIT)
     before: Any = None
     with suppress(ValueError):  # of another thread than the first
         # A launcher ends processes by it: they clean up their folders.
@@ -143,6 +146,7 @@ def joined() -> Iterator[Processes]:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
         distributed.destroy_process_group()
+        _group = None
 
 
 def own_device(device: str) -> str:
