@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import Choice, Integer, file_path, flag, is_typed, numbers, option, options, split
+from cli.options import Choice, Integer, Size, file_path, flag, is_typed, numbers, option, options, split
 from cli.output import Decorator
 from cli.session import Session
 from registry import composition
@@ -46,6 +46,8 @@ def _option(described: Field) -> Decorator:
         return flag(both, described.help, default=described.default, show_default=True, **settings)
     if kind is OptionKind.CHOICE:
         settings["type"] = Choice(described.choices)
+    elif described.metavar == "SIZE":
+        settings["type"] = Size()
     elif kind is OptionKind.WHOLE and limits.least > float("-inf"):
         settings["type"] = Integer(int(limits.least), None if limits.most == float("inf") else int(limits.most))
     elif kind in (OptionKind.WHOLE, OptionKind.NUMBER):

@@ -134,8 +134,8 @@ class Adapter:
         return sum(math.prod(source.shape) for source in self.tensors.values())
 
     def kind(self, parts: Parts) -> tuple[int, float, bool]:
-        """Return rank and scaling of the low-rank change of a matrix, and whether it is DoRA."""
-        module = _module(parts["A"])
+        """Return rank and scaling of a low-rank change, and whether it is DoRA."""
+        module = _module(parts["A"] if "A" in parts else parts["embedding_A"])
         return self.settings.rank(module), self._scaling(module), "magnitude" in parts
 
     def _scaling(self, module: str) -> float:

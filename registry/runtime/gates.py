@@ -130,9 +130,15 @@ def adapter_sizes(model: Any) -> list[int]:
     """Return the weights of each adapter of a loaded model of adapters; an empty list for any other."""
     if not hasattr(model, ADAPTER_GATE):
         return []
-    layers = [layer for layer in model.modules() if hasattr(layer, "lora_A")]
-    kinds = [[(rank * (layer.in_features + layer.out_features)) for rank, _, _ in layer.kinds] for layer in layers]
-    return [sum(sizes) for sizes in zip(*kinds, strict=True)]
+    config, sizes = model.config, [0] * len(model.config.members)
+    for name, number in config.adapted_layers.items():
+        shape = model.get_submodule(name).weight.shape
+        for expert, (rank, _, _) in enumerate(config.adapted_kinds[number]):
+            sizes[expert] += rank * sum(shape)
+    for name, experts in config.adapted_vectors.items():
+        for expert in experts:
+            sizes[expert] += model.get_parameter(name).numel()
+    return sizes
 
 
 def weighs_members(model: Any) -> bool:

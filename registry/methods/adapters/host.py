@@ -1,4 +1,4 @@
-"""Folders of low-rank experts: the dense class with an `AdaptedLinear` for each layer that an expert changed."""
+"""Folders of low-rank experts: the dense class with a `LowRank` for each layer that an expert changed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,12 @@ _KIND = Kind(
         and math.isfinite(value[1])
     ),
 )
-_KEYS = {"members": list_of(LABEL), "adapted_layers": OBJECT, "adapted_kinds": list_of(list_of(_KIND))} | {
-    f"context_{name}": _SIZE for name in ("window", "fast", "alarm")
-}
+_KEYS = {
+    "members": list_of(LABEL),
+    "adapted_layers": OBJECT,
+    "adapted_kinds": list_of(list_of(_KIND)),
+    "adapted_vectors": OBJECT,
+} | {f"context_{name}": _SIZE for name in ("window", "fast", "alarm")}
 
 
 class AdaptersHost(SequenceHost):
@@ -49,6 +52,12 @@ class AdaptersHost(SequenceHost):
             raise CheckpointError(f"{where}: members is empty, expected one name or more", HINT)
         if any(len(kind) != len(members) for kind in kinds):
             raise CheckpointError(f"{where}: adapted_kinds must have one for each of {len(members)} members", HINT)
+        for name, own in keys["adapted_vectors"].items():
+            numbers = own if isinstance(own, list) and own else [None]
+            if any(type(number) is not int or not 0 <= number < len(members) for number in numbers):
+                raise CheckpointError(
+                    f"{where}: adapted_vectors gives {name[:80]!r} no numbers of the {len(members)} members", HINT
+                )
         for name, kind in layers.items():
             if type(kind) is not int or not 0 <= kind < len(kinds):
                 raise CheckpointError(

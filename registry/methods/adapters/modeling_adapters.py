@@ -5,7 +5,10 @@ Every linear layer that an expert changed gives, for a token of expert e,
     y = W x + b + s_e B_e (A_e x)                         LoRA (Hu et al. 2021, eq. 3); W, b of the base model
     y = W x + b + (g_e - 1) W x + g_e s_e B_e (A_e x)     DoRA (Liu et al. 2024, eq. 5); g_e = m / |W + s_e B A|
 
-so that a model whose tokens all have one expert is the base model with that adapter, whatever else is in the folder.
+so that a model whose tokens all have one expert is the base model with that adapter, whatever else is in the folder. An
+embedding changes as the matrix W that it takes rows of, (V, H), and with it a head that is tied to it. Norms and biases
+that an expert changed are vectors of its own. An expert that was fine-tuned in full has the low-rank change that is
+nearest to its own, and its own norms and biases.
 The expert is the same in all layers and is known before they run: `evidence` says of each token how much likelier each
 expert's text is to have it, and a token's expert is that of the largest mean evidence of the tokens up to it, the one D
 tokens back with weight exp(-D / context_window), or all alike where `context_window` is 0. Where `context_fast` is not
@@ -41,8 +44,9 @@ AT_ONCE = 2**22  # numbers that are compared at once
 class AdaptersConfig(DenseForCausalLM.config_class):
     """The dense configuration with `members`, `context_…` (`window`, `fast`, `alarm`), and what experts changed.
 
-    `adapted_layers` has for each linear layer by its name the number of its entry in `adapted_kinds`, a list of
-    [r_e, s_e, whether it is DoRA] for each expert.
+    `adapted_layers` has for each linear layer and embedding by its name the number of its entry in `adapted_kinds`, a
+    list of [r_e, s_e, whether it is DoRA] for each expert. `adapted_vectors` has for each norm's weight and each bias
+    by its name the numbers of the experts that have one of their own.
     """
 
     model_type = "adapters_" + DenseForCausalLM.config_class.model_type
@@ -54,73 +58,134 @@ class Tokens:
     Attributes:
         groups: (e, numbers of its tokens among the T) for each expert that has some; with None for the numbers where
             all tokens have one expert.
+        length: S; of the head's, the number of those that it is asked for.
     """
 
     def __init__(self):
         """Make it before any call: no token has an expert."""
-        self.groups = []
+        self.groups, self.length = [], 0
 
     def choose(self, chosen):
-        """Set the expert of each token, (T,) int64."""
-        experts = chosen.unique().tolist()
+        """Set the expert of each token, (B, S) int64."""
+        experts, self.length = chosen.unique().tolist(), chosen.shape[1]
         if len(experts) == 1:
             self.groups = [(experts[0], None)]
         else:
-            self.groups = [(e, (chosen == e).nonzero()[:, 0]) for e in experts]
+            self.groups = [(e, (chosen.flatten() == e).nonzero()[:, 0]) for e in experts]
 
 
-class AdaptedLinear(nn.Linear):
-    """A linear layer with a low-rank change for each expert.
+class LowRank:
+    """A low-rank change for each expert of what a linear layer gives, or an embedding.
 
-    `lora_A` is (R, I), the experts' A one below the other. `lora_B` is (R * O,), the experts' B one after the other,
-    each of (O, r_e) row by row. `lora_magnitude` has g of each expert that is DoRA, (number of these, O).
+    The layer gets parameters. `lora_A` is (R, I), the experts' A one below the other. `lora_B` is (R * O,), the
+    experts' B one after the other, each of (O, r_e) row by row. `lora_magnitude` has g of each expert that is DoRA,
+    (number of these, O). Of an embedding O is V, and I is H.
 
     Args:
-        like: the linear layer in whose place it stands.
+        layer: the layer, whose weight is (O, I).
         kinds: of each expert r_e, s_e and whether it is DoRA.
         tokens: the experts of tokens, which all layers share.
+        tied: the embedding that the layer is tied to, whose factors are its own too.
     """
 
-    def __init__(self, like, kinds, tokens):
-        """Make the weights, with no value yet."""
-        super().__init__(like.in_features, like.out_features, bias=like.bias is not None, dtype=like.weight.dtype)
-        self.kinds, self.tokens = kinds, tokens
+    def __init__(self, layer, kinds, tokens, tied=None):
+        """Give the layer its parameters, with no value yet, and change what it gives from now on."""
+        self.owner, self.kinds, self.tokens = tied or layer, kinds, tokens
         self.starts = [0, *accumulate(rank for rank, _, _ in kinds)]
         self.norms = [0, *accumulate(int(dora) for _, _, dora in kinds)]
-        ranks = self.starts[-1]
-        self.lora_A = nn.Parameter(torch.zeros(ranks, self.in_features, dtype=like.weight.dtype))
-        self.lora_B = nn.Parameter(torch.zeros(ranks * self.out_features, dtype=like.weight.dtype))
-        if self.norms[-1]:
-            self.lora_magnitude = nn.Parameter(torch.zeros(self.norms[-1], self.out_features, dtype=like.weight.dtype))
+        (self.outputs, inputs), dtype = layer.weight.shape, layer.weight.dtype
+        if tied is None:
+            layer.lora_A = nn.Parameter(torch.zeros(self.starts[-1], inputs, dtype=dtype))
+            layer.lora_B = nn.Parameter(torch.zeros(self.starts[-1] * self.outputs, dtype=dtype))
+            if self.norms[-1]:
+                layer.lora_magnitude = nn.Parameter(torch.zeros(self.norms[-1], self.outputs, dtype=dtype))
+        layer.register_forward_hook(self.add)
 
-    def forward(self, x):
-        """Return y of each token, (..., O), of x, (..., I), whose leading sizes multiply to T."""
-        y = super().forward(x)
+    def add(self, layer, args, y):
+        """Add its change to y of each token, (..., O), the layer's own of x, (..., I), or of ids, (...).
+
+        The leading sizes multiply to T.
+        """
+        x, embeds = args[0], isinstance(layer, nn.Embedding)
         for expert, tokens in self.tokens.groups:
             if not self.kinds[expert][0]:
                 continue
             if tokens is None:
-                return y.add_(self._change(expert, x, y))
+                y.add_(self._change(layer, expert, x, y))
+                return
             tokens, flat = tokens.to(x.device), y.view(-1, y.shape[-1])
             rows = flat[tokens] if self.kinds[expert][2] else flat
-            flat.index_add_(0, tokens, self._change(expert, x.reshape(-1, x.shape[-1])[tokens], rows))
-        return y
+            own = x.reshape(-1) if embeds else x.reshape(-1, x.shape[-1])
+            flat.index_add_(0, tokens, self._change(layer, expert, own[tokens], rows))
 
-    def _change(self, expert, x, y):
-        """Return what an expert adds to y, (..., O), in its dtype, of x, (..., I); only DoRA needs the values of y."""
+    def _change(self, layer, expert, x, y):
+        """Return what an expert adds to y, (..., O), in its dtype; only DoRA needs the values of y."""
         (rank, scaling, dora), start = self.kinds[expert], self.starts[expert]
-        down = self.lora_A[start : start + rank]
-        up = self.lora_B[start * self.out_features : (start + rank) * self.out_features].view(-1, rank)
-        inner = nn.functional.linear(x.to(down.dtype), down)
+        down = self.owner.lora_A[start : start + rank]
+        up = self.owner.lora_B[start * self.outputs : (start + rank) * self.outputs].view(-1, rank)
+        if isinstance(layer, nn.Embedding):
+            inner, up = nn.functional.embedding(x, up), down.T
+            scaling = scaling * float(getattr(layer, "embed_scale", 1.0))  # what some classes multiply rows by
+        else:
+            inner = nn.functional.linear(x.to(down.dtype), down)
         if frexp(scaling)[0] == 0.5:  # a power of two changes no bit of the larger product, and few numbers here
             change = nn.functional.linear(inner * scaling, up)
         else:
             change = nn.functional.linear(inner, up) * scaling
         if dora:
-            size = self.lora_magnitude[self.norms[expert]]
-            plain = y if self.bias is None else y - self.bias
+            size = self.owner.lora_magnitude[self.norms[expert]]
+            plain = y if layer.bias is None else y - layer.bias
             change = (size - 1) * plain + size * change
         return change.to(y.dtype)
+
+
+class OwnVectors:
+    """Vectors that experts have in the place of a layer's own: the weight and bias of a norm, the bias of another.
+
+    The layer gets a parameter `own_NAME` for each, (number of experts that have one, size), in their order.
+
+    Args:
+        layer: the layer.
+        experts: name of each such parameter of the layer → the experts that have one of their own.
+        tokens: the experts of tokens, which all layers share.
+    """
+
+    def __init__(self, layer, experts, tokens):
+        """Give the layer its parameters, with no value yet, and change what it gives from now on."""
+        self.experts, self.tokens = experts, tokens
+        for name, own in experts.items():
+            like = layer.get_parameter(name)
+            layer.register_parameter(f"own_{name}", nn.Parameter(torch.zeros(len(own), *like.shape, dtype=like.dtype)))
+        layer.register_forward_hook(self.replace)
+
+    def replace(self, layer, args, y):
+        """Return y with that of the layer with an expert's vectors for its tokens, x and y being (B, S, ...).
+
+        What is split into heads may also be (B, heads, S, ...), as a view of numbers that are token by token.
+        """
+        x, length, turned = args[0], self.tokens.length, False
+        if x.ndim == 4 and x.shape[2] == length:
+            turned = x.shape[1] != length or x.stride(1) < x.stride(2)
+        for expert, tokens in self.tokens.groups:
+            own = {name: experts.index(expert) for name, experts in self.experts.items() if expert in experts}
+            if not own:
+                continue
+            if tokens is None:
+                return self._forward(layer, own, x)
+            tokens, x_, y_ = tokens.to(x.device), *(one.transpose(1, 2) if turned else one for one in (x, y))
+            at = tokens // length, tokens % length
+            y_[at] = self._forward(layer, own, x_[at][None])[0]
+        return y
+
+    def _forward(self, layer, own, x):
+        """Return what the layer gives of x with an expert's vectors; `own` has their numbers by name."""
+        plain = {name: getattr(layer, name) for name in own}
+        try:
+            for name, number in own.items():
+                layer._parameters[name] = getattr(layer, f"own_{name}")[number]
+            return layer.forward(x)
+        finally:
+            layer._parameters.update(plain)
 
 
 class Gate(nn.Module):
@@ -158,19 +223,33 @@ class AdaptersForCausalLM(DenseForCausalLM):
     config_class = AdaptersConfig
 
     def __init__(self, config):
-        """Make the base model, put an `AdaptedLinear` in the place of each layer that an expert changed, and route."""
+        """Make the base model, change each layer that an expert changed, and route."""
         super().__init__(config)
-        experts, tokens = len(config.members), Tokens()
+        experts, tokens, head_tokens = len(config.members), Tokens(), Tokens()
+        embedding, head, vectors = self.get_input_embeddings(), self.get_output_embeddings(), {}
+        for name, own in config.adapted_vectors.items():
+            layer, _, part = name.rpartition(".")
+            vectors.setdefault(layer, {})[part] = own
+        for name, own in vectors.items():
+            layer = self.get_submodule(name)
+            OwnVectors(layer, own, head_tokens if layer is head else tokens)
         for name, kind in config.adapted_layers.items():
-            above, _, own = name.rpartition(".")
-            layer = AdaptedLinear(self.get_submodule(name), config.adapted_kinds[kind], tokens)
-            setattr(self.get_submodule(above), own, layer)
-        self.tokens = tokens
+            layer = self.get_submodule(name)
+            LowRank(layer, config.adapted_kinds[kind], head_tokens if layer is head else tokens)
+            if layer is embedding and config.tie_word_embeddings:
+                LowRank(head, config.adapted_kinds[kind], head_tokens, embedding)
+        self.tokens, self.head_tokens, self.kept = tokens, head_tokens, slice(None)
         self.adapter_gate = Gate(experts)
         self.register_buffer("evidence", torch.zeros(config.vocab_size, experts))
         self.register_buffer("thresholds", torch.zeros(experts, experts))
         self._keep_in_fp32_modules_strict = {"evidence", "thresholds"}
+        self.register_forward_pre_hook(self._keep, with_kwargs=True)
         self.base_model.register_forward_pre_hook(self._route, with_kwargs=True)
+
+    def _keep(self, model, args, kwargs):
+        """Note which of the S tokens the head is asked for: the last ones, or those of some numbers."""
+        keep = kwargs.get("logits_to_keep", 0)
+        self.kept = slice(-keep, None) if isinstance(keep, int) else keep
 
     @torch.no_grad()
     def _route(self, decoder, args, kwargs):
@@ -205,7 +284,9 @@ class AdaptersForCausalLM(DenseForCausalLM):
         scores = means[:, 0]  # of (B, W, S, E), the slow window
         if self.config.context_fast:
             scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
-        self.tokens.choose(self.adapter_gate(scores.flatten(0, 1)).argmax(dim=-1))
+        chosen = self.adapter_gate(scores.flatten(0, 1)).argmax(dim=-1).view(ids.shape)
+        self.tokens.choose(chosen)
+        self.head_tokens.choose(chosen[:, self.kept])
         return (), kwargs
 
     def _noticed(self, fast):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import Card, Settings
+from registry.composition.option import Limits, Option, OptionKind, Problem
 from registry.composition.plan import TRUNK, Output, Plan
 from registry.composition.recipe.shared_options import CONTEXT_WINDOW, DTYPE
 from registry.io.display import counted
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
     from registry.workspace import Workspace
 
 
+KEPT = 0.9
+"""Share of the change of an expert that was trained in full which is kept where no rank is given."""
+
+RANK = Option(
+    "rank", OptionKind.WHOLE, "for experts that were trained in full: the rank of the change that is kept of a matrix.",
+    "N", limits=Limits(1.0), noun="rank", unset=f"as many as keep {KEPT:.0%} of an expert's change",
+    is_later=True, label="Rank", note="of experts that were trained in full; by default {default}", advanced=True,
+)  # fmt: skip
+MAX_BYTES = Option(
+    "max_bytes", OptionKind.WHOLE, "for the same, in place of a rank: the bytes that all changes take.", "SIZE",
+    limits=Limits(1.0), noun="max-bytes", unset="no limit", is_later=True, advanced=True,
+)  # fmt: skip
+
 _NOBODY = {
     True: "goes to the base model alone, by counts of text that it wrote itself",
     False: "goes to one of the experts all the same: the base model counted no text of its own",
@@ -28,7 +42,7 @@ class Adapters(Output):
     """Adapters as they were trained, each token with one of them, chosen by the text so far."""
 
     name = "adapters"
-    options = (CONTEXT_WINDOW, DTYPE)
+    options = (RANK, MAX_BYTES, CONTEXT_WINDOW, DTYPE)
     words = "adapters side by side"
     called = "adapters"
     kind = "adapters"
@@ -48,8 +62,14 @@ class Adapters(Output):
     def needs_base(self, values: Settings) -> bool:
         return True
 
+    def problem(self, values: Settings) -> Problem | None:
+        if values.get("rank") is None or values.get("max_bytes") is None:
+            return None
+        return Problem(("max_bytes", "rank"), "rank and max_bytes both choose the ranks", "give one of them")
+
     def base_of(self, workspace: Workspace, members: Sequence[Member], base: str | None) -> str | None:
-        return adapters.base_of(workspace, members).ref if base is None else base
+        found = adapters.base_of(workspace, members) if base is None else None
+        return base if found is None else found.ref
 
     def top_k(self, recipe: Recipe, count: int) -> int | None:
         return 1
@@ -71,7 +91,7 @@ class Adapters(Output):
 
     def active_parameters(self, plan: Plan) -> int:
         dense = sum(tensor.elements for tensor in plan.tensors if tensor.part == TRUNK)
-        return dense + max(member.merged.adapter.parameters for member in plan.members)
+        return dense + max(adapters.added_parameters(plan))
 
     def card(self, plan: Plan) -> Card:
         base, recipe = plan.lead, plan.recipe.document(plan.names)
@@ -94,10 +114,13 @@ class Adapters(Output):
         )
 
     def notes(self, plan: Plan) -> Iterable[str]:
-        if len(adapters.everyone(plan)) > len(plan.members):
-            return super().notes(plan)
-        one = "text that no expert knows goes to one of them all the same: let the base model write text, and count it"
-        return (*super().notes(plan), f"{one}: reg add-base {plan.lead.name} CKPT --own-text 24576")
+        yield from super().notes(plan)
+        yield from adapters.ranks_note(plan)
+        if len(adapters.everyone(plan)) == len(plan.members):
+            yield (
+                "text that no expert knows goes to one of them all the same: let the base model write text, and count "
+                f"it: reg add-base {plan.lead.name} CKPT --own-text 24576"
+            )
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
         return [f"{counted(len(document['members']), 'adapter')} on their base model, one for each token"]

@@ -1,5 +1,6 @@
 """Plans of low-rank experts: each as it was trained, on a base model that nobody changes."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,38 +9,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from registry.checkpoint.version_files import ADAPTER, base_of_adapter
+from registry.checkpoint.version_files import base_of_adapter
 from registry.composition.compatibility import make_subset
 from registry.composition.plan import EXPERTS, ROUTER, OutputTensor, Plan
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.stored import Computed, Stored, held
-from registry.errors import IncompatibleError, InvalidInputError
+from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.hosts.context_mlp import ALARM
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
-from registry.maths import lora_delta
 from registry.maths.context.prefix import FAST
 from registry.member import Member
+from registry.methods.adapters.changes import NONE, Change, Changes, Kind, Ranks, changes_of, choose_ranks
 from registry.methods.adapters.host import ADAPTERS, MODELLING_FILE
+from registry.methods.adapters.output import KEPT
 from registry.methods.moe.context import evidence_of, limits_of
 from registry.methods.whole_members import dense_settings, loading
 from registry.workspace import Workspace
-from store.arrays import Block
+from store.arrays import ArraySource, Block
 from store.catalog import VersionRecord
 
-Kind = tuple[int, float, bool]
-"""Rank and scaling of an expert in one layer, and whether it is DoRA; the rank is 0 where it changes nothing."""
-_PARTS = ({"A", "B"}, {"A", "B", "magnitude"})
-_NONE: Kind = (0, 1.0, False)
+
+@dataclass(frozen=True)
+class Parts:
+    """What each member changes: `changes` as it was trained, `ranks` of what was trained in full.
+
+    Attributes:
+        low_rank: matrix → the change of each member, in the base's order; None of one that does not change it.
+        vectors: norm or bias → member's number → its own, in the base's order.
+    """
+
+    changes: tuple[Changes, ...]
+    ranks: Ranks
+    low_rank: Mapping[str, tuple[Change | None, ...]]
+    vectors: Mapping[str, Mapping[int, ArraySource]]
 
 
 def config(plan: Plan) -> dict[str, Any]:
     """Return config.json: the base model's own, the members, what they change, and how a token's expert is chosen."""
     kinds, layers, members = list[Sequence[Kind]](), dict[str, int](), everyone(plan)
-    nobody = [_NONE] * (len(members) - len(plan.members))
-    for target, changed in _changes(plan.members).items():
-        own = [*changed, *nobody]
+    parts: Parts = plan.parts
+    nobody = [NONE] * (len(members) - len(plan.members))
+    for target, changed in parts.low_rank.items():
+        own = [*(NONE if one is None else one.kind for one in changed), *nobody]
         if own not in kinds:
             kinds.append(own)
         layers[_layer(plan.lead, target)] = kinds.index(own)
@@ -50,6 +63,7 @@ def config(plan: Plan) -> dict[str, Any]:
         "members": [member.name for member in members],
         "adapted_layers": layers,
         "adapted_kinds": [[list(kind) for kind in own] for own in kinds],
+        "adapted_vectors": {_named(plan.lead, name): list(own) for name, own in parts.vectors.items()},
         "context_window": window,
         "context_fast": FAST if window > FAST else 0.0,
         "context_alarm": ALARM,
@@ -58,40 +72,40 @@ def config(plan: Plan) -> dict[str, Any]:
 
 
 def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
-    """Return the plan of `members`, adapters of one base model in any order, beside one another on it.
+    """Return the plan of `members`, experts of one base model in any order, beside one another on it.
+
+    Of an expert that was trained in full every matrix is read, to choose ranks.
 
     Raises:
         InvalidInputError: no member, or a name twice.
-        IncompatibleError: a member is no adapter, or changes what this output does not carry; or the base model is
-            another's.
+        IncompatibleError: a member changes what this output does not carry, or is an adapter of another base model.
+        DamagedError: a stored array is damaged.
     """
-    _check_adapters(members)
     subset = make_subset(members, base, recipe)
     assert subset.base is not None
     members, base = subset.members, subset.base
     for member in members:
-        if (of := base_of_adapter(member.version)) != base.content["weights"]:
+        if member.is_adapter and (of := base_of_adapter(member.version)) != base.content["weights"]:
             raise IncompatibleError(
                 f"{member.version.ref} is an adapter of a base model of weights {str(of)[:12]}, and {base.version.ref} "
                 f"has {base.content['weights'][:12]}",
                 "name the base model that all were registered with: --base NAME[@V]; or leave it out",
             )
     dtype = recipe.dtype or str(base.content["dtype"])
-    plan = Plan(recipe, members, base, base, dtype, f"{ADAPTERS}{base.family.model_type}", "AdaptersForCausalLM", ())
+    model_type, class_name = f"{ADAPTERS}{base.family.model_type}", "AdaptersForCausalLM"
+    plan = Plan(recipe, members, base, base, dtype, model_type, class_name, (), _parts(members, base, recipe))
     return replace(plan, tensors=tuple(_tensors(plan)))
 
 
-def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord:
+def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord | None:
     """Return the registered base model that members are adapters of: the newest, one that counted its own text first.
 
-    Raises:
-        IncompatibleError: they are of several, it is not registered any more, or a member is no adapter.
-        InvalidInputError: there is no member.
+    None if none of them is an adapter (IncompatibleError: they are of several, or it is not registered any more).
     """
-    _check_adapters(members)
-    if not members:
-        raise InvalidInputError("a composition needs at least one expert", "name some: --experts code,math")
-    first, *others = sorted(members, key=lambda member: member.name)
+    adapters = sorted((member for member in members if member.is_adapter), key=lambda member: member.name)
+    if not adapters:
+        return None
+    first, *others = adapters
     digest = base_of_adapter(first.version)
     if other := next((one for one in others if base_of_adapter(one.version) != digest), None):
         raise IncompatibleError(
@@ -114,54 +128,86 @@ def everyone(plan: Plan) -> tuple[Member, ...]:
     return (*plan.members, *([plan.lead] if plan.lead.has_statistics(TOKEN_COUNTS) else []))
 
 
-def _check_adapters(members: Sequence[Member]) -> None:
-    for member in members:
-        if not member.is_adapter:
-            raise IncompatibleError(
-                f"{member.version.ref} is no adapter of a registered base model: it was registered as a whole model",
-                f"register the adapter: reg add-expert {member.name} ADAPTER --base NAME --data FILE; or --to moe",
-            )
-        for target, parts in member.merged.changes.items():
-            if parts.keys() not in _PARTS or target == member.family.own_head(member.architecture):
-                raise IncompatibleError(
-                    f"{member.version.ref} changes {target} by {', '.join(sorted(parts))}, and this output carries "
-                    "LoRA and DoRA of linear layers",
-                    "choose --to moe or --to ensemble",
-                )
+def added_parameters(plan: Plan) -> list[int]:
+    """Return the weights that each member adds to the base model's."""
+    shapes, numbers = plan.lead.shapes, [0] * len(plan.members)
+    for target, every in plan.parts.low_rank.items():
+        for number, one in enumerate(every):
+            if one is not None:
+                numbers[number] += one.kind[0] * sum(shapes[target]) + one.kind[2] * shapes[target][0]
+    for target, own in plan.parts.vectors.items():
+        for number in own:
+            numbers[number] += math.prod(shapes[target])
+    return numbers
+
+
+def ranks_note(plan: Plan) -> Iterator[str]:
+    """Yield a note on the experts that were trained in full: what is kept of them, if there are any."""
+    ranks, names = plan.parts.ranks, plan.names
+    chosen = {name: own for name, own in zip(names, ranks.by_member, strict=True) if own}
+    if chosen:
+        kept = [f"{name} {share:.1%}" for name, share in zip(names, ranks.kept, strict=True) if name in chosen]
+        every = [rank for own in chosen.values() for rank in own.values()]
+        yield (
+            f"matrices that were trained in full have ranks from {min(every):,} to {max(every):,}, which keep of an "
+            f"expert's change of the base model, in squares of weights: {', '.join(kept)}"
+        )
 
 
 def _layer(base: Member, target: str) -> str:
     """Return the module whose weight a tensor is, as transformers names it."""
-    return base.family.renamed.get(target, target).removesuffix(".weight")
+    return _named(base, target).removesuffix(".weight")
 
 
-def _changes(members: Sequence[Member]) -> dict[str, list[Kind]]:
-    """Return what each member does to every tensor that one of them changes, in the base's order."""
-    changed = {target for member in members for target in member.merged.changes}
-    return {target: [_kind(member, target) for member in members] for target in members[0].shapes if target in changed}
+def _named(base: Member, target: str) -> str:
+    """Return a tensor's name in transformers."""
+    return base.family.renamed.get(target, target)
 
 
-def _kind(member: Member, target: str) -> Kind:
-    parts = member.merged.changes.get(target)
-    return _NONE if parts is None else member.merged.adapter.kind(parts)
+def _parts(members: Sequence[Member], base: Member, recipe: Recipe) -> Parts:
+    changes = tuple(changes_of(member, base) for member in members)
+    ranks = choose_ranks([own.whole for own in changes], rank=recipe.rank, nbytes=recipe.max_bytes, share=KEPT)
+
+    def change(number: int, target: str) -> Change | None:
+        if rank := ranks.by_member[number].get(target, 0):
+            return changes[number].whole[target].truncated(rank)
+        return changes[number].low_rank.get(target)
+
+    low_rank = {target: tuple(change(number, target) for number in range(len(members))) for target in base.shapes}
+    vectors = {
+        target: {number: own.vectors[target] for number, own in enumerate(changes) if target in own.vectors}
+        for target in base.shapes
+    }
+    return Parts(
+        changes,
+        ranks,
+        {target: own for target, own in low_rank.items() if any(own)},
+        {target: own for target, own in vectors.items() if own},
+    )
 
 
 def _tensors(plan: Plan) -> Iterator[OutputTensor]:
     """Yield the base model's tensors, the experts' factors, and the evidence that chooses among them."""
-    base, members, own = plan.lead, plan.members, plan.recipe.dtype
+    base, own = plan.lead, plan.recipe.dtype
+    parts: Parts = plan.parts
     for link in base.arrays:
         if link.role in ("trunk", "mlp"):
-            name = base.family.renamed.get(link.name, link.name)
-            yield OutputTensor(name, own or link.dtype, Stored(base, link.role, link.name))
-    for target, kinds in _changes(members).items():
-        layer = _layer(base, target)
+            yield OutputTensor(_named(base, link.name), own or link.dtype, Stored(base, link.role, link.name))
+    for target, every in parts.low_rank.items():
+        changes, shape, layer = [one for one in every if one], base.shapes[target], _layer(base, target)
         for part in ("A", "B"):
-            made = Factors(members, target, part)
+            made = Factors(changes, shape, part)
             yield OutputTensor(f"{layer}.lora_{part}", own or made.dtype, made, EXPERTS)
-        if dora := [member for member, kind in zip(members, kinds, strict=True) if kind[2]]:
-            shape = len(dora), base.weight(target).shape[0]
-            compute = partial(_norms, dora, target)
-            yield OutputTensor(f"{layer}.lora_magnitude", own or "float32", Computed(shape, compute), EXPERTS)
+        if dora := [one for one in changes if one.kind[2]]:
+            norms = Computed((len(dora), shape[0]), partial(_read, dora, "magnitude"))
+            yield OutputTensor(f"{layer}.lora_magnitude", own or "float32", norms, EXPERTS)
+    for target, vectors in parts.vectors.items():
+        sources = list(vectors.values())
+        layer, _, part = _named(base, target).rpartition(".")
+        dtypes = {source.dtype for source in sources}
+        dtype = own or (dtypes.pop() if len(dtypes) == 1 else "float32")
+        stacked = Computed((len(sources), *base.shapes[target]), partial(_stacked, sources))
+        yield OutputTensor(f"{layer}.own_{part}", dtype, stacked, EXPERTS)
     routed = replace(plan, members=everyone(plan))
     experts, rows = len(routed.members), base.architecture.vocab_size
     yield OutputTensor("evidence", "float32", Computed((rows, experts), partial(evidence_of, routed)), ROUTER)
@@ -170,55 +216,42 @@ def _tensors(plan: Plan) -> Iterator[OutputTensor]:
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors A of all members, one below the other, (R, I), or their B one after the other, each row by row."""
+    """The factors A of changes, one below the other, (R, I), or their B one after the other, each row by row.
 
-    members: tuple[Member, ...]
-    target: str
+    Attributes:
+        outputs_inputs: (O, I).
+    """
+
+    changes: Sequence[Change]
+    outputs_inputs: tuple[int, ...]
     part: str
 
     @property
     def dtype(self) -> str:
         """The dtype that all have; float32, which holds the others exactly, where they have several."""
-        dtypes = {source.dtype for source in self._sources}
+        dtypes = {one.dtype for one in self.changes}
         return dtypes.pop() if len(dtypes) == 1 else "float32"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
-        shapes = [source.shape for source in self._sources]
-        if self.part == "B":
-            return (sum(outputs * rank for outputs, rank in shapes),)
-        return sum(rank for rank, _ in shapes), shapes[0][1]
+        ranks, (outputs, inputs) = sum(one.kind[0] for one in self.changes), self.outputs_inputs
+        return (ranks * outputs,) if self.part == "B" else (ranks, inputs)
 
     def stream(self, name: str, dtype: str) -> Stream:
         """Return it as it is written."""
 
         def blocks() -> Iterator[Block]:
-            for source in self._sources:
-                factor = read_tensor(source).to(torch_dtype(dtype))
+            for one in self.changes:
+                factor = one.read(self.part).to(torch_dtype(dtype))
                 yield from held([to_block(factor.flatten() if self.part == "B" else factor)], dtype, name)
 
         return Stream(name, dtype, self.shape, blocks)
 
-    @property
-    def _sources(self) -> list[Any]:
-        changes = [(member, member.merged.changes.get(self.target)) for member in self.members]
-        return [
-            member.open(ADAPTER, member.merged.adapter.names[parts[self.part]])
-            for member, parts in changes
-            if parts is not None
-        ]
+
+def _read(changes: Sequence[Change], part: str) -> Tensor:
+    return torch.stack([one.read(part) for one in changes])
 
 
-def _norms(members: Sequence[Member], target: str) -> Tensor:
-    """Return m / |W + s B A| of members that are DoRA, float32 of shape (members, O) (DoRA, Liu et al. 2024, eq. 5)."""
-    rows = []
-    for member in members:
-        parts: Mapping[str, str] = member.merged.changes[target]
-        tensors = {
-            part: read_tensor(member.open(ADAPTER, member.merged.adapter.names[one])) for part, one in parts.items()
-        }
-        weight = read_tensor(member.merged.base.source(target))
-        total = weight + lora_delta(tensors["A"], tensors["B"], _kind(member, target)[1])
-        rows.append(tensors["magnitude"].float() / torch.linalg.norm(total, dim=1))
-    return torch.stack(rows)
+def _stacked(sources: Sequence[ArraySource]) -> Tensor:
+    return torch.stack([read_tensor(source).float() for source in sources])

@@ -118,7 +118,10 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
         if one.name == "trunk" and values["to"] == ENSEMBLE:  # only where given
             assert holder.get("trunk") == values.get("trunk")
             continue
-        if one.name in ("coefficients", "lead") or (one.name, values.get("router")) == ("bias", "anchored"):
+        if one.name in ("coefficients", "lead", "max_bytes", "rank") or (one.name, values.get("router")) == (
+            "bias",
+            "anchored",
+        ):
             continue  # only where given
         has_a_part = obstacle(one, values) is None
         assert (holder.get(one.name) is not None or one.name == "dtype") == has_a_part, one.name
