@@ -36,9 +36,9 @@ SIZES: dict[str, Any] = {
 
 
 def sentences(domain: str, count: int, seed: int = 0) -> list[str]:
-    """Return random documents of a domain's words."""
-    draw = random.Random(f"{domain} {seed}")
-    return [" ".join(draw.choices(WORDS[domain].split(), k=draw.randint(8, 40))) for _ in range(count)]
+    """Return random documents of a domain's words, or of those of several: `code-law`."""
+    draw, words = random.Random(f"{domain} {seed}"), " ".join(WORDS[part] for part in domain.split("-")).split()
+    return [" ".join(draw.choices(words, k=draw.randint(8, 40))) for _ in range(count)]
 
 
 def write_jsonl(path: Path, texts: Sequence[str]) -> Path:

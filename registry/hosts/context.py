@@ -10,14 +10,20 @@ the recent text:
                         H + 2E + 1 + e      s · f_e             its mean over the last few tokens
                         H + 3E + 1          s                   a constant beside the means, for thresholds
                         after these         ρ̄ / 32              a constant, where there are head maps (`head_map`)
-    context layer       before layer 0: values read the evidence, the output writes the two means, one head each, and
+    context layer       before layer 0: values read the evidence, the output writes the two means, some heads each, and
                         the MLP changes m_e where f exceeds thresholds (`context_mlp`): what has just begun is noticed
     queries and keys    read the constant into rotary pairs, so that attention falls with distance (`maths.context`)
     routers             row e is κ at the mean of expert e: the expert of most evidence is on top
 
+*Heads.* One channel of a head's values holds the evidence of one expert, and one the constant: E + 1 channels are
+n = ⌈(E + 1) / d⌉ heads of d channels, one after the other. Each window has n heads of keys and values of its own where
+there are 2n; where there are fewer, the query heads of one group read the same values with a window each, through keys
+that serve both; where each query head has values of its own, there is the slow window alone (`most_experts`).
+
 Everything else ignores the reserved channels: zero columns in what reads the stream, zero rows in what writes it. A
 norm over H′ channels divides by √(Σx²/H′ + ε′), so its weights times √(H/H′) and ε′ = ε H/H′ give the old values; the
-reserved channels add about 1e-6 to the mean square, near the rounding of float32.
+reserved channels add about 1e-6 to the mean square, near the rounding of float32, and 2e-8 for each expert
+at most.
 
 *Sizes.* a, c and s are small powers of two times the row's own size (ρ_v, its mean in s), so that norms do not see them
 and float16 holds them; κ is within float16. What the added layer computes with is so shared between its projections
@@ -94,19 +100,38 @@ class ContextWindows:
     factor: float = 1.0
 
 
-def notices(kind: ContextAttention, architecture: Architecture, windows: ContextWindows) -> bool:
-    """Return whether a host's attention and MLP can hold the second window.
+def most_experts(architecture: Architecture, *, fast: bool) -> int:
+    """Return how many experts' evidence the values of a layer hold, in both windows if `fast`: d - 1 a head and more.
 
-    It takes a head of its own, an activation that is nearly max(0, z), and two idle rotary pairs where queries and keys
-    are brought to one length.
+    Query heads that share a head of values share it between windows; those that do not take half of the heads each.
     """
+    heads = architecture.num_key_value_heads
+    if fast and architecture.num_attention_heads == heads:
+        heads //= 2
+    return heads * architecture.head_dim - 1
+
+
+def no_fast_window(
+    kind: ContextAttention, architecture: Architecture, windows: ContextWindows, experts: int
+) -> str | None:
+    """Return why a host's attention and MLP cannot hold the second window, None where they can.
+
+    It takes heads of its own, an activation that is nearly max(0, z) for each expert, and two idle rotary pairs where
+    queries and keys are brought to one length.
+    """
+    most, inner = most_experts(architecture, fast=True), architecture.intermediate_size
+    if experts > most:
+        heads = f"attention of {architecture.num_attention_heads} × {architecture.head_dim} channels"
+        return f"{heads} holds two windows of the evidence of at most {max(most, 0)} experts, not of {experts}"
+    if experts > inner:
+        return f"MLPs of {inner} activations notice at most {inner} experts, not {experts}"
+    if architecture.hidden_act not in _GATED:
+        return f"the activation {architecture.hidden_act} is not nearly max(0, x)"
     used = [pair for amplitudes in (windows.slow, windows.fast) for pair, value in enumerate(amplitudes) if value]
     idle = architecture.head_dim // 2 - 1 - max(used, default=-1)
-    return (
-        architecture.num_attention_heads > 1
-        and architecture.hidden_act in _GATED
-        and (kind.query_key_norm != "each head" or idle >= 2)
-    )
+    if kind.query_key_norm == "each head" and idle < 2:
+        return f"norms of queries and keys take 2 idle rotary pairs, and windows leave {idle}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -128,7 +153,7 @@ class ContextLayout:
         maps: add a last layer with head maps.
 
     Raises:
-        ValueError: the host has no context layer, or its heads have too few channels for so many experts.
+        ValueError: the host has no context layer, or its values have too few channels for so many experts.
     """
 
     def __init__(
@@ -137,12 +162,12 @@ class ContextLayout:
         if host.context is None:
             raise ValueError(f"{host.model_type} has no context layer")
         self._kind, self._inner, self._experts = host.context, architecture, experts
-        if experts >= architecture.head_dim:
-            size = architecture.head_dim
-            most = f"at most {size - 1} experts, not of {experts}"
-            raise ValueError(f"heads of {size} channels hold the evidence of {most}")
+        if experts > (most := most_experts(architecture, fast=False)):
+            heads = f"{architecture.num_key_value_heads} key-value heads of {architecture.head_dim} channels"
+            raise ValueError(f"{heads} hold the evidence of at most {most} experts, not of {experts}")
         self._fast = bool(windows.fast)
-        self._heads = _heads(self._kind, architecture, windows)
+        self._windows = _heads(self._kind, architecture, windows, -(-(experts + 1) // architecture.head_dim))
+        self._heads = [head for heads in self._windows for head in heads]
         self._hidden = hidden = architecture.hidden_size
         self.hidden_size = hidden + reserved_channels(hidden, experts, fast=self._fast, maps=maps)
         self._shrink = math.sqrt(hidden / self.hidden_size)
@@ -154,6 +179,7 @@ class ContextLayout:
         self._level = self._fast_means.stop
         self._steady = self._level + 1 if self._fast else self._means.stop
         self._has_steady = maps and not self._kind.norm_after
+        self._projections: dict[tuple[str, tuple[int, ...]], Entries] = {}
         self._last = None
         if maps:
             steady = self._steady if self._has_steady else self._constant
@@ -221,7 +247,14 @@ class ContextLayout:
         shape = self.experts(tensor).shape
         if not self._fast:
             return Entries(shape)
-        mlp = ContextMlp(
+        key = projection_of(name, tensor, self._hidden), shape
+        if key not in self._projections:  # E² comparisons each, which all experts' tensors have in common
+            self._projections[key] = self._mlp.projection(*key)
+        return self._projections[key]
+
+    @property
+    def _mlp(self) -> ContextMlp:
+        return ContextMlp(
             compares(self._inner, self._experts),
             self._kind.norm_after,
             self._means,
@@ -230,7 +263,6 @@ class ContextLayout:
             (self._constant, _UNIT / self._constant_size if self._kind.norm_after else UP),
             self._down_size,
         )
-        return mlp.projection(projection_of(name, tensor, self._hidden), shape)
 
     def last_experts(self, name: str, tensor: Experts) -> Made:
         """Return the last layer's counterpart of a tensor of experts: their head maps."""
@@ -307,26 +339,28 @@ class ContextLayout:
         return widened if isinstance(tensor, Constant) else Constant(shape, 0.0)
 
     def _values(self) -> tuple[tuple[tuple[int, int], float], ...]:
-        """Return the entries of v: in each head of keys the evidence, and after it the constant."""
+        """Return the entries of v: in the heads of keys of each window the evidence, and after it the constant."""
         size = self._inner.head_dim
         nat, constant = self._value / evidence_size(self._hidden), self._value / self._constant_size
         channels = [*((channel, nat) for channel in self._evidence), (self._constant, constant)]
         return tuple(
-            ((key * size + place, channel), weight)
-            for key in dict.fromkeys(head.key for head in self._heads)
+            ((first * size + place, channel), weight)  # the heads of keys of a window follow one another
+            for first in dict.fromkeys(heads[0].key for heads in self._windows)
             for place, (channel, weight) in enumerate(channels)
         )
 
     def _output(self, shape: tuple[int, ...]) -> Entries:
-        """Return o: one head gives the means, another one the fast means and their level."""
-        first, *others = [head.query * self._inner.head_dim for head in self._heads]
-        multiplier = float(self._inner.options.get("residual_multiplier", 1.0))
+        """Return o: the heads of one window give the means, those of the other the fast means and their level."""
+        size, multiplier = self._inner.head_dim, float(self._inner.options.get("residual_multiplier", 1.0))
         scale = 1.0 if self._kind.norm_after else MEAN / self._value / multiplier
-        entries = [((channel, first + e), scale) for e, channel in enumerate(self._means)]
+        slow, *fast = [
+            [head.query * size + channel for head in heads for channel in range(size)] for heads in self._windows
+        ]
+        entries = [((channel, slow[e]), scale) for e, channel in enumerate(self._means)]
         if self._fast:
-            entries += [((channel, others[0] + e), scale) for e, channel in enumerate((*self._fast_means, self._level))]
+            entries += [((channel, fast[0][e]), scale) for e, channel in enumerate((*self._fast_means, self._level))]
         if self._has_steady:  # the mean of a constant
-            entries.append(((self._steady, first + self._experts), scale * STEADY / MEAN))
+            entries.append(((self._steady, slow[self._experts]), scale * STEADY / MEAN))
         return Entries(shape, tuple(entries), 0 if self._kind.norm_after else 1)
 
     @property
@@ -383,8 +417,10 @@ def evidence_size(hidden_size: int) -> float:
     return max(_EVIDENCE, constant_size(hidden_size) / 8)
 
 
-def _heads(kind: ContextAttention, architecture: Architecture, windows: ContextWindows) -> list[_Head]:
-    """Return the heads of the windows: with keys of their own where there are two heads of keys, else with shared ones.
+def _heads(
+    kind: ContextAttention, architecture: Architecture, windows: ContextWindows, count: int
+) -> list[list[_Head]]:
+    """Return `count` heads of each window: with keys of their own where there are as many, else with shared ones.
 
     Queries and keys multiply to A / scale in each pair. Where a norm brings every head to one length, an idle pair of
     the queries and another one of the keys make their lengths equal.
@@ -393,22 +429,28 @@ def _heads(kind: ContextAttention, architecture: Architecture, windows: ContextW
     pairs, scale = architecture.head_dim // 2, kind.scale(architecture)
     products = [[a / scale / windows.factor**2 for a in (*each, *[0.0] * pairs)][:pairs] for each in wanted]
     group = architecture.num_attention_heads // architecture.num_key_value_heads
-    shared = architecture.num_key_value_heads < len(wanted)
+    shared = architecture.num_key_value_heads < count * len(wanted)
     largest = [max(each) for each in zip(*products, strict=True)]
     heads = []
     for number, product in enumerate(products):
         keys = [math.sqrt(value) for value in (largest if shared else product)]
         queries = [value / key if key else 0.0 for value, key in zip(product, keys, strict=True)]
-        heads.append(_Head(number if shared else number * group, 0 if shared else number, tuple(queries), tuple(keys)))
-    if kind.query_key_norm != "each head" or len(heads) == 1:
+        first, within = (0, number) if shared else (number * count, 0)
+        places = [(key * group + within, key) for key in range(first, first + count)]
+        heads.append([_Head(query, key, tuple(queries), tuple(keys)) for query, key in places])
+    if kind.query_key_norm != "each head" or len(wanted) == 1:
         return heads
-    length = max(sum(value**2 for value in side) for head in heads for side in (head.queries, head.keys))
+    sides = [side for each in heads for head in each for side in (head.queries, head.keys)]
+    length = max(sum(value**2 for value in side) for side in sides)
 
     def filled(side: tuple[float, ...], pair: int) -> tuple[float, ...]:
         rest = math.sqrt(max(0.0, length - sum(value**2 for value in side)))
         return (*side[:pair], rest, *side[pair + 1 :])
 
-    return [replace(h, queries=filled(h.queries, pairs - 1), keys=filled(h.keys, pairs - 2)) for h in heads]
+    return [
+        [replace(h, queries=filled(h.queries, pairs - 1), keys=filled(h.keys, pairs - 2)) for h in each]
+        for each in heads
+    ]
 
 
 def attention_reach(architecture: Architecture, length: int) -> int:

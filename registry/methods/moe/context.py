@@ -202,7 +202,7 @@ def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Ten
             return torch.ones(length, dtype=torch.float64), None
         return torch.exp(-past / tau), torch.exp(-past / FAST) if tau > FAST else None
     translation = plan.lead.hosts[plan.recipe.host or next(iter(plan.lead.hosts))]
-    windows, _ = context_windows(translation, plan.recipe.context_window)
+    windows, _ = context_windows(translation, plan.recipe.context_window, len(plan.members))
     sizes = translation.architecture
     rotary = rotary_tables(sizes.rope_parameters, sizes.head_dim, sizes.max_position_embeddings)
 

@@ -12,8 +12,8 @@ from registry.composition.trained import EQUAL_COPIES
 from registry.errors import UnsupportedFamilyError
 from registry.families import Translation
 from registry.hosts import Constant, Experts
-from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindows, notices
-from registry.hosts.context_mlp import ALARM
+from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindows, no_fast_window
+from registry.hosts.context_mlp import ALARM, compares
 from registry.hosts.head_map import holds_maps
 from registry.hosts.host import LAYERS, NORM_TOPK_PROB
 from registry.hosts.remote_code import BIASED, CONTEXT, HEAD_MAPS, REMOTE_CODE, WHOLE_SOFTMAX, routed_host
@@ -85,15 +85,16 @@ def _with_context(plan: Plan) -> Plan:
     recipe, translation = plan.recipe, plan.parts
     if recipe.host == REMOTE_CODE:
         return _with_evidence(plan)
-    windows, notes = context_windows(translation, recipe.context_window)
+    windows, notes = context_windows(translation, recipe.context_window, len(plan.members))
     maps, more = _head_maps(translation, recipe)
     try:
         layout = ContextLayout(translation.host, translation.architecture, len(plan.members), windows, maps=maps)
     except ValueError as error:
+        fewer = "; or name fewer experts; or, for adapters of one base model, --to adapters"
         raise UnsupportedFamilyError(
             f"--router context cannot be used here: {error}",
             f"choose --router {SOLVES_AGAIN}, or add --remote-code: the folder then carries a modelling file of its "
-            "own",
+            f"own{fewer if translation.host.context else ''}",
         ) from error
     dtypes = {layout.name(tensor.name): tensor.dtype for tensor in plan.tensors if tensor.part == TRUNK}
     trunk = layout.trunk(translation.trunk)
@@ -159,7 +160,7 @@ def _with_evidence(plan: Plan) -> Plan:
     return _carried(replace(plan, tensors=tensors), replace(translation, host=host))
 
 
-def context_windows(translation: Translation, tau: float) -> tuple[ContextWindows, tuple[str, ...]]:
+def context_windows(translation: Translation, tau: float, experts: int) -> tuple[ContextWindows, tuple[str, ...]]:
     """Return the windows of a context layer for τ in tokens, 0 for the whole text so far, and remarks."""
     kind, architecture = translation.host.context, translation.architecture
     if not tau or kind is None:
@@ -174,7 +175,12 @@ def context_windows(translation: Translation, tau: float) -> tuple[ContextWindow
     if fast is None:
         return windows, ()
     both = replace(windows, fast=tuple(fast.tolist()))
-    return (both if notices(kind, architecture, both) else windows), ()
+    if (reason := no_fast_window(kind, architecture, both, experts)) is not None:
+        return windows, (f"routers have no fast window, and notice a change of subject late: {reason}",)
+    if compares(architecture, experts):
+        return both, ()
+    size = f"MLPs of {architecture.intermediate_size} activations do not compare each pair of {experts} experts"
+    return both, (f"a change of subject between experts that look alike is noticed late: {size}",)
 
 
 def dense_plan(plan: Plan) -> Plan:
@@ -281,7 +287,9 @@ def context_cost(plan: Plan) -> RoutingCost | None:
     plain = recipe.replace(router="random", top_k=top_k(recipe, len(plan.members)), refine_mlp=False)
     without = make_plan(plan.members, plan.base, plain)
     mine, other = plan.parts.architecture, without.parts.architecture
-    has_window = recipe.host == REMOTE_CODE or bool(context_windows(without.parts, recipe.context_window)[0].slow)
+    has_window = recipe.host == REMOTE_CODE or bool(
+        context_windows(without.parts, recipe.context_window, len(plan.members))[0].slow
+    )
     return RoutingCost(
         mine.num_hidden_layers - other.num_hidden_layers,
         any(isinstance(tensor.made, HeadMap | OwnHeadMap) for tensor in plan.tensors),

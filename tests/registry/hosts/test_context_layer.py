@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from registry.errors import UnsupportedFamilyError
-from registry.hosts.context import CONTEXT_LAYERS, constant_size, evidence_size, reserved_channels
+from registry.hosts.architecture import Architecture
+from registry.hosts.context import CONTEXT_LAYERS, constant_size, evidence_size, most_experts, reserved_channels
 from registry.runtime.gates import force_expert, gates
 from registry.runtime.loading import quiet_transformers
 from tests.conftest import Shared
@@ -198,14 +199,27 @@ def test_hosts_without_a_context_layer_say_so(variant: Variant, tmp_path: Path) 
 
 
 @pytest.mark.check
-def test_more_experts_than_a_head_has_channels_are_refused(tmp_path: Path, tokenizer: Any) -> None:
-    narrow = replace(CASES["llama"], config={"num_attention_heads": 16, "num_key_value_heads": 8})
-    message = "heads of 2 channels hold the evidence of at most 1 experts, not of 2"
+def test_more_experts_than_all_heads_have_channels_are_refused(tmp_path: Path, tokenizer: Any) -> None:
+    narrow = replace(CASES["llama"], config={"num_attention_heads": 16, "num_key_value_heads": 1})
+    message = "1 key-value heads of 2 channels hold the evidence of at most 1 experts, not of 2"
     with variant_of(narrow, tmp_path, tokenizer) as variant:
         with pytest.raises(UnsupportedFamilyError, match=message) as raised:
             variant.registry.compose(["code", "math"], tmp_path / "moe")
         assert "choose --router ridge" in str(raised.value.hint)
+        assert "name fewer experts" in str(raised.value.hint)
         assert not (tmp_path / "moe").exists()
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "channels", "both", "slow"),
+    [(9, 3, 64, 191, 191), (32, 8, 128, 1023, 1023), (16, 16, 8, 63, 127)],
+)
+def test_values_hold_the_evidence_of_as_many_experts_as_they_have_channels(
+    heads: int, keys: int, channels: int, both: int, slow: int
+) -> None:
+    """A constant takes one; windows share the values of grouped query heads, and halve those of others."""
+    sizes = Architecture(heads * channels, 64, 2, heads, keys, channels, 320, 128, "silu", {}, False)
+    assert [most_experts(sizes, fast=fast) for fast in (True, False)] == [both, slow]
 
 
 def test_hidden_sizes_are_multiples_that_kernels_and_quantizers_take() -> None:
