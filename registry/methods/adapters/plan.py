@@ -33,7 +33,7 @@ from store.catalog import VersionRecord
 
 @dataclass(frozen=True)
 class Parts:
-    """What each member changes: `changes` as it was trained, `ranks` of what was trained in full.
+    """Changes of each member as they were trained, and the ranks of those that were trained in full.
 
     Attributes:
         low_rank: matrix → the change of each member, in the base's order; None of one that does not change it.
