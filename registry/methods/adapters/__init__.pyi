@@ -5,3 +5,4 @@ from .plan import config as config
 from .plan import everyone as everyone
 from .plan import make_adapters as make_adapters
 from .plan import ranks_note as ranks_note
+from .plan import truncation_bytes as truncation_bytes

@@ -93,6 +93,9 @@ class Adapters(Output):
         dense = sum(tensor.elements for tensor in plan.tensors if tensor.part == TRUNK)
         return dense + max(adapters.added_parameters(plan))
 
+    def peak_bytes(self, plan: Plan) -> int:
+        return super().peak_bytes(plan) + adapters.truncation_bytes(plan)
+
     def card(self, plan: Plan) -> Card:
         base, recipe = plan.lead, plan.recipe.document(plan.names)
         window = recipe["context_window"]

@@ -141,6 +141,12 @@ def added_parameters(plan: Plan) -> list[int]:
     return numbers
 
 
+def truncation_bytes(plan: Plan) -> int:
+    """Return an upper estimate of the memory that the largest decomposition takes: two copies of ΔW and three m × m."""
+    shapes = [plan.lead.shapes[name] for own in plan.parts.changes for name in own.whole]
+    return max((8 * (2 * math.prod(shape) + 3 * min(shape) ** 2) for shape in shapes), default=0)
+
+
 def ranks_note(plan: Plan) -> Iterator[str]:
     """Yield a note on the experts that were trained in full: what is kept of them, if there are any."""
     ranks, names = plan.parts.ranks, plan.names
