@@ -583,15 +583,25 @@ class Registry:
         require_composed(Path(folder))
         return composition_.reproduce_folder(self._workspace, Path(folder), None if out is None else Path(out))
 
-    def export(self, ref: str, out: PathLike, *, as_lora: bool = False) -> VersionRecord:
+    def export(
+        self, ref: str, out: PathLike, *, as_lora: bool = False, rank: int | None = None, base: str | None = None
+    ) -> VersionRecord:
         """Write the version `ref` to `out` as the dense folder it was registered from, bit for bit, and return it.
 
-        With `as_lora`, an adapter is written as PEFT's folder: `adapter_config.json` and `adapter_model.safetensors` as
-        they came (IncompatibleError: it was registered as a whole model).
+        Args:
+            as_lora: write PEFT's folder, `adapter_config.json` and `adapter_model.safetensors`: of an adapter as they
+                came; of an expert that was trained in full its change of the base model at low rank.
+            rank: the rank of that; by default as many of each matrix as keep 90 % of the change.
+            base: the base model; by default the only one.
+
+        Raises:
+            InvalidInputError: a rank or a base model was given, and `as_lora` was not, or the version is an adapter; or
+                the rank is less than 1.
+            IncompatibleError: the expert has tensors of other shapes than the base model.
         """
         self.resolve(ref)
         check_output(Path(out), replace=None)
-        return composition_.export(self._workspace, ref, out, as_lora=as_lora)
+        return composition_.export(self._workspace, ref, out, as_lora=as_lora, rank=rank, base=base)
 
     # -- measuring ---------------------------------------------------------------------------------------------------
 

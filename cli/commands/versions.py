@@ -188,16 +188,18 @@ def alias(session: Session, ref: str, alias: str, delete: bool) -> None:
 @command("reg export math --out math/", "reg export math@1 --out math-1/", "reg export law --as lora --out law-lora/")
 @click.argument("ref", metavar="NAME[@V]")
 @file("--out DIR", "The folder to write; absent or empty.", required=True)
-@choice("--as", ["dense", "lora"], "A whole model, or the adapter that it was registered from.", "dense")
+@choice("--as", ["dense", "lora"], "A whole model, or an adapter of its base model.", "dense")
+@integer("--rank", "For an expert that was trained in full: by default as many as keep 90% of its change.")
+@option("--base NAME[@V]", "The same: its base model, by default the only one.")
 @pass_session
-def export(session: Session, /, ref: str, out: Path, **chosen: str) -> None:
+def export(session: Session, /, ref: str, out: Path, rank: int | None, base: str | None, **chosen: str) -> None:
     """Write a registered version as a dense model folder, with bit-identical tensors.
 
-    With --as lora, an adapter is written as PEFT's folder, byte for byte as it came: adapter_config.json and
-    adapter_model.safetensors.
+    With --as lora it is written as PEFT's folder, adapter_config.json and adapter_model.safetensors: an adapter byte
+    for byte as it came, an expert that was trained in full as its change of the base model at low rank.
     """
     with session.registry() as registry:
-        version = registry.export(ref, out, as_lora=chosen["as"] == "lora")
+        version = registry.export(ref, out, as_lora=chosen["as"] == "lora", rank=rank, base=base)
     if not printed_json({"ref": version.ref, "digest": version.digest, "out": out}):
         done(str(out), f"wrote {version.ref} to {out}")
         if chosen["as"] == "dense":

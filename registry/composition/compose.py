@@ -15,6 +15,7 @@ from typing import Any
 
 from registry.composition.card import CARD, card_page
 from registry.composition.found import OUTPUTS
+from registry.composition.low_rank import write_truncated
 from registry.composition.manifest import folder_document
 from registry.composition.plan import Plan, output_of
 from registry.composition.preview import Preview
@@ -26,7 +27,7 @@ from registry.destination.address import destination_of
 from registry.destination.destination import Destination as Destination
 from registry.distributed import Cluster, Step, Task
 from registry.distributed.step import node_kind
-from registry.errors import ClusterError, DamagedError, IncompatibleError, InvalidInputError
+from registry.errors import ClusterError, DamagedError, InvalidInputError
 from registry.home import Home
 from registry.io.model_folder import MARKER, json_file
 from registry.io.shard_writer import Shard, write_shards
@@ -190,20 +191,36 @@ def preview_composition(
         return plan.output.preview(plan, workspace.progress)
 
 
-def export(workspace: Workspace, ref: str, out: PathLike, *, as_lora: bool = False) -> VersionRecord:
+def export(
+    workspace: Workspace,
+    ref: str,
+    out: PathLike,
+    *,
+    as_lora: bool = False,
+    rank: int | None = None,
+    base: str | None = None,
+) -> VersionRecord:
     """Write a version as the folder that it was registered from (arguments and errors as `Registry.export`)."""
+    if not as_lora and (rank is not None or base is not None):
+        raise InvalidInputError("a rank and a base model are of adapters alone", "add --as lora, or leave them out")
+    if rank is not None and rank < 1:
+        raise InvalidInputError(f"the rank is {rank}, it must be 1 or more", "such as 16")
     version = workspace.resolve(ref)
     with workspace.reading(version):
         member = load_member(workspace, version)
-        if as_lora and not member.is_adapter:
-            raise IncompatibleError(
-                f"{version.ref} is no adapter: it was registered as a whole model",
-                f"export it whole: reg export {version.ref} --out DIR",
+        if member.is_adapter and (rank or base):
+            raise InvalidInputError(
+                f"{version.ref} is an adapter, which is written as it came, of the rank that it has",
+                f"give no rank and no base model: reg export {version.ref} --as lora --out DIR",
             )
-        if as_lora:
+        if not as_lora:
+            write_dense([member], Path(out), workspace.progress)
+        elif member.is_adapter:
             write_adapter(member, Path(out), workspace.progress)
         else:
-            write_dense([member], Path(out), workspace.progress)
+            of = load_member(workspace, base_model(workspace.catalog, base))
+            with workspace.reading(of.version), one_thread():
+                write_truncated(member, of, Path(out), rank, workspace.progress)
     return version
 
 

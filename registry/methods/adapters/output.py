@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from registry.composition.method import Card, Settings
 from registry.composition.option import Limits, Option, OptionKind, Problem
 from registry.composition.plan import TRUNK, Output, Plan
-from registry.composition.recipe.shared_options import CONTEXT_WINDOW, DTYPE
+from registry.composition.recipe.shared_options import CONTEXT_WINDOW, DTYPE, KEPT
 from registry.io.display import counted
 from registry.methods import adapters
 from registry.methods.works import DORA, LEWIS, LORA, MARON
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from registry.member import Member
     from registry.workspace import Workspace
 
-
-KEPT = 0.9
-"""Share of the change of an expert that was trained in full which is kept where no rank is given."""
 
 RANK = Option(
     "rank", OptionKind.WHOLE, "for experts that were trained in full: the rank of the change that is kept of a matrix.",

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from registry.checkpoint.version_files import base_of_adapter
 from registry.composition.compatibility import make_subset
+from registry.composition.low_rank import NONE, Change, Changes, Kind, Ranks, changes_of, choose_ranks
 from registry.composition.plan import EXPERTS, ROUTER, OutputTensor, Plan
 from registry.composition.recipe.recipe import Recipe
+from registry.composition.recipe.shared_options import KEPT
 from registry.composition.stored import Computed, Stored, held
 from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
@@ -21,9 +23,7 @@ from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
 from registry.maths.context.prefix import FAST
 from registry.member import Member
-from registry.methods.adapters.changes import NONE, Change, Changes, Kind, Ranks, changes_of, choose_ranks
 from registry.methods.adapters.host import ADAPTERS, MODELLING_FILE
-from registry.methods.adapters.output import KEPT
 from registry.methods.moe.context import evidence_of, limits_of
 from registry.methods.whole_members import dense_settings, loading
 from registry.workspace import Workspace

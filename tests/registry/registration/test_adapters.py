@@ -18,7 +18,7 @@ from registry import PassSettings, Recipe, Registry
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.adapter import Adapter, Merged
 from registry.checkpoint.version_files import VersionArrays
-from registry.errors import CheckpointError, ConflictError, IncompatibleError
+from registry.errors import CheckpointError, ConflictError, IncompatibleError, InvalidInputError
 from registry.progress import silent
 from registry.registration.register import Registration
 from registry.statistics.collect import collect, collect_to
@@ -220,8 +220,14 @@ def test_digest_of_its_weights_is_that_of_what_they_are_made_from(registry: Regi
     assert not changed & {name for name in links if registry.arrays.has(links[name].digest)}
 
 
-def test_only_an_adapter_is_exported_as_one(registry: Registry, tmp_path: Path) -> None:
-    with pytest.raises(IncompatibleError, match="base@1 is no adapter: it was registered as a whole model") as caught:
+def test_exports_that_cannot_be_are_refused(registry: Registry, tmp_path: Path) -> None:
+    with pytest.raises(IncompatibleError, match="base@1 changes no matrix of base@1") as caught:
         registry.export("base", tmp_path / "out", as_lora=True)
     assert caught.value.hint == "export it whole: reg export base@1 --out DIR"
+    with pytest.raises(InvalidInputError, match="law@1 is an adapter, which is written as it came"):
+        registry.export("law", tmp_path / "out", as_lora=True, rank=2)
+    with pytest.raises(InvalidInputError, match="are of adapters alone"):
+        registry.export("law", tmp_path / "out", rank=2)
+    with pytest.raises(InvalidInputError, match="the rank is 0"):
+        registry.export("base", tmp_path / "out", as_lora=True, rank=0)
     assert not (tmp_path / "out").exists()

@@ -3,6 +3,7 @@
 At full rank an expert is itself up to the rounding of its factors, which is what the tolerance is for.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from registry import Recipe, Registry
-from registry.errors import InvalidInputError
+from registry.errors import InvalidInputError, OutputError
 from registry.maths import spectrum, truncated
 from registry.runtime.gates import force_expert
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 from tests.registry.checkpoint.test_adapter import train
-from tests.registry.methods.adapters.test_compose_adapters import CLOSE, COUNTS, IDS, loaded, logits
+from tests.registry.methods.adapters.test_compose_adapters import CLOSE, COUNTS, IDS, loaded, logits, peft_logits
+from tests.remarks import Remarks
 
 FULL = Recipe(to="adapters", rank=1000)
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma3_text", "gpt_neox", "phi3", "stablelm"]
@@ -127,3 +129,42 @@ def test_adapters_stay_exact_beside_whole_experts(registry: Registry, zoo: Zoo, 
 def test_both_ways_to_choose_ranks_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="both choose the ranks"):
         Recipe(to="adapters", rank=2, max_bytes=5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "gpt_neox"])
+def test_peft_takes_an_expert_that_was_trained_in_full(family: str, zoo: Zoo, tokenizer: Any, tmp_path: Path) -> None:
+    """With the logits of the composed folder, of one rank and of several; norms and biases are the base model's."""
+    before, after = make_model(family, 1), make_model(family, 2)
+    for name, part in after.named_parameters():
+        if part.ndim == 1:
+            part.data = before.get_parameter(name).data.clone()
+    base, code = (
+        save_checkpoint(model, tmp_path / name, tokenizer) for name, model in (("base", before), ("code", after))
+    )
+    heard = Remarks()
+    with Registry(tmp_path / "home", progress=heard) as registry:
+        registry.add_base("base", base, remote_code=True)
+        data = [zoo.train["code"]]
+        registry.add_expert("code", code, data=data, settings=COUNTS, remote_code=True, allow_unrelated=True)
+        for rank in (3, None):
+            registry.compose(["code"], tmp_path / f"moe-{rank}", Recipe(to="adapters", rank=rank))
+            registry.export("code", tmp_path / f"lora-{rank}", as_lora=True, rank=rank)
+            found = peft_logits(base, tmp_path / f"lora-{rank}")
+            torch.testing.assert_close(found, logits(loaded(tmp_path / f"moe-{rank}")), atol=1e-3, rtol=1e-3)
+        with pytest.raises(OutputError, match="exists and is not empty"):
+            registry.export("code", tmp_path / "lora-3", as_lora=True, rank=3)
+    assert any("ranks from 3 to 3 keep" in line for line in heard.sentences)
+    config = json.loads((tmp_path / "lora-3" / "adapter_config.json").read_bytes())
+    assert (config["r"], config["lora_alpha"], config["rank_pattern"]) == (3, 3, {})
+    tensors = load_file(tmp_path / "lora-3" / "adapter_model.safetensors")
+    assert sum("lora_embedding_A" in name for name in tensors) == 1
+    assert any(name.endswith("lm_head.lora_A.weight") for name in tensors)
+
+
+def test_norms_that_a_folder_of_an_adapter_lacks_are_said(zoo: Zoo, tmp_path: Path) -> None:
+    heard = Remarks()
+    with Registry(tmp_path / "home", progress=heard) as registry:
+        registry.add_base("base", zoo.base)
+        registry.add_expert("code", zoo.experts["code"], data=[zoo.train["code"]], settings=COUNTS)
+        registry.export("code", tmp_path / "out", as_lora=True, rank=2)
+    assert any("norms and biases that were trained too are left out" in line for line in heard.sentences)

@@ -3,16 +3,24 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from registry.checkpoint.adapter import WEIGHTS
+from registry.checkpoint.adapter_config import CONFIG
 from registry.checkpoint.version_files import ADAPTER
+from registry.composition.recipe.shared_options import KEPT
 from registry.errors import IncompatibleError
-from registry.io.torch_blocks import read_tensor
+from registry.io.model_folder import fresh_folder, json_file, write_files
+from registry.io.safetensors_file import Stream, write_shard
+from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
 from registry.maths import lora_delta, spectrum, truncated
 from registry.member import Member
-from store.arrays import CARRIERS, ArraySource
+from registry.progress import Progress, remark
+from store.arrays import CARRIERS, ArraySource, Block
 
 Kind = tuple[int, float, bool]
 """Rank and scaling of an expert in one layer, and whether it is DoRA; the rank is 0 where it changes nothing."""
@@ -181,3 +189,87 @@ def _directions(
             cost = CARRIERS[own[name].own.dtype][1] * sum(own[name].own.shape)
             every += [(member, name, part, cost) for part in (values / totals[member]).tolist() if part]
     return sorted(every, key=lambda one: -one[2] / one[3])
+
+
+def write_truncated(member: Member, base: Member, out: Path, rank: int | None, progress: Progress) -> None:
+    """Write the change of an expert that was trained in full as the folder of an adapter, as PEFT writes it.
+
+    Every matrix that changed has the low-rank change nearest to its own, of a rank, or of as many as keep `KEPT` of
+    all; a head that is tied to the embedding has the embedding's. Norms and biases are left out, which is said: servers
+    take adapters without. The folder `out` is absent or empty.
+
+    Raises:
+        IncompatibleError: the expert has tensors of other shapes than the base model, or changes no matrix.
+        OutputError, StorageError, DamagedError: as `write_adapter`.
+    """
+    changes = changes_of(member, base)
+    ranks = choose_ranks([changes.whole], rank=rank, nbytes=None, share=KEPT)
+    kept = {name: one for name, one in ranks.by_member[0].items() if one}
+    if not kept:
+        raise IncompatibleError(
+            f"{member.version.ref} changes no matrix of {base.version.ref}",
+            f"export it whole: reg export {member.version.ref} --out DIR",
+        )
+    modules, streams = dict[str, int](), []
+    for target, own in kept.items():
+        change, names = changes.whole[target].truncated(own), [target]
+        if target == base.family.embedding == base.family.own_head(base.architecture):
+            names.append(base.family.head)
+        for name in names:
+            module = base.family.renamed.get(name, name).removesuffix(".weight")
+            modules[module] = own
+            streams += _streams(module, change, base.shapes[target], embeds=name == base.family.embedding)
+    nbytes = sum(stream.nbytes for stream in streams)
+    with fresh_folder(out, replace=None, nbytes=nbytes) as folder, progress("writing", nbytes, "B") as advance:
+        write_shard(folder / WEIGHTS, streams, advance)
+        write_files(folder, {CONFIG: json_file(_peft_config(base, modules))})
+    share = f"{ranks.kept[0]:.1%} of its change of {base.version.ref} in squares of weights"
+    remark(progress, f"ranks from {min(kept.values()):,} to {max(kept.values()):,} keep {share}")
+    if changes.vectors:
+        remark(progress, f"{len(changes.vectors):,} norms and biases that were trained too are left out")
+
+
+def _streams(module: str, change: Change, shape: tuple[int, ...], *, embeds: bool) -> list[Stream]:
+    """Return the factors of a change by PEFT's names; those of an embedding are of its transpose."""
+    (outputs, inputs), rank = shape, change.kind[0]
+    parts: dict[str, tuple[str, tuple[int, int]]] = {
+        "lora_A.weight": ("A", (rank, inputs)), "lora_B.weight": ("B", (outputs, rank))
+    }  # fmt: skip
+    if embeds:
+        parts = {"lora_embedding_A": ("B", (rank, outputs)), "lora_embedding_B": ("A", (inputs, rank))}
+
+    def blocks(part: str) -> Iterator[Block]:
+        factor = change.read(part).to(torch_dtype(change.dtype))
+        yield to_block(factor.T if embeds else factor)
+
+    return [
+        Stream(f"base_model.model.{module}.{name}", change.dtype, size, partial(blocks, part))
+        for name, (part, size) in parts.items()
+    ]
+
+
+def _peft_config(base: Member, modules: Mapping[str, int]) -> dict[str, Any]:
+    """Return adapter_config.json of modules and their ranks; the scaling of all is 1."""
+    most = max(modules.values())
+    ends = {name.rpartition(".")[2] for name in modules}
+    every = {base.family.renamed.get(name, name).removesuffix(".weight") for name in base.shapes}
+    whole = {name for name in every if name.rpartition(".")[2] in ends} <= modules.keys()
+    other = {name: rank for name, rank in modules.items() if rank != most}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base.name,
+        "r": most,
+        "lora_alpha": most,
+        "rank_pattern": other,
+        "alpha_pattern": other,
+        "target_modules": sorted(ends if whole else modules),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "use_dora": False,
+        "use_rslora": False,
+    }
