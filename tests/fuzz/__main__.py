@@ -75,9 +75,13 @@ def lasting(home: Path) -> list[Path]:
 
 
 def signature(home: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of change of every lasting file below `home`."""
-    status = {str(path.relative_to(home)): path.lstat() for path in lasting(home)}
-    return {name: (one.st_size, one.st_mtime_ns) for name, one in status.items()}
+    """Return size and time of change of every lasting file below `home`; what goes meanwhile, as SQLite's do, is none."""
+    found = dict[str, tuple[int, int]]()
+    for path in lasting(home):
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            found[str(path.relative_to(home))] = status.st_size, status.st_mtime_ns
+    return found
 
 
 class Batch:
