@@ -75,7 +75,7 @@ def lasting(home: Path) -> list[Path]:
 
 
 def signature(home: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of change of every lasting file below `home`; what goes meanwhile, as SQLite's do, is none."""
+    """Return size and time of change of every lasting file below `home` that stays while it is looked at."""
     found = dict[str, tuple[int, int]]()
     for path in lasting(home):
         with suppress(FileNotFoundError):
