@@ -97,12 +97,14 @@ def sample_from_expert(
     """Sample windows of up to `seq_len` tokens from `model`, a causal language model, `tokens` tokens in all.
 
     A window begins with the start token, and ends early if the model ends its text, by an end token, which counts. Both
-    are those of a configuration; if that names no start token, `start` or an end token begins windows. `batch_size`
-    windows are sampled at a time (CalibrationError: no start token, or texts that end too soon).
+    are those of a configuration, unless the model has none of that number; without a start token, `start` or an end
+    token begins windows. `batch_size` windows are sampled at a time (CalibrationError: no start token, or texts that
+    end too soon).
     """
-    named = special_tokens["eos_token_id"]
-    end = [number for number in (named if isinstance(named, list) else [named]) if isinstance(number, int)]
-    start = next((one for one in (special_tokens["bos_token_id"], start, *end) if isinstance(one, int)), None)
+    known, named = range(model.get_input_embeddings().num_embeddings), special_tokens["eos_token_id"]
+    end = [one for one in (named if isinstance(named, list) else [named]) if type(one) is int and one in known]
+    first = (special_tokens["bos_token_id"], start, *end)
+    start = next((one for one in first if type(one) is int and one in known), None)
     if start is None:
         raise CalibrationError(
             "the checkpoint has neither a start nor an end token, so the expert cannot write calibration text itself",

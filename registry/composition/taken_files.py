@@ -99,8 +99,9 @@ def _settings(member: Member) -> Settings | None:
     """Return a member's settings of generation; None if it has no such file, or one that is not JSON."""
     if GENERATION not in member.names("file"):
         return None
+    data = member.file(GENERATION)  # which is not to be left out where it is damaged
     try:
-        return json_object(member.file(GENERATION), GENERATION)
+        return json_object(data, GENERATION)
     except RegError:
         return None
 

@@ -136,7 +136,7 @@ class Tally:
             part[:, 0] = 1
             if routing.shares_ties:
                 part = (weights == weights[:, :1]).double()
-                part /= part.sum(dim=1, keepdim=True)
+                part /= part.sum(dim=1, keepdim=True).clamp(min=1)  # weights that are NaN go to nobody
             first[layer].index_add_(0, chosen.flatten(), part.flatten())
             place = span.unsqueeze(1) * self.shape[1] + chosen  # in (spans, E)
             by_length.view(-1).index_add_(0, place.flatten(), part.flatten())

@@ -87,7 +87,9 @@ def test_text_that_ends_early_is_padded_and_padding_does_not_count(model: Any) -
 
 
 def test_model_that_ends_at_once_is_told(model: Any) -> None:
-    mute = SimpleNamespace(device="cpu", generate=lambda prompt, **_: prompt)
+    mute = SimpleNamespace(
+        device="cpu", generate=lambda prompt, **_: prompt, get_input_embeddings=model.get_input_embeddings
+    )
     with pytest.raises(CalibrationError, match="the expert ended its texts after 0 of 300 tokens"):
         sample(mute, end=(5,))
 
@@ -98,8 +100,12 @@ def unnamed(tmp_path: Path, tokenizer: Any, **named: Any) -> Path:
     return save_checkpoint(make_model("llama", 101, **ids | named), tmp_path / "expert", tokenizer)
 
 
-def test_without_start_token_data_is_asked_for(tmp_path: Path, tokenizer: Any, registry: Registry) -> None:
-    mute = unnamed(tmp_path, type(tokenizer)(tokenizer_object=tokenizer._tokenizer))
+@pytest.mark.parametrize("named", [{}, {"bos_token_id": -1}, {"bos_token_id": 320}])
+def test_without_start_token_data_is_asked_for(
+    tmp_path: Path, tokenizer: Any, registry: Registry, named: dict[str, int]
+) -> None:
+    """One that the model has no embedding of is none."""
+    mute = unnamed(tmp_path, type(tokenizer)(tokenizer_object=tokenizer._tokenizer), **named)
     with pytest.raises(CalibrationError, match="neither a start nor an end token") as caught:
         registry.add_expert("mute", mute, settings=SHORT)
     assert caught.value.hint == "give --data FILE"

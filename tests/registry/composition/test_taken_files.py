@@ -14,9 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from registry import Recipe, Registry
 from registry.composition.taken_files import GENERATION
+from registry.errors import DamagedError
 from registry.runtime.loading import quiet_transformers
 from tests.conftest import SETTINGS, Zoo
 from tests.models import make_model, save_checkpoint
+from tests.registry.maintenance.test_repair import damage
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 WORSE = "a chat in another form than an expert was trained on may be answered worse"
@@ -94,6 +96,14 @@ def test_equal_files_are_copied_as_they_are(registry: Registry, zoo: Zoo, tmp_pa
     assert (tmp_path / "out" / GENERATION).read_bytes() == (tmp_path / "of-code" / GENERATION).read_bytes()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 0
     assert not [note for note in plan.notes if "generation" in note]
+
+
+def test_damaged_settings_are_told_and_not_left_out(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    with_settings(registry, zoo, tmp_path, code={"eos_token_id": 0}, law={"eos_token_id": 5})
+    damage(registry, "law", GENERATION, "changed")
+    with pytest.raises(DamagedError):
+        registry.compose(["code", "law"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 LEFT_OUT: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
