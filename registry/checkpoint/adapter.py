@@ -5,7 +5,6 @@ The meaning of adapter_config.json, the names of tensors and the rounding of a m
 adapter that PEFT would merge into a model other than the trained one is refused.
 """
 
-import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -127,11 +126,6 @@ class Adapter:
         document = read_json(config)
         Settings(document, label)  # what it says is refused before its weights are looked for
         return cls(document, _stored_tensors(folder, label), partial(read_files, folder), label)
-
-    @property
-    def parameters(self) -> int:
-        """Number of its weights."""
-        return sum(math.prod(source.shape) for source in self.tensors.values())
 
     def kind(self, parts: Parts) -> tuple[int, float, bool]:
         """Return rank and scaling of a low-rank change, and whether it is DoRA."""

@@ -27,7 +27,6 @@ Kind = tuple[int, float, bool]
 NONE: Kind = (0, 1.0, False)
 _LORA = ({"A", "B"}, {"A", "B", "magnitude"})
 _EMBEDDING = {"embedding_A", "embedding_B"}
-_REMEDY = "choose --to moe or --to ensemble"
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,9 @@ def changes_of(member: Member, base: Member) -> Changes:
         if own is None or own.shape != shape or len(shape) > 2:
             found = "none" if own is None else list(own.shape)
             raise IncompatibleError(
-                f"{member.version.ref} changes {name} of shape {list(shape)} into {found}, and this output adds "
-                "low-rank changes to matrices, and has vectors of one shape",
-                _REMEDY,
+                f"{member.version.ref} changes {name} of shape {list(shape)} into {found}, and a low-rank change "
+                "is of a matrix of the same shape",
+                f"keep it whole: --to moe, --to ensemble, or reg export {member.version.ref} --out DIR",
             )
         if len(shape) == 1:
             vectors[name] = _later(member, name)
