@@ -27,6 +27,7 @@ START_SECONDS = 60.0
 _QUICK = (
     *("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "max_connections=200"),
     *("shared_buffers=64MB", "listen_addresses=", "log_min_messages=fatal", "max_wal_size=256MB"),
+    "max_prepared_transactions=4",
 )
 
 

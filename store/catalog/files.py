@@ -33,10 +33,16 @@ BEYOND = (
 )
 """What `erase` cannot reach in PostgreSQL."""
 
-_OLDER = """SELECT count(*) FROM pg_stat_activity
-    WHERE pid <> pg_backend_pid() AND datname = current_database()
-    AND (backend_xmin::text::bigint < :now OR backend_xid::text::bigint < :now)"""
-"""The number of transactions that may still see what was deleted."""
+_NOW = "SELECT pg_snapshot_xmax(pg_current_snapshot())::xid::text"
+"""The first transaction that is not yet over."""
+
+_OLDER = """SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()
+    AND greatest(age(backend_xmin), age(backend_xid)) > age(CAST(CAST(:now AS text) AS xid))"""
+"""The number of sessions that may still see what was deleted before a transaction."""
+
+_KEPT = """SELECT age(relfrozenxid) > age(CAST(CAST(:now AS text) AS xid))
+    FROM pg_class WHERE oid = CAST(CAST(:table AS text) AS regclass)"""
+"""Whether rewriting a table kept what was deleted before a transaction: it freezes all older rows, or keeps them."""
 
 
 def backup(engine: Engine, revision: str) -> Path | None:
@@ -123,35 +129,42 @@ def _erase_postgresql(engine: Engine) -> str | None:
 
 def _rewrite(connection: Connection) -> str | None:
     """Rewrite the tables, and the samples of their values that the server keeps; return the obstacle, if any."""
-    seen = f"another session has read the catalog for more than {WAIT_SECONDS:.0f} s: it still sees the old rows"
-    if not _is_unseen(connection):
-        return seen
+    tables = Base.metadata.sorted_tables
+    if obstacle := _vacuum(connection, [table.name for table in tables]):
+        return obstacle
+    digests = {key.column for table in tables for key in table.foreign_keys}  # the log keeps them
+    for table in tables:
+        for column in table.columns:
+            if isinstance(column.type, String) and not column.foreign_keys and column not in digests:
+                kind = column.type.compile(connection.dialect)  # the same type: that alone deletes the samples
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ALTER COLUMN {column.name} TYPE {kind}")
+    return _vacuum(connection, ["pg_catalog.pg_statistic"])
+
+
+def _vacuum(connection: Connection, tables: list[str]) -> str | None:
+    """Rewrite tables without what was deleted before this moment; return the obstacle, if any.
+
+    A row stays as long as anything may see it: a session, but also what no list of sessions shows (a prepared
+    transaction, a replication slot, any session of the server while it starts). So each result is looked at.
+    """
     said: list[str] = []
     driver: Any = connection.connection.driver_connection
     listen = getattr(driver, "add_notice_handler", None)  # without permission the server warns, and does nothing
     if listen is not None:
         listen(lambda told: said.append(str(told.message_primary)))
-    digests = {key.column for table in Base.metadata.sorted_tables for key in table.foreign_keys}  # the log keeps them
-    for table in Base.metadata.sorted_tables:
-        connection.exec_driver_sql(f"VACUUM (FULL) {table.name}")
-        for column in table.columns:
-            if isinstance(column.type, String) and not column.foreign_keys and column not in digests:
-                kind = column.type.compile(connection.dialect)  # the same type: that alone deletes the samples
-                connection.exec_driver_sql(f"ALTER TABLE {table.name} ALTER COLUMN {column.name} TYPE {kind}")
-    if not _is_unseen(connection):  # the samples, which were deleted just now
-        return seen
-    connection.exec_driver_sql("VACUUM (FULL) pg_catalog.pg_statistic")
-    if refused := [line for line in said if "skipping" in line or "permission denied" in line]:
-        return f"the database's owner must rewrite what its user may not: {'; '.join(refused)}"
-    return None
-
-
-def _is_unseen(connection: Connection) -> bool:
-    """Wait until no other transaction of this database is older than this moment."""
-    now = connection.execute(text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint % 4294967296")).scalar()
+    now = connection.execute(text(_NOW)).scalar()
     end = time.monotonic() + WAIT_SECONDS
-    while connection.execute(text(_OLDER), {"now": now}).scalar():
+    while True:
+        if not connection.execute(text(_OLDER), {"now": now}).scalar():
+            for table in tables:
+                connection.exec_driver_sql(f"VACUUM (FULL) {table}")
+            if refused := [line for line in said if "skipping" in line or "permission denied" in line]:
+                return f"the database's owner must rewrite what its user may not: {'; '.join(refused)}"
+            kept = text(_KEPT)
+            tables = [table for table in tables if connection.execute(kept, {"now": now, "table": table}).scalar()]
+            if not tables:
+                return None
         if time.monotonic() > end:
-            return False
+            waited = f"for more than {WAIT_SECONDS:.0f} s"
+            return f"another session, a prepared transaction or a replication slot has seen the old rows {waited}"
         time.sleep(0.05)
-    return True
