@@ -14,7 +14,7 @@ from registry.checkpoint.model_files import ROUTER_FILE
 from registry.checkpoint.trained_files import RouterRows, unpack_rows
 from registry.checkpoint.version_files import VersionArrays
 from registry.errors import ConflictError, DamagedError, IncompatibleError, RegError
-from registry.families import FAMILIES, Family, Translation
+from registry.families import Family, Translation, family_of
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.hosts.architecture import Architecture
 from registry.io.torch_blocks import to_tensor
@@ -70,7 +70,7 @@ class Member(VersionArrays):
     @cached_property
     def family(self) -> Family:
         """The dense family."""
-        return FAMILIES[self.content["family"]]
+        return family_of(self.content["family"])
 
     @cached_property
     def architecture(self) -> Architecture:

@@ -33,6 +33,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     Attributes:
         base: the base model.
+        merged: what the adapter makes of it.
     """
 
     def __init__(self, adapter: Path, merged: Merged, scratch: Path, progress: Progress, *, remote_code: bool) -> None:
@@ -44,7 +45,7 @@ class AdaptedCheckpoint(Checkpoint):
         (CheckpointError, UnsupportedFamilyError: as `Checkpoint`.)
         """
         assert isinstance(merged.base, VersionArrays)
-        self.base, self._merged, self._adapter, self._progress = merged.base, merged, adapter, progress
+        self.base, self.merged, self._adapter, self._progress = merged.base, merged, adapter, progress
         small = scratch / "files"
         small.mkdir()
         write_files(small, merged.files())
@@ -59,7 +60,7 @@ class AdaptedCheckpoint(Checkpoint):
     def whole_folder(self) -> Path:
         """A folder that has all of it, weights included; written when it is first asked for."""
         folder = self.folder.with_name("model")
-        self._merged.write(folder, self._progress)
+        self.merged.write(folder, self._progress)
         copy_carried(self._adapter, folder)
         return folder
 
@@ -67,7 +68,7 @@ class AdaptedCheckpoint(Checkpoint):
     def stored(self) -> dict[tuple[str, str], ArrayLink]:
         """The base's arrays: those that the adapter changes are `BASE`."""
         links = {link.name: link for link in self.base.arrays if link.role in ("trunk", "mlp")}
-        return {(BASE if name in self._merged.changes else link.role, name): link for name, link in links.items()}
+        return {(BASE if name in self.merged.changes else link.role, name): link for name, link in links.items()}
 
     @property
     def origin(self) -> Mapping[str, Any]:
@@ -81,17 +82,17 @@ class AdaptedCheckpoint(Checkpoint):
 
     def source(self, name: str) -> ArraySource:
         """Return one tensor as blocks of rows (errors as `Adapter.merged`, while it is read)."""
-        return self._merged.source(name)
+        return self.merged.source(name)
 
     def sample(self, name: str, rows: "npt.NDArray[np.int64]") -> Block:
         """Return some rows of one tensor, in its carrier dtype (see `Merged.sample`)."""
-        return self._merged.sample(name, rows, self.base.sample)
+        return self.merged.sample(name, rows, self.base.sample)
 
     def own_digests(self) -> dict[str, str]:
         """Return the digests of all tensors: those that change are made of what they are made from."""
         links = {link.name: link.digest for link in self.base.arrays if link.role in ("trunk", "mlp")}
         own = {name: digest_of(source) for (_, name), source in self.own_arrays().items()}
-        adapter, changes = self._merged.adapter, self._merged.changes
+        adapter, changes = self.merged.adapter, self.merged.changes
         for name, parts in changes.items():
             tensors = {part: own[adapter.names[tensor]] for part, tensor in parts.items()}
             links[name] = made_digest(name, links[name], own[CONFIG], tensors)
@@ -103,12 +104,12 @@ class AdaptedCheckpoint(Checkpoint):
         assert config is not None
         assert weights is not None
         own = {CONFIG: _bytes(read_small(config, JSON_BYTES)), HEADER: _bytes(header_bytes(weights))}
-        return {(ADAPTER, name): source for name, source in (own | self._merged.adapter.tensors).items()}
+        return {(ADAPTER, name): source for name, source in (own | self.merged.adapter.tensors).items()}
 
     def _headers(self) -> Mapping[str, Stored]:
-        sources = {name: self._merged.base.source(name).dtype for name in self._merged.shapes}
+        sources = {name: self.merged.base.source(name).dtype for name in self.merged.shapes}
         return {
-            name: Stored(SAFETENSORS[dtype], self._merged.shapes[name], 0, 0, self.folder)
+            name: Stored(SAFETENSORS[dtype], self.merged.shapes[name], 0, 0, self.folder)
             for name, dtype in sources.items()
         }
 

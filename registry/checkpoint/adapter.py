@@ -289,8 +289,10 @@ class Adapter:
             expected["magnitude"] = (shape["embedding_A" in parts],)
         for part, name in parts.items():
             if (stored := self._stored[name].shape) != expected[part]:
+                turned = f", or {target} is of a Conv1D, (inputs, outputs), which is not read" if low_rank else ""
                 raise self._misfit(
                     f"tensor {name} has shape {list(stored)}, {CONFIG} and the base ask for {list(expected[part])}"
+                    + (turned if self.settings.turned else "")
                 )
 
     def _misfit(self, problem: str) -> CheckpointError:

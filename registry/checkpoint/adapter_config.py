@@ -34,6 +34,7 @@ class Settings:
     Attributes:
         base_name: `base_model_name_or_path`: a Hub repository, or a path on the machine where it was trained.
         saved: the modules that were trained in full.
+        turned: it was trained for Conv1D layers.
         targets: the modules that low-rank changes were trained for, where the configuration lists them.
     """
 
@@ -48,6 +49,7 @@ class Settings:
             self._value(key, str, "a name") or None for key in ("base_model_name_or_path", "revision")
         )
         self.rslora, self.dora = (bool(self._value(key, bool, "a boolean")) for key in ("use_rslora", "use_dora"))
+        self.turned = bool(config.get("fan_in_fan_out"))
         self.saved = [str(name) for name in self._value("modules_to_save", list, "a list") or ()]
         targets = config.get("target_modules")
         self.targets = [str(name) for name in targets] if isinstance(targets, list) else []

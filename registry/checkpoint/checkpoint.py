@@ -78,7 +78,7 @@ class Checkpoint:
             self.architecture = self.family.architecture(self.config)
         except ValueError as error:
             raise CheckpointError(f"{self.label}/config.json: {error}", "mend config.json") from error
-        if not remote_code and (reason := self.family.refusal(self.architecture)) is not None:
+        if not remote_code and self.family.has_table and (reason := self.family.refusal(self.architecture)) is not None:
             raise UnsupportedFamilyError(
                 f"{self.label}: this {self.family.model_type} cannot be composed natively: {reason}",
                 "add --remote-code here and at reg compose: its compositions then carry a modelling file of their own",
@@ -89,8 +89,8 @@ class Checkpoint:
         self._stored: Mapping[str, Stored] = self._headers()
         self.unused: tuple[str, ...] = ()
         self._check_tensors()
-        self.trunk = tuple(self.family.trunk_shapes(self.architecture))
-        self.mlp = tuple(self.family.mlp_shapes(self.architecture))
+        mlp = self.family.mlp_shapes(self.architecture)
+        self.mlp, self.trunk = tuple(mlp), tuple(name for name in self._stored if name not in mlp)
         self.dtype = max(
             WEIGHT_DTYPES, key=lambda name: sum(NAMES[stored.dtype] == name for stored in self._stored.values())
         )
@@ -164,7 +164,7 @@ class Checkpoint:
                 f"its files hold {len(self._stored):,} tensors",
                 "save config.json and the weights together again",
             )
-        expected = self.family.trunk_shapes(architecture) | self.family.mlp_shapes(architecture)
+        expected = self.family.shapes(architecture, {name: one.shape for name, one in self._stored.items()})
         if missing := [name for name in expected if name not in self._stored]:
             raise CheckpointError(
                 f"{self.label}: {some(missing)} missing from its safetensors files", "save the checkpoint again, whole"

@@ -14,7 +14,7 @@ from registry.checkpoint.adapter import HEADER, WEIGHTS, Adapter, Merged
 from registry.checkpoint.adapter_config import CONFIG
 from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.errors import CheckpointError, DamagedError, RegError
-from registry.families import FAMILIES
+from registry.families import family_of
 from registry.hosts.architecture import Architecture
 from registry.io.safetensors_file import parse_head
 from registry.io.untrusted import COUNT, OBJECT, Kind, check_format, json_object, list_of, some_fields
@@ -147,7 +147,7 @@ class VersionArrays:
         if not self.is_adapter:
             return []
         content = self.version.content or {}
-        mlp = FAMILIES[content["family"]].mlp_shapes(Architecture(**content["architecture"]))
+        mlp = family_of(content["family"]).mlp_shapes(Architecture(**content["architecture"]))
         links, config = [], self.link(ADAPTER, CONFIG).digest
         for name, parts in self.merged.changes.items():
             base, shape = self.link(BASE, name), self.merged.shapes[name]

@@ -105,8 +105,10 @@ class Family:
         host: the one native host, which has the trunk's tensors under the same names.
         refused: why no native host carries the family.
         refused_options: option → why no native host carries a model that has it.
+        has_table: its layers are known here; without that it is a base model of adapters alone.
     """
 
+    has_table: ClassVar[bool] = True
     model_type: ClassVar[str]
     class_name: ClassVar[str]
     special_tokens: ClassVar[tuple[int | None, int | None, int | None]] = (None, None, None)
@@ -211,6 +213,10 @@ class Family:
     def mlp_shapes(self, architecture: Architecture) -> Shapes:
         """Return the shape of every MLP tensor."""
         return self._in_layers(self.mlp_layer(architecture), architecture)
+
+    def shapes(self, architecture: Architecture, stored: Shapes) -> Shapes:
+        """Return the shape of every tensor that a checkpoint must have, which has the `stored` ones."""
+        return self.trunk_shapes(architecture) | self.mlp_shapes(architecture)
 
     def _in_layers(self, shapes: Shapes, architecture: Architecture) -> Shapes:
         return {

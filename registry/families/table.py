@@ -7,6 +7,7 @@ from registry.families.gemma import Gemma, Gemma2, Gemma3Text
 from registry.families.gpt_neox import GPTNeoX
 from registry.families.llama import Granite, Llama, Mistral, SmolLM3
 from registry.families.olmo import Olmo2, Olmo3
+from registry.families.other import other_family
 from registry.families.phi3 import Phi3
 from registry.families.qwen import Qwen2, Qwen3
 from registry.families.stablelm import StableLM
@@ -32,23 +33,17 @@ _LISTED: tuple[type[Family], ...] = (
 FAMILIES: dict[str, Family] = {family.model_type: family() for family in _LISTED}
 """`model_type` → family."""
 
-_MIXTURE = "it is a mixture of experts already; register the dense experts it was made of"
-_NO_HOST = "no native host that carries it exactly is known to this program"
-REFUSED = {
-    "gemma3": "it reads images as well; register its text model (model type 'gemma3_text')",
-    "gpt2": "it is not in the table of families, to which docs/adding-a-family.md adds",
-    "mixtral": _MIXTURE,
-    "qwen2_moe": _MIXTURE,
-    "qwen3_moe": _MIXTURE,
-}
+_UNKNOWN = "transformers has no causal language model of this type"
+REFUSED = {"gemma3": "it reads images as well; register its text model (model type 'gemma3_text')"}
 """`model_type` → reason for its refusal, if known."""
 
 
 def family_of(model_type: str) -> Family:
-    """Return the family of a `model_type` (UnsupportedFamilyError: none; the message has the reason, and all)."""
-    if model_type in FAMILIES:
-        return FAMILIES[model_type]
+    """Return the family of a `model_type`, which transformers may know alone (UnsupportedFamilyError: nobody does)."""
+    family = FAMILIES.get(model_type) or (None if model_type in REFUSED else other_family(model_type))
+    if family is not None:
+        return family
     raise UnsupportedFamilyError(
-        f"model type {model_type!r} cannot be composed: {REFUSED.get(model_type, _NO_HOST)}",
+        f"model type {model_type!r} cannot be registered: {REFUSED.get(model_type, _UNKNOWN)}",
         f"supported are: {', '.join(sorted(FAMILIES))}",
     )

@@ -4,7 +4,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -18,10 +18,12 @@ from registry.checkpoint.hub_download import is_hub_reference
 from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.version_files import VersionArrays
 from registry.errors import InvalidInputError, NotFoundError
+from registry.families.sites import COUNTS
 from registry.io.untrusted import is_folder
 from registry.names.resolve import check_name_is_free
 from registry.progress import remark
 from registry.registration.lineage import Relation, WeightSamples, confirm_related, relations_of, weights_of_checkpoint
+from registry.registration.without_table import check_without_table
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.workspace import Workspace
 
@@ -93,6 +95,11 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         keep=partial(_with_weights_of, workspace) if request.kind == "expert" and request.name is not None else None,
         progress=workspace.progress,
     ) as checkpoint:
+        settings = on_cluster(request.settings or PassSettings(), workspace.cluster)
+        if not checkpoint.family.has_table:
+            is_expert = request.kind == "expert" and request.name is not None
+            settings = settings if is_expert else replace(settings, sites=COUNTS)
+            check_without_table(checkpoint, settings, is_expert=is_expert, progress=workspace.progress)
         annotations, manifest = request.annotations, None
         if request.kind == "expert" and request.name is not None:
             manifest = read_manifest(checkpoint.folder)
@@ -101,7 +108,6 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         relations = relations_of(workspace, samples, versions)
         if not request.allow_unrelated and request.kind == "expert":
             confirm_related(workspace, checkpoint.label, samples, versions, relations)
-        settings = on_cluster(request.settings or PassSettings(), workspace.cluster)
         yield Candidate(request, checkpoint, annotations, manifest, settings, samples, relations)
 
 

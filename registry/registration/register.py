@@ -25,6 +25,7 @@ from registry.registration.candidate import Candidate, RegistrationRequest, open
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, summarise
 from registry.registration.lineage import Relation, equal_mlps, pack_weights
 from registry.registration.summary_store import keep_summary
+from registry.registration.without_table import NOTE
 from registry.statistics.collect import (
     carried_statistics,
     collect,
@@ -397,12 +398,13 @@ def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
         report_few_tokens(collected, checkpoint, settings, progress)
     inputs = None if collected is None else collected.sites.get(MLP_INPUT)
     summaries = None if inputs is None else summarise(inputs, progress)
-    hosts = checkpoint.family.hosts(checkpoint.architecture)
+    hosts = checkpoint.family.hosts(checkpoint.architecture) if checkpoint.family.has_table else {}
+    of_host = next((host.notes for host in hosts.values()), (NOTE,))
     return Check(
         label=checkpoint.label,
         family=checkpoint.family.model_type,
         hosts=tuple(hosts),
-        notes=(*next(iter(hosts.values())).notes, *equal_mlps(candidate.relations, candidate.checkpoint.mlp)),
+        notes=(*of_host, *equal_mlps(candidate.relations, candidate.checkpoint.mlp)),
         dtype=checkpoint.dtype,
         parameters=checkpoint.parameters,
         tokens=hashed.tokens,

@@ -137,25 +137,35 @@ def unloaded_model(folder: Path) -> Any:
     return with_fast_products(model.eval())
 
 
+def bare_model(folder: Path) -> Any:
+    """Return the model that a folder's config.json describes, without weights (CheckpointError: it cannot be made)."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options: Any = {"trust_remote_code": has_our_code(folder)}
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(config, **options)
+    except Exception as error:  # transformers raises many kinds
+        raise _not_loaded(folder, error) from error
+
+
 def unfilled_model(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
     """Return how the keys of a folder match its architecture, as transformers reports it; no weight is read.
 
     `tensors` are those of the folder by name, on the meta device. The result has `missing_keys`, `unexpected_keys` and
-    `mismatched_keys`; it is None without accelerate, which transformers needs.
+    `mismatched_keys`; it is None without accelerate, which transformers needs (CheckpointError: it cannot be made).
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.import_utils import is_accelerate_available
 
     if not is_accelerate_available():
         return None
-    options: Any = {"trust_remote_code": has_our_code(folder)}
+    model = bare_model(folder)
     with quiet_transformers():
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
-        with torch.device("meta"):
-            model_class: Any = type(AutoModelForCausalLM.from_config(config, **options))
-        _, info = model_class.from_pretrained(
+        _, info = type(model).from_pretrained(
             None,
-            config=config,
+            config=model.config,
             state_dict=dict(tensors),
             device_map="meta",
             output_loading_info=True,

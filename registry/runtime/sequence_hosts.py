@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from registry.built_in import SEQUENCE_HOSTS, instances
 from registry.errors import CheckpointError
-from registry.families import FAMILIES
+from registry.families import FAMILIES, family_of
 from registry.hosts.remote_code import modelling_file
 from registry.io.untrusted import OBJECT, Kind, list_of, maybe, some_fields
 
@@ -40,9 +40,9 @@ class SequenceHost(ABC):
     files: ClassVar[tuple[Path, ...]]  # the modelling file of each kind of its folders
 
     def code(self, model_type: str) -> list[Mapping[str, bytes]]:
-        """Return each modelling file, by its name, as a folder has it (KeyError: the dense model is unknown)."""
+        """Return each modelling file, by its name, as a folder has it (CheckpointError: the dense model is unknown)."""
         dense = model_type.removeprefix(self.model_type)
-        class_name = [FAMILIES[dense].class_name] if dense else []
+        class_name = [family_of(dense).class_name] if dense else []
         return [modelling_file(path, *class_name) for path in self.files]
 
     def pick(self, folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int | None:

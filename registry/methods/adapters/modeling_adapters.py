@@ -32,11 +32,10 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 from transformers import LlamaForCausalLM as DenseForCausalLM
-from transformers.cache_utils import Cache, DynamicLayer
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
-# The name of a cache in calls and outputs: transformers 5.24 calls `cache` what was `past_key_values`.
-CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+# Names of a cache in calls: transformers 5.24 calls `cache` what was `past_key_values`.
+CACHES = ("cache", "past_key_values")
 CHUNK = 256  # tokens that are weighed against one another at once
 AT_ONCE = 2**22  # numbers that are compared at once
 
@@ -52,6 +51,18 @@ class AdaptersConfig(DenseForCausalLM.config_class):
     model_type = "adapters_" + DenseForCausalLM.config_class.model_type
 
 
+try:  # transformers 5 stores some models otherwise than it holds them, by the names of their types
+    from transformers import conversion_mapping
+except ImportError:
+    pass
+else:
+    conversions = conversion_mapping.get_checkpoint_conversion_mapping(DenseForCausalLM.config_class.model_type)
+    if conversions is not None:
+        conversion_mapping.register_checkpoint_conversion_mapping(
+            AdaptersConfig.model_type, conversions, overwrite=True
+        )
+
+
 class Tokens:
     """The expert of each token of the call that runs.
 
@@ -59,15 +70,16 @@ class Tokens:
         groups: (e, numbers of its tokens among the T) for each expert that has some; with None for the numbers where
             all tokens have one expert.
         length: S; of the head's, the number of those that it is asked for.
+        count: T, of as many.
     """
 
     def __init__(self):
         """Make it before any call: no token has an expert."""
-        self.groups, self.length = [], 0
+        self.groups, self.length, self.count = [], 0, 0
 
     def choose(self, chosen):
         """Set the expert of each token, (B, S) int64."""
-        experts, self.length = chosen.unique().tolist(), chosen.shape[1]
+        experts, self.length, self.count = chosen.unique().tolist(), chosen.shape[1], chosen.numel()
         if len(experts) == 1:
             self.groups = [(experts[0], None)]
         else:
@@ -114,6 +126,8 @@ class LowRank:
                 y.add_(self._change(layer, expert, x, y))
                 return
             tokens, flat = tokens.to(x.device), y.view(-1, y.shape[-1])
+            if len(flat) != self.tokens.count:
+                raise ValueError(f"a layer gets {len(flat)} rows for {self.tokens.count} tokens: they have no expert")
             rows = flat[tokens] if self.kinds[expert][2] else flat
             own = x.reshape(-1) if embeds else x.reshape(-1, x.shape[-1])
             flat.index_add_(0, tokens, self._change(layer, expert, own[tokens], rows))
@@ -214,6 +228,14 @@ class RunningEvidence(DynamicLayer):
     """
 
 
+def is_empty(cache):
+    """Tell whether a cache has seen no token; one without keys and values, of a recurrent model, knows no length."""
+    try:
+        return not cache.get_seq_length()
+    except ValueError:
+        return not cache.has_previous_state()
+
+
 class AdaptersForCausalLM(DenseForCausalLM):
     """The base model with low-rank experts.
 
@@ -221,6 +243,11 @@ class AdaptersForCausalLM(DenseForCausalLM):
     """
 
     config_class = AdaptersConfig
+
+    @classmethod
+    def is_custom_code(cls):
+        """Tell transformers to load it as the dense class: of other code it leaves some buffers without a value."""
+        return False
 
     def __init__(self, config):
         """Make the base model, change each layer that an expert changed, and route."""
@@ -238,46 +265,47 @@ class AdaptersForCausalLM(DenseForCausalLM):
             LowRank(layer, config.adapted_kinds[kind], head_tokens if layer is head else tokens)
             if layer is embedding and config.tie_word_embeddings:
                 LowRank(head, config.adapted_kinds[kind], head_tokens, embedding)
-        self.tokens, self.head_tokens, self.kept = tokens, head_tokens, slice(None)
+        self.tokens, self.head_tokens = tokens, head_tokens
         self.adapter_gate = Gate(experts)
         self.register_buffer("evidence", torch.zeros(config.vocab_size, experts))
         self.register_buffer("thresholds", torch.zeros(experts, experts))
         self._keep_in_fp32_modules_strict = {"evidence", "thresholds"}
-        self.register_forward_pre_hook(self._keep, with_kwargs=True)
-        self.base_model.register_forward_pre_hook(self._route, with_kwargs=True)
-
-    def _keep(self, model, args, kwargs):
-        """Note which of the S tokens the head is asked for: the last ones, or those of some numbers."""
-        keep = kwargs.get("logits_to_keep", 0)
-        self.kept = slice(-keep, None) if isinstance(keep, int) else keep
+        self.register_forward_pre_hook(self._route, with_kwargs=True)
 
     @torch.no_grad()
-    def _route(self, decoder, args, kwargs):
-        """Choose the expert of each token, from the ids that the decoder is called with, and give the decoder a cache.
-
-        It is a hook of the decoder, since that gets the ids, the mask and the cache in every way of calling the model.
+    def _route(self, model, args, kwargs):
+        """Choose the expert of each token, from the ids that the model is called with, and give it a cache.
 
         Args:
-            decoder: the decoder.
+            model: this one.
             args, kwargs: of its call, with `input_ids`, (B, S), and an attention mask of (B, P + S), P tokens in the
                 cache.
 
         Returns:
             The arguments to call it with instead, all by their names.
         """
-        kwargs = dict(zip(inspect.signature(decoder.forward).parameters, args, strict=False)) | kwargs
-        if CACHE not in kwargs and "past_key_values" in kwargs:
-            kwargs[CACHE] = kwargs.pop("past_key_values")
-        ids, mask, cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", CACHE))
+        names = inspect.signature(model.forward).parameters
+        kwargs = dict(zip(names, args, strict=False)) | kwargs
+        given = [kwargs.pop(name) for name in CACHES if kwargs.get(name) is not None]
+        cache = given[0] if given else None
+        ids, mask, use_cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", "use_cache"))
         if ids is None:
             raise ValueError("this model takes input_ids, not inputs_embeds: experts are chosen by its tokens")
-        if cache is not None and (not isinstance(cache, Cache) or cache.is_compileable):
+        if cache is not None and (
+            not isinstance(cache, Cache) or any(isinstance(layer, StaticLayer) for layer in cache.layers)
+        ):
             raise ValueError("this model takes a cache that grows, such as DynamicCache(), and no static one")
         if mask is not None and getattr(mask, "ndim", None) != 2:
             raise ValueError("this model takes an attention mask of (batch, tokens)")
-        use_cache = kwargs.get("use_cache")
-        if cache is None and (self.config.use_cache if use_cache is None else use_cache):
-            cache = kwargs[CACHE] = DynamicCache(config=self.config)
+        named = next((name for name in CACHES if name in names), None)
+        if named is None and use_cache:
+            raise ValueError("in this version of transformers the model takes no cache that grows: use_cache=False")
+        if named is None:
+            kwargs["use_cache"] = False
+        elif cache is None and (self.config.use_cache if use_cache is None else use_cache):
+            cache = DynamicCache(config=self.config)
+        if named is not None:
+            kwargs[named] = cache
         real = torch.ones_like(ids) if mask is None else mask[:, -ids.shape[1] :].to(ids.device) != 0
         sums = self._sums(ids, real, None if cache is None else self._state(cache))
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
@@ -285,8 +313,9 @@ class AdaptersForCausalLM(DenseForCausalLM):
         if self.config.context_fast:
             scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
         chosen = self.adapter_gate(scores.flatten(0, 1)).argmax(dim=-1).view(ids.shape)
+        keep = kwargs.get("logits_to_keep", 0)  # the last so many tokens, or those of some numbers
         self.tokens.choose(chosen)
-        self.head_tokens.choose(chosen[:, self.kept])
+        self.head_tokens.choose(chosen[:, slice(-keep, None) if isinstance(keep, int) else keep])
         return (), kwargs
 
     def _noticed(self, fast):
@@ -309,7 +338,7 @@ class AdaptersForCausalLM(DenseForCausalLM):
         """Return the last layer of a cache, which holds running evidence; a cache that is still empty gets it."""
         state = next((layer for layer in cache.layers if isinstance(layer, RunningEvidence)), None)
         if state is None:
-            if cache.get_seq_length():
+            if not is_empty(cache):
                 raise ValueError("this cache is of another model: start with an empty one")
             while len(cache.layers) < self.config.num_hidden_layers:  # a cache that adds layers when they are used
                 cache.layers.append(cache.layer_class_to_replicate())

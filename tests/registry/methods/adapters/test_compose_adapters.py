@@ -129,6 +129,7 @@ def test_tokens_of_one_expert_have_the_logits_of_peft(
         ("qwen2", LINEAR),
         ("qwen3", LINEAR),
         ("gemma", LINEAR),
+        ("gemma3_text", LINEAR),
         ("gpt_neox", ["query_key_value", "dense", "dense_h_to_4h"]),
         ("phi3", ["qkv_proj", "gate_up_proj", "o_proj"]),
         ("stablelm", LINEAR),
