@@ -14,11 +14,13 @@ import json
 import resource
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ SHAPES: dict[str, dict[str, int]] = {
              "num_attention_heads": 9, "num_key_value_heads": 3},
     "1B": {},
     "3B": {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "head_dim": 128},
+    "8B": {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "head_dim": 128,
+           "tie_word_embeddings": False},
 }  # fmt: skip
 LINEAR = {"q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn"}
 LINEAR |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
@@ -135,7 +139,10 @@ def main() -> None:
         setattr(CONFIG, name, value)
     scratch = Path(tempfile.mkdtemp(prefix="adapters-"))
     figures: dict[str, Any] = {"shape": given.shape, "rank": given.rank, "threads": torch.get_num_threads()}
-    base, most = make_checkpoint(scratch / "base", 0), max(given.members)
+    base, most = scratch / "base", max(given.members)
+    maker = Process(target=make_checkpoint, args=(base, 0))  # whose memory is not counted
+    maker.start()
+    maker.join()
     names = [f"e{number:03}" for number in range(most)]
     counts = PassSettings(tokens=512, seq_len=128, sites="counts")
     with Registry(scratch / "home") as registry:
@@ -152,10 +159,10 @@ def main() -> None:
         figures["registry_bytes_ratio"] = round((file_bytes(scratch / "home") - before) / size, 4)
         for members in given.members:
             out = scratch / f"moe{members}"
-            copied = seconds(lambda: shutil.copyfile(base / "model.safetensors", scratch / "copy"))
-            (scratch / "copy").unlink()
+            copied = seconds(lambda: subprocess.run(["cp", "-r", str(base), str(scratch / "copy")], check=True))
+            shutil.rmtree(scratch / "copy")
             composed = seconds(partial(registry.compose, names[:members], out, Recipe(to="adapters")))
-            whole = (base / "model.safetensors").stat().st_size + members * size
+            whole = sum(path.stat().st_size for path in base.glob("*.safetensors")) + members * size
             figures[f"{members} members"] = own = {
                 "compose_s": round(composed, 2),
                 "compose_over_copy": round(composed / copied, 2),

@@ -1,5 +1,6 @@
 """A registry of random experts of a real shape, for benchmarks of composing."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -33,16 +34,25 @@ HOMES = "REG_BENCH_HOMES"
 
 
 def make_checkpoint(folder: Path, seed: int) -> Path:
-    """Write a random expert."""
+    """Write a random expert, layer by layer."""
     folder.mkdir(parents=True)
     draw = torch.Generator().manual_seed(seed)
     family = FAMILIES["llama"]
     architecture = family.architecture(CONFIG.to_dict())
-    tensors = {}
-    for name, shape in (family.trunk_shapes(architecture) | family.mlp_shapes(architecture)).items():
-        tensor = torch.empty(shape, dtype=torch.bfloat16)
-        tensors[name] = tensor.fill_(1.0) if "norm" in name else tensor.normal_(0, 0.02, generator=draw)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    shapes = family.trunk_shapes(architecture) | family.mlp_shapes(architecture)
+    parts: dict[str, list[str]] = {}
+    for name in shapes:
+        parts.setdefault(".".join(name.split(".")[:3]) if ".layers." in name else "", []).append(name)
+    files = dict[str, str]()
+    for number, names in enumerate(parts.values(), start=1):
+        tensors = {}
+        for name in names:
+            tensor = torch.empty(shapes[name], dtype=torch.bfloat16)
+            tensors[name] = tensor.fill_(1.0) if "norm" in name else tensor.normal_(0, 0.02, generator=draw)
+        file = f"model-{number:05}-of-{len(parts):05}.safetensors"
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(names, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     CONFIG.save_pretrained(folder)
     save_tokenizer(folder)
     return folder

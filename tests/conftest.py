@@ -91,7 +91,8 @@ class Shared:
             if not result.exists():
                 shutil.rmtree(folder, ignore_errors=True)  # of a worker that was interrupted
                 folder.mkdir()
-                made = make(folder)
+                with in_files():  # it outlives the test that needs it first
+                    made = make(folder)
                 result.write_bytes(pickle.dumps(made))
                 return made
         found: T = pickle.loads(result.read_bytes())

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, false
 from sqlalchemy.orm import InstrumentedAttribute
 
 from store.catalog.records import Kind, State
@@ -29,6 +29,8 @@ class Filters(TypedDict, total=False):
 def conditions(filters: Filters) -> list[ColumnElement[bool]]:
     """Return SQL conditions on `Version` joined with `Expert`."""
     kind, states, tags, search = filters.get("kind"), filters.get("states"), filters.get("tags"), filters.get("search")
+    if any("\x00" in text for text in (search or "", *(tags or {}), *(tags or {}).values())):
+        return [false()]  # nothing has one, and PostgreSQL takes none
     clauses = [] if kind is None else [Expert.kind == kind]
     clauses += [] if states is None else [Version.state.in_(list(states))]
     clauses += [Version.tags.any((Tag.key == key) & (Tag.value == value)) for key, value in (tags or {}).items()]

@@ -62,11 +62,13 @@ WORDS = {
 }
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("line", sorted(WORDS))
 def test_words_are_completed(home: Path, line: str) -> None:
     assert sorted(completed(home, line)) == sorted(WORDS[line])
 
 
+@pytest.mark.sqlite
 def test_every_shell_is_answered_wherever_the_home_stands(home: Path) -> None:
     for shell in cli.shell_completion.SHELLS:
         assert completed(home, "show c", shell) == ["code"]
@@ -99,6 +101,7 @@ def test_without_a_registry_nothing_is_said_or_made(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.sqlite
 @pytest.mark.check
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes(home: Path, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_home_that_is_a_file_is_told_as_one(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.sqlite
 def test_locks_left_by_an_interrupted_beginning_are_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     (tmp_path / "partial").mkdir()
@@ -78,6 +79,7 @@ FAULTS: dict[str, tuple[Exception, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("case", FAULTS)
 def test_fault_has_a_message_and_a_traceback_only_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
@@ -96,6 +98,7 @@ def test_fault_has_a_message_and_a_traceback_only_on_request(
         assert Reg(tmp_path / "home")("list", code=1).exception is error
 
 
+@pytest.mark.sqlite
 @pytest.mark.check(after=1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize(("words", "unbuffered"), [("list", ""), ("list", "1"), ("--help", "")])
@@ -128,6 +131,7 @@ def test_every_error_names_the_next_step() -> None:
     assert bare == []
 
 
+@pytest.mark.sqlite
 def test_schema_that_is_not_ours_is_told_but_can_be_upgraded(tmp_path: Path) -> None:
     reg = Reg(tmp_path / "home")
     Registry(reg.home).close()

@@ -107,6 +107,7 @@ def test_nothing_follows_where_only_the_result_is_asked_for(reg: Reg) -> None:
             assert reg(*words, option).stderr == reg(option, *words).stderr == ""
 
 
+@pytest.mark.sqlite
 def test_a_registry_of_the_environment_and_a_password_are_not_repeated(reg: Reg) -> None:
     result = CliRunner().invoke(main, ["show", "math"], env={"REG_HOME": str(reg.home)})
     assert following(result).startswith("reg compose --experts ")

@@ -56,6 +56,7 @@ def test_quiet_reports_no_progress(reg: Reg, zoo: Zoo) -> None:
     assert "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ
 
 
+@pytest.mark.sqlite
 def test_empty_registry_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reg = Reg(tmp_path / "home")
     monkeypatch.setattr("registry.home._default", lambda: reg.home)

@@ -22,6 +22,7 @@ def run(*words: object, **environment: str) -> Result:
     return CliRunner().invoke(main, list(map(str, words)), env=environment)
 
 
+@pytest.mark.sqlite
 def test_home_stands_before_or_after_the_command(home: Path) -> None:
     expected = run("--home", home, "list").stdout
     assert "code@1" in expected
@@ -35,6 +36,7 @@ def test_home_stands_before_or_after_the_command(home: Path) -> None:
         assert line.split()[-1] == "--home"
 
 
+@pytest.mark.sqlite
 def test_database_stands_after_a_command_of_a_group(home: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{home / 'catalog.sqlite'}"
     other = tmp_path / "other"

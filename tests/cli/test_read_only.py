@@ -60,6 +60,7 @@ def reg(scratch: Path, zoo: Zoo) -> Reg:
     return Reg(scratch / "home")
 
 
+@pytest.mark.sqlite
 @pytest.mark.check
 def test_reading_works(reg: Reg, zoo: Zoo, scratch: Path) -> None:
     out = scratch / "out"
@@ -86,6 +87,7 @@ def test_reading_works(reg: Reg, zoo: Zoo, scratch: Path) -> None:
     assert files_of(reg.home) == before
 
 
+@pytest.mark.sqlite
 @pytest.mark.check
 def test_writing_tells_which_folder_cannot_be_written(reg: Reg, scratch: Path) -> None:
     for command in ("list", "verify", "gc"):  # imports

@@ -202,6 +202,7 @@ def test_every_command_has_a_case() -> None:
     assert WRONG.keys() | WITHOUT_NAMES == COMMANDS.keys()
 
 
+@pytest.mark.sqlite
 @pytest.mark.check(after=5)
 @pytest.mark.trust(after=20)
 @pytest.mark.parametrize(
@@ -243,6 +244,7 @@ def everything(folder: Path) -> tuple[list[Path], dict[str, bytes]]:
     return sorted(folder.iterdir()), files
 
 
+@pytest.mark.sqlite
 @pytest.mark.check
 def test_a_version_is_shown_without_torch(filled: Registry, quickly_loaded: Loaded) -> None:
     """Its distances to others are told from samples of weights, which numpy reads."""
@@ -265,6 +267,7 @@ def test_a_layer_that_is_not_there_is_refused_without_torch(
     reg("route", tmp_path / "moe", "hi", "--layer", "1")
 
 
+@pytest.mark.sqlite
 @pytest.mark.check
 def test_composing_loads_no_more_than_it_needs(filled: Registry, tmp_path: Path) -> None:
     words = ["compose", "--experts", "code,math", "--out", str(tmp_path / "moe")]

@@ -19,6 +19,7 @@ from registry import Registry
 from tests.cli.conftest import Reg
 
 
+@pytest.mark.sqlite
 @pytest.mark.check
 def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     Registry(tmp_path / "my home").close()

@@ -36,6 +36,7 @@ def test_mistaken_catalog_is_refused(reg: Reg, zoo: Zoo, tmp_path: Path) -> None
     assert not (tmp_path / "moe").exists()
 
 
+@pytest.mark.sqlite
 def test_forgotten_database_is_refused(zoo: Zoo, tmp_path: Path) -> None:
     reg, url = Reg(tmp_path / "home"), f"sqlite:///{tmp_path / 'x.sqlite'}"
     reg("--database", url, "add-base", "base", zoo.base)
@@ -48,6 +49,7 @@ def test_forgotten_database_is_refused(zoo: Zoo, tmp_path: Path) -> None:
     assert reg("--database", url, "verify").stdout.startswith("intact: 1 version,")
 
 
+@pytest.mark.sqlite
 def test_lost_catalog_is_not_made_anew_and_a_backup_brings_all_back(reg: Reg, tmp_path: Path) -> None:
     (reg.home / "catalog.sqlite").rename(tmp_path / "backup")
     assert "restore it from a backup" in reg("gc", code=1).stderr

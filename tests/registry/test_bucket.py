@@ -31,6 +31,7 @@ def one(registry: Registry, zoo: Zoo) -> Registry:
     return registry
 
 
+@pytest.mark.sqlite
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.to}-{recipe.trunk}-{recipe.router}")
 def test_composed_folders_are_the_same_bytes(
@@ -85,6 +86,7 @@ def test_purge_leaves_no_byte_of_it_in_bucket_or_copies(filled_bucket: Registry,
     assert registry.gc().digests == ()
 
 
+@pytest.mark.sqlite
 def test_versioned_bucket_is_told_by_purge_and_receipt(zoo: Zoo, s3: S3Server, tmp_path: Path) -> None:
     url = f"s3://{s3.new_bucket(versioned=True)}/team"
     with Registry(tmp_path / "home", arrays=url) as registry:
@@ -200,6 +202,7 @@ def test_config_shows_where_arrays_and_copies_are(tmp_path: Path) -> None:
     assert "chunk_cache" not in plain
 
 
+@pytest.mark.sqlite
 def test_server_that_is_gone_is_a_message(filled_bucket: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     home, arrays = filled_bucket.home.path, filled_bucket.home.arrays_place
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")

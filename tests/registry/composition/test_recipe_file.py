@@ -160,6 +160,7 @@ def some_recipe(values: dict[str, Any]) -> Recipe:
         ("router", "bias"),
         ("coefficients",),
         ("routing_tokens",),
+        ("max_bytes",),  # beside a rank
     ):
         values = {name: value for name, value in values.items() if name not in contradicting}
         values = {name: value for name, value in values.items() if obstacle(FIELDS[name], values) is None}

@@ -323,6 +323,7 @@ print(count)
 """
 
 
+@pytest.mark.sqlite
 @pytest.mark.trust(after=1)
 @pytest.mark.usefixtures("several")
 @pytest.mark.parametrize("force", [False, True])

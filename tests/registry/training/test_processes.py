@@ -29,7 +29,9 @@ SETTINGS: dict[str, Any] = {
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def launch(home: Path, *words: object, fault: str | None = None, **settings: Any) -> subprocess.CompletedProcess[str]:
+def launch(
+    registry: Registry, *words: object, fault: str | None = None, **settings: Any
+) -> subprocess.CompletedProcess[str]:
     """Run a command in two processes; `fault` as in `tests.launched`."""
     options = [
         word
@@ -37,7 +39,8 @@ def launch(home: Path, *words: object, fault: str | None = None, **settings: Any
         for word in ([f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)]))
     ]
     program = ["cli"] if fault is None else ["tests.launched", fault]
-    return run_twice("-m", *program, "--home", home, *words, *options)
+    home = registry.home
+    return run_twice("-m", *program, "--home", home.path, "--database", home.database, *words, *options)
 
 
 def run_twice(*words: object) -> subprocess.CompletedProcess[str]:
@@ -52,7 +55,7 @@ def launch_expert(
     registry: Registry, zoo: Zoo, out: Path, fault: str | None = None, **changes: Any
 ) -> subprocess.CompletedProcess[str]:
     words = ("train-expert", "fresh", "--base", "base", "--data", zoo.train["code"], "--out", out)
-    return launch(registry.home.path, *words, fault=fault, **(SETTINGS | changes))
+    return launch(registry, *words, fault=fault, **(SETTINGS | changes))
 
 
 @pytest.mark.check
@@ -121,7 +124,7 @@ def test_a_killed_run_ends_in_the_same_bytes(
         words = ("train", tmp_path / "moe", "--data", zoo.train["code"])
 
     def run(out: str, fault: str | None) -> subprocess.CompletedProcess[str]:
-        return launch(filled.home.path, *words, "--out", tmp_path / out, fault=fault, **(SETTINGS | changes))
+        return launch(filled, *words, "--out", tmp_path / out, fault=fault, **(SETTINGS | changes))
 
     assert run("whole", None).returncode == 0
     died = run("out", "killed:4")
@@ -171,7 +174,7 @@ def test_a_mixture_trains_in_two_processes(filled: Registry, zoo: Zoo, tmp_path:
     halves, text = SETTINGS | {"batch_size": 2, "accumulate": 2}, str(zoo.train["code"])
     alone = filled.train(tmp_path / "moe", tmp_path / "alone", [text], MixtureTraining(what, **halves))
     words = ("train", tmp_path / "moe", "--train", what, "--data", text, "--out", tmp_path / "both")
-    done = launch(filled.home.path, *words, **(SETTINGS | ({"fsdp": True} if fsdp else {})))
+    done = launch(filled, *words, **(SETTINGS | ({"fsdp": True} if fsdp else {})))
     assert done.returncode == 0, done.stderr
     old, one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("moe", "alone", "both"))
     for name, tensor in old.items():
@@ -210,9 +213,9 @@ from pathlib import Path
 from registry import ExpertTraining, MixtureTraining, Recipe, Registry, SoupTraining
 from registry.errors import RegError
 
-home, text, out = map(Path, sys.argv[1:])
+home, text, out = map(Path, sys.argv[1:4])
 settings = json.loads((out / "settings.json").read_text())
-with Registry(home) as registry:
+with Registry(home, database=sys.argv[4]) as registry:
     expert = registry.train_expert("fresh", "base", [text], ExpertTraining(**settings))
     assert registry.resolve("fresh").ref == "fresh@1"
     mixture = registry.train(out / "moe", out / "trained", [str(text)], MixtureTraining("mlps", **settings))
@@ -238,7 +241,8 @@ def test_a_program_trains_in_all_processes_and_registers_in_the_first(
     filled.compose(["code", "law"], tmp_path / "moe", Recipe(router="random", trunk="mean", top_k=2))
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "settings.json").write_text(json.dumps(SETTINGS))
-    done = run_twice(tmp_path / "program.py", filled.home.path, zoo.train["code"], tmp_path)
+    home = filled.home
+    done = run_twice(tmp_path / "program.py", home.path, zoo.train["code"], tmp_path, home.database)
     assert done.returncode == 0, done.stderr
     main, worker = (json.loads((tmp_path / f"{rank}.json").read_bytes()) for rank in (0, 1))
     assert main["told"] == worker["told"]

@@ -46,6 +46,7 @@ def job_of(pages: Pages, where: str) -> Job:
     return ended(pages.jobs, pages.jobs.get(where.removeprefix("/jobs/")))
 
 
+@pytest.mark.sqlite
 @pytest.mark.check
 def test_the_form_evaluates_what_the_command_would(filled: Registry, writable: Pages, zoo: Zoo, tmp_path: Path) -> None:
     digest = filled.compose(["math", "code"], tmp_path / "moe", Recipe(router="ridge", trunk="mean")).digest

@@ -69,6 +69,7 @@ def started(pages: Pages, **form: object) -> Job:
     return ended(pages.jobs, pages.jobs.get(answer.headers["location"].removeprefix("/jobs/")))
 
 
+@pytest.mark.sqlite
 @pytest.mark.check
 def test_the_page_composes_what_the_command_would(filled: Registry, writable: Pages, work: Path) -> None:
     text = writable.ask("/compose?e=math&e=code&router=ridge&out=moe", headers=writable.cookie).text
@@ -334,6 +335,7 @@ def test_a_job_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -
     assert jobs.get(job.id).state == "cancelled"
 
 
+@pytest.mark.sqlite
 @pytest.mark.check
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
