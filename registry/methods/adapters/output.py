@@ -95,7 +95,12 @@ class Adapters(Output):
 
     def card(self, plan: Plan) -> Card:
         base, recipe = plan.lead, plan.recipe.document(plan.names)
-        window = recipe["context_window"]
+        window, truncated = recipe["context_window"], any(plan.parts.ranks.by_member)
+        kept = (
+            "as near to an expert that was trained in full as the ranks below allow"
+            if truncated
+            else "as it was trained"
+        )
         return Card(
             tags=["lora", plan.model_type],
             intro=f"{counted(len(plan.members), 'adapter')} of one base model ({plan.model_type}), put together by "
@@ -107,7 +112,7 @@ class Adapters(Output):
                 ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} are active per token"),
             ],
             notes="A linear layer of weight W gives W x + s B A x for the expert of a token: the base model with that "
-            "adapter, as it was trained, whatever other\nadapters are here.",
+            f"adapter, {kept}, whatever other\nadapters are here.",
             limits=plan.notes,
             sources=[self.sentence],
             works=plan.output.works,

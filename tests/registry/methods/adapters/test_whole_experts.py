@@ -76,6 +76,7 @@ def _noisy(model: Any, seed: int) -> Any:
 
 def test_each_token_has_the_vectors_of_its_expert(registry: Registry, tmp_path: Path) -> None:
     registry.compose(["code", "law"], tmp_path / "out", FULL)
+    assert "as near to an expert that was trained in full as" in (tmp_path / "out" / "README.md").read_text()
     model, seen = loaded(tmp_path / "out"), dict[str, Any]()
     layer = model.get_submodule("model.layers.0.input_layernorm")
     layer.register_forward_hook(lambda module, inputs, output: seen.update(x=inputs[0], y=output))
