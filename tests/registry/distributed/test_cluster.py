@@ -33,7 +33,7 @@ from registry.statistics.file import FILE_NAME
 from tests.conftest import SETTINGS, Zoo, copy_home, files_of
 from tests.registry.distributed import faults
 
-pytestmark = pytest.mark.check
+pytestmark = [pytest.mark.check, pytest.mark.sqlite]
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 

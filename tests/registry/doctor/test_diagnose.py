@@ -11,6 +11,7 @@ import pytest
 from registry import PassSettings, Recipe, RegError, Registry, TestSettings
 from registry.doctor import CHECKS, Diagnosis, diagnose
 from registry.doctor.forward_checks import _repeats
+from tests.catalogs import in_files
 from tests.conftest import Shared, copy_home
 from tests.registry.doctor.broken import ATTENTION, BROKEN, settings, tensors
 from tests.tiny import ALL_RECIPES, BASE, BASE_NAME, CONTENTS, SETTINGS, SPARSE, WIDE, make, make_pool, with_others
@@ -209,7 +210,7 @@ def test_every_kind_of_composition_has_files_and_weights_without_fault(
 ) -> None:
     home, text = members
     refs = {"simoe": list(SPARSE), "hetero": [CONTENTS[0], WIDE]}.get(kind, list(CONTENTS[:2]))
-    with Registry(home) as registry:
+    with in_files(), Registry(home) as registry:
         make(registry, refs, tmp_path / kind, kind, text)
     diagnosis = diagnose(None, tmp_path / kind, quick=True)
     assert [(one.check, one.message) for one in diagnosis.findings if one.severity in ("error", "warning")] == []

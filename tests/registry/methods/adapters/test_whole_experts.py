@@ -4,6 +4,7 @@ At full rank an expert is itself up to the rounding of its factors, which is wha
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma3_text", "gpt_neox", "phi3
 
 
 @pytest.fixture
-def registry(zoo: Zoo, tmp_path: Path) -> Registry:
-    registry = Registry(tmp_path / "home")
-    registry.add_base("base", zoo.base)
-    for name in ("code", "law"):
-        registry.add_expert(name, zoo.experts[name], data=[zoo.train[name]], settings=COUNTS)
-    return registry
+def registry(zoo: Zoo, tmp_path: Path) -> Iterator[Registry]:
+    with Registry(tmp_path / "home") as opened:
+        opened.add_base("base", zoo.base)
+        for name in ("code", "law"):
+            opened.add_expert(name, zoo.experts[name], data=[zoo.train[name]], settings=COUNTS)
+        yield opened
 
 
 @pytest.mark.parametrize("family", FAMILIES)
