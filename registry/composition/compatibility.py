@@ -54,7 +54,10 @@ def make_subset(members: Sequence[Member], base: Member | None, recipe: Recipe) 
 
 
 def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, ...]:
-    """Return members in name order, checked against a recipe, not yet against each other (errors as `make_subset`)."""
+    """Return members in name order, checked against a recipe, not yet against each other.
+
+    (Errors as `make_subset`; UnsupportedFamilyError: the output needs to know the layers of a member's family.)
+    """
     ordered = tuple(sorted(members, key=lambda member: member.name))
     names = [member.name for member in ordered]
     if not ordered:
@@ -62,6 +65,8 @@ def ordered_members(members: Sequence[Member], recipe: Recipe) -> tuple[Member, 
     check_distinct(names)
     if problem := recipe.problem_of_members(names):
         raise problem.error()
+    for member in () if recipe.output.takes_any_family else ordered:
+        member.family.check_table()
     return ordered
 
 

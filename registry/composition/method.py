@@ -208,6 +208,7 @@ class Target(Method):
         noun: in sentences on one: "merged model"; the kind, if empty.
         clause: in the help of `--to`, after its name.
         needs_code: the folder carries its modelling file, and loads with trust_remote_code=True.
+        takes_any_family: members may be of families whose layers are not known here.
         note: in the form, after what it is called.
         removed: key of earlier recipes → a value that is still read, and the one that asked for what was removed.
         copies: fields of a composition whose members are copies of the base model; None where there is none.
@@ -227,6 +228,7 @@ class Target(Method):
     noun: ClassVar[str] = ""
     clause: ClassVar[str] = ""
     needs_code: ClassVar[bool] = False
+    takes_any_family: ClassVar[bool] = False
     note: ClassVar[str] = ""
     removed: ClassVar[Mapping[str, tuple[Any, Any]]] = {}
     copies: ClassVar[Settings | None] = None

@@ -132,6 +132,9 @@ class Family:
         "mlp_bias": "its MLPs have biases (mlp_bias), and no native host has expert biases"
     }
 
+    def check_table(self) -> None:
+        """Raise UnsupportedFamilyError if its layers are not known here."""
+
     # -- configuration -----------------------------------------------------------------------------------------------
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:

@@ -45,6 +45,9 @@ class Other(Family):
     def shapes(self, architecture: Architecture, stored: Shapes) -> Shapes:
         return dict(stored)
 
+    def check_table(self) -> None:
+        raise self._unknown()
+
     def trunk_shapes(self, architecture: Architecture) -> Shapes:
         """Raise UnsupportedFamilyError: whoever composes whole models asks for them, or for `hosts`."""
         raise self._unknown()

@@ -47,6 +47,7 @@ class Adapters(Output):
     choice = "adapters on their base model"
     clause = "LoRA experts as they are, one for each token"
     needs_code = True
+    takes_any_family = True
     note = "LoRA experts as they are, on one base model"
     works = (LORA, DORA, MARON, LEWIS)
     sentence = (

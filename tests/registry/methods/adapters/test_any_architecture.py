@@ -95,10 +95,11 @@ def test_what_needs_its_layers_is_refused(registry: Registry, mixture: Path, zoo
     with pytest.raises(CheckpointError, match="so that an expert of them is an adapter of a registered base model"):
         registry.add_expert("code", mixture, data=data, settings=COUNTS, allow_unrelated=True)
     assert [one.name for one in registry.versions()] == ["base"]
-    registry.add_expert("code", adapter, base="base", data=data, settings=COUNTS)
-    for recipe in (Recipe(), Recipe(to="dense"), Recipe(to="ensemble"), Recipe(remote_code=True)):
+    for name in ("code", "law"):
+        registry.add_expert(name, adapter, base="base", data=[zoo.train[name]], settings=COUNTS)
+    for recipe in (Recipe(), *(Recipe(to=to) for to in ("dense", "ensemble", "hetero"))):
         with pytest.raises(UnsupportedFamilyError, match="adapters of them can be composed, and nothing else"):
-            registry.compose(["code"], tmp_path / "out", recipe)
+            registry.compose(["code", "law"], tmp_path / "out", recipe)
     assert not (tmp_path / "out").exists()
     assert registry.check(mixture).hosts == ()
 
