@@ -23,8 +23,8 @@ class Other(Family):
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Read a config.json as its class in transformers does (ValueError: that refuses it, or a size is none).
 
-        A size that the class does not have, such as the heads of a recurrent model, is 1. All keys that determine the
-        function are options.
+        A size that the class does not have, such as the heads of a recurrent model, or has several of, is 1. All keys
+        that determine the function are options.
         """
         from transformers import AutoConfig
 
@@ -34,6 +34,7 @@ class Other(Family):
         except Exception as error:  # transformers raises many kinds
             raise ValueError(f"transformers refuses it ({first_line(error)})") from error
         found = {name: getattr(own, name, None) for name in SIZES}
+        found = {name: size if isinstance(size, int) else None for name, size in found.items()}
         found["max_position_embeddings"] = found["max_position_embeddings"] or _UNBOUNDED
         sizes = {name: 1 if found[name] is None else found[name] for name in SIZES}
         if missing := [name for name in ("hidden_size", "num_hidden_layers", "vocab_size") if found[name] is None]:

@@ -270,14 +270,33 @@ class AdaptersForCausalLM(DenseForCausalLM):
         self.register_buffer("evidence", torch.zeros(config.vocab_size, experts))
         self.register_buffer("thresholds", torch.zeros(experts, experts))
         self._keep_in_fp32_modules_strict = {"evidence", "thresholds"}
+        self.is_routed = False  # while a call of it runs, whose tokens have their experts
         self.register_forward_pre_hook(self._route, with_kwargs=True)
+        self.register_forward_hook(self._end, always_call=True)
+        self.base_model.register_forward_pre_hook(self._route_alone, with_kwargs=True)
+
+    def _end(self, model, args, output):
+        """Note that a call has ended."""
+        self.is_routed = False
+
+    def _route_alone(self, decoder, args, kwargs):
+        """Choose experts for a call of the decoder alone."""
+        if self.is_routed:
+            return None
+        return self._chosen(decoder, args, kwargs)
+
+    def _route(self, model, args, kwargs):
+        """Choose experts for a call of this model; some classes call their decoder without its own hooks."""
+        found = self._chosen(model, args, kwargs)
+        self.is_routed = True
+        return found
 
     @torch.no_grad()
-    def _route(self, model, args, kwargs):
-        """Choose the expert of each token, from the ids that the model is called with, and give it a cache.
+    def _chosen(self, model, args, kwargs):
+        """Choose the expert of each token, from the ids that a model is called with, and give it a cache.
 
         Args:
-            model: this one.
+            model: this one, or its decoder.
             args, kwargs: of its call, with `input_ids`, (B, S), and an attention mask of (B, P + S), P tokens in the
                 cache.
 
@@ -286,8 +305,8 @@ class AdaptersForCausalLM(DenseForCausalLM):
         """
         names = inspect.signature(model.forward).parameters
         kwargs = dict(zip(names, args, strict=False)) | kwargs
-        given = [kwargs.pop(name) for name in CACHES if kwargs.get(name) is not None]
-        cache = given[0] if given else None
+        given = [kwargs.pop(name, None) for name in CACHES]
+        cache = next((one for one in given if one is not None), None)
         ids, mask, use_cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", "use_cache"))
         if ids is None:
             raise ValueError("this model takes input_ids, not inputs_embeds: experts are chosen by its tokens")

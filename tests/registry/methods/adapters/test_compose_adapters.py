@@ -195,6 +195,16 @@ def test_other_members_change_no_logit_of_text_that_goes_to_one(
             assert torch.equal(logits(model), fewer)
 
 
+def test_the_decoder_alone_routes_too(model: Any) -> None:
+    """Also after a call that failed, which leaves nothing behind."""
+    expected = logits(model)
+    with pytest.raises(ValueError, match="an attention mask of"):
+        logits(model, IDS[:, :3], attention_mask=torch.ones(2, 1, 3, 3))
+    with torch.no_grad():
+        states = model.model(input_ids=IDS, use_cache=False).last_hidden_state
+        assert torch.equal(model.lm_head(states), expected)
+
+
 @pytest.mark.parametrize("parts", [[40], [12, 28], [39, 1], [1] * 40])
 def test_cache_changes_nothing(model: Any, parts: list[int]) -> None:
     cache: Any = None
