@@ -36,12 +36,32 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {  # what is changed of the
     "falcon_h1": ({**MAMBA, "mamba_d_ssm": 64}, ["q_proj", "in_proj", "gate_proj"]),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, ["q_proj", "in_proj", "w1"]),
     "gpt_oss": ({"num_local_experts": 4, "sliding_window": 8, "num_experts_per_tok": 2}, ["q_proj", "o_proj"]),
+    "qwen3_next": (
+        {
+            **MIXTURE, "num_experts": 4, "shared_expert_intermediate_size": 32, "linear_num_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        },
+        ["q_proj", "in_proj_qkvz", "out_proj"],
+    ),
+    "deepseek_v3": (
+        {
+            **MIXTURE, "num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1,
+            "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "v_head_dim": 16,
+            "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        },
+        ["q_a_proj", "kv_b_proj", "o_proj"],
+    ),
+    "glm4": ({}, ["q_proj", "gate_up_proj"]),
+    "gptj": ({"n_layer": 2, "n_head": 4, "rotary_dim": 8}, ["q_proj", "fc_in"]),
+    "nemotron": ({}, ["q_proj", "up_proj"]),
     "bloom": ({"n_layer": 2, "n_head": 4}, ["query_key_value", "dense_h_to_4h"]),
     "opt": ({"ffn_dim": 96, "word_embed_proj_dim": 64}, ["q_proj", "fc1"]),
     "starcoder2": ({}, ["q_proj", "c_fc"]),
-}
+}  # fmt: skip
 
 
+@pytest.mark.check(after=4)
 @pytest.mark.parametrize("family", CASES)
 def test_folder_has_the_logits_of_peft(family: str, zoo: Zoo, tokenizer: Any, tmp_path: Path) -> None:
     changes, targets = CASES[family]
